@@ -1,4 +1,6 @@
-"""The page on PyPI: README.md with relative links made absolute, because PyPI does not have the repository's files."""
+"""The page on PyPI: README.md with relative links made absolute, because PyPI does not have the
+repository's files.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ class AbsoluteLinks(MetadataHookInterface):
 
 
 def absolute(text: str, source: str) -> str:
-    """Return Markdown with the targets of relative links and pictures below the repository ``source``."""
+    """Return Markdown with the targets of relative links and pictures below the repository
+    ``source``.
+    """
     text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)([^)]+)", rf"\1{source}/raw/main/\2", text)
     return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)([^)]+)", rf"\1{source}/blob/main/\2", text)

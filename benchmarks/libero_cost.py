@@ -2,8 +2,9 @@
 
     .venv-libero/bin/python benchmarks/libero_cost.py [--task 0] [--rounds 3]
 
-Each round runs, one after the other, the same actions of the expert in (a) LIBERO's own environment without cameras, (b) that
-plus one pair of pictures for each chunk of 16 rows, and (c) an evaluation's episode of a policy that looks once a chunk.
+Each round runs, one after the other, the same actions of the expert in (a) LIBERO's own environment
+without cameras, (b) that plus one pair of pictures for each chunk of 16 rows, and (c) an
+evaluation's episode of a policy that looks once a chunk.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Replay:
     def reset(self, seed: int | None = None) -> None:
         self._at = 0
 
-    def get_actions_sync(self, observation: dict[str, Any], instruction: str) -> list[dict[str, float]]:
+    def get_actions_sync(
+        self, observation: dict[str, Any], instruction: str
+    ) -> list[dict[str, float]]:
         assert observation["image"].shape[2] == 3
         rows = Replay.actions[self._at : self._at + ROWS]
         self._at += ROWS
@@ -78,7 +81,9 @@ def pictures(world: LiberoWorld, pairs: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -90,10 +95,17 @@ def main() -> None:
     task = load_tasks(SUITE)[args.task]
     Replay.actions = record(task)
     pairs = -(-len(Replay.actions) // ROWS)
-    options = {"backend": "python", "policy": f"{__name__}:Replay", "tasks": str(args.task), "seeds": 1}
+    options = {
+        "backend": "python",
+        "policy": f"{__name__}:Replay",
+        "tasks": str(args.task),
+        "seeds": 1,
+    }
     settings = make_settings({"suite": SUITE, **options})
     simulator, (assignment,) = LiberoSimulator(settings), settings.plan()
-    env = ControlEnv(bddl_file_name=str(task.problem), has_offscreen_renderer=False, use_camera_obs=False)
+    env = ControlEnv(
+        bddl_file_name=str(task.problem), has_offscreen_renderer=False, use_camera_obs=False
+    )
     simulator.run(assignment)  # makes the world, and warms both up
     bare(env, task, Replay.actions)
     rounds = []
@@ -102,11 +114,23 @@ def main() -> None:
             bare_s = bare(env, task, Replay.actions)
             pairs_s = pictures(simulator._world_of(assignment, True), pairs)
             episode = simulator.run(assignment)
-            rounds.append({"bare_s": bare_s, "pairs_s": pairs_s, "episode_s": episode["times"]["cpu_s"]})
+            rounds.append(
+                {"bare_s": bare_s, "pairs_s": pairs_s, "episode_s": episode["times"]["cpu_s"]}
+            )
             rounds[-1]["ratio"] = rounds[-1]["episode_s"] / (bare_s + pairs_s)
             assert episode["success"], "the same actions, the same result"
     middle = float(np.median([one["ratio"] for one in rounds]))
-    print(json.dumps({"steps": len(Replay.actions), "pairs": pairs, "rounds": rounds, "median_ratio": middle}, indent=1))
+    print(
+        json.dumps(
+            {
+                "steps": len(Replay.actions),
+                "pairs": pairs,
+                "rounds": rounds,
+                "median_ratio": middle,
+            },
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Cost of parallelism as formulas: exchanges, bytes, memory and time (docs/scaling.md).
 
-``tests/parallel/test_scaling_model.py`` compares every count with :class:`~strands_cosmos3.parallel.collectives.Traffic`, and
-the memory with what a rank keeps. The time is a model: the caller gives a machine's rates.
+``tests/parallel/test_scaling_model.py`` compares every count with
+:class:`~strands_cosmos3.parallel.collectives.Traffic`, and the memory with what a rank keeps. The
+time is a model: the caller gives a machine's rates.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Work:
         tokens: N, generation tokens. action_rows: How many of them are action rows.
         noisy_vision, noisy_action: Those whose velocity is wanted.
         steps: Denoising steps. guided: How many of them apply guidance.
-        conditional, unconditional: Tokens of a prompt that has to be prefilled; 0 where it is known from an earlier call.
+        conditional, unconditional: Tokens of a prompt that has to be prefilled; 0 where it is known
+            from an earlier call.
         last_video: Whether the last step's video velocity is wanted.
     """
 
@@ -68,8 +70,9 @@ def transformer_exchanges(
 ) -> Exchanges:
     """Exchanges of a rank's transformer in one inference.
 
-    In each layer two sums over the tensor-parallel group, of every token's hidden state; in the last layer only of the
-    wanted tokens. With two groups one packed exchange of the velocities for each step with guidance, none for others.
+    In each layer two sums over the tensor-parallel group, of every token's hidden state; in the
+    last layer only of the wanted tokens. With two groups one packed exchange of the velocities for
+    each step with guidance, none for others.
 
     Args:
         number_bytes: Of one number: 2 in bfloat16, 4 in float32.
@@ -79,9 +82,13 @@ def transformer_exchanges(
     token = D * number_bytes
     if parallel.tp_size > 1:
         for step in range(work.steps):
-            branches = 2 if parallel.cfg_size == 1 and step < work.guided else 1  # which steps does not matter
+            # which steps does not matter
+            branches = 2 if parallel.cfg_size == 1 and step < work.guided else 1
             made.add("layer", 2 * (layers - 1), branches * work.tokens * token)
-        for wanted, steps in ((work.noisy_vision, work.steps - (not work.last_video)), (work.noisy_action, work.steps)):
+        for wanted, steps in (
+            (work.noisy_vision, work.steps - (not work.last_video)),
+            (work.noisy_action, work.steps),
+        ):
             twice = min(work.guided, steps) if parallel.cfg_size == 1 else 0
             made.add("layer", 2 * (steps - twice) if wanted else 0, wanted * token)
             made.add("layer", 2 * twice if wanted else 0, 2 * wanted * token)
@@ -103,7 +110,9 @@ def _prefilled(parallel: ParallelConfig, cfg_rank: int, work: Work) -> list[int]
 
 @dataclass(frozen=True)
 class _Side:
-    """Where a rank's shard ends: how many neighbours it has, and whether the left one is among them."""
+    """Where a rank's shard ends: how many neighbours it has, and whether the left one is among
+    them.
+    """
 
     neighbours: int
     left: int
@@ -111,12 +120,19 @@ class _Side:
 
 
 def encode_exchanges(
-    vae: Mapping[str, Any], frames: int, height: int, columns: int, ranks: int, rank: int, number_bytes: int
+    vae: Mapping[str, Any],
+    frames: int,
+    height: int,
+    columns: int,
+    ranks: int,
+    rank: int,
+    number_bytes: int,
 ) -> Exchanges:
     """Exchanges of one rank that encodes a clip together with others.
 
     Args:
-        vae: The VAE's config. frames, height: Of the clip, in pixels. columns: Its width in latents (16 pixels).
+        vae: The VAE's config. frames, height: Of the clip, in pixels. columns: Its width in latents
+            (16 pixels).
     """
     made, side = Exchanges(), _side(columns, ranks, rank)
     dims = [vae["base_dim"] * m for m in (1, *vae["dim_mult"])]
@@ -133,12 +149,22 @@ def encode_exchanges(
         _middle(made, side, dims[-1], t, h, number_bytes)
         _halo(made, side, dims[-1] * t * h * number_bytes)
     latents = (frames - 1) // vae["scale_factor_temporal"] + 1
-    made.add("latents", 1, vae["z_dim"] * latents * (height // SPATIAL_COMPRESSION) * side.widest * _FLOAT32)
+    made.add(
+        "latents",
+        1,
+        vae["z_dim"] * latents * (height // SPATIAL_COMPRESSION) * side.widest * _FLOAT32,
+    )
     return made
 
 
 def decode_exchanges(
-    vae: Mapping[str, Any], latents: int, rows: int, columns: int, ranks: int, rank: int, number_bytes: int
+    vae: Mapping[str, Any],
+    latents: int,
+    rows: int,
+    columns: int,
+    ranks: int,
+    rank: int,
+    number_bytes: int,
 ) -> Exchanges:
     """Exchanges of one rank that decodes together with others, what it hands to rank 0 included.
 
@@ -191,12 +217,15 @@ def _middle(made: Exchanges, side: _Side, channels: int, t: int, h: int, number_
 
 
 def sent_bytes(kind: str, payload: float, ranks: int) -> float:
-    """Bytes that one rank sends for an exchange, with the ring algorithms that gloo and NCCL use for large tensors.
+    """Bytes that one rank sends for an exchange, with the ring algorithms that gloo and NCCL use
+    for large tensors.
 
-    A sum sends each part around twice, a gathering sends every tensor to everybody; a halo and pixels go to one rank.
+    A sum sends each part around twice, a gathering sends every tensor to everybody; a halo and
+    pixels go to one rank.
 
     Args:
-        kind: As ``Traffic`` names it. payload: Bytes of the rank's tensor. ranks: Of the group that exchanges.
+        kind: As ``Traffic`` names it. payload: Bytes of the rank's tensor. ranks: Of the group that
+            exchanges.
     """
     if kind == "layer":
         return 2 * (ranks - 1) / ranks * payload
@@ -205,7 +234,9 @@ def sent_bytes(kind: str, payload: float, ranks: int) -> float:
     return payload
 
 
-def weight_bytes(config: TransformerConfig, tp_size: int, number_bytes: int, domains: int = 1) -> tuple[int, int]:
+def weight_bytes(
+    config: TransformerConfig, tp_size: int, number_bytes: int, domains: int = 1
+) -> tuple[int, int]:
     """(bytes of a transformer's weights on each rank, how many of them every rank has alike).
 
     Args:
@@ -215,9 +246,15 @@ def weight_bytes(config: TransformerConfig, tp_size: int, number_bytes: int, dom
     mine, shared = float(heads), heads * (1 - 1 / tp_size)
     for name, shape in parameter_shapes(config).items():
         size = _FLOAT32 if kept_dtype(name, torch.bfloat16) is torch.float32 else number_bytes
-        kept = math.prod(sliced_shape(shape, tensor.shard(checkpoint_key(name), shape, config, 0, tp_size))) * size
+        kept = (
+            math.prod(
+                sliced_shape(shape, tensor.shard(checkpoint_key(name), shape, config, 0, tp_size))
+            )
+            * size
+        )
         mine += kept
-        # what a rank has beyond its fair share: whole weights, and key heads that several ranks keep
+        # what a rank has beyond its fair share: whole weights, and key heads that several ranks
+        # keep
         shared += kept - math.prod(shape) * size / tp_size
     return int(mine), int(shared * tp_size / (tp_size - 1)) if tp_size > 1 else int(mine)
 
@@ -230,7 +267,8 @@ def text_bytes(config: TransformerConfig, tp_size: int, tokens: int, number_byte
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one device and of what connects it; assumptions, to be stated beside every figure made with them.
+    """Rates of one device and of what connects it; assumptions, to be stated beside every figure
+    made with them.
 
     Args:
         flops: Floating-point operations a second in matrix products.
@@ -242,18 +280,30 @@ class Machine:
     latency_s: float
 
 
-def step_flops(config: TransformerConfig, parallel: ParallelConfig, work: Work, prompt: int = 0) -> int:
-    """Floating-point operations of a rank's matrix products in one guided step; a multiplication and an addition are two.
+def step_flops(
+    config: TransformerConfig, parallel: ParallelConfig, work: Work, prompt: int = 0
+) -> int:
+    """Floating-point operations of a rank's matrix products in one guided step; a multiplication
+    and an addition are two.
 
     Args:
         prompt: Tokens of each branch's prompt, which attention reads too.
     """
-    D, inner, d, tp = config.hidden_size, config.intermediate_size, config.head_dim, parallel.tp_size
+    D, inner, d, tp = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+        parallel.tp_size,
+    )
     h, k = config.num_attention_heads // tp, len(tensor.key_heads(config, 0, tp))
     mlp = (3 if config.hidden_act == "silu" else 2) * D * inner // tp
     wanted, N = work.noisy_vision + work.noisy_action, work.tokens
-    rest = 2 * h * d * D + mlp + 2 * (prompt + N) * h * d  # for each token: q, out, the MLP, attention
-    hidden = config.num_hidden_layers * N * 2 * k * d * D + ((config.num_hidden_layers - 1) * N + wanted) * rest
+    # for each token: q, out, the MLP, attention
+    rest = 2 * h * d * D + mlp + 2 * (prompt + N) * h * d
+    hidden = (
+        config.num_hidden_layers * N * 2 * k * d * D
+        + ((config.num_hidden_layers - 1) * N + wanted) * rest
+    )
     vision, action = N - work.action_rows, work.action_rows
     into = vision * config.patch_dim * D + action * config.action_dim * D
     out = work.noisy_vision * config.patch_dim * D + work.noisy_action * config.action_dim * D
@@ -261,8 +311,12 @@ def step_flops(config: TransformerConfig, parallel: ParallelConfig, work: Work, 
     return 2 * (branches * (hidden + out) + into)
 
 
-def step_seconds(config: TransformerConfig, parallel: ParallelConfig, work: Work, machine: Machine) -> float:
-    """Model of one guided denoising step in bfloat16: a rank's arithmetic, then its exchanges, nothing overlapping."""
+def step_seconds(
+    config: TransformerConfig, parallel: ParallelConfig, work: Work, machine: Machine
+) -> float:
+    """Model of one guided denoising step in bfloat16: a rank's arithmetic, then its exchanges,
+    nothing overlapping.
+    """
     one = replace(work, steps=1, guided=1, conditional=0, unconditional=0)
     made = transformer_exchanges(config, parallel, 0, one, 2)
     groups = {"layer": parallel.tp_size, "guidance": parallel.cfg_size}

@@ -3,8 +3,8 @@
     python examples/02_closed_loop.py            # prints figures
     python examples/02_closed_loop.py film.mp4   # and films it
 
-The scripted backend is an expert that speaks the model's own action rows; put another backend in its place and nothing
-else changes.
+The scripted backend is an expert that speaks the model's own action rows; put another backend in
+its place and nothing else changes.
 """
 
 import sys
@@ -25,7 +25,12 @@ rollout = Robot("panda").run_policy(
 
 print("outcome        ", rollout.outcome, "-", rollout.outcome.message)
 print("rows           ", rollout.steps)
-print("tracking       ", f"mean {rollout.tracking.mean_mm:.2f} mm, max {rollout.tracking.max_mm:.2f} mm")
+print(
+    "tracking       ",
+    f"mean {rollout.tracking.mean_mm:.2f} mm, max {rollout.tracking.max_mm:.2f} mm",
+)
 print("path deviation ", f"mean {rollout.path.mean_mm:.2f} mm, max {rollout.path.max_mm:.2f} mm")
-print("chunk inference", {name: round(value, 1) for name, value in rollout.inference_ms.items()}, "ms")
+print(
+    "chunk inference", {name: round(value, 1) for name, value in rollout.inference_ms.items()}, "ms"
+)
 print("speed          ", f"{rollout.realtime_factor:.1f} x real time")

@@ -2,9 +2,10 @@
 
     python examples/07_your_own_arm.py
 
-An arm is four things to the loop: the time between two references, a clock, its joints now, and a way to follow references.
-Here it is a stand-in that follows perfectly in wall-clock time. The comments say what a real one does in its place. The
-policy replays a short circle; with `backend="service"` or `"native"` nothing else changes.
+An arm is four things to the loop: the time between two references, a clock, its joints now, and a
+way to follow references. Here it is a stand-in that follows perfectly in wall-clock time. The
+comments say what a real one does in its place. The policy replays a short circle; with
+`backend="service"` or `"native"` nothing else changes.
 """
 
 import time
@@ -38,18 +39,28 @@ class MyArm:
         return self.q.copy(), self.qd.copy(), self.gripper
 
     def execute(self, block, before):
-        # libfranka: hand block.q_rad (M x 7 at 1 kHz) to the thread inside robot.control(), which takes one row a cycle and
-        # keeps the last one if none is left; it has left its limits nowhere, so no reflex is triggered.
-        # ROS 2: publish the rows as a trajectory_msgs/JointTrajectory with their times, velocities and accelerations.
-        # Either way return what was measured after each row, and raise ActuatorGuardError rather than send what is unfit.
+        # libfranka: hand block.q_rad (M x 7 at 1 kHz) to the thread inside robot.control(), which
+        # takes one row a cycle and
+        # keeps the last one if none is left; it has left its limits nowhere, so no reflex is
+        # triggered.
+        # ROS 2: publish the rows as a trajectory_msgs/JointTrajectory with their times, velocities
+        # and accelerations.
+        # Either way return what was measured after each row, and raise ActuatorGuardError rather
+        # than send what is unfit.
         self._next_s = max(self._next_s + len(block) * self.dt_s, time.monotonic() - 0.1)
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
-        self.q, self.qd, self.gripper = block.q_rad[-1], block.qd_rad_s[-1], float(block.gripper[-1])
+        self.q, self.qd, self.gripper = (
+            block.q_rad[-1],
+            block.qd_rad_s[-1],
+            float(block.gripper[-1]),
+        )
         return block.q_rad, block.gripper
 
 
 class Eyes:
-    """What the policy is shown, and what it answers. `observe` runs between two ticks, `plan` beside the motion."""
+    """What the policy is shown, and what it answers. `observe` runs between two ticks, `plan`
+    beside the motion.
+    """
 
     def __init__(self, policy, arm, instruction):
         self.policy, self.arm, self.instruction = policy, arm, instruction
@@ -57,7 +68,8 @@ class Eyes:
 
     def observe(self, action_prefix):
         q, qd, gripper = self.arm.joint_state()
-        frames = {}  # {"wrist": [H, W, 3] uint8, "exterior_1": ..., "exterior_2": ...} from your cameras
+        # {"wrist": [H, W, 3] uint8, "exterior_1": ..., "exterior_2": ...} from your cameras
+        frames = {}
         return Observation(q, gripper, frames, qd, t_capture_s=self.arm.now_s() - self.started_s)
 
     def plan(self, observation):
@@ -66,7 +78,11 @@ class Eyes:
 
 # A circle of 8 cm in the plane of the tool, twice in four seconds: a stand-in for a model.
 t_s = np.arange(61) / 15
-T = np.repeat((dh_forward(HOME_Q) @ get_embodiment("droid").tool_frame.T_parent_cosmos)[None], len(t_s), axis=0)
+T = np.repeat(
+    (dh_forward(HOME_Q) @ get_embodiment("droid").tool_frame.T_parent_cosmos)[None],
+    len(t_s),
+    axis=0,
+)
 T[:, 0, 3] += 0.04 * (np.cos(np.pi * t_s) - 1)
 T[:, 1, 3] += 0.04 * np.sin(np.pi * t_s)
 circle = Recording(T, np.ones(len(t_s)), 15.0, HOME_Q)
@@ -74,7 +90,9 @@ circle = Recording(T, np.ones(len(t_s)), 15.0, HOME_Q)
 arm = MyArm()
 with Cosmos3Policy("droid", robot="panda", backend="replay", model=circle) as policy:
     executor = Executor(FER, arm.dt_s, arm.joint_state()[0])
-    loop = ControlLoop(arm, Eyes(policy, arm, "draw a circle"), executor, LoopConfig(hz=50, latency_s=None))
+    loop = ControlLoop(
+        arm, Eyes(policy, arm, "draw a circle"), executor, LoopConfig(hz=50, latency_s=None)
+    )
     path = []
     try:
         for _ in range(250):

@@ -3,8 +3,9 @@
     python examples/09_served_rollout.py             # prints figures
     python examples/09_served_rollout.py film.mp4    # and films it
 
-The server turns the arm about its base and takes 0.3 s for each answer. `strands-cosmos3 serve` runs a model in its place, and
-any server on the openpi wire would do. The robot asks for the next chunk while it follows the present one.
+The server turns the arm about its base and takes 0.3 s for each answer. `strands-cosmos3 serve`
+runs a model in its place, and any server on the openpi wire would do. The robot asks for the next
+chunk while it follows the present one.
 """
 
 import sys
@@ -28,7 +29,8 @@ class Turn:
 
     def infer(self, request):
         time.sleep(0.3)
-        rows = np.tile([*request.q_rad, 1.0], (request.n_rows, 1))  # seven angles in rad, then the open fraction
+        # seven angles in rad, then the open fraction
+        rows = np.tile([*request.q_rad, 1.0], (request.n_rows, 1))
         rows[:, 0] += 0.01 * np.arange(request.n_rows)
         return ActionChunk(rows, request.action_space, request.embodiment)
 
@@ -52,6 +54,17 @@ with PolicyServer(ServedPolicy(Turn(), "droid", "joint_pos"), ServerConfig(port=
 q = rollout.arrays["q_achieved_rad"]
 print("outcome  ", rollout.outcome)
 print("turned by", round(float(q[-1, 0] - q[0, 0]), 2), "rad in", rollout.duration_s, "s")
-print("latency  ", {name: round(ms) for name, ms in rollout.latency_ms.items()}, "ms", f"({rollout.latency_clock})")
-print("counters ", {name: rollout.counters[name] for name in ("chunks", "deadline_misses", "idle_ticks", "expired")})
+print(
+    "latency  ",
+    {name: round(ms) for name, ms in rollout.latency_ms.items()},
+    "ms",
+    f"({rollout.latency_clock})",
+)
+print(
+    "counters ",
+    {
+        name: rollout.counters[name]
+        for name in ("chunks", "deadline_misses", "idle_ticks", "expired")
+    },
+)
 print("tracking ", f"mean {rollout.tracking.mean_mm:.2f} mm, max {rollout.tracking.max_mm:.2f} mm")

@@ -3,7 +3,9 @@
 import gymnasium
 import numpy as np
 
-env = gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Table-v0", task="reach", pictures=False)
+env = gymnasium.make(
+    "strands_cosmos3.environments:strands_cosmos3/Table-v0", task="reach", pictures=False
+)
 observation, info = env.reset(seed=0)
 start, steps = observation["joint_pos"], 0
 done = False

@@ -1,4 +1,5 @@
-"""Run NVIDIA Cosmos 3 as a robot policy: frames and an instruction in, motion that a real arm can follow out.
+"""Run NVIDIA Cosmos 3 as a robot policy: frames and an instruction in, motion that a real arm can
+follow out.
 
 Public names load on first use, so importing the package loads neither torch nor mujoco.
 """
@@ -10,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from strands_cosmos3.actions.decode import decode_pose_delta, decode_pose_trajectory
-    from strands_cosmos3.actions.stats import denormalize_quantile, load_action_stats, normalize_quantile
+    from strands_cosmos3.actions.stats import (
+        denormalize_quantile,
+        load_action_stats,
+        normalize_quantile,
+    )
     from strands_cosmos3.control.ik import MinkIKBridge
     from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
     from strands_cosmos3.embodiments import get_embodiment, list_embodiments

@@ -4,6 +4,10 @@ import sys
 import warnings
 from importlib import import_module
 
-warnings.warn("strands_cosmos3.arm is now strands_cosmos3.robots.", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    "strands_cosmos3.arm is now strands_cosmos3.robots.", DeprecationWarning, stacklevel=2
+)
 for _name in ("hosted", "model", "panda", "servo"):
-    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = import_module(f"strands_cosmos3.robots.{_name}")
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = import_module(
+        f"strands_cosmos3.robots.{_name}"
+    )

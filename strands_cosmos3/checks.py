@@ -29,8 +29,8 @@ MAX_IMAGE_SIDE = 4096
 def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) -> F64:
     """Return a read-only float64 copy of ``value``.
 
-    None in ``shape`` leaves an axis free, None instead of it all of them, but no axis may be empty. ``name`` is for the error
-    message.
+    None in ``shape`` leaves an axis free, None instead of it all of them, but no axis may be empty.
+    ``name`` is for the error message.
 
     Raises:
         InputError: It is not numeric.
@@ -43,14 +43,19 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
             raise TypeError(f"dtype {raw.dtype}")
         array = np.array(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be an array of real numbers, got {type(value).__name__} ({error}).") from None
+        raise InputError(
+            f"{name} must be an array of real numbers, got {type(value).__name__} ({error})."
+        ) from None
     shape = (None,) * array.ndim if shape is None else shape
     fits = shape == array.shape or (
-        array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+        array.ndim == len(shape)
+        and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     )
     if not fits or array.size == 0:
         wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
-        raise ShapeError(f"{name} must have shape {wanted} and not be empty, got {list(array.shape)}.")
+        raise ShapeError(
+            f"{name} must have shape {wanted} and not be empty, got {list(array.shape)}."
+        )
     if not np.isfinite(array).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         place = f"[{', '.join(map(str, where))}]" if where else ""
@@ -59,23 +64,35 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
     return array
 
 
-def image_array(value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)) -> NDArray[np.uint8]:
+def image_array(
+    value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)
+) -> NDArray[np.uint8]:
     """Return an image as uint8 [H, W, 3], or of another ``shape``, not copied.
 
-    Anything else raises ShapeError, a side of more than 4096 pixels included: what is computed of it grows with each side.
+    Anything else raises ShapeError, a side of more than 4096 pixels included: what is computed of
+    it grows with each side.
     """
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
-        raise ShapeError(f"{name} must be an array of pixels, got {type(value).__name__} ({error}).") from None
-    fits = array.ndim == len(shape) and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+        raise ShapeError(
+            f"{name} must be an array of pixels, got {type(value).__name__} ({error})."
+        ) from None
+    fits = array.ndim == len(shape) and all(
+        n in (None, have) for n, have in zip(shape, array.shape, strict=True)
+    )
     if array.dtype != np.uint8 or not fits or array.size == 0:
-        wanted = ", ".join(letter if n is None else str(n) for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True))
+        wanted = ", ".join(
+            letter if n is None else str(n)
+            for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True)
+        )
         got = f"{array.dtype} {list(array.shape)}"
         raise ShapeError(f"{name} must be uint8 of shape [{wanted}] and not be empty, got {got}.")
     if max(array.shape[-3:-1]) > MAX_IMAGE_SIDE:
         got = f"{array.shape[-3]} x {array.shape[-2]}"
-        raise ShapeError(f"{name} is {got} pixels; at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE} are accepted.")
+        raise ShapeError(
+            f"{name} is {got} pixels; at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE} are accepted."
+        )
     return array
 
 
@@ -83,7 +100,8 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
     """Return a read-only float64 copy of one rigid transform [4, 4], or of several [N, 4, 4].
 
     Raises:
-        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
+        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0,
+            0, 0, 1).
         ShapeError, NonFiniteError: As :func:`finite_array`.
     """
     T = finite_array(value, name, (None, 4, 4) if batch else (4, 4))
@@ -92,27 +110,42 @@ def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
 
 
 def require_rigid(T: F64, name: str) -> None:
-    """Require that finite matrices [..., 4, 4] are rigid transforms, and raise InputError otherwise."""
+    """Require that finite matrices [..., 4, 4] are rigid transforms, and raise InputError
+    otherwise.
+    """
     R = T[..., :3, :3]
     off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
     if not off <= _SO3_TOLERANCE or not (np.linalg.det(R) > 0).all():  # written so that NaN fails
-        raise InputError(f"{name} is not a rigid transform: R^T R differs from the identity by {off:.3g} (det > 0).")
+        raise InputError(
+            f"{name} is not a rigid transform: R^T R differs from the identity by {off:.3g} (det "
+            "> 0)."
+        )
     if not np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() <= _SO3_TOLERANCE:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
 
 
 def require_rows(n: int, *values: object, axes: int | None = None) -> None:
-    """Require float64 arrays [..., n] of one shape, with ``axes`` axes if given; ShapeError otherwise.
+    """Require float64 arrays [..., n] of one shape, with ``axes`` axes if given; ShapeError
+    otherwise.
 
     It takes a microsecond, for what runs at every physics step; the values are not looked at.
     """
     shape = getattr(values[0], "shape", None)
     for value in values:
-        if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[-1:] != (n,):
-            raise ShapeError(f"joint values must be float64 arrays [..., {n}], got {type(value).__name__}.")
+        if (
+            not isinstance(value, np.ndarray)
+            or value.dtype != np.float64
+            or value.shape[-1:] != (n,)
+        ):
+            raise ShapeError(
+                f"joint values must be float64 arrays [..., {n}], got {type(value).__name__}."
+            )
         if value.shape != shape or value.ndim != (axes or value.ndim):
             of = f" with {axes} axes" if axes else ""
-            raise ShapeError(f"joint values must share one shape{of}, got {list(shape or ())} and {list(value.shape)}.")
+            raise ShapeError(
+                f"joint values must share one shape{of}, got {list(shape or ())} and "
+                f"{list(value.shape)}."
+            )
 
 
 def constant_array(n: int, value: float | bool) -> NDArray[Any]:
@@ -127,15 +160,21 @@ def mask_array(value: Any, name: str, n: int) -> NDArray[np.bool_]:
     try:
         mask = np.array(value)
     except ValueError as error:  # a ragged list
-        raise ShapeError(f"{name} must be booleans of shape [{n}], got {type(value).__name__} ({error}).") from None
+        raise ShapeError(
+            f"{name} must be booleans of shape [{n}], got {type(value).__name__} ({error})."
+        ) from None
     if mask.dtype != np.bool_ or mask.shape != (n,):
-        raise ShapeError(f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}.")
+        raise ShapeError(
+            f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}."
+        )
     mask.setflags(write=False)
     return mask
 
 
 def increasing_times(value: Any, n: int) -> F64:
-    """Return row times [n] that start at zero or later and increase strictly; InputError otherwise."""
+    """Return row times [n] that start at zero or later and increase strictly; InputError
+    otherwise.
+    """
     t = finite_array(value, "t_s", (n,))
     if t[0] < 0 or (np.diff(t) <= 0).any():
         raise InputError("t_s must start at zero or later and increase strictly.")
@@ -143,7 +182,8 @@ def increasing_times(value: Any, n: int) -> F64:
 
 
 def open_fractions(value: Any, *leading: int) -> F64:
-    """Return open fractions in [0, 1]: of one gripper [*leading], of any other number G of them [*leading, G].
+    """Return open fractions in [0, 1]: of one gripper [*leading], of any other number G of them
+    [*leading, G].
 
     InputError otherwise.
     """
@@ -158,7 +198,9 @@ def open_fractions(value: Any, *leading: int) -> F64:
 
 
 def of_grippers(values: F64) -> Any:
-    """Return values [..., G] of G grippers in their usual shape: [...], or a number, if there is one; else unchanged."""
+    """Return values [..., G] of G grippers in their usual shape: [...], or a number, if there is
+    one; else unchanged.
+    """
     return values[..., 0] if values.shape[-1] == 1 else values
 
 
@@ -174,8 +216,12 @@ def positive(value: Any, name: str) -> float:
 
 
 def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
-    """Return a whole number from ``lowest`` to ``highest``, both included; anything else raises InputError."""
-    number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+    """Return a whole number from ``lowest`` to ``highest``, both included; anything else raises
+    InputError.
+    """
+    number = (
+        int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+    )
     if number is None or number < lowest or (highest is not None and number > highest):
         span = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise InputError(f"{name} must be a whole number {span}, got {value!r}.")
@@ -195,10 +241,11 @@ def instance_of(value: object, kind: type[_K], name: str) -> _K:
 
 
 def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
-    """Decorator that checks a function's arguments against its annotations; InputError names the one that does not fit.
+    """Decorator that checks a function's arguments against its annotations; InputError names the
+    one that does not fit.
 
-    Arrays are left to the function, and so are the values of literals, which have better messages there, and the arguments
-    named in ``but``.
+    Arrays are left to the function, and so are the values of literals, which have better messages
+    there, and the arguments named in ``but``.
     """
 
     def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
@@ -207,7 +254,8 @@ def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
         @wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _K:
             kinds = _annotations(function)
-            for name, value in (*zip(names, args, strict=False), *kwargs.items()):  # a wrong number of them fails below
+            # a wrong number of them fails below
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                 if name in kinds and name not in but:
                     require_type(value, kinds[name], name)
             return function(*args, **kwargs)
@@ -218,7 +266,9 @@ def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
 
 
 def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
-    """Decorator that accepts old argument names (old=new) with a DeprecationWarning; InputError if both are given."""
+    """Decorator that accepts old argument names (old=new) with a DeprecationWarning; InputError
+    if both are given.
+    """
 
     def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
         @wraps(function)
@@ -227,7 +277,11 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _K]], Callable
                 new = new_names[old]
                 if new in kwargs:
                     raise InputError(f"{old} is the old name of {new}; give {new} alone.")
-                warnings.warn(f"{function.__name__}: {old} is renamed to {new}.", DeprecationWarning, stacklevel=2)
+                warnings.warn(
+                    f"{function.__name__}: {old} is renamed to {new}.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
                 kwargs[new] = kwargs.pop(old)
             return function(*args, **kwargs)
 
@@ -237,27 +291,38 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _K]], Callable
 
 
 def typed_fields(instance: Any) -> None:
-    """Check a dataclass's fields against their annotations, likewise; call it in ``__post_init__``."""
+    """Check a dataclass's fields against their annotations, likewise; call it in
+    ``__post_init__``.
+    """
     for field in fields(instance):
-        require_type(getattr(instance, field.name), _annotations(type(instance)).get(field.name, Any), field.name)
+        require_type(
+            getattr(instance, field.name),
+            _annotations(type(instance)).get(field.name, Any),
+            field.name,
+        )
 
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
     if type(value) is not kind and not _is(value, kind):
-        wanted = _NOUNS.get(kind) or (kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind)))
+        wanted = _NOUNS.get(kind) or (
+            kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind))
+        )
         raise InputError(f"{name} must be {wanted}, got {type(value).__name__} ({value!r:.80}).")
 
 
 @cache
 def _annotations(owner: Any) -> dict[str, Any]:
-    """Annotations of a function or dataclass, without those that only a type checker can resolve."""
+    """Annotations of a function or dataclass, without those that only a type checker can
+    resolve.
+    """
     found: dict[str, Any] = {}
     for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
         names = vars(inspect.getmodule(part))
         for name, text in getattr(part, "__annotations__", {}).items():
             try:
-                found[name] = eval(text, names) if isinstance(text, str) else text  # this package's own source
+                # this package's own source
+                found[name] = eval(text, names) if isinstance(text, str) else text
             except NameError:
                 continue
     return found
@@ -278,11 +343,19 @@ def _is(value: object, kind: Any) -> bool:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is bool:
         return isinstance(value, bool | np.bool_)
-    if origin is not None and not isinstance(origin, type):  # an alias: numpy's NDArray on Python 3.12
+    # an alias: numpy's NDArray on Python 3.12
+    if origin is not None and not isinstance(origin, type):
         return True
     if origin is not None:
-        return origin is np.ndarray or (isinstance(value, origin) and _elements_are(value, origin, args))
-    return kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or isinstance(value, kind)
+        return origin is np.ndarray or (
+            isinstance(value, origin) and _elements_are(value, origin, args)
+        )
+    return (
+        kind is Any
+        or not isinstance(kind, type)
+        or getattr(kind, "_is_protocol", False)
+        or isinstance(value, kind)
+    )
 
 
 def _elements_are(value: Any, origin: Any, args: tuple[Any, ...]) -> bool:

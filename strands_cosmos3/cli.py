@@ -1,4 +1,6 @@
-"""``strands-cosmos3``: the command line. Each subcommand is a dataclass in ``commands``; this file selects one."""
+"""``strands-cosmos3``: the command line. Each subcommand is a dataclass in ``commands``; this
+file selects one.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,13 @@ def main(argv: list[str] | None = None) -> int:
     _print_help(arguments)
     arguments = _with_new_flags(arguments)
     try:
-        command: Any = tyro.cli(_union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments)
-        with redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(), needed_by("this command"):
+        command: Any = tyro.cli(
+            _union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments
+        )
+        with (
+            redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(),
+            needed_by("this command"),
+        ):
             command = _with_environment(command)
             require_extras(_name_of(command), command.extras)
             return int(command.run())
@@ -71,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         if _is_other_rank() and isinstance(
             error, InputError | ConfigError | CheckpointError
         ):  # every rank raised it; rank 0 reports it
-            time.sleep(_RANK_0_REPORT_S)  # torchrun ends all ranks when the first one ends, and rank 0 may come later
+            # torchrun ends all ranks when the first one ends, and rank 0 may come later
+            time.sleep(_RANK_0_REPORT_S)
         else:
             print(f"strands-cosmos3: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
@@ -81,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """Run :func:`main` and exit; the entry point of ``strands-cosmos3`` and ``python -m strands_cosmos3``."""
+    """Run :func:`main` and exit; the entry point of ``strands-cosmos3`` and ``python -m
+    strands_cosmos3``.
+    """
     if not _launched():
         sys.exit(main())
     status = 1
@@ -96,7 +106,9 @@ def program() -> NoReturn:
 
 
 def _launched() -> bool:
-    """Return whether torchrun started this process, as ``dist.is_torchelastic_launched`` does, without torch."""
+    """Return whether torchrun started this process, as ``dist.is_torchelastic_launched`` does,
+    without torch.
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -150,7 +162,9 @@ def _with_new_flags(arguments: list[str]) -> list[str]:
         flag, equals, value = argument.partition("=")
         if flag in renamed:
             print(f"strands-cosmos3: {flag} is deprecated; use {renamed[flag]}.", file=sys.stderr)
-            warnings.warn(f"{flag} is renamed to {renamed[flag]}.", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                f"{flag} is renamed to {renamed[flag]}.", DeprecationWarning, stacklevel=2
+            )
         replaced.append(f"{renamed.get(flag, flag)}{equals}{value}")
     return replaced
 
@@ -159,8 +173,17 @@ def _with_environment(command: Any) -> Any:
     """Return the command with unset fields filled from the environment variables that they name."""
     if not is_dataclass(command) or isinstance(command, type):
         return command
-    named = {f.name: os.environ.get(f.metadata["environment"]) for f in fields(command) if "environment" in f.metadata}
-    return replace(command, **{name: value for name, value in named.items() if value and getattr(command, name) is None})
+    named = {
+        f.name: os.environ.get(f.metadata["environment"])
+        for f in fields(command)
+        if "environment" in f.metadata
+    }
+    return replace(
+        command,
+        **{
+            name: value for name, value in named.items() if value and getattr(command, name) is None
+        },
+    )
 
 
 def _name_of(command: Any) -> str:

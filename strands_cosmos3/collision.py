@@ -11,7 +11,8 @@ from strands_cosmos3.checks import finite_array, positive, typed_fields
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A box that stands still, such as a table; InputError if a value is malformed or an edge is not above zero.
+    """A box that stands still, such as a table; InputError if a value is malformed or an edge is
+    not above zero.
 
     Args:
         name: By which reports name it.
@@ -50,7 +51,8 @@ class CollisionReport:
         outcome: What was done.
         row: First row that would collide; None if none would.
         bodies: Names of the two bodies; a geometry of the world goes by its own name.
-        depth_m: How deep they would lie in each other at that row or on the way to it; below zero, their distance.
+        depth_m: How deep they would lie in each other at that row or on the way to it; below zero,
+            their distance.
         held_from: First row that holds the arm; None if none does.
     """
 
@@ -65,8 +67,15 @@ class CollisionReport:
             return f"collisions: {self.outcome}"
         first, second = self.bodies
         where = "at the start" if self.row is None else f"at row {self.row}"
-        near = f"{self.depth_m * 1e3:.1f} mm deep" if self.depth_m >= 0 else f"{-self.depth_m * 1e3:.1f} mm apart"
-        done = {"avoided": "; avoided", "stopped": f"; the arm holds from row {self.held_from} on"}.get(self.outcome, "")
+        near = (
+            f"{self.depth_m * 1e3:.1f} mm deep"
+            if self.depth_m >= 0
+            else f"{-self.depth_m * 1e3:.1f} mm apart"
+        )
+        done = {
+            "avoided": "; avoided",
+            "stopped": f"; the arm holds from row {self.held_from} on",
+        }.get(self.outcome, "")
         return f"{first!r} and {second!r} would be {near} {where}{done}"
 
     def later(self, rows: int) -> CollisionReport:

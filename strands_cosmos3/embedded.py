@@ -1,4 +1,6 @@
-"""The bundled policy: the checkpoint that runs when none is named. Its model card is in its folder."""
+"""The bundled policy: the checkpoint that runs when none is named. Its model card is in its
+folder.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ EMBODIMENTS = ("droid", "droid_lerobot")
 ROBOTS = ("panda", "franka")
 TASKS = ("reach", "pick", "place")
 _ELSE = (
-    "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for this robot "
+    "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for "
+    "this robot "
     "(docs/post_training.md), or backend= (--backend) scripted, replay or service"
 )
 
 
-def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None) -> Path:
+def embedded_checkpoint(
+    embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None
+) -> Path:
     """Return the folder of the bundled policy, in the released layout.
 
-    It was trained on one simulated table, for one arm and three tasks; anything else raises an error.
+    It was trained on one simulated table, for one arm and three tasks; anything else raises an
+    error.
 
     Args:
         embodiment: Name of the embodiment.
@@ -29,15 +35,22 @@ def embedded_checkpoint(embodiment: str = EMBODIMENTS[0], robot: str | None = "p
         task: Name of the task, if known.
 
     Raises:
-        ConfigError: It was not trained for that embodiment, robot or task; the message lists what it knows.
+        ConfigError: It was not trained for that embodiment, robot or task; the message lists what
+            it knows.
         ResourceNotFoundError: The installation lacks it.
     """
-    asked = (("embodiment", embodiment, EMBODIMENTS), ("robot", robot, ROBOTS), ("task", task or TASKS[0], TASKS))
+    asked = (
+        ("embodiment", embodiment, EMBODIMENTS),
+        ("robot", robot, ROBOTS),
+        ("task", task or TASKS[0], TASKS),
+    )
     for name, value, known in asked:
         if value not in known:
             raise ConfigError(
-                f"the bundled policy knows {name} {' or '.join(map(repr, known))} on its own simulated table, not "
-                f"{value!r}: it was trained on a Panda's wrist camera and two exterior views, and droid's rows. Post-train it "
+                f"the bundled policy knows {name} {' or '.join(map(repr, known))} on its own "
+                "simulated table, not "
+                f"{value!r}: it was trained on a Panda's wrist camera and two exterior views, and "
+                "droid's rows. Post-train it "
                 f"for another robot, or {_ELSE}."
             )
     return resource(FOLDER)

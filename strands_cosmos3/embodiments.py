@@ -1,11 +1,13 @@
-"""Table of the Cosmos 3 embodiments: action columns, tool frames, units, gripper conventions, rates, sampling presets.
+"""Table of the Cosmos 3 embodiments: action columns, tool frames, units, gripper conventions,
+rates, sampling presets.
 
-This module is data only: ``actions`` decodes rows, ``observe`` composes camera views and the backends choose sampling
-settings from it. Robots differ by entries of the table, not by branches in the code.
+This module is data only: ``actions`` decodes rows, ``observe`` composes camera views and the
+backends choose sampling settings from it. Robots differ by entries of the table, not by branches in
+the code.
 
 Source of the values: NVIDIA cosmos-framework (release 2026-08-21: ``domain_utils``, ``pose_utils``,
-``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False`` is taken
-from there and not verified on recorded data; DROID's was verified on a recorded episode.
+``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False``
+is taken from there and not verified on recorded data; DROID's was verified on a recorded episode.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class ActionSpace:
         normalized: Whether the model's rows are normalised with the embodiment's statistics.
         state_row: Whether row 0 of the model's sequence is the clean proprioceptive state.
         mrope_offset: Offset of the action rows' temporal position (0 with a state row, else 1).
-        row_lead: Row i is due ``(i + row_lead) / fps`` seconds after the observation: 0 if row 0 is commanded at once.
+        row_lead: Row i is due ``(i + row_lead) / fps`` seconds after the observation: 0 if row 0 is
+            commanded at once.
     """
 
     name: str
@@ -65,16 +68,30 @@ class ActionSpace:
         return len(self.columns)
 
     def row_times_s(self, n_rows: int, fps: float) -> NDArray[np.float64]:
-        """Return when each row is due, in seconds after the observation: [n_rows]; InputError for another count or rate."""
+        """Return when each row is due, in seconds after the observation: [n_rows]; InputError
+        for another count or rate.
+        """
         rows = np.arange(whole_number(n_rows, "n_rows", 1, _MAX_ROWS))
         return (rows + self.row_lead) / positive(fps, "fps")
 
 
 JOINT_POS = ActionSpace(
-    "joint_pos", "joint_position", (*(f"joint_{i}" for i in range(7)), "gripper"), False, True, 0, row_lead=0
+    "joint_pos",
+    "joint_position",
+    (*(f"joint_{i}" for i in range(7)), "gripper"),
+    False,
+    True,
+    0,
+    row_lead=0,
 )
 POSE_ABS = ActionSpace(
-    "pose_abs", "pose_absolute", ("x", "y", "z", "qx", "qy", "qz", "qw", "gripper"), False, False, 1, row_lead=1
+    "pose_abs",
+    "pose_absolute",
+    ("x", "y", "z", "qx", "qy", "qz", "qw", "gripper"),
+    False,
+    False,
+    1,
+    row_lead=1,
 )
 
 
@@ -83,9 +100,15 @@ def _midtrain(columns: tuple[str, ...], meaning: Meaning, normalized: bool) -> A
 
 
 _IDENTITY = _tool("ee", checked=False, source="cosmos-framework pose_utils: no correction")
-_DROID_TOOL = _tool("hand", 135.0, checked=True, source="panda_link8 (hand Rz(+45)) then Rz(+90); DROID success_48330")
+_DROID_TOOL = _tool(
+    "hand",
+    135.0,
+    checked=True,
+    source="panda_link8 (hand Rz(+45)) then Rz(+90); DROID success_48330",
+)
 _BRIDGE_TO_OPENCV = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
-_FRACTAL_TCP_TO_GRIPPER = np.array(  # rotation of link_gripper in link_gripper_tcp: a calibrated tilt of 0.27 degrees
+# rotation of link_gripper in link_gripper_tcp: a calibrated tilt of 0.27 degrees
+_FRACTAL_TCP_TO_GRIPPER = np.array(
     [
         [0.9999897671, -0.0008686425, 0.0044397163],
         [0.0008745501, 0.9999987346, -0.0013288658],
@@ -96,13 +119,16 @@ _FRACTAL_TCP_TO_GRIPPER = np.array(  # rotation of link_gripper in link_gripper_
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the denoising sampler. None means unset; :meth:`over` takes unset fields from a preset.
+    """Settings of the denoising sampler. None means unset; :meth:`over` takes unset fields from a
+    preset.
 
     Args:
         num_steps: Denoising steps.
-        guidance_scale: g in ``v = u + g (c - u)`` (classifier-free guidance); 1 skips the unconditional pass.
+        guidance_scale: g in ``v = u + g (c - u)`` (classifier-free guidance); 1 skips the
+            unconditional pass.
         flow_shift: Shift of the flow-matching noise schedule.
-        guidance_interval: Bounds (lo, hi) of the timesteps with guidance, lo < t < hi; None means all timesteps.
+        guidance_interval: Bounds (lo, hi) of the timesteps with guidance, lo < t < hi; None means
+            all timesteps.
 
     Raises:
         InputError: ``num_steps`` is below 1, or a field has another type.
@@ -122,7 +148,9 @@ class Sampling:
     def over(self, preset: Sampling) -> Sampling:
         """Return the preset, overridden by the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(Sampling)}
-        return replace(preset, **{name: value for name, value in values.items() if value is not None})
+        return replace(
+            preset, **{name: value for name, value in values.items() if value is not None}
+        )
 
 
 MIDTRAIN_PRESET = Sampling(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
@@ -147,7 +175,11 @@ class CameraRig:
 
 DROID_RIG = CameraRig(
     ("wrist", "exterior_1", "exterior_2"),
-    ("observation/wrist_image_left", "observation/exterior_image_1_left", "observation/exterior_image_2_left"),
+    (
+        "observation/wrist_image_left",
+        "observation/exterior_image_1_left",
+        "observation/exterior_image_2_left",
+    ),
     (360, 640),
 )
 DUAL_RIG = CameraRig(
@@ -155,7 +187,9 @@ DUAL_RIG = CameraRig(
     ("observation/front_image", "observation/left_image", "observation/right_image"),
     (360, 640),
 )
-"""RoboMIND's two Frankas: camera_front above camera_left and camera_right. Where these two stand is not stated."""
+"""RoboMIND's two Frankas: camera_front above camera_left and camera_right. Where these two stand
+is not stated.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +208,10 @@ class Embodiment:
         presets: Sampling settings by action space.
         stats: Name of its normalisation statistics, or None if there are none.
         rig: Cameras to compose into one picture, or None if views are not composed.
-        translation_scale: Metres per unit of translation. None means that the unit is unknown: decoding raises an error.
-        limbs: The columns of each limb, by name, in the columns' order; empty if the source does not state them.
+        translation_scale: Metres per unit of translation. None means that the unit is unknown:
+            decoding raises an error.
+        limbs: The columns of each limb, by name, in the columns' order; empty if the source does
+            not state them.
         camera: Name of its only view, where views are not composed and the source names it.
     """
 
@@ -187,7 +223,9 @@ class Embodiment:
     view_point: ViewPoint | None
     gripper: GripperConvention | None
     tool_frame: ToolFrame
-    presets: Mapping[str, Sampling] = field(default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET}))
+    presets: Mapping[str, Sampling] = field(
+        default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET})
+    )
     stats: str | None = None
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
@@ -203,7 +241,9 @@ class Embodiment:
 
     @property
     def in_controller_units(self) -> bool:
-        """Whether rows are what a controller was told, so that they follow from no measured pose."""
+        """Whether rows are what a controller was told, so that they follow from no measured
+        pose.
+        """
         return self.translation_scale is None
 
     @typed()
@@ -211,13 +251,16 @@ class Embodiment:
         """Return an action space by name; None returns the default.
 
         Raises:
-            ActionSpaceError: The embodiment has no such action space; the message lists those it has.
+            ActionSpaceError: The embodiment has no such action space; the message lists those it
+                has.
         """
         if name is None:
             return next(iter(self.spaces.values()))
         if name not in self.spaces:
             available = ", ".join(self.spaces)
-            raise ActionSpaceError(f"embodiment {self.name!r} has no action space {name!r}; it has: {available}.")
+            raise ActionSpaceError(
+                f"embodiment {self.name!r} has no action space {name!r}; it has: {available}."
+            )
         return self.spaces[name]
 
     def preset(self, action_space: str | None = None) -> Sampling:
@@ -254,45 +297,76 @@ _HAND = (
 )
 _AS_DROID = replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID")
 _AGIBOT_SOURCE = "cosmos-framework agibot_fk, agibot_spec; poses include the base's motion"
-_WRIST = _tool("wrist", -90.0, checked=False, source="cosmos-framework human_hand_pose_lerobot_dataset: wrist Rz(-90)")
+_WRIST = _tool(
+    "wrist",
+    -90.0,
+    checked=False,
+    source="cosmos-framework human_hand_pose_lerobot_dataset: wrist Rz(-90)",
+)
 
 
 def _limb(
-    name: str, columns: tuple[str, ...], tool: ToolFrame, gripper: GripperConvention | None = None, prefix: str | None = None
+    name: str,
+    columns: tuple[str, ...],
+    tool: ToolFrame,
+    gripper: GripperConvention | None = None,
+    prefix: str | None = None,
 ) -> LimbColumns:
-    """The columns that begin at ``<prefix>_tx`` (``tx`` if the prefix is empty); finger tips follow a human wrist."""
+    """The columns that begin at ``<prefix>_tx`` (``tx`` if the prefix is empty); finger tips
+    follow a human wrist.
+    """
     prefix = name if prefix is None else prefix
     first = columns.index(f"{prefix}_tx" if prefix else "tx")
     after, fingers = first + len(POSE9), f"{name}_hand_0"
-    tips = slice(columns.index(fingers), columns.index(fingers) + 15) if fingers in columns else None
-    return LimbColumns(name, slice(first, after), tool, None if gripper is None else after, gripper, tips)
+    tips = (
+        slice(columns.index(fingers), columns.index(fingers) + 15) if fingers in columns else None
+    )
+    return LimbColumns(
+        name, slice(first, after), tool, None if gripper is None else after, gripper, tips
+    )
 
 
 _DUAL_LIMBS = tuple(_limb(side, _DUAL, _AS_DROID, MODEL_GRIPPER) for side in ("left", "right"))
 _AGIBOT_LIMBS = (
     _limb("head", _AGIBOT, _tool("head_camera_link", checked=False, source=_AGIBOT_SOURCE)),
-    _limb("right", _AGIBOT, _tool("gripper_r_base_link", 90.0, checked=False, source=_AGIBOT_SOURCE), MODEL_GRIPPER),
-    _limb("left", _AGIBOT, _tool("gripper_l_base_link", -90.0, checked=False, source=_AGIBOT_SOURCE), MODEL_GRIPPER),
+    _limb(
+        "right",
+        _AGIBOT,
+        _tool("gripper_r_base_link", 90.0, checked=False, source=_AGIBOT_SOURCE),
+        MODEL_GRIPPER,
+    ),
+    _limb(
+        "left",
+        _AGIBOT,
+        _tool("gripper_l_base_link", -90.0, checked=False, source=_AGIBOT_SOURCE),
+        MODEL_GRIPPER,
+    ),
 )
 _HAND_LIMBS = (
     _limb("camera", _HAND, _IDENTITY),
     _limb("right", _HAND, _WRIST, prefix="right_wrist"),
     _limb("left", _HAND, _WRIST, prefix="left_wrist"),
 )
-_UR_TOOL = replace(_IDENTITY, parent="tool0")  # UR's frame 6; attachment_site of cosmos-framework's model
-_UMI_TOOL = _tool("camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF")
+# UR's frame 6; attachment_site of cosmos-framework's model
+_UR_TOOL = replace(_IDENTITY, parent="tool0")
+_UMI_TOOL = _tool(
+    "camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF"
+)
 _FRACTAL_TOOL = _tool(
     "link_gripper_tcp",
     xyz_m=(-0.0050618476, -0.0016717725, -0.1635144743),
-    rotation=_FRACTAL_TCP_TO_GRIPPER @ np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]),
+    rotation=_FRACTAL_TCP_TO_GRIPPER
+    @ np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]),
     checked=False,
-    source="cosmos-framework fractal_lerobot_dataset: TCP -> link_gripper, then Rz(-90); from link_gripper it is Rz(-90) alone",
+    source="cosmos-framework fractal_lerobot_dataset: TCP -> link_gripper, then Rz(-90); from "
+    "link_gripper it is Rz(-90) alone",
 )
 _BRIDGE_TOOL = _tool(
     "gripper_link",
     rotation=_BRIDGE_TO_OPENCV,
     checked=False,
-    source="cosmos-framework bridge_orig_lerobot_dataset: x right, z forward; from ee_gripper_link also (-0.093575, 0, 0) m",
+    source="cosmos-framework bridge_orig_lerobot_dataset: x right, z forward; from "
+    "ee_gripper_link also (-0.093575, 0, 0) m",
 )
 
 
@@ -335,10 +409,27 @@ def _domain(
 
 
 _DROID = replace(
-    _domain("droid_lerobot", 8, _ARM, fps=15, view="concat", gripper=MODEL_GRIPPER, tool=_DROID_TOOL, stats="droid_lerobot"),
-    spaces=MappingProxyType({"midtrain": _midtrain(_ARM, "pose_delta", True), "joint_pos": JOINT_POS, "pose_abs": POSE_ABS}),
+    _domain(
+        "droid_lerobot",
+        8,
+        _ARM,
+        fps=15,
+        view="concat",
+        gripper=MODEL_GRIPPER,
+        tool=_DROID_TOOL,
+        stats="droid_lerobot",
+    ),
+    spaces=MappingProxyType(
+        {
+            "midtrain": _midtrain(_ARM, "pose_delta", True),
+            "joint_pos": JOINT_POS,
+            "pose_abs": POSE_ABS,
+        }
+    ),
     chunk=MappingProxyType({"midtrain": 16, "joint_pos": 32, "pose_abs": 16}),
-    presets=MappingProxyType({"midtrain": MIDTRAIN_PRESET, "joint_pos": POLICY_PRESET, "pose_abs": MIDTRAIN_PRESET}),
+    presets=MappingProxyType(
+        {"midtrain": MIDTRAIN_PRESET, "joint_pos": POLICY_PRESET, "pose_abs": MIDTRAIN_PRESET}
+    ),
     rig=DROID_RIG,
 )
 
@@ -348,12 +439,36 @@ _DOMAINS = (
     _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
     _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose", limbs=_HAND_LIMBS),
     _domain("pusht", 4, ("x", "y"), meaning="raw"),
-    _domain(  # translations reach 0.94 per row at 20 Hz, so they are in controller units, not metres
-        "libero", 5, _ARM, fps=20, view="concat", gripper=MODEL_GRIPPER, stats="libero", translation_scale=None
-    ),
-    _domain("umi", 6, (*POSE9, "width"), fps=20, view="wrist", gripper=UMI_WIDTH, tool=_UMI_TOOL, stats="umi"),
+    # translations reach 0.94 per row at 20 Hz, so they are in controller units, not metres
     _domain(
-        "bridge_orig_lerobot", 7, _ARM, fps=5, view="ego", gripper=MODEL_GRIPPER, tool=_BRIDGE_TOOL, stats="bridge_orig_lerobot"
+        "libero",
+        5,
+        _ARM,
+        fps=20,
+        view="concat",
+        gripper=MODEL_GRIPPER,
+        stats="libero",
+        translation_scale=None,
+    ),
+    _domain(
+        "umi",
+        6,
+        (*POSE9, "width"),
+        fps=20,
+        view="wrist",
+        gripper=UMI_WIDTH,
+        tool=_UMI_TOOL,
+        stats="umi",
+    ),
+    _domain(
+        "bridge_orig_lerobot",
+        7,
+        _ARM,
+        fps=5,
+        view="ego",
+        gripper=MODEL_GRIPPER,
+        tool=_BRIDGE_TOOL,
+        stats="bridge_orig_lerobot",
     ),
     _DROID,
     _domain(
@@ -391,14 +506,32 @@ _DOMAINS = (
         camera="camera_top",
     ),
     *(
-        _domain(name, 15, _AGIBOT, fps=10, view="concat", gripper=MODEL_GRIPPER, stats="agibotworld", limbs=_AGIBOT_LIMBS)
+        _domain(
+            name,
+            15,
+            _AGIBOT,
+            fps=10,
+            view="concat",
+            gripper=MODEL_GRIPPER,
+            stats="agibotworld",
+            limbs=_AGIBOT_LIMBS,
+        )
         for name in ("agibotworld", "agibot_gear_gripper", "agibot_gear_gripper_ext")
     ),
     _domain("xdof_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
     _domain("molmoact2_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
     _domain("abc_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
     _domain("robotwin", 17, _numbered("joint", 14), meaning="raw"),
-    _domain("fractal", 20, _ARM, fps=3, view="ego", gripper=MODEL_GRIPPER, tool=_FRACTAL_TOOL, stats="fractal"),
+    _domain(
+        "fractal",
+        20,
+        _ARM,
+        fps=3,
+        view="ego",
+        gripper=MODEL_GRIPPER,
+        tool=_FRACTAL_TOOL,
+        stats="fractal",
+    ),
     _domain("drawanything", 21, _numbered("action", 3), meaning="raw"),
     _domain("behavior1k_lerobot", 22, _numbered("action", 23), meaning="raw"),
     _domain("maniparena", 23, _numbered("action", 20), meaning="raw"),
@@ -435,7 +568,8 @@ def list_embodiments() -> tuple[str, ...]:
 
 
 def get_embodiment(name: str | Embodiment) -> Embodiment:
-    """Return an embodiment by name or alias (``droid``, ``franka``, ``panda``, ``umi``, ``av``, ``bridge``, ...).
+    """Return an embodiment by name or alias (``droid``, ``franka``, ``panda``, ``umi``, ``av``,
+    ``bridge``, ...).
 
     Raises:
         UnknownNameError: No such embodiment; the message lists all names and aliases.

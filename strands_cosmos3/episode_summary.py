@@ -34,7 +34,8 @@ class Outcome(StrEnum):
 _OUTCOME_MESSAGES = {
     Outcome.SUCCESS: "The task's success condition held.",
     Outcome.TIMEOUT: "The time was up before the task's success condition held.",
-    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task to judge.",
+    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task "
+    "to judge.",
     Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
     Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
 }
@@ -57,24 +58,37 @@ class ErrorSummary:
 
 
 def text_of(rollout: Any) -> str:
-    """Return a Rollout as one line: what was to be done, how it ended, and how well the arm followed."""
+    """Return a Rollout as one line: what was to be done, how it ended, and how well the arm
+    followed.
+    """
     figures = (
-        f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated, tracking mean {rollout.tracking.mean_mm:.3f} mm, "
+        f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated, tracking mean "
+        f"{rollout.tracking.mean_mm:.3f} mm, "
         f"max {rollout.tracking.max_mm:.3f} mm"
     )
     return f"Rollout({rollout.task or 'no task'}: {rollout.outcome}, {rollout.instruction!r}, {figures})"
 
 
 def html_of(rollout: Any) -> str:
-    """Return a Rollout's outcome, a few figures and the film, embedded if it is at most ``MAX_INLINE_BYTES`` long."""
+    """Return a Rollout's outcome, a few figures and the film, embedded if it is at most
+    ``MAX_INLINE_BYTES`` long.
+    """
     rows = {
-        "outcome": f"{rollout.outcome}: {rollout.outcome.message}" + (f" {rollout.fault}" if rollout.fault else ""),
+        "outcome": f"{rollout.outcome}: {rollout.outcome.message}"
+        + (f" {rollout.fault}" if rollout.fault else ""),
         "task": f"{rollout.task or 'none'}, seed {rollout.seed}",
-        "duration": f"{rollout.duration_s:.2f} s simulated, {rollout.realtime_factor:.2g} simulated seconds per second",
+        "duration": f"{rollout.duration_s:.2f} s simulated, {rollout.realtime_factor:.2g} "
+        "simulated seconds per second",
         "tracking": f"mean {rollout.tracking.mean_mm:.3f} mm, max {rollout.tracking.max_mm:.3f} mm",
-        "inference": f"median {rollout.inference_ms['p50']:.0f} ms" if "p50" in rollout.inference_ms else "",
+        "inference": f"median {rollout.inference_ms['p50']:.0f} ms"
+        if "p50" in rollout.inference_ms
+        else "",
     }
-    cells = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items() if v)
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{k}</th><td>{escape(v)}</td></tr>"
+        for k, v in rows.items()
+        if v
+    )
     return f"<b>{escape(rollout.instruction) or 'replay'}</b><table>{cells}</table>{_film(rollout.video)}"
 
 

@@ -4,54 +4,54 @@
 
     Cosmos3Error
     ├── InputError (ValueError)                  unusable value from the caller
-    │   ├── InstructionError                     an instruction that is not understood; the message says what is
+    │   ├── InstructionError                     an instruction that is not understood
     │   ├── ShapeError                           wrong rank, width or length
     │   ├── NonFiniteError                       NaN or infinity
-    │   ├── UnknownNameError                     name outside a closed set; the message lists the valid ones
+    │   ├── UnknownNameError                     name outside a closed set
     │   ├── ActionOutOfRangeError                normalised action beyond |z| = 10
-    │   ├── StatisticsError                      statistics of the wrong domain or width, or q99 <= q01
+    │   ├── StatisticsError                      wrong domain or width, or q99 <= q01
     │   ├── ActionSpaceError                     action chunk passed to the wrong decoder
     │   ├── FrameError                           unknown frame, or one that is not rigidly attached
     │   ├── ObservationError                     missing or malformed camera or state key
-    │   └── WireFormatError                      invalid message of the policy protocol, or a value that cannot be sent
-    ├── ConfigError (ValueError)                 options that contradict each other or are not available
+    │   └── WireFormatError                      invalid message, or a value that cannot be sent
+    ├── ConfigError (ValueError)                 options that contradict each other or are missing
     ├── ControlError (RuntimeError)              the arm cannot, or must not, execute the motion
-    │   ├── ActuatorGuardError                   non-finite or out-of-range control value, stopped before `ctrl`
-    │   └── MotionBoundsError                    a chunk with too many rows, or that would take too long
+    │   ├── ActuatorGuardError                   non-finite or out-of-range control value
+    │   └── MotionBoundsError                    too many rows, or would take too long
     ├── BackendError (RuntimeError)              inference failed or returned something unusable
-    │   ├── RanksError                           a group of ranks failed; all of its processes were ended
+    │   ├── RanksError                           a group of ranks failed; its processes were ended
     │   │   ├── RankLostError (ConnectionError)  a rank's process ended
     │   │   ├── RankSilentError (TimeoutError)   a rank stopped or hangs
     │   │   └── RankFailedError                  a rank raised an unknown error, or ranks disagree
-    │   └── ServiceError                         the connection to a policy server failed; the next call reconnects
+    │   └── ServiceError                         the connection to a policy server failed
     │       ├── ServiceUnavailableError (ConnectionError)  no server at that address
     │       ├── ServiceTimeoutError (TimeoutError)         no answer in time
-    │       ├── ServiceClosedError (ConnectionError)       connection closed before the answer was complete
+    │       ├── ServiceClosedError (ConnectionError)       closed before the answer was complete
     │       ├── ServiceUnreadableError           the answer does not follow the protocol
     │       ├── ServiceRefusedError              the server answered with an error
-    │       └── ServiceChunkError                the server returned rows that must not be executed
-    ├── EvaluationError (RuntimeError)           an evaluation cannot continue; finished episodes are kept
-    │   └── ReplicaLostError                     the leader of a shared replica is gone; its episodes run again
+    │       └── ServiceChunkError                rows that must not be executed
+    ├── EvaluationError (RuntimeError)           an evaluation cannot continue; episodes are kept
+    │   └── ReplicaLostError                     the leader of a shared replica is gone
     ├── CheckpointError (RuntimeError)           a checkpoint cannot, or must not, be loaded
-    │   ├── LayoutError                          missing, truncated, pickled or unreadable files, or a path out of the folder
+    │   ├── LayoutError                          missing, pickled or unreadable files
     │   ├── WeightsError                         missing, surplus, misshapen or non-finite weights
     │   ├── DigestError                          file contents that differ from the recorded digest
-    │   ├── ContractError                        the meaning of its actions is not stated, or stated twice and differently
+    │   ├── ContractError                        the meaning of its actions is not stated
     │   ├── VariantError                         another variant or action space than requested
     │   └── PreflightError                       the device cannot hold the checkpoint
-    ├── TrainingError (RuntimeError)             non-finite loss, or a training stage that did not pass its check
+    ├── TrainingError (RuntimeError)             non-finite loss, or a check that did not pass
     ├── DatasetError (RuntimeError)              a dataset cannot be read, or must not be written to
-    │   ├── DatasetFormatError                   missing, truncated or contradictory files, or a path out of the folder
-    │   ├── DatasetMismatchError (ValueError)    features or frame rate differ from those of the new episodes
+    │   ├── DatasetFormatError                   missing, truncated or contradictory files
+    │   ├── DatasetMismatchError (ValueError)    features or frame rate differ
     │   ├── DatasetBusyError                     another process is writing to the dataset
-    │   ├── DatasetNotFoundError (FileNotFoundError)    no such folder, and no such dataset or revision on the hub
-    │   ├── DatasetAccessError (PermissionError)        the hub asks for a log-in, or for its conditions to be accepted
-    │   └── DatasetUnreachableError (ConnectionError)   the hub cannot be reached, and nothing is in the cache
+    │   ├── DatasetNotFoundError (FileNotFoundError)    no such folder, dataset or revision
+    │   ├── DatasetAccessError (PermissionError)        the hub asks for a log-in
+    │   └── DatasetUnreachableError (ConnectionError)   the hub cannot be reached
     └── EnvironmentalError (RuntimeError)        something is missing on this machine
         ├── MissingDependencyError (ImportError)
         ├── ResourceNotFoundError (FileNotFoundError)
-        ├── StorageError (OSError)               a file cannot be written: a full disk, no permission
-        ├── FetchError                           a robot's model cannot be downloaded, or is not the pinned one
+        ├── StorageError (OSError)               a file cannot be written
+        ├── FetchError                           a robot's model cannot be downloaded
         └── RenderError                          no usable OpenGL
 
 Every message states the value, the valid alternatives and the remedy.
@@ -86,7 +86,9 @@ class NonFiniteError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name outside a closed set, e.g. of ``kind`` "embodiment". The message lists the valid names."""
+    """A name outside a closed set, e.g. of ``kind`` "embodiment". The message lists the valid
+    names.
+    """
 
     def __init__(self, kind: str, name: object, valid: Iterable[str]):
         names = sorted(valid)
@@ -140,7 +142,9 @@ class BackendError(Cosmos3Error, RuntimeError):
 
 
 class RanksError(BackendError):
-    """A group of ranks failed. All of its processes were ended, and the next call starts new ones."""
+    """A group of ranks failed. All of its processes were ended, and the next call starts new
+    ones.
+    """
 
 
 class RankLostError(RanksError, ConnectionError):
@@ -156,7 +160,9 @@ class RankFailedError(RanksError):
 
 
 class ServiceError(BackendError):
-    """A policy server, or the connection to it, failed. The connection is closed; the next call reconnects."""
+    """A policy server, or the connection to it, failed. The connection is closed; the next call
+    reconnects.
+    """
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):
@@ -184,7 +190,9 @@ class ServiceChunkError(ServiceError):
 
 
 class EvaluationError(Cosmos3Error, RuntimeError):
-    """An evaluation cannot continue: its workers do not start, or their policy is gone. Finished episodes are kept."""
+    """An evaluation cannot continue: its workers do not start, or their policy is gone. Finished
+    episodes are kept.
+    """
 
 
 class ReplicaLostError(EvaluationError):
@@ -208,7 +216,9 @@ class DigestError(CheckpointError):
 
 
 class ContractError(CheckpointError):
-    """A checkpoint does not state what its actions mean, or is asked for something else; the message says what to fill in."""
+    """A checkpoint does not state what its actions mean, or is asked for something else; the
+    message says what to fill in.
+    """
 
 
 class VariantError(CheckpointError):
@@ -232,7 +242,9 @@ class DatasetFormatError(DatasetError):
 
 
 class DatasetMismatchError(DatasetError, ValueError):
-    """A dataset has other features, or another frame rate, than the new episodes; the message lists the differences."""
+    """A dataset has other features, or another frame rate, than the new episodes; the message
+    lists the differences.
+    """
 
 
 class DatasetBusyError(DatasetError):
@@ -267,14 +279,18 @@ class ResourceNotFoundError(EnvironmentalError, FileNotFoundError):
 
 
 class StorageError(EnvironmentalError, OSError):
-    """A file cannot be written: a full disk, no permission. The message names the path; what was there before stays."""
+    """A file cannot be written: a full disk, no permission. The message names the path; what was
+    there before stays.
+    """
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class FetchError(EnvironmentalError):
-    """A robot's model cannot be downloaded, or an archive is not the pinned one; nothing was unpacked."""
+    """A robot's model cannot be downloaded, or an archive is not the pinned one; nothing was
+    unpacked.
+    """
 
 
 class RenderError(EnvironmentalError):
@@ -292,5 +308,7 @@ _RENAMED = {
 def __getattr__(name: str) -> Any:
     if name not in _RENAMED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{__name__}.{name} is renamed to {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+    warnings.warn(
+        f"{__name__}.{name} is renamed to {_RENAMED[name]}.", DeprecationWarning, stacklevel=2
+    )
     return globals()[_RENAMED[name]]

@@ -34,20 +34,31 @@ EXTRAS = {
         ("mujoco", "mink", "daqp", "robot_descriptions", "av", "PIL", "OpenGL", "matplotlib"),
     ),
     "engine": Extra(
-        "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed and diffusers backends",
+        "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed "
+        "and diffusers backends",
         ("torch", "safetensors", "transformers", "diffusers", "huggingface_hub", "PIL", "av"),
     ),
-    "serve": Extra("a policy server, and calls to one: serve, rollout --backend service", ("websockets", "msgpack", "PIL")),
+    "serve": Extra(
+        "a policy server, and calls to one: serve, rollout --backend service",
+        ("websockets", "msgpack", "PIL"),
+    ),
     "view": Extra("the live page in a browser: view", ("viser", "trimesh")),
     "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
     "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
     "train": Extra("training and post-training: train", ("peft", "tensorboard")),
-    "gym": Extra("environments with the Gymnasium API: strands_cosmos3.environments", ("gymnasium",)),
+    "gym": Extra(
+        "environments with the Gymnasium API: strands_cosmos3.environments", ("gymnasium",)
+    ),
     "libero": Extra("the LIBERO benchmark: evaluate --suite libero_object and others", ("libero",)),
     "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
 }
 """Extra -> what it is for. ``train`` includes engine, data and sim."""
-OF_BACKEND = {"native": ("engine",), "distributed": ("engine",), "diffusers": ("engine",), "service": ("serve",)}
+OF_BACKEND = {
+    "native": ("engine",),
+    "distributed": ("engine",),
+    "diffusers": ("engine",),
+    "service": ("serve",),
+}
 """Backend -> extras that it needs; the others need none."""
 
 
@@ -57,17 +68,23 @@ def pip_command(extras: Iterable[str]) -> str:
 
 
 def require_extras(what: str, extras: Iterable[str]) -> None:
-    """Raise MissingDependencyError if a module of these extras is not installed. ``what`` needs them, e.g. a command."""
+    """Raise MissingDependencyError if a module of these extras is not installed. ``what`` needs
+    them, e.g. a command.
+    """
     absent = {extra: EXTRAS[extra].absent for extra in extras}
     missing = [extra for extra, modules in absent.items() if modules]
     if missing:
         first = ", ".join(absent[extra][0] for extra in missing)
-        raise MissingDependencyError(f"{what} needs packages that are not installed ({first}): {pip_command(missing)}")
+        raise MissingDependencyError(
+            f"{what} needs packages that are not installed ({first}): {pip_command(missing)}"
+        )
 
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Turn a missing optional module into a MissingDependencyError that names its extra; other import errors pass."""
+    """Turn a missing optional module into a MissingDependencyError that names its extra; other
+    import errors pass.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -75,4 +92,6 @@ def needed_by(what: str) -> Iterator[None]:
         extras = [extra for extra, known in EXTRAS.items() if module in known.modules]
         if not extras:
             raise
-        raise MissingDependencyError(f"{what} needs {module}, which is not installed: {pip_command(extras[:1])}") from None
+        raise MissingDependencyError(
+            f"{what} needs {module}, which is not installed: {pip_command(extras[:1])}"
+        ) from None

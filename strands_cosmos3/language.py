@@ -1,6 +1,7 @@
 """What a checkpoint understands: its verbs, its colours, and the words that its training showed it.
 
-A small model gives a word that it never read whatever its random weights say. So a sentence is understood or refused.
+A small model gives a word that it never read whatever its random weights say. So a sentence is
+understood or refused.
 """
 
 from __future__ import annotations
@@ -51,11 +52,16 @@ _FILLERS = frozenset(
 )
 """Words that change no goal."""
 _COURTESY = re.compile(
-    r",? ?\b(?:if (?:you (?:please|can|could|would|will|like|may|wouldn't mind|don't mind)|possible)|pretty please|hurry up and"
-    r"|(?:would|is) it (?:be )?possible (?:for you )?to|how about|would (?:ya|you)(?=$)|no rush|no hurry"
-    r"|be an? (?:dear|darling|pal|friend|sport|champ|star|love|sweetheart|angel) and|there's a (?:good|dear|nice) ?\w*"
-    r"|(?:please )?show (?:me|us|everyone) how (?:you|to)|let \w+(?: \w+)? see you|when(?:ever)? you(?:'re| are) ready"
-    r"|if it's not too much trouble|between (?:your |the |its )?(?:two )?(?:fingers|fingertips|jaws|claws)"
+    r",? ?\b(?:if (?:you (?:please|can|could|would|will|like|may|wouldn't mind|don't "
+    r"mind)|possible)|pretty please|hurry up and"
+    r"|(?:would|is) it (?:be )?possible (?:for you )?to|how about|would (?:ya|you)(?=$)|no "
+    r"rush|no hurry"
+    r"|be an? (?:dear|darling|pal|friend|sport|champ|star|love|sweetheart|angel) and|there's a "
+    r"(?:good|dear|nice) ?\w*"
+    r"|(?:please )?show (?:me|us|everyone) how (?:you|to)|let \w+(?: \w+)? see you|when(?:ever)? "
+    r"you(?:'re| are) ready"
+    r"|if it's not too much trouble|between (?:your |the |its )?(?:two "
+    r")?(?:fingers|fingertips|jaws|claws)"
     rf"|(?:open|empty|nearby) (?={BIN}))\b,?"
 )
 """Phrases around a sentence that change no goal, whatever their words mean elsewhere."""
@@ -66,7 +72,25 @@ _BOX = re.compile(rf"(?<!in the )(?<!into the )(?<!inside the )\b({'|'.join(COLO
 _ARROW = re.compile(r" ?(?:->|=>|\u2192) ?")
 _LONGEST = 200  # characters of a sentence; training's have at most 66
 _OTHER_COLOURS = frozenset(
-    "yellow orange purple violet pink brown black white grey gray cyan magenta turquoise teal gold silver beige".split()  # noqa: SIM905
+    [
+        "yellow",
+        "orange",
+        "purple",
+        "violet",
+        "pink",
+        "brown",
+        "black",
+        "white",
+        "grey",
+        "gray",
+        "cyan",
+        "magenta",
+        "turquoise",
+        "teal",
+        "gold",
+        "silver",
+        "beige",
+    ]
 )
 
 
@@ -85,25 +109,34 @@ class Language:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Language | None:
-        """Return the ``language`` that a checkpoint records, or None; LayoutError if it is malformed."""
+        """Return the ``language`` that a checkpoint records, or None; LayoutError if it is
+        malformed.
+        """
         found = metadata.get("language")
         if found is None:
             return None
         try:
             verbs, colours, words = (found[name] for name in ("verbs", "colours", "words"))
-            valid = all(isinstance(one, str) and one for part in (verbs, colours, words) for one in part)
+            valid = all(
+                isinstance(one, str) and one for part in (verbs, colours, words) for one in part
+            )
         except (KeyError, TypeError):
             valid, verbs, colours, words = False, (), (), ()
         if not valid or not set(verbs) <= set(Verb) or not colours:
             raise LayoutError(
-                f"checkpoint.json: language must hold lists of strings verbs (of {', '.join(Verb)}), colours and words, got "
+                "checkpoint.json: language must hold lists of strings verbs (of "
+                f"{', '.join(Verb)}), colours and words, got "
                 f"{shown(found)}. Correct it, or download it again."
             )
         return cls(tuple(verbs), tuple(colours), frozenset(words))
 
     def to_metadata(self) -> dict[str, list[str]]:
         """Return the ``language`` to record."""
-        return {"verbs": list(self.verbs), "colours": list(self.colours), "words": sorted(self.words)}
+        return {
+            "verbs": list(self.verbs),
+            "colours": list(self.colours),
+            "words": sorted(self.words),
+        }
 
     @property
     def example(self) -> str:
@@ -111,11 +144,13 @@ class Language:
         return plainest(Goal(Verb(self.verbs[0]), f"cube_{self.colours[0]}"))
 
     def understand(self, text: str) -> str:
-        """Return the sentence as the model reads it: in lower case; with a word new to it, the plainest one of the same goal.
+        """Return the sentence as the model reads it: in lower case; with a word new to it, the
+        plainest one of the same goal.
 
         Raises:
-            InstructionError: It is long, negates, asks, names an unknown word, no or another verb, no or another colour, or two
-                targets; or it asks for something else than a task (:mod:`.refusals`).
+            InstructionError: It is long, negates, asks, names an unknown word, no or another verb,
+                no or another colour, or two targets; or it asks for something else than a task
+                (:mod:`.refusals`).
         """
         read = normalize(text)
         if len(read) > _LONGEST:  # before any pattern: some take time with the square of it
@@ -130,31 +165,44 @@ class Language:
             raise self._refusal(text, f"nothing on its table is {absent[0]}")
         known = self.words | _FILLERS | SYNONYMS
         if unknown := [word for word in words if word not in known]:
-            raise self._refusal(text, f"it does not know {', '.join(map(repr, dict.fromkeys(unknown[:4])))}")
+            raise self._refusal(
+                text, f"it does not know {', '.join(map(repr, dict.fromkeys(unknown[:4])))}"
+            )
         named = dict.fromkeys(word for word in words if word in self.colours)
         if len(named) > 1:
             raise self._refusal(text, f"it names {len(named)} cubes ({', '.join(named)})")
         try:
             goal = parse_instruction(sentence)
         except InstructionError:
-            raise self._refusal(text, "it names no colour" if not named else "it names no verb") from None
+            raise self._refusal(
+                text, "it names no colour" if not named else "it names no verb"
+            ) from None
         if goal.verb not in self.verbs:
             raise self._refusal(text, f"training never showed how to {goal.verb}")
         if goal.verb is Verb.PLACE and not re.search(TO_BIN, sentence):
             raise self._refusal(text, "it does not say where to put the cube: in the bin")
-        verbatim = read == sentence and all(word in self.words for word in words) and not REWORDED.search(sentence)
-        verbatim = verbatim and (goal.verb is not Verb.PLACE or re.search(BIN, sentence) is not None)
+        verbatim = (
+            read == sentence
+            and all(word in self.words for word in words)
+            and not REWORDED.search(sentence)
+        )
+        verbatim = verbatim and (
+            goal.verb is not Verb.PLACE or re.search(BIN, sentence) is not None
+        )
         return sentence if verbatim else plainest(goal)
 
     def _refusal(self, text: str, why: str) -> InstructionError:
         return InstructionError(
             f"instruction {shown(text)} is not understood: {why}. This checkpoint understands "
-            f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: {self.example!r}."
+            f"{' or '.join(self.verbs)}, and one cube of {', '.join(self.colours)}: "
+            f"{self.example!r}."
         )
 
 
 def _without_courtesy(sentence: str) -> str:
-    """Return a normalised sentence without phrases that change no goal; an arrow is "to", and a coloured box a cube."""
+    """Return a normalised sentence without phrases that change no goal; an arrow is "to", and a
+    coloured box a cube.
+    """
     bare = _COURTESY.sub(" ", _ARROW.sub(" to ", _BOX.sub(r"\1 cube", sentence)))
     return " ".join(bare.split()).strip(" ,")
 

@@ -26,18 +26,24 @@ UNFINISHED = ".*.part*"
 
 
 def resource(relative: str) -> Path:
-    """Path of a packaged file or folder, e.g. ``resource("stats/droid_lerobot.json")``, or raise ResourceNotFoundError."""
+    """Path of a packaged file or folder, e.g. ``resource("stats/droid_lerobot.json")``, or raise
+    ResourceNotFoundError.
+    """
     for root in _ROOTS:
         if (root / relative).exists():
             return root / relative
     looked = ", ".join(str(root) for root in _ROOTS)
-    raise ResourceNotFoundError(f"{relative!r} is not part of this installation (looked in {looked}); reinstall it.")
+    raise ResourceNotFoundError(
+        f"{relative!r} is not part of this installation (looked in {looked}); reinstall it."
+    )
 
 
 def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> Path:
-    """Return ``path`` if no symbolic link leads it out of ``root`` (``what`` in messages); otherwise raise ``error``.
+    """Return ``path`` if no symbolic link leads it out of ``root`` (``what`` in messages);
+    otherwise raise ``error``.
 
-    In the Hugging Face cache, ``snapshots/<revision>`` links into ``blobs``; the repository's folder counts as the root there.
+    In the Hugging Face cache, ``snapshots/<revision>`` links into ``blobs``; the repository's
+    folder counts as the root there.
     """
     try:
         allowed, target = root.resolve(), path.resolve()
@@ -51,12 +57,18 @@ def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> P
 
 
 def shown(value: object) -> str:
-    """Return what a message shows of a value from outside: its ``repr``, cut short and without control characters."""
+    """Return what a message shows of a value from outside: its ``repr``, cut short and without
+    control characters.
+    """
     return ascii(value)[:80] if isinstance(value, str) else _REPR.repr(value)
 
 
-def require_file(path: Path, error: type[Cosmos3Error], most_bytes: int | None = None, hint: str = "") -> None:
-    """Raise ``error`` unless ``path`` is an ordinary file, of ``most_bytes`` at most: a pipe would block its reader."""
+def require_file(
+    path: Path, error: type[Cosmos3Error], most_bytes: int | None = None, hint: str = ""
+) -> None:
+    """Raise ``error`` unless ``path`` is an ordinary file, of ``most_bytes`` at most: a pipe
+    would block its reader.
+    """
     try:
         about = path.stat()
     except FileNotFoundError:
@@ -78,8 +90,8 @@ def _int64(digits: str) -> int:
 def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:
     """Read a JSON object.
 
-    If the file is missing, unreadable, larger than 8 MiB or holds something else, raise ``error``; ``hint`` is a sentence
-    with the remedy.
+    If the file is missing, unreadable, larger than 8 MiB or holds something else, raise ``error``;
+    ``hint`` is a sentence with the remedy.
     """
     require_file(path, error, _MAX_JSON_BYTES, hint)
     try:
@@ -92,7 +104,9 @@ def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any
 
 
 def require_creatable(path: Path, name: str) -> None:
-    """Make a file's folder and try to write beside the file; raise ConfigError if it could not be written later."""
+    """Make a file's folder and try to write beside the file; raise ConfigError if it could not
+    be written later.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -102,7 +116,9 @@ def require_creatable(path: Path, name: str) -> None:
         hidden.unlink()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name} {str(path)!r} cannot be written ({why}); choose another place.") from None
+        raise ConfigError(
+            f"{name} {str(path)!r} cannot be written ({why}); choose another place."
+        ) from None
 
 
 def _hidden(path: Path) -> Path:
@@ -111,28 +127,34 @@ def _hidden(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise :class:`StorageError`, which names ``path``, for every OSError inside: a full disk, no permission."""
+    """Raise :class:`StorageError`, which names ``path``, for every OSError inside: a full disk,
+    no permission.
+    """
     try:
         yield
     except Cosmos3Error:
         raise
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged. Make room or choose "
+            f"{path} cannot be written ({error.strerror or error}); what was there before is "
+            "unchanged. Make room or choose "
             "another place, and run it again."
         ) from error
 
 
 @contextmanager
 def locked(folder: Path, option: str) -> Iterator[None]:
-    """Let one process at a time into a folder, which ``option`` gave, or raise ConfigError. The lock ends with its process."""
+    """Let one process at a time into a folder, which ``option`` gave, or raise ConfigError. The
+    lock ends with its process.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another process writes to {folder}; wait for it, stop it, or choose another {option}."
+                f"another process writes to {folder}; wait for it, stop it, or choose another "
+                f"{option}."
             ) from None
         yield
     finally:
@@ -140,7 +162,8 @@ def locked(folder: Path, option: str) -> Iterator[None]:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
-    """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to ``path``. Makes the folder.
+    """Let ``write`` fill a hidden file beside ``path``, flush it to disk, and rename it to
+    ``path``. Makes the folder.
 
     The file that was there is kept as ``previous``, if given.
 
@@ -171,9 +194,11 @@ def _flush(path: Path) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a hidden folder beside ``path``, then rename it to ``path``; until then the old folder stays.
+    """Let ``write`` fill a hidden folder beside ``path``, then rename it to ``path``; until then
+    the old folder stays.
 
-    If the process is killed between the two renames, the next call restores the old folder first. Raises StorageError.
+    If the process is killed between the two renames, the next call restores the old folder first.
+    Raises StorageError.
     """
     with storing(path):
         _write_folder(path, write)
@@ -198,4 +223,6 @@ def _write_folder(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value with :func:`write_whole`."""
-    write_whole(path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))
+    write_whole(
+        path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    )

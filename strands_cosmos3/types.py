@@ -1,12 +1,13 @@
-"""What flows through the package: six frozen dataclasses, checked when they are made and never again.
+"""What flows through the package: six frozen dataclasses, checked when they are made and never
+again.
 
 ::
 
     Observation -> Request -> ActionChunk -> PoseTrajectory -> JointTrajectory -> Rollout
 
-Frames are named ``T_parent_child``; ``base`` is the robot's base, ``cosmos`` the frame whose deltas the model speaks,
-``ee`` the body that inverse kinematics drives. A gripper is an open fraction: 1 is open, 0 is closed. Arrays are
-read-only float64 copies of what was given, images read-only uint8.
+Frames are named ``T_parent_child``; ``base`` is the robot's base, ``cosmos`` the frame whose deltas
+the model speaks, ``ee`` the body that inverse kinematics drives. A gripper is an open fraction: 1
+is open, 0 is closed. Arrays are read-only float64 copies of what was given, images read-only uint8.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ from strands_cosmos3.embodiments import ActionSpace, Embodiment
 from strands_cosmos3.episode_summary import ErrorSummary as ErrorSummary
 from strands_cosmos3.episode_summary import Outcome as Outcome
 from strands_cosmos3.episode_summary import html_of, text_of
-from strands_cosmos3.errors import ActionOutOfRangeError, ActionSpaceError, InputError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
+    ActionSpaceError,
+    InputError,
+    ShapeError,
+    UnknownNameError,
+)
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
@@ -75,7 +82,9 @@ def _set(instance: object, **values: object) -> None:
 
 
 def _fraction(value: Any) -> float | F64:
-    """The open fraction of one gripper, or those [G] of any other number of them; rounding beyond [0, 1] is clipped."""
+    """The open fraction of one gripper, or those [G] of any other number of them; rounding
+    beyond [0, 1] is clipped.
+    """
     if not isinstance(value, np.ndarray) or value.ndim == 0:
         number = float(finite_array(value, "gripper", ()))
         if not -1e-6 <= number <= 1 + 1e-6:
@@ -95,7 +104,9 @@ def _image(value: Any, name: str) -> NDArray[np.uint8]:
 
 
 def _shares_bytes(image: NDArray[np.uint8]) -> bool:
-    """Whether the pixels lie in a ``bytes`` object, as those of a decoded message do: nobody can write to them."""
+    """Whether the pixels lie in a ``bytes`` object, as those of a decoded message do: nobody can
+    write to them.
+    """
     base: Any = image
     while isinstance(base, np.ndarray):
         base = base.base
@@ -108,15 +119,18 @@ class Observation:
 
     Args:
         q_rad: [n] joint angles.
-        gripper: Open fraction; of a robot with another number of grippers than one, [G] in the order of its limbs.
+        gripper: Open fraction; of a robot with another number of grippers than one, [G] in the
+            order of its limbs.
         images: View name -> [H, W, 3] uint8.
         qd_rad_s: [n] joint velocities; zeros when not given.
         t_capture_s: When it was taken, on the caller's monotonic (or simulated) clock.
-        t_motion_s: The same moment on the motion's own clock, which stops while execution falls behind the chunk's rate (time
-            stretched, braking, holding); None is ``t_capture_s``.
-        privileged: State that only a simulator knows (poses of objects, [4, 4] or vectors, by name). Only backends
-            that declare ``needs_privileged`` receive it, and it never leaves the process.
-        q_anchor_rad: [n] joint angles that the chunk departs from; None is ``q_rad``. A control loop fills it in.
+        t_motion_s: The same moment on the motion's own clock, which stops while execution falls
+            behind the chunk's rate (time stretched, braking, holding); None is ``t_capture_s``.
+        privileged: State that only a simulator knows (poses of objects, [4, 4] or vectors, by
+            name). Only backends that declare ``needs_privileged`` receive it, and it never leaves
+            the process.
+        q_anchor_rad: [n] joint angles that the chunk departs from; None is ``q_rad``. A control
+            loop fills it in.
 
     Raises:
         ShapeError, NonFiniteError, InputError: A field is malformed.
@@ -133,10 +147,20 @@ class Observation:
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
-        qd = constant_array(len(q), 0.0) if self.qd_rad_s is None else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
+        qd = (
+            constant_array(len(q), 0.0)
+            if self.qd_rad_s is None
+            else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
+        )
         instance_of(self.images, Mapping, "images")
         images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
-        _set(self, q_rad=q, qd_rad_s=qd, gripper=_fraction(self.gripper), images=MappingProxyType(images))
+        _set(
+            self,
+            q_rad=q,
+            qd_rad_s=qd,
+            gripper=_fraction(self.gripper),
+            images=MappingProxyType(images),
+        )
         if self.q_anchor_rad is not None:
             _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))
 
@@ -157,20 +181,27 @@ class Request:
         instruction: What the user said.
         n_rows: Rows of the answer.
         q_rad: [n] joint angles, or None if only a pose is known.
-        gripper: Open fraction; of an embodiment with several grippers, [G] in the order of its limbs.
+        gripper: Open fraction; of an embodiment with several grippers, [G] in the order of its
+            limbs.
         T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None without an arm model.
-        T_base_anchor: [4, 4] pose of that frame from which the first row departs; None is ``T_base_cosmos``.
+        T_base_anchor: [4, 4] pose of that frame from which the first row departs; None is
+            ``T_base_cosmos``.
         mode: What is asked.
         prompt: The exact caption for the model, or empty to compose it from the instruction.
-        composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs no pictures.
+        composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs
+            no pictures.
         images: The separate views by name, for a backend that takes them.
-        conditioning_actions: [rows, D] the known actions in the units of the answer's rows; for ``forward_dynamics`` only.
-        action_prefix: [rows, D] rows that the arm executes during this inference, from the observation on, in the same units;
-            fewer than ``n_rows``, for ``policy`` only. The answer begins with them.
-        clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics`` only.
-        decode_frames: Frames of the predicted video that are wanted, from the first on; None is all that the backend decodes.
-        limb_poses, limb_anchors: Of a robot with several limbs instead of ``T_base_cosmos`` and ``T_base_anchor``: [4, 4] by
-            limb, in the limb's base.
+        conditioning_actions: [rows, D] the known actions in the units of the answer's rows; for
+            ``forward_dynamics`` only.
+        action_prefix: [rows, D] rows that the arm executes during this inference, from the
+            observation on, in the same units; fewer than ``n_rows``, for ``policy`` only. The
+            answer begins with them.
+        clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics``
+            only.
+        decode_frames: Frames of the predicted video that are wanted, from the first on; None is all
+            that the backend decodes.
+        limb_poses, limb_anchors: Of a robot with several limbs instead of ``T_base_cosmos`` and
+            ``T_base_anchor``: [4, 4] by limb, in the limb's base.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -205,7 +236,9 @@ class Request:
         _set(
             self,
             q_rad=None if self.q_rad is None else finite_array(self.q_rad, "q_rad", (None,)),
-            images=MappingProxyType({name: _image(image, f"image {name!r}") for name, image in self.images.items()}),
+            images=MappingProxyType(
+                {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
+            ),
             gripper=_fraction(self.gripper),
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )
@@ -215,27 +248,49 @@ class Request:
                 _set(self, **{name: rigid_transform(getattr(self, name), name)})
         for name in ("limb_poses", "limb_anchors"):
             given = cast("Mapping[str, F64]", instance_of(getattr(self, name), Mapping, name))
-            _set(self, **{name: {limb: rigid_transform(T, f"{name} of {limb!r}") for limb, T in given.items()}})
+            _set(
+                self,
+                **{
+                    name: {
+                        limb: rigid_transform(T, f"{name} of {limb!r}") for limb, T in given.items()
+                    }
+                },
+            )
 
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
         for name, argument, value, mode in (
-            ("conditioning_actions", "raw_actions", self.conditioning_actions, Mode.FORWARD_DYNAMICS),
+            (
+                "conditioning_actions",
+                "raw_actions",
+                self.conditioning_actions,
+                Mode.FORWARD_DYNAMICS,
+            ),
             ("clip", "video", self.clip, Mode.INVERSE_DYNAMICS),
         ):
             if value is None and self.mode is mode:
-                raise InputError(f"mode {str(mode)!r} needs {name}, which a policy's methods take as {argument}=.")
+                raise InputError(
+                    f"mode {str(mode)!r} needs {name}, which a policy's methods take as "
+                    f"{argument}=."
+                )
             if value is not None and self.mode is not mode:
                 verb = "are" if name[-1] == "s" else "is"
-                raise InputError(f"{name} {verb} for mode {str(mode)!r}; this is mode {str(self.mode)!r}.")
+                raise InputError(
+                    f"{name} {verb} for mode {str(mode)!r}; this is mode {str(self.mode)!r}."
+                )
         if self.conditioning_actions is not None:
-            known = finite_array(self.conditioning_actions, "conditioning_actions", (None, self.action_space.width))
+            known = finite_array(
+                self.conditioning_actions, "conditioning_actions", (None, self.action_space.width)
+            )
             _set(self, conditioning_actions=known)
         if self.action_prefix is not None:
-            action_prefix = finite_array(self.action_prefix, "action_prefix", (None, self.action_space.width))
+            action_prefix = finite_array(
+                self.action_prefix, "action_prefix", (None, self.action_space.width)
+            )
             if self.mode is not Mode.POLICY or len(action_prefix) >= self.n_rows:
                 raise InputError(
-                    f"action_prefix must have fewer rows than the {self.n_rows} requested, in mode 'policy'; got "
+                    f"action_prefix must have fewer rows than the {self.n_rows} requested, in "
+                    "mode 'policy'; got "
                     f"{len(action_prefix)} rows in mode {str(self.mode)!r}."
                 )
             _set(self, action_prefix=action_prefix)
@@ -245,7 +300,8 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class ActionChunk:
-    """A backend's answer: rows of one named action space, in the model's own scale (normalised, unless they are joint angles).
+    """A backend's answer: rows of one named action space, in the model's own scale (normalised,
+    unless they are joint angles).
 
     Args:
         action: [T, D] rows.
@@ -255,9 +311,12 @@ class ActionChunk:
         seed: Noise seed.
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
-        quantiles: 1 % and 99 % quantiles [D] with which the rows were normalised; None means the embodiment's packaged ones.
-        novelty: How unlike training the picture is, if the checkpoint can tell; above 1 it is unusual (99.9 % quantile).
-        T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses that are goals themselves.
+        quantiles: 1 % and 99 % quantiles [D] with which the rows were normalised; None means the
+            embodiment's packaged ones.
+        novelty: How unlike training the picture is, if the checkpoint can tell; above 1 it is
+            unusual (99.9 % quantile).
+        T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses
+            that are goals themselves.
 
     Raises:
         ActionSpaceError: The width is not the action space's.
@@ -282,23 +341,33 @@ class ActionChunk:
         embodiment = instance_of(self.embodiment, Embodiment, "embodiment")
         if space not in embodiment.spaces.values():
             have = ", ".join(embodiment.spaces)
-            raise ActionSpaceError(f"action space {space.name!r} is not one of {embodiment.name!r}'s own: {have}.")
+            raise ActionSpaceError(
+                f"action space {space.name!r} is not one of {embodiment.name!r}'s own: {have}."
+            )
         if action.shape[1] != space.width:
             raise ActionSpaceError(
-                f"action has {action.shape[1]} columns, but {space.name!r} of {self.embodiment.name!r} has "
-                f"{space.width}: {', '.join(space.columns)}.{_others_of_width(embodiment, action.shape[1])}"
+                f"action has {action.shape[1]} columns, but {space.name!r} of "
+                f"{self.embodiment.name!r} has "
+                f"{space.width}: "
+                f"{', '.join(space.columns)}.{_others_of_width(embodiment, action.shape[1])}"
             )
         if space.normalized and np.abs(action).max() > WILD_Z:
             row, column = (int(i) for i in np.argwhere(np.abs(action) > WILD_Z)[0])
             raise ActionOutOfRangeError(
-                f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; normalised values "
-                f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already de-normalised, or another space?"
+                f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; "
+                "normalised values "
+                f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already "
+                "de-normalised, or another space?"
             )
         fps = embodiment.fps if self.fps is None else self.fps
         if fps is None:
-            raise InputError(f"embodiment {embodiment.name!r} has no frame rate of its own; pass fps > 0.")
+            raise InputError(
+                f"embodiment {embodiment.name!r} has no frame rate of its own; pass fps > 0."
+            )
         if self.quantiles is not None:
-            q01, q99 = (finite_array(figure, "quantiles", (space.width,)) for figure in self.quantiles)
+            q01, q99 = (
+                finite_array(figure, "quantiles", (space.width,)) for figure in self.quantiles
+            )
             _set(self, quantiles=(q01, q99))
         if self.T_base_departure is not None:
             _set(self, T_base_departure=rigid_transform(self.T_base_departure, "T_base_departure"))
@@ -352,7 +421,9 @@ class PoseTrajectory:
             gripper=None if self.gripper is None else open_fractions(self.gripper, len(T)),
         )
         if self.gripper is not None and self.gripper.ndim != 1:
-            raise ShapeError(f"these poses have one gripper, [{len(T)}], got {list(self.gripper.shape)}.")
+            raise ShapeError(
+                f"these poses have one gripper, [{len(T)}], got {list(self.gripper.shape)}."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,16 +432,20 @@ class JointTrajectory:
 
     Args:
         q_rad: [T, n] joint angles.
-        t_s: [T] when each is due, in seconds after the observation, strictly increasing, the first not negative.
-        gripper: [T] open fractions, or None; of a robot with another number of grippers than one, [T, G] in its limbs' order.
+        t_s: [T] when each is due, in seconds after the observation, strictly increasing, the first
+            not negative.
+        gripper: [T] open fractions, or None; of a robot with another number of grippers than one,
+            [T, G] in its limbs' order.
         poses: The commanded poses of the driven body, where there were any.
         residual_m: [T] position the solution misses its pose by; zeros without poses.
         residual_rad: [T] rotation it misses by.
         converged: [T] whether the residual is within tolerance.
         clamped: [T] whether a joint or velocity limit held the solution back.
         t_capture_s: The observation's time stamp.
-        collision: What the check of the rows against the arm itself and its static surroundings found.
-        limb_poses: Of a robot with several limbs instead of ``poses``, by limb, each in the limb's base.
+        collision: What the check of the rows against the arm itself and its static surroundings
+            found.
+        limb_poses: Of a robot with several limbs instead of ``poses``, by limb, each in the limb's
+            base.
     """
 
     q_rad: F64
@@ -390,14 +465,22 @@ class JointTrajectory:
         n = len(q)
         residuals = {
             name: constant_array(n, 0.0) if value is None else finite_array(value, name, (n,))
-            for name, value in (("residual_m", self.residual_m), ("residual_rad", self.residual_rad))
+            for name, value in (
+                ("residual_m", self.residual_m),
+                ("residual_rad", self.residual_rad),
+            )
         }
         masks = {
             name: constant_array(n, default) if value is None else mask_array(value, name, n)
-            for name, value, default in (("converged", self.converged, True), ("clamped", self.clamped, False))
+            for name, value, default in (
+                ("converged", self.converged, True),
+                ("clamped", self.clamped, False),
+            )
         }
         gripper = None if self.gripper is None else open_fractions(self.gripper, n)
-        _set(self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks)
+        _set(
+            self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -412,24 +495,33 @@ class Rollout:
         path: Deviation of the commanded from the intended path, at every physics step.
         tracking: Achieved against commanded, at every physics step.
         drift: Achieved against a recording, where one was replayed.
-        loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost since it began.
-        between_hands: Relative pose of two hands against the commanded one, at every physics step; None for one hand.
+        loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost
+            since it began.
+        between_hands: Relative pose of two hands against the commanded one, at every physics step;
+            None for one hand.
         by_limb: Of several limbs, ``path``, ``tracking`` and ``loop_drift`` of each, by name.
         steps: Rows ``total, clamped, stretched, unconverged, off_pose`` (more than 1 mm off).
-        latency_ms: Time from a request until its chunk was accepted, on the arm's clock; ``p50, p95, max``.
+        latency_ms: Time from a request until its chunk was accepted, on the arm's clock; ``p50,
+            p95, max``.
         counters: Events by name.
         duration_s: How long the arm was driven, in simulated seconds.
         realtime_factor: Simulated seconds for one second of wall time, over the whole loop.
         model_sha256: Digest of the checkpoint, where there is one.
         fault: What went wrong, where the outcome is a fault.
-        latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or in wall-clock time.
+        latency_clock: The arm's clock: simulated, stopped for each answer (zero latency), or in
+            wall-clock time.
         inference_ms: Wall-clock time of inference and planning, ``p50, p95, max``.
-        seam_rad_s: Jump of the fastest joint's velocity that is blended out where a chunk joins the motion; ``p50, p95, max``.
-        final_state: The executor's state after the last tick, before the arm came to rest; ``"fault"`` also if it could not.
-        assumed: Whether limits of the arm are assumed. borrowed_domain: The embodiment, if it is another robot's.
+        seam_rad_s: Jump of the fastest joint's velocity that is blended out where a chunk joins the
+            motion; ``p50, p95, max``.
+        final_state: The executor's state after the last tick, before the arm came to rest;
+            ``"fault"`` also if it could not.
+        assumed: Whether limits of the arm are assumed. borrowed_domain: The embodiment, if it is
+            another robot's.
         held: What the arm was waiting for, where it was in HOLD when the time was up.
-        collisions: Reports of the accepted chunks that touched, avoided or were stopped before a collision.
-        arrays: Trajectories by name, as :meth:`save_npz` writes them. video: The film, where one was written.
+        collisions: Reports of the accepted chunks that touched, avoided or were stopped before a
+            collision.
+        arrays: Trajectories by name, as :meth:`save_npz` writes them. video: The film, where one
+            was written.
     """
 
     seed: int
@@ -475,8 +567,14 @@ class Rollout:
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-ready values (no arrays)."""
         if_any = ("held", "assumed", "borrowed_domain", "model_sha256", "fault")
-        errors = {name: getattr(self, name) for name in ("ik", "path", "tracking", "drift", "loop_drift", "between_hands")}
-        limbs = {name: {figure: vars(error) for figure, error in errors.items()} for name, errors in self.by_limb.items()}
+        errors = {
+            name: getattr(self, name)
+            for name in ("ik", "path", "tracking", "drift", "loop_drift", "between_hands")
+        }
+        limbs = {
+            name: {figure: vars(error) for figure, error in errors.items()}
+            for name, errors in self.by_limb.items()
+        }
         return {
             **{name: getattr(self, name) for name in ("seed", "task", "instruction", "success")},
             "outcome": str(self.outcome),
@@ -485,7 +583,10 @@ class Rollout:
             "steps": dict(self.steps),
             "latency_ms": dict(self.latency_ms),
             "latency_clock": self.latency_clock,
-            **{name: dict(getattr(self, name)) for name in ("inference_ms", "seam_rad_s", "counters")},
+            **{
+                name: dict(getattr(self, name))
+                for name in ("inference_ms", "seam_rad_s", "counters")
+            },
             "collisions": [found.to_dict() for found in self.collisions],
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,

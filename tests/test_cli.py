@@ -1,4 +1,6 @@
-"""The command line as a stranger uses it: files that can be looked at, exit statuses, errors in one line."""
+"""The command line as a stranger uses it: files that can be looked at, exit statuses, errors in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,23 @@ def recording(path: Path) -> Path:
     return path
 
 
-def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     out = {name: tmp_path / f"deep/er/a.{name}" for name in ("mp4", "json", "png", "npz")}
-    files = ["--video", str(out["mp4"]), "--json", str(out["json"]), "--plot", str(out["png"]), "--npz", str(out["npz"])]
-    status = main([*EXPERT, "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files])
+    files = [
+        "--video",
+        str(out["mp4"]),
+        "--json",
+        str(out["json"]),
+        "--plot",
+        str(out["png"]),
+        "--npz",
+        str(out["npz"]),
+    ]
+    status = main(
+        [*EXPERT, "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files]
+    )
     assert status == 0
     printed = capsys.readouterr().out
     assert "success" in printed
@@ -53,13 +68,15 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path,
     assert set(episode["latency_ms"]) == set(episode["inference_ms"]) == {"p50", "p95", "max"}
     with av.open(str(out["mp4"])) as film:
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
-    assert len(frames) == pytest.approx((episode["duration_s"] + 1.5) * 20, abs=2)  # the outcome stands for 1.5 s
+    # the outcome stands for 1.5 s
+    assert len(frames) == pytest.approx((episode["duration_s"] + 1.5) * 20, abs=2)
     assert frames[-1].std() > 20  # something is to be seen
     assert np.abs(frames[-1].astype(float) - frames[0]).mean() > 1  # and it moves
     with np.load(out["npz"]) as arrays:
         assert len(arrays["t_s"]) == pytest.approx(episode["duration_s"] * 600, abs=1)
         gap_mm = 1e3 * np.linalg.norm(
-            arrays["T_base_hand_commanded"][:, :3, 3] - arrays["T_base_hand_achieved"][:, :3, 3], axis=1
+            arrays["T_base_hand_commanded"][:, :3, 3] - arrays["T_base_hand_achieved"][:, :3, 3],
+            axis=1,
         )
     assert gap_mm.mean() == pytest.approx(episode["tracking"]["mean_mm"], rel=1e-6)
     assert out["png"].stat().st_size > 10_000
@@ -68,7 +85,9 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(tmp_path: Path,
 
 def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
     arguments = [*EXPERT, "--task", "reach", "--episodes", "2", "--seed", "7"]
-    status = main([*arguments, "--npz", str(tmp_path / "a.npz"), "--json", str(tmp_path / "a.json")])
+    status = main(
+        [*arguments, "--npz", str(tmp_path / "a.npz"), "--json", str(tmp_path / "a.json")]
+    )
     assert status == 0
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["a-seed7.npz", "a-seed8.npz"]
     report = json.loads((tmp_path / "a.json").read_text())
@@ -76,7 +95,9 @@ def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
     assert report["summary"]["success_rate"] == 1.0
 
 
-def test_a_later_episode_that_fails_takes_no_figures_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_later_episode_that_fails_takes_no_figures_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run_policy = Robot.run_policy
 
     def gone(robot: Robot, **options: Any) -> Any:
@@ -86,14 +107,39 @@ def test_a_later_episode_that_fails_takes_no_figures_with_it(tmp_path: Path, mon
 
     monkeypatch.setattr(Robot, "run_policy", gone)
     report = tmp_path / "a.json"
-    assert main([*EXPERT, "--task", "reach", "--duration", "0.3", "--episodes", "2", "--json", str(report)]) == 1
+    assert (
+        main(
+            [
+                *EXPERT,
+                "--task",
+                "reach",
+                "--duration",
+                "0.3",
+                "--episodes",
+                "2",
+                "--json",
+                str(report),
+            ]
+        )
+        == 1
+    )
     (episode,) = json.loads(report.read_text())["episodes"]
     assert episode["seed"] == 0
 
 
 def test_replay_reports_drift_and_no_success(tmp_path: Path):
     source = recording(tmp_path / "motion.npz")
-    status = main(["rollout", "--backend", "replay", "--trajectory", str(source), "--json", str(tmp_path / "r.json")])
+    status = main(
+        [
+            "rollout",
+            "--backend",
+            "replay",
+            "--trajectory",
+            str(source),
+            "--json",
+            str(tmp_path / "r.json"),
+        ]
+    )
     assert status == 0
     (episode,) = json.loads((tmp_path / "r.json").read_text())["episodes"]
     assert episode["success"] is None
@@ -104,7 +150,10 @@ def test_replay_reports_drift_and_no_success(tmp_path: Path):
 def test_the_npz_of_a_rollout_can_be_replayed(tmp_path: Path):
     npz, report = tmp_path / "reach.npz", tmp_path / "replay.json"
     assert main([*EXPERT, "--task", "reach", "--npz", str(npz)]) == 0
-    assert main(["rollout", "--backend", "replay", "--trajectory", str(npz), "--json", str(report)]) == 0
+    assert (
+        main(["rollout", "--backend", "replay", "--trajectory", str(npz), "--json", str(report)])
+        == 0
+    )
     (episode,) = json.loads(report.read_text())["episodes"]
     with np.load(npz) as arrays:
         assert episode["duration_s"] == pytest.approx(len(arrays["t_s"]) / 600, abs=0.15)
@@ -125,7 +174,17 @@ def test_an_interrupted_episode_is_no_failure():
 
 
 def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
-    status = main(["rollout", "--backend", "replay", "--trajectory", str(EPISODE), "--json", str(tmp_path / "d.json")])
+    status = main(
+        [
+            "rollout",
+            "--backend",
+            "replay",
+            "--trajectory",
+            str(EPISODE),
+            "--json",
+            str(tmp_path / "d.json"),
+        ]
+    )
     assert status == 0
     (episode,) = json.loads((tmp_path / "d.json").read_text())["episodes"]
     assert episode["tracking"]["mean_mm"] < 0.5
@@ -174,8 +233,14 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--backend", "replay", "--trajectory", "/no/such.json"], "/no/such.json"),
         (["rollout", "--trajectory", "x.json"], "--backend replay"),
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
-        (["rollout", "--task", "stack"], "the bundled policy knows task 'reach' or 'pick' or 'place'"),
-        (["rollout", "--robot", "fr3", "--task", "reach"], "the bundled policy knows robot 'panda' or 'franka'"),
+        (
+            ["rollout", "--task", "stack"],
+            "the bundled policy knows task 'reach' or 'pick' or 'place'",
+        ),
+        (
+            ["rollout", "--robot", "fr3", "--task", "reach"],
+            "the bundled policy knows robot 'panda' or 'franka'",
+        ),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),
@@ -186,27 +251,50 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--seed", "-1"], "--seed must be a whole number"),
         (["view", "--port", "9000"], "the page's is --page-port 9000"),
         (["view", "--play", "nowhere"], "--play 'nowhere' does not exist"),
-        (["demos", "--out", "/proc/nowhere/demos"], "--out '/proc/nowhere/demos' cannot be written"),
-        (["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"], "--backend service"),
+        (
+            ["demos", "--out", "/proc/nowhere/demos"],
+            "--out '/proc/nowhere/demos' cannot be written",
+        ),
+        (
+            ["rollout", "--backend", "replay", "--trajectory", "x.json", "--dialect", "openpi"],
+            "--backend service",
+        ),
         (
             [*EXPERT, "--num-steps", "3"],
-            "--num-steps 3 belongs to --backend native, distributed, diffusers or service, not to scripted",
+            "--num-steps 3 belongs to --backend native, distributed, diffusers or service, not to "
+            "scripted",
         ),
         ([*EXPERT, "--device", "cuda"], "--device cuda"),
-        ([*EXPERT, "--policy-frames", "1"], "--policy-frames 1 belongs to --backend native or distributed"),
+        (
+            [*EXPERT, "--policy-frames", "1"],
+            "--policy-frames 1 belongs to --backend native or distributed",
+        ),
         (["rollout", "--backend", "service", "--guidance-scale", "3"], "--guidance-scale 3"),
-        (["rollout", "--backend", "diffusers", "--model", "x", "--policy-frames", "1"], "--policy-frames 1"),
-        ([*EXPERT, "--cuda-graphs"], "--cuda-graphs True belongs to --backend native or distributed, not to scripted"),
+        (
+            ["rollout", "--backend", "diffusers", "--model", "x", "--policy-frames", "1"],
+            "--policy-frames 1",
+        ),
+        (
+            [*EXPERT, "--cuda-graphs"],
+            "--cuda-graphs True belongs to --backend native or distributed, not to scripted",
+        ),
         (["rollout", "--cuda-graphs", "--device", "cpu"], "cuda_graphs needs a CUDA device"),
         ([*EXPERT, "--model", "x"], "--model x belongs to"),
         (["rollout", "--backend", "diffusers"], "--backend diffusers needs --model"),
         (["bench", "ik", "--chunks", "0"], "--chunks"),
         (
             ["bench", "robustness", "--episodes", "3"],
-            "--episodes belongs to bench sim or tasks or engine --part bfloat16-rollouts, not to bench robustness",
+            "--episodes belongs to bench sim or tasks or engine --part bfloat16-rollouts, not to "
+            "bench robustness",
         ),
-        (["bench", "ik", "--plant-errors"], "--plant-errors belongs to bench tasks, not to bench ik"),
-        (["bench", "ik", "--episode", "/nope.json"], "--episode belongs to bench tracking or robustness"),
+        (
+            ["bench", "ik", "--plant-errors"],
+            "--plant-errors belongs to bench tasks, not to bench ik",
+        ),
+        (
+            ["bench", "ik", "--episode", "/nope.json"],
+            "--episode belongs to bench tracking or robustness",
+        ),
         (["bench", "loop", "--tier", "256"], "--tier belongs to bench engine"),
         (["bench", "engine", "--seed", "0"], "--seed belongs to bench"),
         (["bench", "robustness", "--episode", "/nope.json"], "no recording at '/nope.json'"),
@@ -214,15 +302,27 @@ def test_a_failed_task_is_status_one():
             ["bench", "tracking", "--episode", "a.json", "--json", "./a.json"],
             "--json would overwrite 'a.json', which --episode",
         ),
-        ([*EXPERT, "--json", "a.json", "--dataset", "a.json"], "--json 'a.json' and --dataset 'a.json' name the same path"),
-        ([*EXPERT, "--dataset", "ds", "--json", "ds/meta/info.json"], "--json 'ds/meta/info.json' and --dataset 'ds' lie one"),
+        (
+            [*EXPERT, "--json", "a.json", "--dataset", "a.json"],
+            "--json 'a.json' and --dataset 'a.json' name the same path",
+        ),
+        (
+            [*EXPERT, "--dataset", "ds", "--json", "ds/meta/info.json"],
+            "--json 'ds/meta/info.json' and --dataset 'ds' lie one",
+        ),
         ([*EXPERT, "--json", "a.json", "--npz", "x/../a.json/b.npz"], "--json 'a.json' and --npz"),
-        (["view", *EXPERT[1:], "--video", "ds/a.mp4", "--dataset", "ds"], "--video 'ds/a.mp4' and --dataset 'ds'"),
+        (
+            ["view", *EXPERT[1:], "--video", "ds/a.mp4", "--dataset", "ds"],
+            "--video 'ds/a.mp4' and --dataset 'ds'",
+        ),
         (
             ["rollout", "--backend", "replay", "--trajectory", "a.npz", "--npz", "a.npz"],
             "--npz would overwrite 'a.npz', which --trajectory reads",
         ),
-        (["infer", "--video", "a.mp4", "--out", "a", "--decode-video"], "--out would overwrite 'a.mp4', which --video reads"),
+        (
+            ["infer", "--video", "a.mp4", "--out", "a", "--decode-video"],
+            "--out would overwrite 'a.mp4', which --video reads",
+        ),
         (
             ["infer", "--action-file", "a_action.json", "--out", "a", "--mode", "forward_dynamics"],
             "--out would overwrite 'a_action.json', which --action-file reads",
@@ -231,7 +331,11 @@ def test_a_failed_task_is_status_one():
     ],
 )
 def test_bad_usage_is_status_two_and_one_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -242,7 +346,9 @@ def test_bad_usage_is_status_two_and_one_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["rollout", "--task", "fly"], ["rollout", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["rollout", "--task", "fly"], ["rollout", "--nonsense"]]
+)
 def test_unknown_words_are_status_two(arguments: list[str]):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -256,7 +362,8 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "default" in printed or command == "doctor"
-    needed = {"bench": 1, "demos": 1, "train": 1, "checkpoint": 2, "robot": 1}  # which bench; where to; what and which; what
+    # which bench; where to; what and which; what
+    needed = {"bench": 1, "demos": 1, "train": 1, "checkpoint": 2, "robot": 1}
     assert printed.count("(required)") == needed.get(command, 0)
 
 
@@ -295,7 +402,9 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path):
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
     assert findings["rendering"]["state"] == "ok"
     limits = findings["robots' limits"]["detail"]
-    assert limits.startswith("all published for panda, fr3, dual_panda; assumed: ur5e (acceleration, jerk)")
+    assert limits.startswith(
+        "all published for panda, fr3, dual_panda; assumed: ur5e (acceleration, jerk)"
+    )
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
 
 
@@ -303,14 +412,23 @@ def test_doctor_promises_no_checkpoint_where_torch_is_absent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(doctor, "_CHECKS", tuple(check for check in doctor._CHECKS if check[0] in ("python", "torch", "viser")))
+    monkeypatch.setattr(
+        doctor,
+        "_CHECKS",
+        tuple(check for check in doctor._CHECKS if check[0] in ("python", "torch", "viser")),
+    )
     assert main(["doctor"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "viser" in said
-    assert "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: torch)" in said
+    assert (
+        "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: torch)"
+        in said
+    )
 
 
-def test_doctor_names_what_is_broken_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_doctor_names_what_is_broken_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     assert main(["doctor", "--json", str(tmp_path / "d.json")]) == 1
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
@@ -327,7 +445,9 @@ def test_bench_measures_against_another_reference(tmp_path: Path):
     assert figures["plain_mink_ms"] > 0
 
 
-def test_view_without_a_display_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_view_without_a_display_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert main([*EXPERT, "--view"]) == 1

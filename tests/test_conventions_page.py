@@ -12,11 +12,18 @@ def test_every_guard_that_the_page_names_exists():
     guards = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/conventions.md").read_text())
     assert len(guards) > 30
     defined = {
-        path: {node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")} for path, _ in guards
+        path: {
+            node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")
+        }
+        for path, _ in guards
     }
     assert not [f"{path}::{name}" for path, name in guards if name not in defined[path]]
 
 
 def test_every_line_of_its_tables_has_a_guard():
-    rows = [line for line in (ROOT / "docs/conventions.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line
+        for line in (ROOT / "docs/conventions.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     assert not [row for row in rows if "::" not in row and not row.endswith("| guarded by |")]

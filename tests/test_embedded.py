@@ -1,7 +1,8 @@
-"""The checkpoint that comes with this package: whole, small, used by default, and refused where it knows nothing.
+"""The checkpoint that comes with this package: whole, small, used by default, and refused where it
+knows nothing.
 
-How often it succeeds stands in its card, from ``strands-cosmos3 evaluate``; a handful of episodes show that what is packaged is
-what was judged.
+How often it succeeds stands in its card, from ``strands-cosmos3 evaluate``; a handful of episodes
+show that what is packaged is what was judged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Blind(NativeBackend):
     """The same with black pictures."""
 
     def infer(self, request):
-        return super().infer(dataclasses.replace(request, composite=np.zeros_like(request.composite)))
+        return super().infer(
+            dataclasses.replace(request, composite=np.zeros_like(request.composite))
+        )
 
 
 def share_reached(backend, seeds) -> float:
@@ -41,7 +44,12 @@ def share_reached(backend, seeds) -> float:
     with Cosmos3Policy(embodiment="droid", robot="panda", backend=backend) as policy:
         for seed in seeds:
             for colour in COLOURS:
-                asked = {"instruction": f"reach the {colour} cube", "policy": policy, "task": "reach", "seed": seed}
+                asked = {
+                    "instruction": f"reach the {colour} cube",
+                    "policy": policy,
+                    "task": "reach",
+                    "seed": seed,
+                }
                 successes.append(robot.run_policy(**asked, duration=6.0).success)
     return sum(successes) / len(successes)
 
@@ -50,15 +58,25 @@ def test_it_is_whole_and_small():
     folder = embedded_checkpoint()
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 20e6
     Checkpoint.open(folder).verify()
-    assert "simulated table" in json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+    assert (
+        "simulated table"
+        in json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+    )
 
 
 def test_diffusers_classes_load_it():
     from diffusers import AutoencoderKLWan, Cosmos3OmniTransformer
 
     folder = embedded_checkpoint()
-    assert Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer").config["hidden_size"] == 192
-    assert len(AutoencoderKLWan.from_pretrained(folder, subfolder="vae").config["latents_mean"]) == 48
+    assert (
+        Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer").config[
+            "hidden_size"
+        ]
+        == 192
+    )
+    assert (
+        len(AutoencoderKLWan.from_pretrained(folder, subfolder="vae").config["latents_mean"]) == 48
+    )
 
 
 def test_it_is_what_runs_where_nothing_else_is_named():
@@ -68,7 +86,9 @@ def test_it_is_what_runs_where_nothing_else_is_named():
         assert not policy.backend.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
             assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
-            served = ServedPolicy(named, "droid", named.action_space, warm_up_instruction=named.example_instruction)
+            served = ServedPolicy(
+                named, "droid", named.action_space, warm_up_instruction=named.example_instruction
+            )
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
         assert not policy.takes_action_prefix

@@ -1,4 +1,6 @@
-"""The domain table against policy-contract sections 1, 5, 7 and 8, and gripper polarity in both directions."""
+"""The domain table against policy-contract sections 1, 5, 7 and 8, and gripper polarity in both
+directions.
+"""
 
 import numpy as np
 import pytest
@@ -84,10 +86,22 @@ def test_unknown_names_are_refused_with_the_valid_ones():
 
 def test_droid_speaks_three_action_spaces():
     droid = get_embodiment("droid")
-    midtrain, joint_pos, pose_abs = (droid.action_space(name) for name in ("midtrain", "joint_pos", "pose_abs"))
+    midtrain, joint_pos, pose_abs = (
+        droid.action_space(name) for name in ("midtrain", "joint_pos", "pose_abs")
+    )
     assert droid.action_space() is midtrain
-    assert (midtrain.width, midtrain.normalized, midtrain.state_row, midtrain.mrope_offset) == (10, True, False, 1)
-    assert (joint_pos.width, joint_pos.normalized, joint_pos.state_row, joint_pos.mrope_offset) == (8, False, True, 0)
+    assert (midtrain.width, midtrain.normalized, midtrain.state_row, midtrain.mrope_offset) == (
+        10,
+        True,
+        False,
+        1,
+    )
+    assert (joint_pos.width, joint_pos.normalized, joint_pos.state_row, joint_pos.mrope_offset) == (
+        8,
+        False,
+        True,
+        0,
+    )
     assert pose_abs.columns == ("x", "y", "z", "qx", "qy", "qz", "qw", "gripper")
     assert not pose_abs.normalized
     assert droid.chunk_rows("joint_pos") == 32
@@ -97,8 +111,12 @@ def test_droid_speaks_three_action_spaces():
 
 def test_row_times_are_reached_or_commanded():
     droid = get_embodiment("droid")
-    np.testing.assert_allclose(droid.action_space("midtrain").row_times_s(3, 15), [1 / 15, 2 / 15, 3 / 15])
-    np.testing.assert_allclose(droid.action_space("joint_pos").row_times_s(3, 15), [0, 1 / 15, 2 / 15])
+    np.testing.assert_allclose(
+        droid.action_space("midtrain").row_times_s(3, 15), [1 / 15, 2 / 15, 3 / 15]
+    )
+    np.testing.assert_allclose(
+        droid.action_space("joint_pos").row_times_s(3, 15), [0, 1 / 15, 2 / 15]
+    )
 
 
 def test_sampling_presets():
@@ -113,7 +131,8 @@ def test_droid_s_tool_frame_is_the_hand_turned_by_plus_135_degrees():
     assert tool.parent == "hand"
     assert tool.checked
     h = np.sqrt(0.5)
-    expected = [[-h, -h, 0, 0], [h, -h, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # x turns towards -x and +y
+    # x turns towards -x and +y
+    expected = [[-h, -h, 0, 0], [h, -h, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     np.testing.assert_allclose(tool.T_parent_cosmos, expected, atol=1e-15)
     assert not tool.T_parent_cosmos.flags.writeable
 
@@ -130,7 +149,9 @@ def recorded_states(n=20):
 
 
 def test_bridge_s_tool_frame_is_that_of_the_framework_s_dataset():
-    """cosmos-framework 5eee9ed, bridge_orig_lerobot_dataset.py:31-51, 146-148, from the recorded state to the Cosmos frame."""
+    """cosmos-framework 5eee9ed, bridge_orig_lerobot_dataset.py:31-51, 146-148, from the recorded
+    state to the Cosmos frame.
+    """
     default_rotation = pose([[0, 0, 1], [0, 1, 0], [-1, 0, 0]])
     tcp_to_flange = pose(xyz=(-0.093575, 0, 0))
     to_opencv = pose([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])
@@ -139,14 +160,19 @@ def test_bridge_s_tool_frame_is_that_of_the_framework_s_dataset():
     for T_state in recorded_states():
         T_base_gripper_link = T_state @ default_rotation @ tcp_to_flange
         T_base_cosmos = T_state @ default_rotation @ tcp_to_flange @ to_opencv
-        np.testing.assert_allclose(T_base_gripper_link @ tool.T_parent_cosmos, T_base_cosmos, atol=1e-12)
-    # The WidowX reaches along gripper_link's x, which is the Cosmos frame's z; its y, to the left, is the Cosmos frame's -x.
+        np.testing.assert_allclose(
+            T_base_gripper_link @ tool.T_parent_cosmos, T_base_cosmos, atol=1e-12
+        )
+    # The WidowX reaches along gripper_link's x, which is the Cosmos frame's z; its y, to the left,
+    # is the Cosmos frame's -x.
     np.testing.assert_allclose(tool.T_parent_cosmos[:3, 2], [1, 0, 0], atol=1e-12)
     np.testing.assert_allclose(tool.T_parent_cosmos[:3, 0], [0, -1, 0], atol=1e-12)
 
 
 def test_fractal_s_tool_frame_is_that_of_the_framework_s_dataset():
-    """cosmos-framework 5eee9ed, fractal_lerobot_dataset.py:43-62, 177-180, from the recorded state to the Cosmos frame."""
+    """cosmos-framework 5eee9ed, fractal_lerobot_dataset.py:43-62, 177-180, from the recorded
+    state to the Cosmos frame.
+    """
     tcp_to_flange = np.array(
         [
             [+0.9999897671, -0.0008686425, +0.0044397163, -0.0050618476],
@@ -159,7 +185,9 @@ def test_fractal_s_tool_frame_is_that_of_the_framework_s_dataset():
     tool = get_embodiment("fractal").tool_frame
     assert (tool.parent, tool.checked) == ("link_gripper_tcp", False)
     for T_base_tcp in recorded_states():  # the state is the pose of link_gripper_tcp
-        np.testing.assert_allclose(T_base_tcp @ tool.T_parent_cosmos, T_base_tcp @ tcp_to_flange @ to_opencv, atol=1e-8)
+        np.testing.assert_allclose(
+            T_base_tcp @ tool.T_parent_cosmos, T_base_tcp @ tcp_to_flange @ to_opencv, atol=1e-8
+        )
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -196,7 +224,13 @@ def test_composite_domains_put_their_arms_where_the_contract_says():
 
 @pytest.mark.parametrize(
     ("convention", "number_at_a_fifth_open"),
-    [(MODEL_GRIPPER, 0.2), (WIRE_GRIPPER, 0.8), (PANDA_FINGER, 0.008), (PANDA_TENDON, 51.0), (UMI_WIDTH, 0.01934)],
+    [
+        (MODEL_GRIPPER, 0.2),
+        (WIRE_GRIPPER, 0.8),
+        (PANDA_FINGER, 0.008),
+        (PANDA_TENDON, 51.0),
+        (UMI_WIDTH, 0.01934),
+    ],
 )
 def test_gripper_polarity_both_ways(convention, number_at_a_fifth_open):
     assert convention.from_fraction(0.2) == pytest.approx(number_at_a_fifth_open, rel=1e-12)

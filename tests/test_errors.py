@@ -6,9 +6,16 @@ import re
 import pytest
 
 from strands_cosmos3 import errors
-from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.errors import (
+    Cosmos3Error,
+    MissingDependencyError,
+    ResourceNotFoundError,
+    UnknownNameError,
+)
 
-ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+ALL = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)
+]
 
 
 def test_every_error_descends_from_the_root():

@@ -23,7 +23,9 @@ def run(python: str, example: Path, folder: Path) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("example", sorted({*EXAMPLES} - {*HOSTED, *LIBERO, *FETCHING}), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", sorted({*EXAMPLES} - {*HOSTED, *LIBERO, *FETCHING}), ids=lambda path: path.stem
+)
 def test_example_runs(example: Path, tmp_path: Path):
     if "gymnasium" in example.read_text():
         pytest.importorskip("gymnasium", reason="pip install 'strands-cosmos3[gym]'")
@@ -39,7 +41,9 @@ def test_example_adds_a_robot(example: Path, tmp_path: Path):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("example", HOSTED, ids=lambda path: path.stem)
-def test_example_runs_inside_strands_robots(example: Path, tmp_path: Path, pytestconfig: pytest.Config):
+def test_example_runs_inside_strands_robots(
+    example: Path, tmp_path: Path, pytestconfig: pytest.Config
+):
     run(strands_robots(pytestconfig), example, tmp_path)
 
 
@@ -65,5 +69,7 @@ def test_the_libero_example_asks_as_openpis_policies_expect(tmp_path: Path):
     (package / "__init__.py").touch()
     (package / "websocket_client_policy.py").write_text(STOPS_AFTER_TWO)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, str(LIBERO[0])], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, str(LIBERO[0])], capture_output=True, text=True, env=environment
+    )
     assert "pick up the alphabet soup and place it in the basket" in done.stderr

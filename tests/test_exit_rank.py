@@ -14,14 +14,21 @@ WITNESS = "import atexit; atexit.register(print, 'came to the end of Python', fl
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Runs Python in which whoever comes to its end says so; returns (status, what was printed, on standard error)."""
+    """Runs Python in which whoever comes to its end says so; returns (status, what was printed,
+    on standard error).
+    """
     (tmp_path / "sitecustomize.py").write_text(WITNESS)
 
     def go(*arguments: str, **environment: str) -> tuple[int, str, str]:
         paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
-        known = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+        known = {
+            name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
+        }
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, env={**known, "PYTHONPATH": paths, **environment}
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            env={**known, "PYTHONPATH": paths, **environment},
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -30,9 +37,12 @@ def run(tmp_path: Path):
 
 def test_what_was_said_is_written_and_the_status_kept(run):
     code = (
-        "import logging.handlers, sys; from strands_cosmos3.parallel.process_exit import exit_rank; "
-        "late = logging.handlers.MemoryHandler(99, target=logging.StreamHandler()); logging.getLogger().addHandler(late); "
-        "logging.warning('logged'); sys.stdout.write('said'); sys.stderr.write('cried'); exit_rank(7)"
+        "import logging.handlers, sys; from strands_cosmos3.parallel.process_exit import "
+        "exit_rank; "
+        "late = logging.handlers.MemoryHandler(99, target=logging.StreamHandler()); "
+        "logging.getLogger().addHandler(late); "
+        "logging.warning('logged'); sys.stdout.write('said'); sys.stderr.write('cried'); "
+        "exit_rank(7)"
     )
     status, said, cried = run("-c", code)
     assert (status, said) == (7, "said"), "and nobody came to the end of Python"
@@ -52,9 +62,17 @@ def test_output_that_cannot_be_written_is_no_success(run):
 REFUSED = ["infer", "--checkpoint", "x", "--tp", "2", "--prompt", "p"]
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["--help"], 0), (["--nonsense"], 2), (REFUSED, 2)])
-def test_the_command_line_under_torchrun_leaves_and_elsewhere_ends_as_any_program(run, arguments, status):
-    for launched, end in (({}, True), ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}, False)):
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["--version"], 0), (["--help"], 0), (["--nonsense"], 2), (REFUSED, 2)],
+)
+def test_the_command_line_under_torchrun_leaves_and_elsewhere_ends_as_any_program(
+    run, arguments, status
+):
+    for launched, end in (
+        ({}, True),
+        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}, False),
+    ):
         found, said, _ = run("-m", "strands_cosmos3", *arguments, **launched)
         assert found == status
         assert ("came to the end of Python" in said) == end
@@ -62,7 +80,9 @@ def test_the_command_line_under_torchrun_leaves_and_elsewhere_ends_as_any_progra
 
 def test_a_rank_leaves_though_nobody_reads_what_it_prints(tmp_path: Path):
     end = tmp_path / "end"
-    (tmp_path / "sitecustomize.py").write_text(f"import atexit; atexit.register(open, {str(end)!r}, 'w')\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import atexit; atexit.register(open, {str(end)!r}, 'w')\n"
+    )
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": paths, "TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
     nobody, closed = os.pipe()

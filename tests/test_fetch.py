@@ -1,4 +1,6 @@
-"""Datasets by name: every file comes from the hub, here a local server, once; what goes wrong is typed and says what to do."""
+"""Datasets by name: every file comes from the hub, here a local server, once; what goes wrong is
+typed and says what to do.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,36 @@ OLD, NEW = "a" * 40, "b" * 40
 
 def fetch(hub: Hub, home: Path, *names: str) -> list[list]:
     """huggingface_hub reads HF_ENDPOINT once, so each call has a process of its own."""
-    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     env |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}  # of a slow machine
     command = [sys.executable, "-c", FETCH, *names]
-    done = subprocess.run(command, env=env, cwd=TESTS.parent, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=TESTS.parent, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_dataset_is_fetched_once_and_read_without_a_network(tmp_path: Path):
     old, new = (made_up_arm(tmp_path / task, (f"{task} the drawer",)) for task in ("open", "close"))
     with fake_hub() as hub:
-        hub.datasets["me/arm"] = {OLD: contents(old), NEW: contents(new) | {"weights/big.bin": b"no part of a dataset"}}
+        hub.datasets["me/arm"] = {
+            OLD: contents(old),
+            NEW: contents(new) | {"weights/big.bin": b"no part of a dataset"},
+        }
         hub.datasets["me/gated"], hub.gated = {NEW: contents(new)}, {"me/gated"}
         names = ["me/arm", f"me/arm@{OLD}", "me/gated", "me/nothing", "me/arm@v9", "me/arm"]
         latest, pinned, gated, nothing, revision, again = fetch(hub, tmp_path / "home", *names)
@@ -81,7 +97,9 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["demos", "./me/arm", "/me/arm", "a/b/c", "me/a b"])
-def test_what_is_neither_a_folder_nor_a_name_is_refused_without_a_network(name: str, tmp_path: Path, capsys):
+def test_what_is_neither_a_folder_nor_a_name_is_refused_without_a_network(
+    name: str, tmp_path: Path, capsys
+):
     with pytest.raises(DatasetNotFoundError, match=r"--demos .* neither a folder nor a dataset"):
         locate_dataset(name, "--demos")
     assert main(["train", "--out", str(tmp_path / "run"), "--demos", name]) == 2

@@ -1,4 +1,6 @@
-"""Hostile input at random: frames, checkpoints and command lines. `make test-hostile` runs the long form too."""
+"""Hostile input at random: frames, checkpoints and command lines. `make test-hostile` runs the
+long form too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,21 @@ from test_malformed_flags import COMMANDS, places  # noqa: F401 - a fixture
 SHORT, LONG = "short", pytest.param("long", marks=pytest.mark.slow)
 LITTLE = 200 << 20
 ENDLESS_S = 30
-ODD = (None, True, -1, 2**63, float("nan"), float("inf"), "", "x\0\x1b[31m", b"\xff", [], {}, [[]], {"a": {"b": []}})
+ODD = (
+    None,
+    True,
+    -1,
+    2**63,
+    float("nan"),
+    float("inf"),
+    "",
+    "x\0\x1b[31m",
+    b"\xff",
+    [],
+    {},
+    [[]],
+    {"a": {"b": []}},
+)
 ARRAYS = (
     np.zeros(0),
     np.full(7, np.nan),
@@ -35,7 +51,9 @@ ARRAYS = (
 
 @pytest.fixture
 def endless_fails():
-    """An alarm that each case sets anew: nothing may take longer than :data:`ENDLESS_S`, also on a busy machine."""
+    """An alarm that each case sets anew: nothing may take longer than :data:`ENDLESS_S`, also on
+    a busy machine.
+    """
 
     def fail(*_):
         raise AssertionError(f"still busy after {ENDLESS_S} s")
@@ -50,7 +68,9 @@ def hostile_frame(rng):
     """A good request with a strange value, key, length or byte."""
     message = observation(**{"observation/image": picture(8, 8), "cosmos3/request_id": 1})
     for _ in range(rng.randrange(3)):
-        message[rng.choice([*message, "video", "endpoint", "session_id"])] = rng.choice(ODD + ARRAYS)
+        message[rng.choice([*message, "video", "endpoint", "session_id"])] = rng.choice(
+            ODD + ARRAYS
+        )
     frame = bytearray(encode(message))
     for _ in range(rng.randrange(4)):
         match rng.randrange(3):
@@ -75,7 +95,9 @@ def test_frames(form, endless_fails, caplog):
         outcomes[answer.outcome] += 1
         assert isinstance(answer.frame, bytes) or answer.frame.isprintable()
         caplog.clear()
-    assert served.answer([Message(good, Session(), 0.0)])[0].outcome == "ok", "other clients are served"
+    assert served.answer([Message(good, Session(), 0.0)])[0].outcome == "ok", (
+        "other clients are served"
+    )
     assert min(outcomes["ok"], outcomes["error"]) > 20, outcomes
     assert grown() < LITTLE
 
@@ -97,7 +119,13 @@ def test_checkpoints(form, endless_fails, tmp_path):
         try:
             checkpoint = Checkpoint.open(folder)
             checkpoint.verify()
-            WanVae(checkpoint.vae_config, checkpoint.vae_weights, torch.device("cpu"), torch.float32, False)
+            WanVae(
+                checkpoint.vae_config,
+                checkpoint.vae_weights,
+                torch.device("cpu"),
+                torch.float32,
+                False,
+            )
             PromptTokenizer(folder / "text_tokenizer")
         except (CheckpointError, UnknownNameError):
             refused += 1
@@ -119,7 +147,8 @@ def test_command_lines(form, endless_fails, places, capsys):  # noqa: F811
             arguments += [flag, rng.choice(flags[flag])]
         if rng.random() < 0.3:
             arguments.insert(
-                rng.randrange(len(arguments) + 1), rng.choice(["\x1b[31m", "-", "--", "--x=1", "é" * 500, "--=", " "])
+                rng.randrange(len(arguments) + 1),
+                rng.choice(["\x1b[31m", "-", "--", "--x=1", "é" * 500, "--=", " "]),
             )
         for key, place in places.items():
             arguments = [argument.replace(f"{{{key}}}", place) for argument in arguments]

@@ -18,7 +18,10 @@ from strands_cosmos3.instruction import Goal, Verb, parse_instruction
         ("pick up the blue cube and put it in the bin", Goal(Verb.PLACE, "cube_blue")),
         ("stack the red cube on the blue cube", Goal(Verb.STACK, "cube_red", "cube_blue")),
         ("put the green cube on the red cube", Goal(Verb.STACK, "cube_green", "cube_red")),
-        ("pick up the green cube and put it on top of the blue one", Goal(Verb.STACK, "cube_green", "cube_blue")),
+        (
+            "pick up the green cube and put it on top of the blue one",
+            Goal(Verb.STACK, "cube_green", "cube_blue"),
+        ),
     ],
 )
 def test_goals(text, goal):
@@ -26,7 +29,15 @@ def test_goals(text, goal):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "the red cube", "pick up the cube", "pick up the purple cube", "stack the red cube"]
+    "text",
+    [
+        "",
+        "hello",
+        "the red cube",
+        "pick up the cube",
+        "pick up the purple cube",
+        "stack the red cube",
+    ],
 )
 def test_what_is_missing_is_said(text):
     with pytest.raises(InputError, match="try '"):

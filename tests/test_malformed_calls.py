@@ -1,4 +1,6 @@
-"""Malformed calls of the public functions and flags: an error of this package each, and no other."""
+"""Malformed calls of the public functions and flags: an error of this package each, and no
+other.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.loop import LoopConfig
-from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
+from strands_cosmos3.control.targets import (
+    decode_cosmos_chunk_to_targets,
+    solve_chunk,
+    tool_frame_in_ee,
+)
 from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
@@ -33,7 +39,19 @@ from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
-from strands_cosmos3.robots import assembly, catalogue, chain, hosted, inspection, limits, model, panda, servo, spec, spec_file
+from strands_cosmos3.robots import (
+    assembly,
+    catalogue,
+    chain,
+    hosted,
+    inspection,
+    limits,
+    model,
+    panda,
+    servo,
+    spec,
+    spec_file,
+)
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
@@ -68,7 +86,9 @@ class Stays(Backend):
     name, requires_images = "stays", False
 
     def infer(self, request):
-        return ActionChunk(np.tile(STAY, (request.n_rows, 1)), request.action_space, request.embodiment)
+        return ActionChunk(
+            np.tile(STAY, (request.n_rows, 1)), request.action_space, request.embodiment
+        )
 
 
 LIMBS = LimbIK("panda")
@@ -78,14 +98,21 @@ CHUNK = ActionChunk(ROWS, DROID.action_space(), DROID)
 JOINTS = ActionChunk(np.tile(np.r_[HOME_Q, 1.0], (4, 1)), DROID.action_space("joint_pos"), DROID)
 PLAN = JointTrajectory(np.tile(HOME_Q, (4, 1)), TIMES, np.ones(4))
 SEEN = Observation(HOME_Q, 1.0)
-FLAT = {**{name: float(q) for name, q in zip(ARM_JOINTS, HOME_Q, strict=True)}, "finger_joint1": 0.04, "finger_joint2": 0.04}
+FLAT = {
+    **{name: float(q) for name, q in zip(ARM_JOINTS, HOME_Q, strict=True)},
+    "finger_joint1": 0.04,
+    "finger_joint2": 0.04,
+}
 SCENE = Scene()
 DATA = mujoco.MjData(SCENE.model)
 LAYOUT = SCENE.sample_layout(np.random.default_rng(0))
 ROBOT = Robot(scene=SCENE)
 POLICY = Cosmos3Policy(robot="panda", backend=Stays())
 PICTURE = np.zeros((8, 8, 3), np.uint8)
-LIMITS = {name: getattr(FER, name) for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")}
+LIMITS = {
+    name: getattr(FER, name)
+    for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+}
 SCRIPTED = {"embodiment": "droid", "backend": "scripted"}
 
 
@@ -102,12 +129,18 @@ def executor(**given):
 
 def take_up(prepared):
     made = executor()
-    return made.take_up(made.takeover().prepare(PLAN) if isinstance(prepared, str) and prepared == "good" else prepared)
+    return made.take_up(
+        made.takeover().prepare(PLAN)
+        if isinstance(prepared, str) and prepared == "good"
+        else prepared
+    )
 
 
 def record(writer, embodiment):
     with DatasetWriter("dataset", rollout_spec()) as good:
-        return RolloutRecorder(good if isinstance(writer, str) and writer == "good" else writer, embodiment)
+        return RolloutRecorder(
+            good if isinstance(writer, str) and writer == "good" else writer, embodiment
+        )
 
 
 def execute(before=REST, **block):
@@ -126,13 +159,22 @@ ACTIONS = [
     Call(rotations.se3, {"R": np.eye(3), "p": np.zeros(3)}),
     Call(rotations.se3_inverse, {"T": np.eye(4)}),
     Call(rotations.se3_between, {"T_a": np.eye(4), "T_b": EYES}),
-    Call(rotations.interpolate_poses, {"T": EYES, "t_s": np.array([0.1, 0.2, 0.3]), "at_s": np.array([0.15, 0.2])}),
+    Call(
+        rotations.interpolate_poses,
+        {"T": EYES, "t_s": np.array([0.1, 0.2, 0.3]), "at_s": np.array([0.15, 0.2])},
+    ),
     Call(stats.load_action_stats, {"source": "droid", "domain": None}),
     Call(stats.stats_for, {"embodiment": "droid", "stats": STATS}),
     Call(stats.normalize_quantile, {"a": ROWS, "q01": STATS.q01, "q99": STATS.q99, "clip": True}),
     Call(stats.denormalize_quantile, {"z": ROWS, "q01": STATS.q01, "q99": STATS.q99}),
-    Call(stats.denormalize_chunk, {"action": ROWS, "embodiment": "droid", "stats": STATS, "method": "quantile"}),
-    Call(stats.normalize_chunk, {"action": ROWS, "embodiment": "droid", "stats": None, "method": "quantile", "clip": True}),
+    Call(
+        stats.denormalize_chunk,
+        {"action": ROWS, "embodiment": "droid", "stats": STATS, "method": "quantile"},
+    ),
+    Call(
+        stats.normalize_chunk,
+        {"action": ROWS, "embodiment": "droid", "stats": None, "method": "quantile", "clip": True},
+    ),
     Call(STATS.first, {"width": 9}),
     Call(STATS.normalizer, {"method": "quantile"}),
     Call(
@@ -141,9 +183,15 @@ ACTIONS = [
     ),
     Call(decode.decode_pose_delta, {"rows": ROWS[:, :9]}),
     Call(decode.encode_pose_delta, {"T": EYES}),
-    Call(decode.decode_pose_trajectory, {"deltas": ROWS[:, :9], "T_0": np.eye(4), "convention": "framewise"}),
+    Call(
+        decode.decode_pose_trajectory,
+        {"deltas": ROWS[:, :9], "T_0": np.eye(4), "convention": "framewise"},
+    ),
     Call(decode.encode_pose_trajectory, {"T": EYES, "convention": "anchored"}),
-    Call(decode.decode_chunk, {"chunk": CHUNK, "T_base_anchor_cosmos": np.eye(4), "stats": None, "method": "quantile"}),
+    Call(
+        decode.decode_chunk,
+        {"chunk": CHUNK, "T_base_anchor_cosmos": np.eye(4), "stats": None, "method": "quantile"},
+    ),
     Call(decode.decode_joint_chunk, {"chunk": JOINTS}),
     Call(
         decode.to_frame,
@@ -181,32 +229,58 @@ ROBOTS = [
     Call(servo.JointServo(MODEL).no_feed_forward, {"q_rad": HOME_Q}),
     Call(
         servo.JointServo(MODEL).computed_torque,
-        {"data": mujoco.MjData(MODEL), "q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)},
+        {
+            "data": mujoco.MjData(MODEL),
+            "q_rad": HOME_Q,
+            "qd_rad_s": np.zeros(7),
+            "qdd_rad_s2": np.zeros(7),
+        },
     ),
     Call(FER.outside, {"q_rad": HOME_Q, "tolerance_rad": 0.0}),
     Call(FER.only, {"joints": np.arange(7) < 3}),
-    Call(chain.SerialChain, {"T_parent_joint": EYES, "point_m": np.zeros(3), "slides": np.zeros(3, dtype=bool)}),
-    Call(panda.HAND_LIMITS.chain.motion, {"q_rad": STATES, "qd_rad_s": STATES, "qdd_rad_s2": STATES}),
+    Call(
+        chain.SerialChain,
+        {"T_parent_joint": EYES, "point_m": np.zeros(3), "slides": np.zeros(3, dtype=bool)},
+    ),
+    Call(
+        panda.HAND_LIMITS.chain.motion, {"q_rad": STATES, "qd_rad_s": STATES, "qdd_rad_s2": STATES}
+    ),
     Call(panda.HAND_LIMITS.chain.position, {"q_rad": STATES}),
-    Call(panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}),
+    Call(
+        panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}
+    ),
     Call(servo.Compensation, {"delay_s": 0.01, "payload_kg": 0.5, "friction_nm": 0.5}),
-    Call(servo.Compensation(0.01).lead, {"q_rad": HOME_Q, "qd_rad_s": HOME_Q, "qdd_rad_s2": HOME_Q}),
+    Call(
+        servo.Compensation(0.01).lead, {"q_rad": HOME_Q, "qd_rad_s": HOME_Q, "qdd_rad_s2": HOME_Q}
+    ),
     Call(
         servo.Compensation(0.01).lead_within,
         {"references": (HOME_Q[None],) * 3, "limits": FER, "dt_s": 0.01, "q_before_rad": HOME_Q},
     ),
-    Call(servo.JointServo(MODEL, servo.Compensation(0.01, 1.0)).load_torque, {"q_rad": STATES, "qd_rad_s": STATES}),
+    Call(
+        servo.JointServo(MODEL, servo.Compensation(0.01, 1.0)).load_torque,
+        {"q_rad": STATES, "qd_rad_s": STATES},
+    ),
     Call(servo.Payload, {"model": MODEL, "mass_kg": 1.0}),
     Call(servo.Payload(MODEL, 1.0).torque, {"q_rad": STATES}),
     Call(servo.Payload(MODEL, 1.0).position_m, {"q_rad": STATES}),
-    Call(limits.limits_of, {"model": MODEL, "joints": range(7), "limits": FER, "body": BRIDGE.body_id}),
+    Call(
+        limits.limits_of,
+        {"model": MODEL, "joints": range(7), "limits": FER, "body": BRIDGE.body_id},
+    ),
     Call(limits.is_franka, {"model": MODEL, "joints": range(7)}),
     Call(model.chain_to_body, {"model": MODEL, "body": "hand", "joints": ARM_JOINTS}),
     Call(catalogue.recorded_robot, {"robot_type": "panda"}),
     Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(
         hosted.require_actuators,
-        {"model": MODEL, "namespace": "", "joints": ARM_JOINTS, "commands": ARM_JOINTS, "grippers": ("finger_joint1",)},
+        {
+            "model": MODEL,
+            "namespace": "",
+            "joints": ARM_JOINTS,
+            "commands": ARM_JOINTS,
+            "grippers": ("finger_joint1",),
+        },
     ),
     Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
@@ -216,10 +290,19 @@ ROBOTS = [
     Call(limits.joined_limits, {"limits": [FER, FER]}),
     Call(limits.joint_torque, {"model": MODEL, "joint": 0}),
     Call(spec.Figures, {"values": (1.0, 2.0), "source": "a page"}),
-    Call(spec.Limb, {name: getattr(ARM, name) for name in ("name", "joints", "actuators", "frame", "base", "home", "limits")}),
+    Call(
+        spec.Limb,
+        {
+            name: getattr(ARM, name)
+            for name in ("name", "joints", "actuators", "frame", "base", "home", "limits")
+        },
+    ),
     Call(spec.Limb, vars(ARM)),
     Call(spec.GripperSpec, vars(ARM.gripper)),
-    Call(spec.ModelPart, {"file": "panda.xml", "prefix": "", "position_m": (0.0, 0.0, 0.0), "yaw_deg": 0.0}),
+    Call(
+        spec.ModelPart,
+        {"file": "panda.xml", "prefix": "", "position_m": (0.0, 0.0, 0.0), "yaw_deg": 0.0},
+    ),
     Call(spec.RobotCamera, vars(catalogue.PANDA.cameras[0])),
     Call(spec.RobotSpec, vars(catalogue.PANDA)),
     Call(spec.join_limbs, {"robot": catalogue.PANDA, "embodiment": DROID}),
@@ -259,7 +342,14 @@ CONTROL = [
     Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
     Call(
         solve_chunk,
-        {"chunk": CHUNK, "bridge": BRIDGE, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0, "T_world_base": np.eye(4)},
+        {
+            "chunk": CHUNK,
+            "bridge": BRIDGE,
+            "q_anchor": FULL,
+            "stats": None,
+            "t_capture_s": 0.0,
+            "T_world_base": np.eye(4),
+        },
     ),
     Call(
         decode_cosmos_chunk_to_targets,
@@ -278,14 +368,31 @@ CONTROL = [
     Call(Executor, {"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0}),
     Call(lambda **given: executor().accept(**given), {"trajectory": PLAN}, name="Executor.accept"),
     Call(lambda **given: executor().advance(**given), {"n_steps": 12}, name="Executor.advance"),
-    Call(lambda **given: executor().steps_to_row(**given), {"row": 0}, name="Executor.steps_to_row"),
+    Call(
+        lambda **given: executor().steps_to_row(**given), {"row": 0}, name="Executor.steps_to_row"
+    ),
     Call(lambda **given: executor().takeover(**given), {"steps": 12}, name="Executor.takeover"),
-    Call(lambda **given: executor().takeover(**given).reference, {"steps": 12}, name="Takeover.reference"),
-    Call(lambda trajectory: executor().takeover().prepare(trajectory), {"trajectory": PLAN}, name="Takeover.prepare"),
+    Call(
+        lambda **given: executor().takeover(**given).reference,
+        {"steps": 12},
+        name="Takeover.reference",
+    ),
+    Call(
+        lambda trajectory: executor().takeover().prepare(trajectory),
+        {"trajectory": PLAN},
+        name="Takeover.prepare",
+    ),
     Call(take_up, {"prepared": "good"}),
     Call(lambda **given: executor().fault(**given), {"followed": True}, name="Executor.fault"),
-    Call(plan_motion, {"start": REST, "q_rad": PLAN.q_rad, "t_s": TIMES, "limits": FER, "dt_s": 1 / 600}),
-    Call(lambda **given: plan_motion(JointState(**given), PLAN.q_rad, TIMES, FER, 1 / 600), STATE, name="plan_motion of"),
+    Call(
+        plan_motion,
+        {"start": REST, "q_rad": PLAN.q_rad, "t_s": TIMES, "limits": FER, "dt_s": 1 / 600},
+    ),
+    Call(
+        lambda **given: plan_motion(JointState(**given), PLAN.q_rad, TIMES, FER, 1 / 600),
+        STATE,
+        name="plan_motion of",
+    ),
     Call(plan_stop, {"start": REST, "limits": FER}),
     Call(lambda **given: plan_stop(JointState(**given), FER), STATE, name="plan_stop of"),
     Call(braking_position, {"q": HOME_Q, "v": HOME_Q, "a": np.zeros(7), "limits": FER}),
@@ -361,18 +468,43 @@ POLICIES = [
     ),
     Call(
         Cosmos3Policy.preflight,
-        {"observation_keys": set(FLAT), "embodiment": "droid", "robot": "panda", "backend": "replay", "mode": "policy"},
+        {
+            "observation_keys": set(FLAT),
+            "embodiment": "droid",
+            "robot": "panda",
+            "backend": "replay",
+            "mode": "policy",
+        },
     ),
     Call(POLICY.set_robot_state_keys, {"robot_state_keys": [*ARM_JOINTS, "finger_joint1"]}),
     Call(POLICY.set_sim_context, {"model": MODEL, "namespace": ""}),
     Call(POLICY.set_control_frequency, {"hz": 50.0}),
     Call(POLICY.set_rtc_observed_delay, {"steps": 1}),
     Call(POLICY.reset, {"seed": 0}),
-    Call(POLICY.plan, {"observation": FLAT, "instruction": "pick up the red cube", "raw_actions": None, "video": None}),
-    Call(POLICY.plan, {"observation": SEEN, "instruction": "pick up the red cube", "action_prefix": None}),
-    Call(POLICY.get_actions_batch, {"observations": [FLAT, FLAT], "instructions": "pick up the red cube"}),
-    Call(POLICY.get_actions_sync, {"observation_dict": FLAT, "instruction": "pick up the red cube"}),
-    Call(resample, {"plan": PLAN, "observation": SEEN, "hz": 50.0, "limits": FER, "lead_s": np.zeros(7)}),
+    Call(
+        POLICY.plan,
+        {
+            "observation": FLAT,
+            "instruction": "pick up the red cube",
+            "raw_actions": None,
+            "video": None,
+        },
+    ),
+    Call(
+        POLICY.plan,
+        {"observation": SEEN, "instruction": "pick up the red cube", "action_prefix": None},
+    ),
+    Call(
+        POLICY.get_actions_batch,
+        {"observations": [FLAT, FLAT], "instructions": "pick up the red cube"},
+    ),
+    Call(
+        POLICY.get_actions_sync, {"observation_dict": FLAT, "instruction": "pick up the red cube"}
+    ),
+    Call(
+        resample,
+        {"plan": PLAN, "observation": SEEN, "hz": 50.0, "limits": FER, "lead_s": np.zeros(7)},
+    ),
     Call(resample_rows, {"chunk": JOINTS, "hz": 50.0}),
 ]
 SIM = [
@@ -384,14 +516,26 @@ SIM = [
     Call(SCENE.T_world_body, {"data": DATA, "name": "hand"}),
     Call(SCENE.in_bin, {"position_m": np.zeros(3)}),
     Call(get_task, {"name": "pick"}),
-    Call(Judge, {"task": TASKS["pick"], "scene": SCENE, "goal": parse_instruction("pick up the red cube")}),
+    Call(
+        Judge,
+        {"task": TASKS["pick"], "scene": SCENE, "goal": parse_instruction("pick up the red cube")},
+    ),
     Call(ControlConfig, {"limits": "fer", "derating": 1.0, "feed_forward": "velocity"}),
     Call(
         lambda **given: ControlConfig(**given).joint_limits(),
         {"limits": "fer", "derating": 1.0},
         name="ControlConfig.joint_limits",
     ),
-    Call(Robot, {"name": "panda", "control": ControlConfig(), "scene": SCENE, "arm_model": None, "plant": None}),
+    Call(
+        Robot,
+        {
+            "name": "panda",
+            "control": ControlConfig(),
+            "scene": SCENE,
+            "arm_model": None,
+            "plant": None,
+        },
+    ),
     Call(ROBOT.reset, {"seed": 0, "q_rad": HOME_Q, "layout": LAYOUT}),
     Call(ROBOT.observe, {"images": None}),
     Call(ROBOT.observation, {"images": {"wrist": PICTURE}}),
@@ -418,17 +562,44 @@ SIM = [
         },
         {"duration": 0.06},
     ),
-    Call(ROBOT.run_policy, {"duration": 0.06}, {"policy_config": SCRIPTED, "task": "pick", "on_tick": lambda _: True}),
-    Call(PlantErrors, {"link_mass_scale": 1.0, "payload_kg": 0.0, "joint_friction_nm": 0.0, "actuation_delay_s": 0.0}),
+    Call(
+        ROBOT.run_policy,
+        {"duration": 0.06},
+        {"policy_config": SCRIPTED, "task": "pick", "on_tick": lambda _: True},
+    ),
+    Call(
+        PlantErrors,
+        {
+            "link_mass_scale": 1.0,
+            "payload_kg": 0.0,
+            "joint_friction_nm": 0.0,
+            "actuation_delay_s": 0.0,
+        },
+    ),
     Call(PlantErrors, {"sensor_noise_rad": 0.0, "seed": 0}),
     Call(PlantErrors().apply, {"model": MODEL}),
     Call(PlantErrors(actuation_delay_s=0.01).delay_steps, {"dt_s": 1 / 600}),
     Call(PlantErrors(sensor_noise_rad=1e-3).noise_rad, {"episode_seed": 0, "step": 3, "n": 7}),
-    Call(ROBOT.execute, {"block": ReferenceBlock(STATES, STATES * 0, STATES * 0, np.ones(3), np.zeros(3)), "before": REST}),
-    Call(execute, {"q_rad": STATES, "qd_rad_s": STATES * 0, "qdd_rad_s2": STATES * 0, "gripper": np.ones(3)}),
+    Call(
+        ROBOT.execute,
+        {
+            "block": ReferenceBlock(STATES, STATES * 0, STATES * 0, np.ones(3), np.zeros(3)),
+            "before": REST,
+        },
+    ),
+    Call(
+        execute,
+        {"q_rad": STATES, "qd_rad_s": STATES * 0, "qdd_rad_s2": STATES * 0, "gripper": np.ones(3)},
+    ),
     Call(
         planner_for,
-        {"arm": ROBOT, "policy": POLICY, "instruction": "pick up the red cube", "film": FILM, "hz": 50.0},
+        {
+            "arm": ROBOT,
+            "policy": POLICY,
+            "instruction": "pick up the red cube",
+            "film": FILM,
+            "hz": 50.0,
+        },
     ),
     Call(
         lambda **given: Episode(**given).loop.close(),
@@ -451,12 +622,25 @@ SIM = [
     Call(rollout_spec, {"embodiment": "droid"}),
     Call(
         VideoRecorder,
-        {"scene": SCENE, "path": None, "control_frequency": 50.0, "caption": "", "layout": "full", "quality": Quality()},
+        {
+            "scene": SCENE,
+            "path": None,
+            "control_frequency": 50.0,
+            "caption": "",
+            "layout": "full",
+            "quality": Quality(),
+        },
     ),
     Call(VideoWriter, {"path": "film.mp4", "fps": 15.0, "crf": 20}),
     Call(
         compose_film,
-        {"beauty": PICTURE, "views": {"wrist": PICTURE}, "predicted": PICTURE, "caption": "x", "observed": PICTURE},
+        {
+            "beauty": PICTURE,
+            "views": {"wrist": PICTURE},
+            "predicted": PICTURE,
+            "caption": "x",
+            "observed": PICTURE,
+        },
     ),
     Call(choose_gl, {"wanted": "egl"}),
     Call(Polyline, {"points_m": np.zeros((2, 3)), "rgba": (1.0, 1.0, 1.0, 1.0), "radius_m": 0.002}),
@@ -470,15 +654,30 @@ DATA_ONLY = [
     Call(DROID.preset, {"action_space": "midtrain"}),
     Call(DROID.chunk_rows, {"action_space": "midtrain"}),
     Call(DROID.action_space().row_times_s, {"n_rows": 4, "fps": 15.0}),
-    Call(embodiments.GripperConvention, {"open_value": 1.0, "closed_value": 0.0, "unit": "fraction"}),
+    Call(
+        embodiments.GripperConvention, {"open_value": 1.0, "closed_value": 0.0, "unit": "fraction"}
+    ),
     Call(embodiments.MODEL_GRIPPER.to_fraction, {"value": 0.5}),
     Call(embodiments.MODEL_GRIPPER.from_fraction, {"fraction": 0.5}),
     Call(
-        embodiments.Sampling, {"num_steps": 4, "guidance_scale": 1.0, "flow_shift": 5.0, "guidance_interval": (960.0, 1001.0)}
+        embodiments.Sampling,
+        {
+            "num_steps": 4,
+            "guidance_scale": 1.0,
+            "flow_shift": 5.0,
+            "guidance_interval": (960.0, 1001.0),
+        },
     ),
     Call(embodiments.Sampling().over, {"preset": embodiments.POLICY_PRESET}),
 ]
-CALLS = {"actions": ACTIONS, "robots": ROBOTS, "control": CONTROL, "policy": POLICIES, "sim": SIM, "data": DATA_ONLY}
+CALLS = {
+    "actions": ACTIONS,
+    "robots": ROBOTS,
+    "control": CONTROL,
+    "policy": POLICIES,
+    "sim": SIM,
+    "data": DATA_ONLY,
+}
 
 
 def untyped(call, rng):
@@ -503,20 +702,31 @@ def run(calls, n):
 
 
 def public_names():
-    """Public functions and classes of five packages that take an argument, by the rule of docs/architecture.md."""
+    """Public functions and classes of five packages that take an argument, by the rule of
+    docs/architecture.md.
+    """
     page = (Path(strands_cosmos3.__file__).parents[1] / "docs/architecture.md").read_text()
     (trusting,) = re.findall(r"as do the whole\s+modules (.*?)\.\n", page, re.DOTALL)
     internal = {f"strands_cosmos3.{name}" for name in re.findall(r"`([\w.]+)`", trusting)}
     found = {}
     for package in ("actions", "control", "policy", "robots", "sim"):
         path = [str(Path(strands_cosmos3.__file__).parent / package)]
-        for module in (importlib.import_module(f"strands_cosmos3.{package}.{one.name}") for one in pkgutil.iter_modules(path)):
+        for module in (
+            importlib.import_module(f"strands_cosmos3.{package}.{one.name}")
+            for one in pkgutil.iter_modules(path)
+        ):
             if module.__name__ in internal:
                 internal.remove(module.__name__)
                 continue
-            own = [name for name, made in vars(module).items() if getattr(made, "__module__", None) == module.__name__]
+            own = [
+                name
+                for name, made in vars(module).items()
+                if getattr(made, "__module__", None) == module.__name__
+            ]
             for name in getattr(module, "__all__", [name for name in own if name[0] != "_"]):
-                if callable(made := getattr(module, name)) and (inspect.isfunction(made) or is_made(made)):
+                if callable(made := getattr(module, name)) and (
+                    inspect.isfunction(made) or is_made(made)
+                ):
                     found[f"{module.__name__}.{name}"] = made
     assert not internal, f"the page names modules that do not exist: {internal}"
     return found
@@ -524,7 +734,9 @@ def public_names():
 
 def is_made(kind):
     """Whether a class can be constructed by a caller."""
-    other = isinstance(kind, type) and (issubclass(kind, Enum | BaseException) or getattr(kind, "_is_protocol", False))
+    other = isinstance(kind, type) and (
+        issubclass(kind, Enum | BaseException) or getattr(kind, "_is_protocol", False)
+    )
     return isinstance(kind, type) and not other and not inspect.isabstract(kind)
 
 
@@ -532,7 +744,11 @@ def is_made(kind):
 def test_every_public_name_refuses_junk():
     rng, found, n = np.random.default_rng(0), [], 0
     for name, function in public_names().items():
-        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
+        needed = [
+            p
+            for p in inspect.signature(function).parameters.values()
+            if p.default is p.empty and p.kind not in VARIADIC
+        ]
         for _ in range(5 if needed else 0):
             given = {p.name: JUNK[int(rng.integers(len(JUNK)))] for p in needed}
             n += 1

@@ -1,4 +1,6 @@
-"""Malformed flags of every command: a message that names the flag or its value, before anything runs or is written."""
+"""Malformed flags of every command: a message that names the flag or its value, before anything
+runs or is written.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ ROLLOUT = {
     "--nothing": ["", "1"],
 }
 RUN = ["--backend", "scripted", "--task", "reach", "--duration", "0.06"]
-VIEW = {"--page-port": ["-1", "65536", "x"], "--page-address": ["0.0.0.0"], "--play": ["nothing", "{file}", "{folder}"]}
+VIEW = {
+    "--page-port": ["-1", "65536", "x"],
+    "--page-address": ["0.0.0.0"],
+    "--play": ["nothing", "{file}", "{folder}"],
+}
 COMMANDS = {
     "rollout": (RUN, ROLLOUT),
     "view": ([*RUN, "--leave", "--page-port", "0"], {**ROLLOUT, "--episodes": COUNTS[1:], **VIEW}),
@@ -167,7 +173,12 @@ COMMANDS = {
     ),
     "doctor": ([], {"--json": ROLLOUT["--json"], "--nothing": ["1"]}),
 }
-ALL = [(name, flag, value) for name, (_, flags) in COMMANDS.items() for flag in flags for value in flags[flag]]
+ALL = [
+    (name, flag, value)
+    for name, (_, flags) in COMMANDS.items()
+    for flag in flags
+    for value in flags[flag]
+]
 
 
 @pytest.fixture
@@ -194,8 +205,17 @@ def refusal(name, flag, value, places, capsys):
     except Exception as error:
         return f"{name} {flag} {value!r}: {type(error).__name__}: {error!s:.120}"
     said = "".join(capsys.readouterr().err.replace("│", "").split())
-    names = (flag.strip("-"), flag.strip("-").replace("-", "_"), flag.strip("-").replace("-", ""), value)
-    if status not in (1, 2) or not any(text and text.replace(" ", "") in said for text in names) or "Traceback" in said:
+    names = (
+        flag.strip("-"),
+        flag.strip("-").replace("-", "_"),
+        flag.strip("-").replace("-", ""),
+        value,
+    )
+    if (
+        status not in (1, 2)
+        or not any(text and text.replace(" ", "") in said for text in names)
+        or "Traceback" in said
+    ):
         return f"{name} {flag} {value!r}: status {status}, {said[-200:]!r}"
     return None
 
@@ -207,7 +227,9 @@ def check(chosen, places, capsys):
 def one_of_each(seed):
     rng = np.random.default_rng(seed)
     groups = itertools.groupby(ALL, key=lambda case: case[:2])
-    return [options[int(rng.integers(len(options)))] for _, group in groups if (options := list(group))]
+    return [
+        options[int(rng.integers(len(options)))] for _, group in groups if (options := list(group))
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,6 @@
-"""The package as it is installed: light to import, its data found from a wheel and from a checkout, its names all there."""
+"""The package as it is installed: light to import, its data found from a wheel and from a
+checkout, its names all there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run(code: str, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", env={**os.environ, **env}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        env={**os.environ, **env},
     )
     return done.stdout.strip()
 
@@ -36,7 +43,11 @@ def test_the_page_on_pypi_has_absolute_links_to_files_that_exist(tmp_path: Path)
     hook = importlib.util.module_from_spec(page)
     page.loader.exec_module(hook)
     readme = (ROOT / "README.md").read_text()
-    targets = [target for target in re.findall(r"\]\(([^)]+)\)", readme) if not target.startswith(("http", "#"))]
+    targets = [
+        target
+        for target in re.findall(r"\]\(([^)]+)\)", readme)
+        if not target.startswith(("http", "#"))
+    ]
     assert len(targets) > 15
     assert not [target for target in targets if not leads_somewhere(target)]
     links = re.findall(r"\]\(([^)]+)\)", hook.absolute(readme, "https://host/us/it"))
@@ -51,23 +62,32 @@ def test_a_dead_link_is_noticed(target: str):
 
 
 def leads_somewhere(target: str) -> bool:
-    """Return whether a relative link's file exists, and in it the heading that the link names after ``#``."""
+    """Return whether a relative link's file exists, and in it the heading that the link names
+    after ``#``.
+    """
     path, _, anchor = target.partition("#")
     if not (ROOT / path).exists():
         return False
     headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
-    return not anchor or anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return not anchor or anchor in [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    ]
 
 
 def test_importing_the_package_loads_nothing_heavy():
-    loaded = run("import sys, strands_cosmos3; print([m for m in ('torch', 'mujoco', 'numpy', 'scipy') if m in sys.modules])")
+    loaded = run(
+        "import sys, strands_cosmos3; print([m for m in ('torch', 'mujoco', 'numpy', 'scipy') if "
+        "m in sys.modules])"
+    )
     assert loaded == "[]"
 
 
 def test_the_numpy_packages_load_neither_torch_nor_mujoco():
     code = (
-        "import sys, strands_cosmos3.actions.decode, strands_cosmos3.observe.mapping, strands_cosmos3.backends.scripted, "
-        "strands_cosmos3.backends.replay; print([m for m in ('torch', 'mujoco', 'mink') if m in sys.modules])"
+        "import sys, strands_cosmos3.actions.decode, strands_cosmos3.observe.mapping, "
+        "strands_cosmos3.backends.scripted, "
+        "strands_cosmos3.backends.replay; print([m for m in ('torch', 'mujoco', 'mink') if m in "
+        "sys.modules])"
     )
     assert run(code) == "[]"
 
@@ -92,7 +112,16 @@ def test_a_checkout_finds_its_data():
 
 def test_a_wheel_finds_its_data(tmp_path: Path):
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(tmp_path),
+            str(ROOT),
+        ],
         check=True,
         capture_output=True,
     )
@@ -103,7 +132,8 @@ def test_a_wheel_finds_its_data(tmp_path: Path):
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     code = (
-        "from strands_cosmos3 import load_action_stats; from strands_cosmos3.sim import load_panda; "
+        "from strands_cosmos3 import load_action_stats; from strands_cosmos3.sim import "
+        "load_panda; "
         "from strands_cosmos3.resources import resource; "
         "print(load_action_stats('droid').q01.shape, load_panda().nq, resource('assets'))"
     )
@@ -113,14 +143,26 @@ def test_a_wheel_finds_its_data(tmp_path: Path):
 
 
 def test_the_lock_names_every_requirement_with_a_hash_and_an_allowed_version():
-    lines = [line for line in (ROOT / "requirements-ci.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "requirements-ci.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
-    locked = {canonicalize_name(name): version for name, version in (line.split()[0].split("==") for line in lines)}
+    locked = {
+        canonicalize_name(name): version
+        for name, version in (line.split()[0].split("==") for line in lines)
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups, wanted = project["optional-dependencies"], [*project["dependencies"], "strands-cosmos3[dev,docs,rerun]"]
+    groups, wanted = (
+        project["optional-dependencies"],
+        [*project["dependencies"], "strands-cosmos3[dev,docs,rerun]"],
+    )
     for text in wanted:  # grows by the groups that a requirement of this package itself names
         needed = Requirement(text)
         if canonicalize_name(needed.name) == "strands-cosmos3":
             wanted += [each for extra in needed.extras for each in groups[extra]]
         else:
-            assert needed.specifier.contains(locked[canonicalize_name(needed.name)]), f"make lock: {text} is not locked"
+            assert needed.specifier.contains(locked[canonicalize_name(needed.name)]), (
+                f"make lock: {text} is not locked"
+            )

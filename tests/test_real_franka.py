@@ -40,7 +40,12 @@ def arm():
 
 def still(rows, q=HOME_Q, **changes):
     zeros = np.zeros((rows, 7))
-    fields = {"q_rad": np.tile(q, (rows, 1)), "qd_rad_s": zeros, "qdd_rad_s2": zeros, "gripper": np.ones(rows)}
+    fields = {
+        "q_rad": np.tile(q, (rows, 1)),
+        "qd_rad_s": zeros,
+        "qdd_rad_s2": zeros,
+        "gripper": np.ones(rows),
+    }
     return ReferenceBlock(**{**fields, **changes}, nominal_s=np.full(rows, np.nan))
 
 
@@ -62,7 +67,9 @@ class Circling:
 
 def test_the_loop_drives_it(arm, monkeypatch):
     monkeypatch.setattr(real_franka, "BUFFER_S", 0.4)  # the machine that runs this may be busy
-    loop = ControlLoop(arm, Circling(arm), Executor(FER, arm.dt_s, HOME_Q), LoopConfig(hz=50, latency_s=None))
+    loop = ControlLoop(
+        arm, Circling(arm), Executor(FER, arm.dt_s, HOME_Q), LoopConfig(hz=50, latency_s=None)
+    )
     measured, references = [], []
     try:
         for _ in range(60):
@@ -72,7 +79,9 @@ def test_the_loop_drives_it(arm, monkeypatch):
     finally:
         loop.close()
     behind = round(0.4 / arm.dt_s)
-    off_rad = np.abs(np.concatenate(measured)[behind:] - np.concatenate(references)[:-behind]).max(axis=1)
+    off_rad = np.abs(np.concatenate(measured)[behind:] - np.concatenate(references)[:-behind]).max(
+        axis=1
+    )
     assert loop.counters["failed"] == loop.counters["rejected"] == 0
     assert np.ptp([q[0] for _, q, _ in arm.tracker.sent]) > 0.05
     assert np.median(off_rad) < 0.01
@@ -117,12 +126,19 @@ def test_references_are_due_at_the_ends_of_their_steps(arm):
 
 
 def planned(limits, start, goal, until):
-    """The executor's references on the way to a goal, in one block, up to one that satisfies something."""
+    """The executor's references on the way to a goal, in one block, up to one that satisfies
+    something.
+    """
     executor, blocks = Executor(limits, real_franka.FrankaArm.dt_s, start), []
     executor.accept(JointTrajectory(goal[None], np.array([0.1])))
     while not blocks or not until(executor.reference):
         blocks.append(executor.advance(1))
-    return ReferenceBlock(*(np.concatenate([getattr(block, each.name) for block in blocks]) for each in fields(ReferenceBlock)))
+    return ReferenceBlock(
+        *(
+            np.concatenate([getattr(block, each.name) for block in blocks])
+            for each in fields(ReferenceBlock)
+        )
+    )
 
 
 def one_joint(joint, angle, q=HOME_Q):
@@ -136,8 +152,14 @@ def assert_lawful(q, qd, limits, dt_s):
     assert (np.abs(np.diff(q, axis=0)) / dt_s <= limits.velocity * 1.002).all()
 
 
-@pytest.mark.parametrize(("limits", "joint"), [(FER, 6), (ControlConfig("fr3", 0.1).joint_limits(), 3)], ids=["fer", "slow"])
-def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(monkeypatch, limits, joint):
+@pytest.mark.parametrize(
+    ("limits", "joint"),
+    [(FER, 6), (ControlConfig("fr3", 0.1).joint_limits(), 3)],
+    ids=["fer", "slow"],
+)
+def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(
+    monkeypatch, limits, joint
+):
     start = one_joint(joint, limits.q_max - 0.9 * limits.velocity)
     monkeypatch.setattr(fake_franky.Robot, "START_Q", start)
     block = planned(
@@ -156,7 +178,10 @@ def test_a_loop_that_stalls_lets_the_arm_brake_within_its_range_and_limits(monke
         assert q[-1, joint] > limits.q_max[joint] - 0.5
         time.sleep(0.1)
         with pytest.raises(ControlError, match="late"):
-            arm.execute(block.rows(0, 5), JointState(block.q_rad[-1], block.qd_rad_s[-1], block.qdd_rad_s2[-1]))
+            arm.execute(
+                block.rows(0, 5),
+                JointState(block.q_rad[-1], block.qd_rad_s[-1], block.qdd_rad_s2[-1]),
+            )
         time.sleep(max(from_s + len(q) * arm.dt_s - time.monotonic(), 0.0))
         np.testing.assert_array_equal(arm.reference_at(time.monotonic())[0], q[-1])
 
@@ -178,7 +203,9 @@ def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm, monkeyp
     at_s, sent = (np.stack([sent[k] for sent in arm.tracker.sent]) for k in range(2))
     row = (at_s - from_s) / arm.dt_s
     moving = (row > 0) & (row < len(plan) - 1)
-    due = np.stack([np.interp(row[moving], np.arange(len(plan)), angles) for angles in plan.T], axis=1)
+    due = np.stack(
+        [np.interp(row[moving], np.arange(len(plan)), angles) for angles in plan.T], axis=1
+    )
     assert np.median(np.abs(sent[moving] - due)) < 1e-3
 
 
@@ -325,7 +352,9 @@ def test_frames_are_compared_before_anything_is_in_control(monkeypatch, axis, me
         T[:3, :3] = so3_exp(np.array([0, 0, 0.01]))
     monkeypatch.setattr(fake_franky.Robot, "T_base_offset", T)
     started = []
-    monkeypatch.setattr(fake_franky.JointImpedanceTracker, "__init__", lambda *_, **__: started.append(1))
+    monkeypatch.setattr(
+        fake_franky.JointImpedanceTracker, "__init__", lambda *_, **__: started.append(1)
+    )
     with pytest.raises(ConfigError, match=message):
         real_franka.FrankaArm(fake_franky, "fake", FER)
     assert not started
@@ -343,7 +372,9 @@ def test_hand_eye_calibration_recovers_the_camera(fixed):
     T_base_hand = np.stack([pose(0.5, 0.3) for _ in range(12)])
     camera, board = pose(1.0, 0.2), pose(1.0, 0.5)
     moving = T_base_hand if fixed == "in the hand" else np.linalg.inv(T_base_hand)
-    seen = np.linalg.inv(moving @ camera) @ board @ np.stack([pose(0.001, 0.0002) for _ in range(12)])
+    seen = (
+        np.linalg.inv(moving @ camera) @ board @ np.stack([pose(0.001, 0.0002) for _ in range(12)])
+    )
     found, off_m = real_franka.hand_eye(moving, seen)
     assert np.linalg.norm(found[:3, 3] - camera[:3, 3]) < 1e-3
     assert np.linalg.norm(found[:3, :3] - camera[:3, :3]) < 5e-3
@@ -356,7 +387,9 @@ def test_a_pixel_is_where_the_camera_sees_the_point():
     K = np.array([[600.0, 0, 320], [0, 600, 240], [0, 0, 1]])
     T_base_camera = np.eye(4)
     T_base_camera[:3, 3] = [1.0, 0.0, 0.0]
-    np.testing.assert_allclose(real_franka.pixel([1.1, -0.2, 2.0], T_base_camera, K), [350.0, 180.0])
+    np.testing.assert_allclose(
+        real_franka.pixel([1.1, -0.2, 2.0], T_base_camera, K), [350.0, 180.0]
+    )
 
 
 @pytest.mark.peers
@@ -366,17 +399,27 @@ def test_the_fake_has_frankys_signatures(pytestconfig, monkeypatch):
     monkeypatch.syspath_prepend(packages)
     franky = importlib.import_module("franky")
     for name in ("__init__", "set_target", "stop"):
-        theirs, ours = (inspect.signature(getattr(m.JointImpedanceTracker, name)) for m in (franky, fake_franky))
+        theirs, ours = (
+            inspect.signature(getattr(m.JointImpedanceTracker, name)) for m in (franky, fake_franky)
+        )
         assert list(theirs.parameters) == list(ours.parameters)
     for kind in ("Robot", "Gripper", "BoolFuture", "FrictionCompensationParams", "Affine"):
-        members = [n for n in vars(getattr(fake_franky, kind)) if n[0] != "_" and n.islower() and n != "reflex"]
+        members = [
+            n
+            for n in vars(getattr(fake_franky, kind))
+            if n[0] != "_" and n.islower() and n != "reflex"
+        ]
         assert not [name for name in members if not hasattr(getattr(franky, kind), name)]
         made_here = () if kind == "BoolFuture" else ("__init__",)
         for name in (*made_here, *members):  # pybind11 writes the signature into the docstring
             ours = getattr(fake_franky, kind).__dict__.get(name)
             if inspect.isfunction(ours):
                 written = getattr(getattr(franky, kind), name).__doc__
-                assert not [p for p in list(inspect.signature(ours).parameters)[1:] if f"{p}:" not in written]
+                assert not [
+                    p
+                    for p in list(inspect.signature(ours).parameters)[1:]
+                    if f"{p}:" not in written
+                ]
     for name in ("q", "O_T_EE", "F_T_EE"):
         assert hasattr(franky.RobotState, name)
     assert issubclass(franky.ControlException, Exception)

@@ -8,7 +8,14 @@ import pytest
 from helpers.storage import full_disk
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.errors import DatasetFormatError, LayoutError, ShapeError, StorageError
-from strands_cosmos3.resources import UNFINISHED, contained, read_json, write_folder, write_json, write_whole
+from strands_cosmos3.resources import (
+    UNFINISHED,
+    contained,
+    read_json,
+    write_folder,
+    write_json,
+    write_whole,
+)
 
 
 def test_a_path_inside_is_returned_and_a_link_that_leads_out_is_refused(tmp_path):
@@ -43,10 +50,16 @@ def test_a_loop_of_links_and_a_nul_are_typed_errors(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("loop/x", "a\0b"):
         with pytest.raises(LayoutError):
-            read_json(contained(tmp_path / name, tmp_path, "checkpoint", LayoutError), LayoutError, "Remedy.")
+            read_json(
+                contained(tmp_path / name, tmp_path, "checkpoint", LayoutError),
+                LayoutError,
+                "Remedy.",
+            )
 
 
-@pytest.mark.parametrize("text", ["[1]", "3", "{", "\xff", "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "3", "{", "\xff", "[" * 100_000, '{"a": ' + "1" * 5000 + "}"]
+)
 def test_what_is_no_json_object_is_a_typed_error_with_its_remedy(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("latin-1"))
@@ -84,11 +97,18 @@ def test_a_written_file_and_its_folder_reach_the_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "write", [write_json, lambda path, value: write_folder(path, lambda hidden: write_json(hidden / "b", value))]
+    "write",
+    [
+        write_json,
+        lambda path, value: write_folder(path, lambda hidden: write_json(hidden / "b", value)),
+    ],
 )
 def test_a_full_disk_is_a_typed_error_that_names_the_path(tmp_path, write):
     write(tmp_path / "x", {"old": 1})
-    with full_disk(10), pytest.raises(StorageError, match=r"/\.?x.*cannot be written.*unchanged") as caught:
+    with (
+        full_disk(10),
+        pytest.raises(StorageError, match=r"/\.?x.*cannot be written.*unchanged") as caught,
+    ):
         write(tmp_path / "x", {"new": "x" * 1000})
     assert isinstance(caught.value, OSError)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -97,7 +117,11 @@ def test_a_full_disk_is_a_typed_error_that_names_the_path(tmp_path, write):
 
 def test_the_file_before_is_kept_where_that_is_asked(tmp_path):
     for n in range(3):
-        write_whole(tmp_path / "x", lambda hidden, n=n: hidden.write_text(str(n)), previous=tmp_path / "before")
+        write_whole(
+            tmp_path / "x",
+            lambda hidden, n=n: hidden.write_text(str(n)),
+            previous=tmp_path / "before",
+        )
     assert [(tmp_path / name).read_text() for name in ("x", "before")] == ["2", "1"]
 
 
@@ -105,7 +129,13 @@ def test_pictures_are_uint8_of_their_shape():
     picture = np.zeros((4, 6, 3), np.uint8)
     assert image_array(picture, "view") is picture
     assert image_array(picture[None], "clip", (1, 4, 6, 3)).shape == (1, 4, 6, 3)
-    for wrong in (picture.astype(np.int16), picture[..., 0], picture[..., :2], picture[:0], picture[None]):
+    for wrong in (
+        picture.astype(np.int16),
+        picture[..., 0],
+        picture[..., :2],
+        picture[:0],
+        picture[None],
+    ):
         with pytest.raises(ShapeError, match=r"view must be uint8 of shape \[H, W, 3\]"):
             image_array(wrong, "view")
     with pytest.raises(ShapeError, match=r"clip must be uint8 of shape \[N, 4, 8, 3\]"):

@@ -1,4 +1,6 @@
-"""``infer --self-test`` and the script for a first run on a GPU, on small checkpoints on the CPU."""
+"""``infer --self-test`` and the script for a first run on a GPU, on small checkpoints on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,22 @@ import pytest
 import torch
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.self_test import GOLDEN_PROMPTS, TASK, _check_answer, _check_composite, _check_scale
+from strands_cosmos3.commands.self_test import (
+    GOLDEN_PROMPTS,
+    TASK,
+    _check_answer,
+    _check_composite,
+    _check_scale,
+)
 from strands_cosmos3.robots.panda import HOME_Q
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_bundled_policy_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["infer", "--self-test", "--device", "cpu", "--out", str(tmp_path / "bundled")]) == 0
+    assert (
+        main(["infer", "--self-test", "--device", "cpu", "--out", str(tmp_path / "bundled")]) == 0
+    )
     report = json.loads((tmp_path / "bundled_self_test.json").read_text())
     states = {check["what"]: check["state"] for check in report["checks"]}
     assert states.pop("caption") == "note"  # not the released policies' setting
@@ -30,7 +40,9 @@ def test_the_bundled_policy_passes(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_golden_captions_are_those_of_the_contract():
-    """Of cosmos-framework's own functions: tests/assets/framework_golden.json, made by make_framework_golden.py."""
+    """Of cosmos-framework's own functions: tests/assets/framework_golden.json, made by
+    make_framework_golden.py.
+    """
     golden = json.loads((ROOT / "tests/assets/framework_golden.json").read_text())["captions"]
     for kind, caption in GOLDEN_PROMPTS.items():
         asked = [TASK, kind, "concat_view", 33, 15, [544, 736]]
@@ -42,7 +54,11 @@ def test_wrong_answers_are_found():
     cube = np.array([0.5, 0.0, 0.02])
 
     def failed(q: np.ndarray) -> set[str]:
-        return {check.what for check in _check_answer(q, q, np.ones(len(q)), cube) if check.state == "failed"}
+        return {
+            check.what
+            for check in _check_answer(q, q, np.ones(len(q)), cube)
+            if check.state == "failed"
+        }
 
     still = np.repeat(HOME_Q[None], 32, axis=0)
     assert failed(still) == set()
@@ -56,7 +72,15 @@ def test_wrong_answers_are_found():
 
 @pytest.mark.slow
 def test_the_first_run_on_a_gpu_writes_its_report(tmp_path: Path):
-    script = [sys.executable, str(ROOT / "benchmarks/first_gpu_run.py"), "--small", "--device", "cpu", "--repeats", "1"]
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks/first_gpu_run.py"),
+        "--small",
+        "--device",
+        "cpu",
+        "--repeats",
+        "1",
+    ]
     subprocess.run([*script, "--out", str(tmp_path / "r.json")], check=True, cwd=tmp_path)
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["self_test"][0]

@@ -1,4 +1,6 @@
-"""The six types that flow: what they copy, what they refuse, and that nobody can change them afterwards."""
+"""The six types that flow: what they copy, what they refuse, and that nobody can change them
+afterwards.
+"""
 
 import json
 from dataclasses import FrozenInstanceError
@@ -97,7 +99,9 @@ def test_chunk_takes_the_embodiment_s_rate_and_its_space_s_times():
     np.testing.assert_allclose(joints.row_times_s, [0, 0.1])
 
 
-@pytest.mark.parametrize("quantiles", [(np.zeros(9), np.ones(9)), (np.zeros(10), np.full(10, np.nan))])
+@pytest.mark.parametrize(
+    "quantiles", [(np.zeros(9), np.ones(9)), (np.zeros(10), np.full(10, np.nan))]
+)
 def test_chunk_refuses_quantiles_that_do_not_fit_its_columns(quantiles):
     with pytest.raises(InputError):
         ActionChunk(np.zeros((2, 10)), DROID.action_space("midtrain"), DROID, quantiles=quantiles)
@@ -142,7 +146,15 @@ def test_chunk_of_joints_may_exceed_ten_and_needs_a_rate():
 )
 def test_pose_trajectory_refuses(fields):
     with pytest.raises(InputError):
-        PoseTrajectory(**{"T_base_frame": STACK, "t_s": TIMES, "frame": "cosmos", "T_base_anchor": EYE, **fields})
+        PoseTrajectory(
+            **{
+                "T_base_frame": STACK,
+                "t_s": TIMES,
+                "frame": "cosmos",
+                "T_base_anchor": EYE,
+                **fields,
+            }
+        )
 
 
 def test_joint_trajectory_fills_in_a_clean_account():
@@ -165,12 +177,18 @@ def test_modes_and_outcomes():
 
 def test_error_summary_has_millimetres_and_degrees():
     summary = ErrorSummary.of(np.array([0.001, 0.003]), np.array([0.0, np.pi / 2]))
-    assert vars(summary) == pytest.approx({"mean_mm": 2.0, "max_mm": 3.0, "mean_deg": 45.0, "max_deg": 90.0})
+    assert vars(summary) == pytest.approx(
+        {"mean_mm": 2.0, "max_mm": 3.0, "mean_deg": 45.0, "max_deg": 90.0}
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "outcome", "success"),
-    [("reach", Outcome.SUCCESS, True), ("reach", Outcome.TIMEOUT, False), (None, Outcome.COMPLETED, None)],
+    [
+        ("reach", Outcome.SUCCESS, True),
+        ("reach", Outcome.TIMEOUT, False),
+        (None, Outcome.COMPLETED, None),
+    ],
 )
 def test_rollout_is_json(task, outcome, success, tmp_path):
     zero = ErrorSummary(0, 0, 0, 0)
@@ -191,7 +209,17 @@ def test_rollout_is_json(task, outcome, success, tmp_path):
     )
     written = json.loads(json.dumps(rollout.to_dict()))
     assert written["success"] is success
-    assert {"seed", "task", "instruction", "ik", "path", "tracking", "steps", "latency_ms", "counters"} <= set(written)
+    assert {
+        "seed",
+        "task",
+        "instruction",
+        "ik",
+        "path",
+        "tracking",
+        "steps",
+        "latency_ms",
+        "counters",
+    } <= set(written)
     assert "drift" not in written
     assert "held" not in written
     assert written["latency_clock"] == "simulated"
@@ -204,7 +232,8 @@ def test_a_rollout_is_one_line_of_text_and_shows_its_film_in_a_notebook(tmp_path
     film = tmp_path / "a.mp4"
     film.write_bytes(b"film")
     rollout = Rollout(
-        3, "pick", "pick up <b>the</b> red cube", Outcome.SUCCESS, nothing, nothing, nothing, {}, {}, {}, 4.5, 2.0,
+        3, "pick", "pick up <b>the</b> red "
+                   "cube", Outcome.SUCCESS, nothing, nothing, nothing, {}, {}, {}, 4.5, 2.0,
         arrays={"q": np.zeros((1000, 7))}, video=film,
     )  # fmt: skip
     assert "\n" not in repr(rollout)

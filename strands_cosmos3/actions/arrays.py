@@ -12,8 +12,15 @@ from strands_cosmos3.errors import InputError
 LARGEST = 1e9  # m, rad, or columns of rotations; products of larger values could overflow
 
 
-def trailing(value: Any, name: str, shape: tuple[int | None, ...], largest: float = LARGEST, leading: int | None = None) -> F64:
-    """Return a read-only float64 copy of ``value`` with shape [..., *shape]; None frees an axis, and no axis may be empty.
+def trailing(
+    value: Any,
+    name: str,
+    shape: tuple[int | None, ...],
+    largest: float = LARGEST,
+    leading: int | None = None,
+) -> F64:
+    """Return a read-only float64 copy of ``value`` with shape [..., *shape]; None frees an axis,
+    and no axis may be empty.
 
     Args:
         largest: Bound on the magnitudes.
@@ -38,7 +45,8 @@ def rigid(value: Any, name: str, leading: int | None = None) -> F64:
     """Return a read-only float64 copy of rigid transforms [..., 4, 4].
 
     Raises:
-        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0, 0, 0, 1).
+        InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0,
+            0, 0, 1).
         ShapeError, NonFiniteError: As :func:`trailing`.
     """
     T = trailing(value, name, (4, 4), leading=leading)

@@ -1,12 +1,14 @@
 """LIBERO's actions as rows of Cosmos' ``libero`` domain, and back.
 
-An action [7] is what robosuite's OSC_POSE controller takes at 20 Hz: translation and rotation vector in the controller's units
-(-1 .. 1 stands for 5 cm and 0.5 rad), and the gripper, -1 to open and 1 to close. A row [10] holds the same numbers: the
-translation unchanged, the rotation vector as rot6d, and the gripper with 1 for open. Units stay the controller's: a rotation
-by one unit is written as one radian. Rows are goals' offsets from the measured pose in world axes, so they are never
-integrated.
+An action [7] is what robosuite's OSC_POSE controller takes at 20 Hz: translation and rotation
+vector in the controller's units (-1 .. 1 stands for 5 cm and 0.5 rad), and the gripper, -1 to open
+and 1 to close. A row [10] holds the same numbers: the translation unchanged, the rotation vector as
+rot6d, and the gripper with 1 for open. Units stay the controller's: a rotation by one unit is
+written as one radian. Rows are goals' offsets from the measured pose in world axes, so they are
+never integrated.
 
-Source: cosmos-framework @5eee9ed5, ``libero_lerobot_dataset.py`` 298-306 and ``closed_loop_eval.py`` 525-526, 580-602.
+Source: cosmos-framework @5eee9ed5, ``libero_lerobot_dataset.py`` 298-306 and
+``closed_loop_eval.py`` 525-526, 580-602.
 """
 
 from __future__ import annotations
@@ -25,19 +27,25 @@ METHOD = "quantile_rot"
 
 
 def encode_actions(actions: Any) -> F64:
-    """Return actions [T, 7] as rows [T, 10]. Malformed arrays raise ShapeError or NonFiniteError."""
+    """Return actions [T, 7] as rows [T, 10]. Malformed arrays raise ShapeError or
+    NonFiniteError.
+    """
     a = finite_array(actions, "actions", (None, 7))
     return np.concatenate((a[:, :3], to_rot6d(exp(a[:, 3:6])), (1 - a[:, 6:]) / 2), axis=1)
 
 
 def decode_rows(rows: Any) -> F64:
-    """Return rows [T, 10] as actions [T, 7]; the two columns of rot6d need not be a rotation's exactly.
+    """Return rows [T, 10] as actions [T, 7]; the two columns of rot6d need not be a rotation's
+    exactly.
 
     Raises:
-        ShapeError, NonFiniteError, InputError: Rows are malformed; or their rot6d defines no rotation.
+        ShapeError, NonFiniteError, InputError: Rows are malformed; or their rot6d defines no
+            rotation.
     """
     r = finite_array(rows, "rows", (None, 10))
-    return np.concatenate((r[:, :3], log(nearest_rotation(r[:, 3:9])), np.clip(1 - 2 * r[:, 9:], -1, 1)), axis=1)
+    return np.concatenate(
+        (r[:, :3], log(nearest_rotation(r[:, 3:9])), np.clip(1 - 2 * r[:, 9:], -1, 1)), axis=1
+    )
 
 
 def normalize_actions(actions: Any) -> F64:

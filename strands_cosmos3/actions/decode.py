@@ -1,11 +1,13 @@
-"""Chunks to poses in the robot's base frame, and back. Malformed arguments raise InputError, ShapeError or NonFiniteError.
+"""Chunks to poses in the robot's base frame, and back. Malformed arguments raise InputError,
+ShapeError or NonFiniteError.
 
-A row of a ``midtrain`` chunk is a motion of the Cosmos frame expressed in that frame (cosmos-framework, ``pose_utils``:
-``backward_framewise``). A chunk is anchored once, on the pose at the observation, and integrated open-loop: targets
-anchored on each measured pose would drift with the arm and hide its drift.
+A row of a ``midtrain`` chunk is a motion of the Cosmos frame expressed in that frame
+(cosmos-framework, ``pose_utils``: ``backward_framewise``). A chunk is anchored once, on the pose at
+the observation, and integrated open-loop: targets anchored on each measured pose would drift with
+the arm and hide its drift.
 
-Inverse kinematics usually drives another body. Decode in the Cosmos frame, then call :func:`to_frame`; deltas composed on
-the body itself bend the path, and no IK residual shows it.
+Inverse kinematics usually drives another body. Decode in the Cosmos frame, then call
+:func:`to_frame`; deltas composed on the body itself bend the path, and no IK residual shows it.
 """
 
 from __future__ import annotations
@@ -23,12 +25,27 @@ from strands_cosmos3.actions.normalization import ActionStats, Method, require_i
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
 from strands_cosmos3.checks import F64, finite_array, instance_of, typed
-from strands_cosmos3.embodiments import POSE9, ActionSpace, Embodiment, GripperConvention, LimbColumns, get_embodiment
-from strands_cosmos3.errors import ActionSpaceError, FrameError, InputError, ShapeError, UnknownNameError
+from strands_cosmos3.embodiments import (
+    POSE9,
+    ActionSpace,
+    Embodiment,
+    GripperConvention,
+    LimbColumns,
+    get_embodiment,
+)
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    FrameError,
+    InputError,
+    ShapeError,
+    UnknownNameError,
+)
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
 Convention = Literal["framewise", "anchored"]
-"""``framewise``: each delta is relative to the previous pose; ``anchored``: each is relative to the anchor."""
+"""``framewise``: each delta is relative to the previous pose; ``anchored``: each is relative to
+the anchor.
+"""
 
 COSMOS_FRAME = "cosmos"
 _POSE = len(POSE9)
@@ -44,23 +61,31 @@ def decode_pose_delta(rows: Any) -> F64:
 
 
 def encode_pose_delta(T: Any) -> F64:
-    """[..., 4, 4] relative poses -> [..., 9] translation [m] and rot6d; the inverse of :func:`decode_pose_delta`."""
+    """[..., 4, 4] relative poses -> [..., 9] translation [m] and rot6d; the inverse of
+    :func:`decode_pose_delta`.
+    """
     return _rows_of(rigid(T, "T"))
 
 
 def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "framewise") -> F64:
-    """[T, 9] deltas and the anchor [4, 4] -> [T + 1, 4, 4] poses in the anchor's parent frame; row 0 is the anchor.
+    """[T, 9] deltas and the anchor [4, 4] -> [T + 1, 4, 4] poses in the anchor's parent frame; row
+    0 is the anchor.
 
-    ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``. UnknownNameError for any other.
+    ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``.
+    UnknownNameError for any other.
     """
     _require_convention(convention)
     steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
     anchor = rigid(T_0, "T_0", leading=0)
-    return np.concatenate((anchor[None], anchor @ steps if convention == "anchored" else _integrate(anchor, steps)))
+    return np.concatenate(
+        (anchor[None], anchor @ steps if convention == "anchored" else _integrate(anchor, steps))
+    )
 
 
 def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
-    """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of :func:`decode_pose_trajectory`."""
+    """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of
+    :func:`decode_pose_trajectory`.
+    """
     _require_convention(convention)
     poses = rigid(T, "T", leading=1)
     if len(poses) < 2:
@@ -69,20 +94,28 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
 
 
 def decode_chunk(
-    chunk: ActionChunk, T_base_anchor_cosmos: Any, stats: ActionStats | str | Path | None = None, method: Method = "quantile"
+    chunk: ActionChunk,
+    T_base_anchor_cosmos: Any,
+    stats: ActionStats | str | Path | None = None,
+    method: Method = "quantile",
 ) -> PoseTrajectory:
-    """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into T poses of the Cosmos frame in the base.
+    """Decode a chunk of deltas (``midtrain``) or absolute poses (``pose_abs``) into T poses of the
+    Cosmos frame in the base.
 
-    Absolute poses that a server integrated from the pose it was sent are taken to the anchor: ``anchor departure^-1 pose``.
+    Absolute poses that a server integrated from the pose it was sent are taken to the anchor:
+    ``anchor departure^-1 pose``.
 
     Args:
         chunk: Rows in the model's own scale.
-        T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base that the first row departs from.
-        stats: Statistics for normalised rows; by default the chunk's quantiles, else the embodiment's packaged statistics.
+        T_base_anchor_cosmos: [4, 4] pose of the Cosmos frame in the robot's base that the first row
+            departs from.
+        stats: Statistics for normalised rows; by default the chunk's quantiles, else the
+            embodiment's packaged statistics.
         method: Normalisation method of rows without quantiles of their own.
 
     Returns:
-        Poses at the rows' times, without the anchor; the gripper column becomes open fractions, clipped to [0, 1].
+        Poses at the rows' times, without the anchor; the gripper column becomes open fractions,
+        clipped to [0, 1].
 
     Raises:
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
@@ -113,8 +146,10 @@ class LimbPoses:
     """Commanded poses of several limbs, by name.
 
     Args:
-        by_limb: Poses of each limb's Cosmos frame in that limb's own base, with its gripper, all at the same times.
-        finger_tips_m: [T, 5, 3] positions of a hand's finger tips in its Cosmos frame, of limbs that have them.
+        by_limb: Poses of each limb's Cosmos frame in that limb's own base, with its gripper, all at
+            the same times.
+        finger_tips_m: [T, 5, 3] positions of a hand's finger tips in its Cosmos frame, of limbs
+            that have them.
     """
 
     by_limb: Mapping[str, PoseTrajectory]
@@ -144,13 +179,16 @@ def decode_limbs(
 
     Args:
         chunk: ``midtrain`` rows in the model's own scale.
-        T_base_anchor_cosmos: By the limb's name, [4, 4] pose of its Cosmos frame in its own base, which row 0 departs from. A
-            limb that carries only a camera may be left out; it is not decoded then.
+        T_base_anchor_cosmos: By the limb's name, [4, 4] pose of its Cosmos frame in its own base,
+            which row 0 departs from. A limb that carries only a camera may be left out; it is not
+            decoded then.
         stats, method: As in :func:`decode_chunk`.
 
     Raises:
-        ActionSpaceError: The rows are not deltas, or the source does not state which columns belong to which limb.
-        UnknownNameError, InputError: An anchor is of no limb of the embodiment, or that of an arm is missing.
+        ActionSpaceError: The rows are not deltas, or the source does not state which columns belong
+            to which limb.
+        UnknownNameError, InputError: An anchor is of no limb of the embodiment, or that of an arm
+            is missing.
         StatisticsError: As in :func:`decode_chunk`.
     """
     space, embodiment = chunk.action_space, chunk.embodiment
@@ -162,9 +200,17 @@ def decode_limbs(
     for limb in limbs:
         anchor = rigid(T_base_anchor_cosmos[limb.name], f"the anchor of {limb.name!r}", leading=0)
         steps = _poses_of(rows[:, limb.pose])
-        gripper = None if limb.gripper is None else limb.gripper.to_fraction(rows[:, limb.gripper_column])
-        poses[limb.name] = PoseTrajectory(_integrate(anchor, steps), chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
-    tips = {limb.name: rows[:, limb.finger_tips].reshape(-1, 5, 3) for limb in limbs if limb.finger_tips is not None}
+        gripper = (
+            None if limb.gripper is None else limb.gripper.to_fraction(rows[:, limb.gripper_column])
+        )
+        poses[limb.name] = PoseTrajectory(
+            _integrate(anchor, steps), chunk.row_times_s, COSMOS_FRAME, anchor, gripper
+        )
+    tips = {
+        limb.name: rows[:, limb.finger_tips].reshape(-1, 5, 3)
+        for limb in limbs
+        if limb.finger_tips is not None
+    }
     return LimbPoses(poses, tips)
 
 
@@ -176,29 +222,35 @@ def encode_limbs(
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
 ) -> F64:
-    """Encode poses of several limbs as [T, D] ``midtrain`` rows; the inverse of :func:`decode_limbs`.
+    """Encode poses of several limbs as [T, D] ``midtrain`` rows; the inverse of
+    :func:`decode_limbs`.
 
     Args:
-        T_base_cosmos: By the limb's name, [T + 1, 4, 4] poses of its Cosmos frame, the anchor first. A camera that is left out
-            stays where it is.
+        T_base_cosmos: By the limb's name, [T + 1, 4, 4] poses of its Cosmos frame, the anchor
+            first. A camera that is left out stays where it is.
         grippers: By the limb's name, [T] open fractions of each limb with a gripper.
         embodiment, stats, method: As in :func:`encode_chunk`.
 
     Raises:
         ActionSpaceError: As in :func:`decode_limbs`, or the rows hold finger tips.
-        UnknownNameError, InputError, ShapeError, StatisticsError, ActionOutOfRangeError: As in :func:`encode_chunk`.
+        UnknownNameError, InputError, ShapeError, StatisticsError, ActionOutOfRangeError: As in
+            :func:`encode_chunk`.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     limbs = _limbs_of(embodiment, T_base_cosmos)
     if any(limb.finger_tips is not None for limb in limbs):
-        raise ActionSpaceError(f"rows of {embodiment.name!r} hold finger tips, which poses and grippers do not give.")
+        raise ActionSpaceError(
+            f"rows of {embodiment.name!r} hold finger tips, which poses and grippers do not give."
+        )
     deltas = {limb.name: encode_pose_trajectory(T_base_cosmos[limb.name]) for limb in limbs}
     n = len(next(iter(deltas.values())))
     rows = np.zeros((n, space.width))
     for limb in embodiment.limbs:
         still = encode_pose_delta(np.tile(np.eye(4), (n, 1, 1)))
-        rows[:, limb.pose] = finite_array(deltas.get(limb.name, still), f"deltas of {limb.name!r}", (n, _POSE))
+        rows[:, limb.pose] = finite_array(
+            deltas.get(limb.name, still), f"deltas of {limb.name!r}", (n, _POSE)
+        )
         if limb.gripper is not None:
             column = _gripper_column(grippers.get(limb.name), n, embodiment, limb.gripper)
             rows[:, limb.gripper_column] = column[:, 0]
@@ -210,7 +262,8 @@ def encode_limbs(
 
 
 def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
-    """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open fractions, clipped to [0, 1].
+    """Decode a chunk of ``joint_pos`` rows: angles in radians as they are, the gripper as open
+    fractions, clipped to [0, 1].
 
     Row 0 is due at the observation: remove a clean state row first.
 
@@ -229,9 +282,11 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
 
 
 def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTrajectory:
-    """Return the same motion as poses of a body ``name`` fixed to the Cosmos frame: ``T_base_ee = T_base_cosmos T_cosmos_ee``.
+    """Return the same motion as poses of a body ``name`` fixed to the Cosmos frame: ``T_base_ee =
+    T_base_cosmos T_cosmos_ee``.
 
-    For the tool frame's parent, ``T_cosmos_ee`` [4, 4] is ``se3_inverse(tool_frame.T_parent_cosmos)``.
+    For the tool frame's parent, ``T_cosmos_ee`` [4, 4] is
+    ``se3_inverse(tool_frame.T_parent_cosmos)``.
 
     Raises:
         FrameError: The trajectory is not of the Cosmos frame.
@@ -239,7 +294,9 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
     trajectory = instance_of(trajectory, PoseTrajectory, "trajectory")
     T = rigid(T_cosmos_ee, "T_cosmos_ee", leading=0)
     if trajectory.frame != COSMOS_FRAME:
-        raise FrameError(f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}.")
+        raise FrameError(
+            f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}."
+        )
     if not instance_of(name, str, "name"):
         raise InputError("name must not be empty; it names the body that the poses are of.")
     moved, anchor = trajectory.T_base_frame @ T, trajectory.T_base_anchor @ T
@@ -255,25 +312,30 @@ def encode_chunk(
     method: Method = "quantile",
     clip: bool = False,
 ) -> F64:
-    """Encode poses as [T, D] ``midtrain`` rows in the model's scale; the inverse of :func:`decode_chunk`.
+    """Encode poses as [T, D] ``midtrain`` rows in the model's scale; the inverse of
+    :func:`decode_chunk`.
 
     Args:
         T_base_cosmos: [T + 1, 4, 4] poses of the Cosmos frame, the anchor first.
         gripper: [T] open fractions, or None for an embodiment without a gripper.
         embodiment, stats, method: As in :func:`denormalize_chunk`.
-        clip: Clamp to [-1, 1] as in training. Without it rows are exact, and motion beyond |z| = 10 is an error.
+        clip: Clamp to [-1, 1] as in training. Without it rows are exact, and motion beyond |z| = 10
+            is an error.
 
     Raises:
         ActionSpaceError: The embodiment's rows are not those of a single arm.
         StatisticsError: The statistics are of another domain or width, or there are none.
         ActionOutOfRangeError: A step lies beyond |z| = 10 and ``clip`` is off.
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or ``gripper`` does not fit the embodiment.
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or ``gripper`` does not
+            fit the embodiment.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     convention, units = _gripper_of(embodiment, space), _units(embodiment, space)
     rows = encode_pose_trajectory(T_base_cosmos)
-    rows = np.concatenate([rows, _gripper_column(gripper, len(rows), embodiment, convention)], axis=1)
+    rows = np.concatenate(
+        [rows, _gripper_column(gripper, len(rows), embodiment, convention)], axis=1
+    )
     if not space.normalized:
         return rows / units
     normalised = normalize_chunk(rows, embodiment, stats, method, clip)
@@ -281,7 +343,9 @@ def encode_chunk(
     return normalised
 
 
-def _in_metres(chunk: ActionChunk, units: F64, stats: ActionStats | str | Path | None, method: Method) -> F64:
+def _in_metres(
+    chunk: ActionChunk, units: F64, stats: ActionStats | str | Path | None, method: Method
+) -> F64:
     """[T, D] rows of deltas, de-normalised."""
     if not chunk.action_space.normalized:
         rows = chunk.action * units
@@ -296,15 +360,21 @@ def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColu
     """The limbs that something is given for, in the columns' order; arms must not be missing."""
     if not embodiment.limbs:
         raise ActionSpaceError(
-            f"which columns of {embodiment.name!r} belong to which limb is not stated by its source; use the raw columns."
+            f"which columns of {embodiment.name!r} belong to which limb is not stated by its "
+            "source; use the raw columns."
         )
     names = [limb.name for limb in embodiment.limbs]
     if unknown := [name for name in given if name not in names]:
         raise UnknownNameError(f"limb of embodiment {embodiment.name!r}", unknown[0], names)
-    missing = [limb.name for limb in embodiment.limbs if limb.name not in given and not limb.is_camera]
+    missing = [
+        limb.name for limb in embodiment.limbs if limb.name not in given and not limb.is_camera
+    ]
     if missing or not given:
         wanted = ", ".join(missing or names)
-        raise InputError(f"embodiment {embodiment.name!r} moves the limbs {', '.join(names)}; nothing is given for {wanted}.")
+        raise InputError(
+            f"embodiment {embodiment.name!r} moves the limbs {', '.join(names)}; nothing is given "
+            f"for {wanted}."
+        )
     return [limb for limb in embodiment.limbs if limb.name in given]
 
 
@@ -332,8 +402,12 @@ def _integrate(anchor: F64, steps: F64) -> F64:
     return poses
 
 
-def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, convention: GripperConvention | None) -> F64:
-    """[n, 1] open fractions in the embodiment's own convention, or [n, 0] for one without a gripper."""
+def _gripper_column(
+    gripper: Any, n: int, embodiment: Embodiment, convention: GripperConvention | None
+) -> F64:
+    """[n, 1] open fractions in the embodiment's own convention, or [n, 0] for one without a
+    gripper.
+    """
     if (gripper is None) != (convention is None):
         wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
         raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
@@ -349,7 +423,8 @@ def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
     """[D] unit of each unnormalised column: metres for translations, one for the others."""
     if embodiment.translation_scale is None:
         raise ActionSpaceError(
-            f"the translations of {embodiment.name!r} are in its controller's own unit, not in metres; use the raw columns."
+            f"the translations of {embodiment.name!r} are in its controller's own unit, not in "
+            "metres; use the raw columns."
         )
     return np.array([embodiment.translation_scale] * 3 + [1.0] * (space.width - 3))
 
@@ -362,20 +437,25 @@ def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention
         if space.width == _POSE + 1 and embodiment.gripper is not None:
             return embodiment.gripper
     raise ActionSpaceError(
-        f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns ({', '.join(space.columns[:10])}...): "
-        "not one arm's pose delta and gripper. Use decode_limbs, which decodes every limb's columns."
+        f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns "
+        f"({', '.join(space.columns[:10])}...): "
+        "not one arm's pose delta and gripper. Use decode_limbs, which decodes every limb's "
+        "columns."
     )
 
 
 def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> ActionSpaceError:
     remedy = {
-        "joint_position": "they are absolute joint angles and need no statistics, integration or IK: use decode_joint_chunk",
-        "pose_delta": "they are normalised deltas, to be integrated and solved by IK: use decode_chunk",
+        "joint_position": "they are absolute joint angles and need no statistics, integration or "
+        "IK: use decode_joint_chunk",
+        "pose_delta": "they are normalised deltas, to be integrated and solved by IK: use "
+        "decode_chunk",
         "pose_absolute": "they are poses, to be solved by IK: use decode_chunk",
         "raw": "their meaning is not known: use them undecoded",
     }[chunk.action_space.meaning]
     return ActionSpaceError(
-        f"{decoder} reads {reads}, but this chunk of {chunk.embodiment.name!r} holds {chunk.action_space.name!r} rows "
+        f"{decoder} reads {reads}, but this chunk of {chunk.embodiment.name!r} holds "
+        f"{chunk.action_space.name!r} rows "
         f"({chunk.action_space.meaning}); {remedy}."
     )
 

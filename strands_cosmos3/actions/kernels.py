@@ -20,8 +20,9 @@ def to_rot6d(R: F64) -> F64:
 def nearest_rotation(rot6d: F64) -> F64:
     """As ``rot6d_to_matrix``.
 
-    With c0, c1 the columns, ``[c0, c1, c0 x c1]`` is projected on SO(3) by SVD, as in cosmos-framework's ``pose_utils``; its
-    determinant ``|c0 x c1|^2`` is positive. Gram-Schmidt would put the whole error of noisy columns on c1: up to 3.6 degrees.
+    With c0, c1 the columns, ``[c0, c1, c0 x c1]`` is projected on SO(3) by SVD, as in
+    cosmos-framework's ``pose_utils``; its determinant ``|c0 x c1|^2`` is positive. Gram-Schmidt
+    would put the whole error of noisy columns on c1: up to 3.6 degrees.
     """
     c0, c1 = rot6d[..., :3], rot6d[..., 3:]
     c2 = np.cross(c0, c1)
@@ -29,7 +30,8 @@ def nearest_rotation(rot6d: F64) -> F64:
     sine = np.linalg.norm(c2, axis=-1) / np.maximum(lengths[0] * lengths[1], np.finfo(float).tiny)
     if min(lengths[0].min(), lengths[1].min(), sine.min()) < _DEGENERATE:
         raise InputError(
-            "rot6d holds a zero column or two parallel ones, which define no rotation; it must be the first two columns "
+            "rot6d holds a zero column or two parallel ones, which define no rotation; it must be "
+            "the first two columns "
             "of a rotation matrix, concatenated. Was the row de-normalised?"
         )
     U, _, Vt = np.linalg.svd(np.stack([c0, c1, c2], axis=-1))

@@ -1,10 +1,11 @@
 """Rotations and rigid transforms: rot6d, quaternions, Euler angles, SO(3) and SE(3), interpolation.
 
-Every function is vectorised over leading axes, computes in float64, and is safe at the identity and at half turns.
-``R`` is a rotation matrix [..., 3, 3], ``T`` a rigid transform [..., 4, 4], ``w`` a rotation vector [..., 3] in rad.
+Every function is vectorised over leading axes, computes in float64, and is safe at the identity and
+at half turns. ``R`` is a rotation matrix [..., 3, 3], ``T`` a rigid transform [..., 4, 4], ``w`` a
+rotation vector [..., 3] in rad.
 
-Arguments are checked: ShapeError, NonFiniteError for NaN or infinity, InputError for a matrix that is not a rotation.
-``kernels.py`` has the same arithmetic unchecked.
+Arguments are checked: ShapeError, NonFiniteError for NaN or infinity, InputError for a matrix that
+is not a rotation. ``kernels.py`` has the same arithmetic unchecked.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ def matrix_to_rot6d(R: Any) -> F64:
 
 
 def quaternion_to_matrix(xyzw: Any) -> F64:
-    """[..., 4] quaternions, scalar last -> [..., 3, 3]; :class:`InputError` if a norm is off one by more than 0.01."""
+    """[..., 4] quaternions, scalar last -> [..., 3, 3]; :class:`InputError` if a norm is off one
+    by more than 0.01.
+    """
     q = trailing(xyzw, "quaternion", (4,))
     norm = np.linalg.norm(q, axis=-1)
     if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
         worst = norm.flat[np.abs(norm - 1).argmax()]
-        raise InputError(f"quaternion has norm {worst:.4g}; a rotation is a unit quaternion, ordered x y z w.")
+        raise InputError(
+            f"quaternion has norm {worst:.4g}; a rotation is a unit quaternion, ordered x y z w."
+        )
     return from_scipy(Rotation.from_quat(writable(q, 4)), q.shape[:-1])
 
 
@@ -66,7 +71,9 @@ def matrix_to_quaternion(R: Any) -> F64:
 
 
 def euler_xyz_to_matrix(angles_rad: Any) -> F64:
-    """[..., 3] **extrinsic** x, y, z angles -> [..., 3, 3] = Rz(c) Ry(b) Rx(a), the convention of DROID's raw poses."""
+    """[..., 3] **extrinsic** x, y, z angles -> [..., 3, 3] = Rz(c) Ry(b) Rx(a), the convention
+    of DROID's raw poses.
+    """
     angles = trailing(angles_rad, "angles_rad", (3,))
     return from_scipy(Rotation.from_euler("xyz", writable(angles, 3)), angles.shape[:-1])
 
@@ -103,7 +110,8 @@ def se3_between(T_a: Any, T_b: Any) -> F64:
 
 
 def interpolate_poses(T: Any, t_s: Any, at_s: Any) -> F64:
-    """[M, 4, 4] poses between knots: position linear, rotation at constant angular velocity (slerp).
+    """[M, 4, 4] poses between knots: position linear, rotation at constant angular velocity
+    (slerp).
 
     Args:
         T, t_s: [N, 4, 4] knots, all in one frame, and their [N] times, strictly increasing.
@@ -118,7 +126,10 @@ def interpolate_poses(T: Any, t_s: Any, at_s: Any) -> F64:
     if (np.diff(t) <= 0).any():
         raise InputError("t_s must increase strictly.")
     if at.min() < t[0] - _TIME_TOLERANCE_S or at.max() > t[-1] + _TIME_TOLERANCE_S:
-        raise InputError(f"at_s spans {at.min():g}..{at.max():g} s, the knots {t[0]:g}..{t[-1]:g} s; clip it first.")
+        raise InputError(
+            f"at_s spans {at.min():g}..{at.max():g} s, the knots {t[0]:g}..{t[-1]:g} s; clip it "
+            "first."
+        )
     if len(knots) == 1:
         return np.repeat(knots, len(at), axis=0)
     at = np.clip(at, t[0], t[-1])

@@ -18,26 +18,38 @@ _PRIVILEGED = ("scripted",)
 
 
 def needs_pictures(backend: str | Backend | None) -> bool:
-    """Whether a backend needs pictures; a name is answered without importing its module, which may need torch."""
-    return backend not in _WITHOUT_PICTURES if backend is None or isinstance(backend, str) else backend.requires_images
+    """Whether a backend needs pictures; a name is answered without importing its module, which
+    may need torch.
+    """
+    return (
+        backend not in _WITHOUT_PICTURES
+        if backend is None or isinstance(backend, str)
+        else backend.requires_images
+    )
 
 
 def needs_privileged(backend: str | Backend | None) -> bool:
     """Whether a backend needs state that only our own simulation knows; likewise."""
-    return backend in _PRIVILEGED if backend is None or isinstance(backend, str) else backend.needs_privileged
+    return (
+        backend in _PRIVILEGED
+        if backend is None or isinstance(backend, str)
+        else backend.needs_privileged
+    )
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Address of the server for ``service``. See :class:`~strands_cosmos3.serving.client.ClientConfig`.
+    """Address of the server for ``service``. See
+    :class:`~strands_cosmos3.serving.client.ClientConfig`.
 
     Args:
         host: None is localhost.
         port: None is 8000.
         api_key: The server's token, or None.
-        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` (``HttpPolicyClient`` for ``libero``), instead of the
-            three above.
-        dialect: ``robolab`` (None), ``openpi``, ``vllm-omni`` or ``roboarena``; ``libero`` is NVIDIA's LIBERO server (HTTP).
+        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` (``HttpPolicyClient`` for
+            ``libero``), instead of the three above.
+        dialect: ``robolab`` (None), ``openpi``, ``vllm-omni`` or ``roboarena``; ``libero`` is
+            NVIDIA's LIBERO server (HTTP).
     """
 
     host: str | None = None
@@ -62,16 +74,18 @@ def make_backend(
     """Return a backend by name, or the given one.
 
     Args:
-        backend: A name from :data:`BACKENDS`, or a :class:`Backend`; other objects with its members are adapted. None is
-            ``native`` with a model (``distributed`` if the options have ``parallel``), ``service`` with one of its options.
-        model: For ``replay``, a path, a ``Recording`` or a ``LimbRecording``; for ``native``, ``distributed`` and
-            ``diffusers``, a checkpoint's folder or hub repository.
+        backend: A name from :data:`BACKENDS`, or a :class:`Backend`; other objects with its members
+            are adapted. None is ``native`` with a model (``distributed`` if the options have
+            ``parallel``), ``service`` with one of its options.
+        model: For ``replay``, a path, a ``Recording`` or a ``LimbRecording``; for ``native``,
+            ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository.
         options: How to load and sample a model.
         action_space: Action space of a model whose checkpoint does not state it.
         service: Address of the server, for ``service``.
 
     Raises:
-        ConfigError: No backend was chosen, an option belongs to another one, or the object is no backend.
+        ConfigError: No backend was chosen, an option belongs to another one, or the object is no
+            backend.
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
@@ -81,42 +95,75 @@ def make_backend(
     if backend is None and service.given:
         backend = "service"
     if backend is None:
-        raise ConfigError(f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of your own.")
+        raise ConfigError(
+            f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of "
+            "your own."
+        )
     made = None if isinstance(backend, str) else adapted(backend)
     name = backend if isinstance(backend, str) else type(backend).__name__
     if options is not None:
-        own = {**options.engine.given, "composition": options.composition, "parallel": options.parallel}
+        own = {
+            **options.engine.given,
+            "composition": options.composition,
+            "parallel": options.parallel,
+        }
         require_backend(name, own)
     require_backend(name, vars(service))
     if model is not None and name in _WITHOUT_MODEL:
         raise ConfigError(
-            f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of them out: a model alone is "
+            f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of "
+            "them out: a model alone is "
             "run by 'native'."
         )
-    return _by_name(name, model, options or InferenceOptions(), action_space, service) if made is None else made
+    return (
+        _by_name(name, model, options or InferenceOptions(), action_space, service)
+        if made is None
+        else made
+    )
 
 
-def _by_name(backend: str, model: Any, options: InferenceOptions, action_space: str | None, service: ServiceOptions) -> Backend:
+def _by_name(
+    backend: str,
+    model: Any,
+    options: InferenceOptions,
+    action_space: str | None,
+    service: ServiceOptions,
+) -> Backend:
     if backend == "scripted":
         from strands_cosmos3.backends.scripted import ScriptedBackend
 
         return ScriptedBackend()
     if backend == "replay":
-        from strands_cosmos3.backends.replay import LimbRecording, Recording, ReplayBackend, recording_at
+        from strands_cosmos3.backends.replay import (
+            LimbRecording,
+            Recording,
+            ReplayBackend,
+            recording_at,
+        )
 
         if model is None:
-            raise ConfigError("backend 'replay' needs a recording: pass model= a path (.json, .npz, a dataset) or a Recording.")
-        return ReplayBackend(model if isinstance(model, Recording | LimbRecording) else recording_at(model))
+            raise ConfigError(
+                "backend 'replay' needs a recording: pass model= a path (.json, .npz, a dataset) "
+                "or a Recording."
+            )
+        return ReplayBackend(
+            model if isinstance(model, Recording | LimbRecording) else recording_at(model)
+        )
     if backend == "service":
         return _make_service(service, action_space, options.num_steps)
     if backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
     if model is None:
-        raise ConfigError(f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository (owner/name).")
+        raise ConfigError(
+            f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository "
+            "(owner/name)."
+        )
     return _model_backend(backend, model, options, action_space)
 
 
-def _make_service(service: ServiceOptions, action_space: str | None, num_steps: int | None) -> Backend:
+def _make_service(
+    service: ServiceOptions, action_space: str | None, num_steps: int | None
+) -> Backend:
     try:
         from strands_cosmos3.backends.libero_service import LiberoServiceBackend
         from strands_cosmos3.backends.service import ServiceBackend
@@ -124,24 +171,39 @@ def _make_service(service: ServiceOptions, action_space: str | None, num_steps: 
         from strands_cosmos3.serving.http_client import HttpPolicyClient
         from strands_cosmos3.serving.wire import get_dialect
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"backend 'service' needs {error.name}: pip install 'strands-cosmos3[serve]'.") from None
+        raise MissingDependencyError(
+            f"backend 'service' needs {error.name}: pip install 'strands-cosmos3[serve]'."
+        ) from None
     dialect = get_dialect(service.dialect or "robolab")
     if num_steps is not None and not dialect.sampling:
-        raise ConfigError(f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; leave it out.")
+        raise ConfigError(
+            f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; "
+            "leave it out."
+        )
     client: Any = service.client
-    kind, other = (HttpPolicyClient, PolicyClient) if dialect.http else (PolicyClient, HttpPolicyClient)
+    kind, other = (
+        (HttpPolicyClient, PolicyClient) if dialect.http else (PolicyClient, HttpPolicyClient)
+    )
     if client is None:
-        client = kind(ClientConfig(service.host or "localhost", service.port, service.api_key, path=dialect.path))
+        client = kind(
+            ClientConfig(
+                service.host or "localhost", service.port, service.api_key, path=dialect.path
+            )
+        )
     elif service.host or service.port or service.api_key:
         raise ConfigError("a client knows its server already; leave host, port and api_key out.")
     elif isinstance(client, other):
-        raise ConfigError(f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}.")
+        raise ConfigError(
+            f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}."
+        )
     if dialect.http:
         return LiberoServiceBackend(client)
     return ServiceBackend(client, dialect.name, action_space=action_space, num_steps=num_steps)
 
 
-def _model_backend(name: str, model: Any, options: InferenceOptions | None, action_space: str | None) -> Backend:
+def _model_backend(
+    name: str, model: Any, options: InferenceOptions | None, action_space: str | None
+) -> Backend:
     try:
         if name == "native":
             from strands_cosmos3.backends.native import NativeBackend
@@ -155,4 +217,6 @@ def _model_backend(name: str, model: Any, options: InferenceOptions | None, acti
 
         return DiffusersBackend(model, options)
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'.") from error
+        raise MissingDependencyError(
+            f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'."
+        ) from error

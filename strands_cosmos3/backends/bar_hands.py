@@ -1,4 +1,6 @@
-"""Two hands and a bar between them, simplified: what the scripted experts of tasks with a bar plan their rows in."""
+"""Two hands and a bar between them, simplified: what the scripted experts of tasks with a bar
+plan their rows in.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ SQUEEZE_ROWS = 4
 CLOSING = 0.95  # hands whose fingers are further closed than that are about to grasp
 _HOLDS = 0.85, 1.12  # gap between the fingers that hold the bar, in its widths
 NOTHING_BETWEEN = 0.3
-_HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # opens across a bar along y
+# opens across a bar along y
+_HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
 @dataclass
@@ -65,7 +68,10 @@ class Hand:
         self.move_fingers(opening, width_m / self.gap_m)
 
     def move_fingers(self, opening: float, least: float) -> None:
-        self.opening = max(float(np.clip(opening, self.opening - _OPENING_CHANGE, self.opening + _OPENING_CHANGE)), least)
+        self.opening = max(
+            float(np.clip(opening, self.opening - _OPENING_CHANGE, self.opening + _OPENING_CHANGE)),
+            least,
+        )
 
 
 @dataclass
@@ -88,18 +94,26 @@ class BarHands(ABC):
     def near(self, hand: Hand, within: float = 1.0) -> bool:
         at, R = self.target(hand)
         turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
-        return bool(np.linalg.norm(hand.p - at) < within * GRASP_WITHIN_M and turned < within * GRASP_WITHIN_RAD)
+        return bool(
+            np.linalg.norm(hand.p - at) < within * GRASP_WITHIN_M
+            and turned < within * GRASP_WITHIN_RAD
+        )
 
     def over(self, hand: Hand) -> bool:
         """Whether a hand is where it may descend onto the bar, or below."""
         at, R = self.target(hand)
         turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
-        return bool(np.linalg.norm((hand.p - at)[:2]) < DESCEND_WITHIN_M and turned < 2 * GRASP_WITHIN_RAD)
+        return bool(
+            np.linalg.norm((hand.p - at)[:2]) < DESCEND_WITHIN_M and turned < 2 * GRASP_WITHIN_RAD
+        )
 
     def holds(self, hand: Hand) -> bool:
         """Whether the bar is between a hand's fingers."""
         low, high = _HOLDS
-        return self.near(hand, 4.0) and low * self.width_m < hand.opening * hand.gap_m < high * self.width_m
+        return (
+            self.near(hand, 4.0)
+            and low * self.width_m < hand.opening * hand.gap_m < high * self.width_m
+        )
 
     @abstractmethod
     def advance(self) -> Mapping[str, float]:
@@ -113,7 +127,8 @@ def bar_chunk(request: Request, kind: MakeHands) -> ActionChunk:
     """Return the rows that an expert of this kind makes from the measured state.
 
     Raises:
-        BackendError: The request lacks simulator state or the limbs' poses, or is for another action space.
+        BackendError: The request lacks simulator state or the limbs' poses, or is for another
+            action space.
     """
     world = _world_of(request, kind)
     poses = {name: [hand.T_base_cosmos] for name, hand in world.hands.items()}
@@ -124,7 +139,9 @@ def bar_chunk(request: Request, kind: MakeHands) -> ActionChunk:
             openings[name].append(commanded[name])
             poses[name].append(hand.T_base_cosmos)
     stacked = {name: np.stack(path) for name, path in poses.items()}
-    rows = encode_limbs(stacked, {name: np.array(opening) for name, opening in openings.items()}, request.embodiment)
+    rows = encode_limbs(
+        stacked, {name: np.array(opening) for name, opening in openings.items()}, request.embodiment
+    )
     return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 
 
@@ -132,11 +149,16 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
     """The hands where the rows depart, and the bar where it is."""
     state: Mapping[str, F64] = request.privileged or {}
     names = list(request.limb_poses)
-    wanted = ["bar", "bar_m", *(f"{name}_{key}" for name in names for key in ("tcp", "tcp_twist", "base", "gap_m"))]
+    wanted = [
+        "bar",
+        "bar_m",
+        *(f"{name}_{key}" for name in names for key in ("tcp", "tcp_twist", "base", "gap_m")),
+    ]
     missing = [key for key in wanted if key not in state]
     if missing or len(names) != 2 or request.action_space.name != "midtrain":
         raise BackendError(
-            f"a bar needs two arms and the simulator's state; missing: {', '.join(missing) or 'two arms'}. Use it "
+            "a bar needs two arms and the simulator's state; missing: "
+            f"{', '.join(missing) or 'two arms'}. Use it "
             "with Robot('dual_panda')."
         )
     fps, bar = request.embodiment.fps or 10.0, state["bar"].copy()
@@ -145,7 +167,9 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
     opening = dict(zip(order, np.atleast_1d(request.gripper).tolist(), strict=True))
     hands: dict[str, Hand] = {}
     for name in names:
-        T_tcp_cosmos = se3_inverse(state[f"{name}_tcp"]) @ state[f"{name}_base"] @ request.limb_poses[name]
+        T_tcp_cosmos = (
+            se3_inverse(state[f"{name}_tcp"]) @ state[f"{name}_base"] @ request.limb_poses[name]
+        )
         departure = request.limb_anchors.get(name, request.limb_poses[name])
         tcp = state[f"{name}_base"] @ departure @ se3_inverse(T_tcp_cosmos)
         twist = state[f"{name}_tcp_twist"] / fps
@@ -153,6 +177,14 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
         base = state[f"{name}_base"]
         side = float(np.sign((base[:3, 3] - bar[:3, 3]) @ bar[:3, 1]) or 1.0)
         hands[name] = Hand(
-            tcp[:3, 3].copy(), tcp[:3, :3].copy(), twist[:3], twist[3:], opening[name], gap_m, base, T_tcp_cosmos, side
+            tcp[:3, 3].copy(),
+            tcp[:3, :3].copy(),
+            twist[:3],
+            twist[3:],
+            opening[name],
+            gap_m,
+            base,
+            T_tcp_cosmos,
+            side,
         )
     return kind(hands, bar, width_m, grasp_m, height_m / 2)

@@ -18,20 +18,24 @@ from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
 class Backend(ABC):
-    """Answers requests with action chunks. Everything that callers read or call is declared here, with its default.
+    """Answers requests with action chunks. Everything that callers read or call is declared here,
+    with its default.
 
     Attributes:
         name: Name shown to users.
-        needs_privileged: Whether it needs state that only a simulator knows. Such a backend must run in this process.
+        needs_privileged: Whether it needs state that only a simulator knows. Such a backend must
+            run in this process.
         requires_images: Whether it needs camera pictures.
-        takes_views: Whether it takes the separate views (``Request.images``) instead of the composed picture.
+        takes_views: Whether it takes the separate views (``Request.images``) instead of the
+            composed picture.
         modes: Modes it can answer.
         action_space: Name of the action space it answers in; None is the embodiment's default.
         replan_rows: Rows to execute before the next request, or None for whole chunks.
         chunk_rows: Rows of its answers; None is the embodiment's.
         takes_action_prefix: Whether it heeds ``Request.action_prefix``.
         prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
-        instruction_free_actions: Description of the actions where the instruction does not shape them, else None.
+        instruction_free_actions: Description of the actions where the instruction does not shape
+            them, else None.
         language: The sentences that its checkpoint understands; None if it declares none.
         example_instruction: An instruction that it understands; a server warms up with it.
         model_sha256: Digest of its checkpoint, or None.
@@ -55,7 +59,9 @@ class Backend(ABC):
     recorded_robot: str | None = None
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
-        """Return the name of the action space it answers in for an embodiment; None is the embodiment's default."""
+        """Return the name of the action space it answers in for an embodiment; None is the
+        embodiment's default.
+        """
         return self.action_space
 
     @property
@@ -64,7 +70,9 @@ class Backend(ABC):
         return MappingProxyType({})
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        """Return the picture that the model is shown, [H, W, 3] uint8, composed of a rig's views."""
+        """Return the picture that the model is shown, [H, W, 3] uint8, composed of a rig's
+        views.
+        """
         return compose(views, rig)
 
     @abstractmethod
@@ -76,14 +84,17 @@ class Backend(ABC):
         """
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        """Return the chunk for each request. An engine computes those of equal shape in one pass. Errors: as :meth:`infer`."""
+        """Return the chunk for each request. An engine computes those of equal shape in one
+        pass. Errors: as :meth:`infer`.
+        """
         return [self.infer(request) for request in requests]
 
     def cancel(self) -> bool:
         """Break off an inference that runs in another thread; its call raises.
 
         Returns:
-            Whether this backend can do so. A backend that cannot returns False and lets the inference finish.
+            Whether this backend can do so. A backend that cannot returns False and lets the
+            inference finish.
         """
         return False
 
@@ -95,7 +106,8 @@ class Backend(ABC):
 
 
 class AdaptedBackend(Backend):
-    """A backend made of an object that does not subclass :class:`Backend`; members it lacks take their defaults.
+    """A backend made of an object that does not subclass :class:`Backend`; members it lacks take
+    their defaults.
 
     Args:
         inner: The object, with at least ``name``, ``infer()``, ``reset()`` and ``close()``.

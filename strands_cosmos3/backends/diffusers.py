@@ -1,8 +1,9 @@
 """The stock diffusers pipeline as a backend, with the inputs that the model was trained on.
 
-By default the pipeline squeezes 540 rows to 528, uses a caption without DROID's layout sentence, and samples on the
-checkpoint's Karras schedule. Here pictures are scaled once, the caption is this package's, the schedule is the preset's, and
-each call has its own generator. It cannot take a state row, so it answers ``midtrain`` only.
+By default the pipeline squeezes 540 rows to 528, uses a caption without DROID's layout sentence,
+and samples on the checkpoint's Karras schedule. Here pictures are scaled once, the caption is this
+package's, the schedule is the preset's, and each call has its own generator. It cannot take a state
+row, so it answers ``midtrain`` only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class DiffusersBackend(Backend):
 
     Raises:
         CheckpointError: The checkpoint cannot be loaded, or its action space is ``joint_pos``.
-        MissingDependencyError: accelerate, without which diffusers cannot load this model, is not installed.
+        MissingDependencyError: accelerate, without which diffusers cannot load this model, is not
+            installed.
     """
 
     name = "diffusers"
@@ -51,13 +53,16 @@ class DiffusersBackend(Backend):
         checkpoint.require_released("diffusers' pipeline")
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
             raise VariantError(
-                f"{root} has action space {checkpoint.action_space!r} and starts from a state row, which diffusers' pipeline "
+                f"{root} has action space {checkpoint.action_space!r} and starts from a state "
+                "row, which diffusers' pipeline "
                 "cannot take. Use backend='native'."
             )
         self.model_sha256 = checkpoint.digest
         self.language = checkpoint.language
         self.action_space = checkpoint.action_space
-        self._tier = self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+        self._tier = (
+            self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+        )
         self._input = ModelInput(checkpoint, self._options)
         self._device = resolve_device(self._options)
         dtype = choose_dtype(self._options.dtype, self._device, checkpoint.config)
@@ -67,15 +72,23 @@ class DiffusersBackend(Backend):
         """Return the chunk for a request.
 
         Raises:
-            BackendError: The request has no picture, is not of mode ``policy``, or asks for guidance on some steps only.
+            BackendError: The request has no picture, is not of mode ``policy``, or asks for
+                guidance on some steps only.
         """
         if request.mode is not Mode.POLICY:
-            raise BackendError(f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs backend='native'.")
+            raise BackendError(
+                f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs "
+                "backend='native'."
+            )
         processed, sampling = self._input(request, self.name), self._input.sampling(request)
         if sampling.guidance_interval is not None:
-            raise BackendError("diffusers' pipeline guides every step; a guidance interval needs backend='native'.")
+            raise BackendError(
+                "diffusers' pipeline guides every step; a guidance interval needs backend='native'."
+            )
         if request.action_space.name != "midtrain":
-            raise BackendError(f"diffusers' pipeline answers 'midtrain', not {request.action_space.name!r}.")
+            raise BackendError(
+                f"diffusers' pipeline answers 'midtrain', not {request.action_space.name!r}."
+            )
         started = time.perf_counter()
         out = self._run(request, processed, sampling)
         return ActionChunk(
@@ -85,7 +98,9 @@ class DiffusersBackend(Backend):
             fps=processed.fps,
             seed=request.seed,
             timing={"total_ms": (time.perf_counter() - started) * 1e3},
-            video=_pictures(out.video)[: request.decode_frames] if self._options.decode_video else None,
+            video=_pictures(out.video)[: request.decode_frames]
+            if self._options.decode_video
+            else None,
             quantiles=self._input.quantiles(request),
         )
 
@@ -95,8 +110,13 @@ class DiffusersBackend(Backend):
 
         pipe = self._pipe
         flow = {"use_karras_sigmas": False, "flow_shift": sampling.flow_shift}
-        pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config({**pipe.scheduler.config, **flow})
-        ids = cast("Any", processed.text_ids)[0].tolist(), cast("Any", processed.neg_text_ids)[0].tolist()
+        pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config(
+            {**pipe.scheduler.config, **flow}
+        )
+        ids = (
+            cast("Any", processed.text_ids)[0].tolist(),
+            cast("Any", processed.neg_text_ids)[0].tolist(),
+        )
 
         def tokenize(*_: Any, **__: Any) -> Any:
             return ids
@@ -131,13 +151,19 @@ def _load(root: Path, dtype: torch.dtype) -> Any:
     try:
         import_module("accelerate")  # diffusers needs it, and says so in a way that does not help
     except ImportError as error:
-        raise MissingDependencyError("backend 'diffusers' needs accelerate: pip install accelerate.") from error
+        raise MissingDependencyError(
+            "backend 'diffusers' needs accelerate: pip install accelerate."
+        ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe = cast("Any", Cosmos3OmniPipeline).from_pretrained(root, torch_dtype=dtype, enable_safety_checker=False)
+        pipe = cast("Any", Cosmos3OmniPipeline).from_pretrained(
+            root, torch_dtype=dtype, enable_safety_checker=False
+        )
     pipe.set_progress_bar_config(disable=True)
     pipe.register_to_config(use_native_flow_schedule=True)
-    pipe.video_processor = VideoProcessor(vae_scale_factor=pipe.vae_scale_factor_spatial, do_resize=False)
+    pipe.video_processor = VideoProcessor(
+        vae_scale_factor=pipe.vae_scale_factor_spatial, do_resize=False
+    )
     return pipe
 
 

@@ -16,14 +16,17 @@ from strands_cosmos3.parallel.group import RankTimeouts
 
 
 class DistributedBackend(EngineBackend):
-    """Answers with a :class:`~strands_cosmos3.parallel.engine.RankGroupEngine`: one process for each rank, on this machine.
+    """Answers with a :class:`~strands_cosmos3.parallel.engine.RankGroupEngine`: one process for
+    each rank, on this machine.
 
-    If a rank dies or hangs, every process is ended within seconds and the call raises a ``RanksError``; the next call starts
-    new processes. ``options.parallel`` gives their number; ``action_space`` is for a checkpoint that does not state it.
-    ``replica`` is (number, count) where several such backends share this machine's cores and GPUs; see :func:`replicas`.
+    If a rank dies or hangs, every process is ended within seconds and the call raises a
+    ``RanksError``; the next call starts new processes. ``options.parallel`` gives their number;
+    ``action_space`` is for a checkpoint that does not state it. ``replica`` is (number, count)
+    where several such backends share this machine's cores and GPUs; see :func:`replicas`.
 
     Raises:
-        ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was started.
+        ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was
+            started.
         CheckpointError: The checkpoint cannot be loaded; see its subclasses.
     """
 
@@ -39,10 +42,17 @@ class DistributedBackend(EngineBackend):
         parallel = options.parallel or ParallelConfig()
         device = resolve_device(options)
         if ":" in str(device):
-            raise ConfigError(f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', or 'cpu'.")
+            raise ConfigError(
+                f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', "
+                "or 'cpu'."
+            )
         _check_gpus(device.type, parallel)
         number, count = replica
-        threads = max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count)) if count > 1 else None
+        threads = (
+            max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count))
+            if count > 1
+            else None
+        )
         rank = RankOptions(
             device.type,
             options.dtype,
@@ -52,7 +62,9 @@ class DistributedBackend(EngineBackend):
             first_gpu=number * parallel.world_size,
             engine=options.engine,
         )
-        engine = RankGroupEngine.from_pretrained(as_path(model, "distributed"), parallel, rank, timeouts)
+        engine = RankGroupEngine.from_pretrained(
+            as_path(model, "distributed"), parallel, rank, timeouts
+        )
         super().__init__(engine, options, "distributed")
 
 
@@ -63,10 +75,13 @@ def replicas(
     action_space: str | None = None,
     timeouts: RankTimeouts | None = None,
 ) -> list[DistributedBackend]:
-    """Start ``count`` backends that answer side by side; each loads the weights. Errors: as :class:`DistributedBackend`."""
+    """Start ``count`` backends that answer side by side; each loads the weights. Errors: as
+    :class:`DistributedBackend`.
+    """
     with ThreadPoolExecutor(count) as pool:
         starting = [
-            pool.submit(DistributedBackend, model, options, action_space, timeouts, (number, count)) for number in range(count)
+            pool.submit(DistributedBackend, model, options, action_space, timeouts, (number, count))
+            for number in range(count)
         ]
     for one in starting:
         if (error := one.exception()) is not None:
@@ -82,6 +97,7 @@ def _check_gpus(kind: str, parallel: ParallelConfig) -> None:
 
     if kind == "cuda" and torch.cuda.device_count() < parallel.world_size:
         raise ConfigError(
-            f"tp_size={parallel.tp_size} x cfg_size={parallel.cfg_size} needs {parallel.world_size} GPUs, torch sees "
+            f"tp_size={parallel.tp_size} x cfg_size={parallel.cfg_size} needs "
+            f"{parallel.world_size} GPUs, torch sees "
             f"{torch.cuda.device_count()}. Use smaller degrees, or device='cpu'."
         )

@@ -1,4 +1,6 @@
-"""Steps of a simplified simulation of hands: bounded speed and acceleration, and rotations one at a time."""
+"""Steps of a simplified simulation of hands: bounded speed and acceleration, and rotations one
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def length(v: F64) -> float:
 
 
 def cruise(remaining: F64, max_speed: float, max_change: float) -> F64:
-    """Return the highest velocity towards ``remaining`` from which steps of ``max_change`` stop in time."""
+    """Return the highest velocity towards ``remaining`` from which steps of ``max_change`` stop
+    in time.
+    """
     distance = length(remaining)
     # The highest speed from which a constant deceleration stops within the distance.
     stoppable = math.sqrt(max_change * max_change / 4 + 2 * max_change * distance) - max_change / 2
@@ -28,9 +32,12 @@ def approach(velocity: F64, remaining: F64, max_speed: float, max_change: float)
     return velocity + change * min(1.0, max_change / max(length(change), 1e-12))
 
 
-# Without checks and for one rotation only, because a chunk takes hundreds of calls; actions.rotations has general versions.
+# Without checks and for one rotation only, because a chunk takes hundreds of calls;
+# actions.rotations has general versions.
 def rotation_vector(R_from: F64, R_to: F64) -> F64:
-    """Return the rotation vector [3], in world axes, from one orientation to another; half turns are about the vertical."""
+    """Return the rotation vector [3], in world axes, from one orientation to another; half turns
+    are about the vertical.
+    """
     R = R_to @ R_from.T
     axis = np.array([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]]) / 2
     sine, cosine = length(axis), float(R[0, 0] + R[1, 1] + R[2, 2] - 1) / 2
@@ -40,7 +47,9 @@ def rotation_vector(R_from: F64, R_to: F64) -> F64:
 
 
 def rotate(R: F64, w: F64) -> F64:
-    """Return an orientation [3, 3] rotated by a rotation vector in world axes (Rodrigues' formula)."""
+    """Return an orientation [3, 3] rotated by a rotation vector in world axes (Rodrigues'
+    formula).
+    """
     angle = length(w)
     if angle < 1e-12:
         return R

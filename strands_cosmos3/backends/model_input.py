@@ -51,19 +51,32 @@ class ModelInput:
         """Return the input for a request.
 
         Raises:
-            ContractError: The checkpoint does not state what its actions mean, or means others than the request.
+            ContractError: The checkpoint does not state what its actions mean, or means others than
+                the request.
             BackendError: The request lacks a picture, joint angles or the measured pose.
             InputError: Picture, state or instruction cannot be used.
-            InstructionError: A checkpoint that declares its language does not understand the instruction.
+            InstructionError: A checkpoint that declares its language does not understand the
+                instruction.
         """
         require_contract(self._checkpoint, request, self._options)
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
-        textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY and not request.prompt
+        textless = (
+            self._checkpoint.dynamics_without_text
+            and request.mode is not Mode.POLICY
+            and not request.prompt
+        )
         if not request.instruction.strip() and not request.prompt and not textless:
-            raise InputError("the instruction is blank; say what is to be done, e.g. 'pick up the red cube'.")
+            raise InputError(
+                "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
+            )
         language = self._checkpoint.language
-        if language is not None and self._options.check_language and not request.prompt and not textless:
+        if (
+            language is not None
+            and self._options.check_language
+            and not request.prompt
+            and not textless
+        ):
             raw["task"] = language.understand(request.instruction)
         if request.conditioning_actions is not None:
             raw["cond_action"] = np.array(request.conditioning_actions)
@@ -73,50 +86,77 @@ class ModelInput:
             raw["caption"] = request.prompt or ""
         if request.action_space.state_row:
             if request.q_rad is None:
-                raise BackendError(f"{request.action_space.name!r} starts from the joint angles, and the request has none.")
+                raise BackendError(
+                    f"{request.action_space.name!r} starts from the joint angles, and the request "
+                    "has none."
+                )
             raw["state"] = [*request.q_rad.tolist(), request.gripper]
         elif self._checkpoint.state_row is not None:
             if request.T_base_cosmos is None:
                 raise BackendError(
-                    "the checkpoint starts from the measured pose, but the request has none; name a robot, e.g. robot='panda'."
+                    "the checkpoint starts from the measured pose, but the request has none; name "
+                    "a robot, e.g. robot='panda'."
                 )
             raw["state"] = [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
         return self._processor(request).preprocess(raw)
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        """Return the composite of a rig's views as the checkpoint, or the option, wants it, no larger than the canvas."""
+        """Return the composite of a rig's views as the checkpoint, or the option, wants it, no
+        larger than the canvas.
+        """
         composition = self._options.composition or self._checkpoint.composition
         if composition != "letterbox":
             return compose_views(views, rig, composition)
-        tier = self._options.image_size or self._checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+        tier = (
+            self._options.image_size
+            or self._checkpoint.metadata.get("resolution_tier")
+            or DEFAULT_TIER
+        )
         return compose_for_tier(views, rig, tier)
 
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:
             clip = request.clip
-            return read_clip(Path(clip), request.n_rows + 1) if isinstance(clip, str | Path) else np.array(clip)
+            return (
+                read_clip(Path(clip), request.n_rows + 1)
+                if isinstance(clip, str | Path)
+                else np.array(clip)
+            )
         if request.composite is None:
-            raise BackendError(f"backend {backend!r} needs a picture: the request has no composite.")
+            raise BackendError(
+                f"backend {backend!r} needs a picture: the request has no composite."
+            )
         return np.array(request.composite)
 
     def quantiles(self, request: Request) -> tuple[F64, F64] | None:
-        """Return the checkpoint's own q01 and q99, or what its normalisation maps to -1 and 1, if it states any.
+        """Return the checkpoint's own q01 and q99, or what its normalisation maps to -1 and 1, if
+        it states any.
 
         Raises:
             StatisticsError: They are of another domain, or lack the normalisation's figures.
         """
-        return row_quantiles(self._checkpoint, self._stats, request.embodiment, request.action_space)
+        return row_quantiles(
+            self._checkpoint, self._stats, request.embodiment, request.action_space
+        )
 
     def sampling(self, request: Request, own: bool = False) -> Sampling:
-        """Return how to sample for a request; ``own``: as the checkpoint records, whatever the options."""
+        """Return how to sample for a request; ``own``: as the checkpoint records, whatever the
+        options.
+        """
         given = Sampling() if own else self._options
-        return self._checkpoint.resolve_sampling(request.embodiment, request.action_space.name, given, request.mode)
+        return self._checkpoint.resolve_sampling(
+            request.embodiment, request.action_space.name, given, request.mode
+        )
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
             frames = self._options.policy_frames
-            if frames is None and self._options.decode_video and not self._checkpoint.future_from_actions:
+            if (
+                frames is None
+                and self._options.decode_video
+                and not self._checkpoint.future_from_actions
+            ):
                 frames = max(self._checkpoint.policy_frames, default=None)
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,
@@ -143,5 +183,8 @@ def as_path(model: Any, backend: str) -> str | Path:
         BackendError: It is neither.
     """
     if not isinstance(model, str | Path):
-        raise BackendError(f"backend {backend!r} needs model= a checkpoint's folder or hub repository, got {model!r}.")
+        raise BackendError(
+            f"backend {backend!r} needs model= a checkpoint's folder or hub repository, got "
+            f"{model!r}."
+        )
     return model

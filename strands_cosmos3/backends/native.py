@@ -1,4 +1,6 @@
-"""This package's engine as a backend: Cosmos 3 in this process on one device, or any engine with the same interface."""
+"""This package's engine as a backend: Cosmos 3 in this process on one device, or any engine with
+the same interface.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
 class Engine(Protocol):
-    """The part that a backend uses of :class:`Cosmos3Engine` and of ``parallel``'s engine on several ranks."""
+    """The part that a backend uses of :class:`Cosmos3Engine` and of ``parallel``'s engine on
+    several ranks.
+    """
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -50,7 +54,9 @@ class EngineBackend(Backend):
 
     modes = tuple(Mode)
 
-    def __init__(self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"):
+    def __init__(
+        self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"
+    ):
         self.name = name
         self.engine = engine
         self.model_sha256 = engine.checkpoint.digest
@@ -62,67 +68,98 @@ class EngineBackend(Backend):
             self.example_instruction = self.language.example
         self.prefix_rows = engine.checkpoint.prefix_rows
         self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
-        self._counters: Counter[str] = Counter({} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0})
+        self._counters: Counter[str] = Counter(
+            {} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0}
+        )
         options = options or InferenceOptions()
         self._input = ModelInput(engine.checkpoint, options)
-        self._futures_apart = engine.decodes_video and engine.checkpoint.future_from_actions and options.policy_frames is None
+        self._futures_apart = (
+            engine.decodes_video
+            and engine.checkpoint.future_from_actions
+            and options.policy_frames is None
+        )
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        """Return the checkpoint's composite of a rig's views; released policies have cosmos-framework's."""
+        """Return the checkpoint's composite of a rig's views; released policies have
+        cosmos-framework's.
+        """
         return self._input.compose(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the chunk for a request.
 
         Raises:
-            BackendError: The request has no picture, or a longer action prefix than the checkpoint was trained with.
+            BackendError: The request has no picture, or a longer action prefix than the checkpoint
+                was trained with.
             ActionSpaceError: The request is for another action space than the checkpoint's.
         """
         return self.infer_batch((request,))[0]
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        """Return the chunk for each request; those of equal shape and schedule share a pass. Errors as :meth:`infer`.
+        """Return the chunk for each request; those of equal shape and schedule share a pass. Errors
+        as :meth:`infer`.
 
-        Where the checkpoint predicts futures from actions, a second pass does: the same rows come with and without a video.
+        Where the checkpoint predicts futures from actions, a second pass does: the same rows come
+        with and without a video.
         """
         shown = [
-            i for i, one in enumerate(requests) if self._futures_apart and one.mode is Mode.POLICY and one.decode_frames != 0
+            i
+            for i, one in enumerate(requests)
+            if self._futures_apart and one.mode is Mode.POLICY and one.decode_frames != 0
         ]
-        asked = [replace(one, decode_frames=0) if i in shown else one for i, one in enumerate(requests)]
+        asked = [
+            replace(one, decode_frames=0) if i in shown else one for i, one in enumerate(requests)
+        ]
         chunks = [self._chunk(*answer) for answer in zip(asked, *self._results(asked), strict=True)]
         futures = [_future(requests[i], chunks[i]) for i in shown]
         for i, result in zip(shown, self._results(futures, own_sampling=True)[1], strict=True):
             first, second = chunks[i].timing, _milliseconds(result)
-            took = {part: first.get(part, 0.0) + second.get(part, 0.0) for part in {**first, **second}}
+            took = {
+                part: first.get(part, 0.0) + second.get(part, 0.0) for part in {**first, **second}
+            }
             chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=took)
         return chunks
 
     def _results(
         self, requests: Sequence[Request], own_sampling: bool = False
     ) -> tuple[list[ProcessedInput], list[Mapping[str, Any]]]:
-        """Return each request's input and result; ``own_sampling``: as the checkpoint records, whatever the options."""
+        """Return each request's input and result; ``own_sampling``: as the checkpoint records,
+        whatever the options.
+        """
         processed = [self._processed(request) for request in requests]
         sampling = [self._input.sampling(request, own_sampling) for request in requests]
-        wanted = [self._engine_request(*given) for given in zip(processed, requests, sampling, strict=True)]
+        wanted = [
+            self._engine_request(*given)
+            for given in zip(processed, requests, sampling, strict=True)
+        ]
         for i, one in enumerate(wanted):  # the engine encodes the same tensor once
-            same = next(held for held in wanted if torch.equal(held.cond_video_pixels, one.cond_video_pixels))
+            same = next(
+                held
+                for held in wanted
+                if torch.equal(held.cond_video_pixels, one.cond_video_pixels)
+            )
             wanted[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
         results: dict[int, dict[str, Any]] = {}
         for key in dict.fromkeys(one.batch_key for one in wanted):
             alike = [i for i, one in enumerate(wanted) if one.batch_key == key]
-            results |= dict(zip(alike, self.engine.step_batch([wanted[i] for i in alike]), strict=True))
+            results |= dict(
+                zip(alike, self.engine.step_batch([wanted[i] for i in alike]), strict=True)
+            )
         return processed, [results[i] for i in range(len(requests))]
 
     def _processed(self, request: Request) -> ProcessedInput:
         longest = self.engine.checkpoint.prefix_rows
         if request.action_prefix is not None and len(request.action_prefix) > longest:
             raise BackendError(
-                f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint declares "
+                f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint "
+                "declares "
                 f"{longest or 'no'} prefix_rows; leave the rest out."
             )
         return self._input(request, self.name)
 
-    def _engine_request(self, processed: ProcessedInput, request: Request, sampling: Sampling) -> Cosmos3ActionRequest:
+    def _engine_request(
+        self, processed: ProcessedInput, request: Request, sampling: Sampling
+    ) -> Cosmos3ActionRequest:
         shown = self.engine.decodes_video and request.decode_frames != 0
         return processed.request(
             sampling,
@@ -132,7 +169,9 @@ class EngineBackend(Backend):
             decode_frames=request.decode_frames if shown else 0,
         )
 
-    def _chunk(self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]) -> ActionChunk:
+    def _chunk(
+        self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]
+    ) -> ActionChunk:
         return ActionChunk(
             result["action"][0].double().numpy(),
             request.action_space,
@@ -146,13 +185,17 @@ class EngineBackend(Backend):
         )
 
     def _noticed(self, novelty: float | None) -> float | None:
-        """Count pictures that are more unlike training than 999 of 1,000 validation pictures; warn of the first one."""
+        """Count pictures that are more unlike training than 999 of 1,000 validation pictures;
+        warn of the first one.
+        """
         if novelty is not None and novelty > 1:
             self._counters["novel_pictures"] += 1
             if self._counters["novel_pictures"] == 1:  # a server would warn with every request
                 warnings.warn(
-                    f"the camera picture is unlike any that this checkpoint was trained on (novelty {novelty:.2f}; 1 is the "
-                    "99.9 % quantile of its validation pictures): do not trust its actions. Compare the scene with the "
+                    "the camera picture is unlike any that this checkpoint was trained on "
+                    f"(novelty {novelty:.2f}; 1 is the "
+                    "99.9 % quantile of its validation pictures): do not trust its actions. "
+                    "Compare the scene with the "
                     "checkpoint's card. Further such pictures are counted (novel_pictures).",
                     NovelPictureWarning,
                     stacklevel=2,
@@ -175,7 +218,13 @@ def _milliseconds(result: Mapping[str, Any]) -> dict[str, float]:
 
 def _future(request: Request, chunk: ActionChunk) -> Request:
     """Return the request for the video of a chunk's rows."""
-    return replace(request, mode=Mode.FORWARD_DYNAMICS, conditioning_actions=chunk.action, action_prefix=None, prompt="")
+    return replace(
+        request,
+        mode=Mode.FORWARD_DYNAMICS,
+        conditioning_actions=chunk.action,
+        action_prefix=None,
+        prompt="",
+    )
 
 
 class NativeBackend(EngineBackend):
@@ -192,7 +241,10 @@ class NativeBackend(EngineBackend):
     """
 
     def __init__(
-        self, model: str | Path | Cosmos3Engine, options: InferenceOptions | None = None, action_space: str | None = None
+        self,
+        model: str | Path | Cosmos3Engine,
+        options: InferenceOptions | None = None,
+        action_space: str | None = None,
     ):
         options = options or InferenceOptions()
         if isinstance(model, Cosmos3Engine):

@@ -1,7 +1,7 @@
 """A recorded end-effector trajectory as ``midtrain`` chunks: real motion without a model.
 
-Each chunk leads from its anchor to the recording's poses at the rows' times, so a replay corrects its own drift as
-a policy would.
+Each chunk leads from its anchor to the recording's poses at the rows' times, so a replay corrects
+its own drift as a policy would.
 """
 
 from __future__ import annotations
@@ -19,14 +19,26 @@ from strands_cosmos3.action_columns import ToolFrame
 from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid_transform, typed, whole_number
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    positive,
+    rigid_transform,
+    typed,
+    whole_number,
+)
 from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Request
 
-_LINK8_TO_COSMOS = np.array([[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
-"""DROID's dataset right-multiplies Rz(+90 deg) onto the recorded panda_link8 poses (cosmos-framework pose_utils)."""
+_LINK8_TO_COSMOS = np.array(
+    [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+)
+"""DROID's dataset right-multiplies Rz(+90 deg) onto the recorded panda_link8 poses
+(cosmos-framework pose_utils).
+"""
 _DROID_FPS = 15.0
 
 
@@ -35,7 +47,8 @@ class Recording:
     """A recorded motion.
 
     Args:
-        T_base_cosmos: [N, 4, 4] poses of the Cosmos frame in the robot's base, the first at time zero.
+        T_base_cosmos: [N, 4, 4] poses of the Cosmos frame in the robot's base, the first at time
+            zero.
         gripper: [N] open fractions.
         fps: Poses a second.
         q_start_rad: [n] joint angles of the first pose.
@@ -74,7 +87,9 @@ class Recording:
         return float(self.t_s[-1])
 
     def at(self, t_s: F64) -> tuple[F64, F64]:
-        """Poses [M, 4, 4] and open fractions [M] at times [M]; the ends hold beyond the recording."""
+        """Poses [M, 4, 4] and open fractions [M] at times [M]; the ends hold beyond the
+        recording.
+        """
         t = np.clip(t_s, 0.0, self.duration_s)
         poses = interpolate_poses(self.T_base_cosmos, self.t_s, t)
         nearest = np.clip(np.ceil(t * self.fps - 1e-6).astype(int), 0, len(self.gripper) - 1)
@@ -97,7 +112,8 @@ class LimbRecording:
     """A recorded motion of a robot's limbs.
 
     Args:
-        by_limb: The motion of each limb, by the limb's name, with poses in its own base; all have the same times.
+        by_limb: The motion of each limb, by the limb's name, with poses in its own base; all have
+            the same times.
         embodiment: Name of the embodiment whose tool frames they are of.
         robot: Name of the robot that moved, if it is known.
     """
@@ -110,10 +126,13 @@ class LimbRecording:
         instance_of(self.by_limb, Mapping, "by_limb")
         get_embodiment(self.embodiment)
         times = {
-            (len(instance_of(one, Recording, f"recording of {name!r}").t_s), one.fps) for name, one in self.by_limb.items()
+            (len(instance_of(one, Recording, f"recording of {name!r}").t_s), one.fps)
+            for name, one in self.by_limb.items()
         }
         if len(times) != 1:
-            raise InputError("by_limb holds the recording of one limb or more, all of them with the same times.")
+            raise InputError(
+                "by_limb holds the recording of one limb or more, all of them with the same times."
+            )
 
     @property
     def fps(self) -> float:
@@ -126,15 +145,23 @@ class LimbRecording:
         return next(iter(self.by_limb.values())).duration_s
 
     def tool_frame(self, limb: str) -> ToolFrame:
-        """Return the tool frame that a robot's limb is recorded with; that of one limb needs no common name."""
+        """Return the tool frame that a robot's limb is recorded with; that of one limb needs no
+        common name.
+        """
         embodiment = get_embodiment(self.embodiment)
         return next(
-            (one.tool_frame for one in embodiment.limbs if one.name == limb and len(self.by_limb) > 1), embodiment.tool_frame
+            (
+                one.tool_frame
+                for one in embodiment.limbs
+                if one.name == limb and len(self.by_limb) > 1
+            ),
+            embodiment.tool_frame,
         )
 
     @typed()
     def of_limbs(self, n_joints: Mapping[str, int]) -> dict[str, Recording]:
-        """Return the recording of each of a robot's limbs, joined by name; two arms of one limb need no common name.
+        """Return the recording of each of a robot's limbs, joined by name; two arms of one limb
+        need no common name.
 
         Args:
             n_joints: Number of joints by the limb's name, in the robot's order.
@@ -143,11 +170,20 @@ class LimbRecording:
             ConfigError: The recording has other limbs, or a limb another number of joints.
         """
         alone = len(n_joints) == len(self.by_limb) == 1
-        found = dict(zip(n_joints, self.by_limb.values(), strict=True)) if alone else dict(self.by_limb)
-        if set(found) != set(n_joints) or any(len(found[name].q_start_rad) != n for name, n in n_joints.items()):
-            have = ", ".join(f"{name} ({len(one.q_start_rad)} joints)" for name, one in self.by_limb.items())
+        found = (
+            dict(zip(n_joints, self.by_limb.values(), strict=True)) if alone else dict(self.by_limb)
+        )
+        if set(found) != set(n_joints) or any(
+            len(found[name].q_start_rad) != n for name, n in n_joints.items()
+        ):
+            have = ", ".join(
+                f"{name} ({len(one.q_start_rad)} joints)" for name, one in self.by_limb.items()
+            )
             wanted = ", ".join(f"{name} ({n} joints)" for name, n in n_joints.items())
-            raise ConfigError(f"the recording moves {have}, and the robot has {wanted}; replay it on the robot that it is of.")
+            raise ConfigError(
+                f"the recording moves {have}, and the robot has {wanted}; replay it on the robot "
+                "that it is of."
+            )
         return {name: found[name] for name in n_joints}
 
 
@@ -156,7 +192,8 @@ def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
 
     Raises:
         InputError: There is no such episode.
-        DatasetError: The folder is no dataset, or it does not say which columns belong to which limb.
+        DatasetError: The folder is no dataset, or it does not say which columns belong to which
+            limb.
     """
     with needed_by("a dataset"):
         from strands_cosmos3.datasets import Dataset, recorded_limbs
@@ -180,7 +217,8 @@ def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
 
 
 def recording_at(path: str | Path, episode: int | None = None) -> Recording | LimbRecording:
-    """Read a file as :func:`load_recording` does, or an episode of a dataset's folder, by default the first.
+    """Read a file as :func:`load_recording` does, or an episode of a dataset's folder, by default
+    the first.
 
     Raises:
         InputError: An episode of a file; else as those functions.
@@ -188,15 +226,19 @@ def recording_at(path: str | Path, episode: int | None = None) -> Recording | Li
     if Path(path).is_dir():
         return load_episode(path, 0 if episode is None else episode)
     if episode is not None:
-        raise InputError(f"{str(path)!r} is no dataset's folder, so it has no episode {episode}; leave the episode out.")
+        raise InputError(
+            f"{str(path)!r} is no dataset's folder, so it has no episode {episode}; leave the "
+            "episode out."
+        )
     return load_recording(path)
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Read a recording: a DROID episode as JSON, this project's npz, or the npz of ``rollout --npz``.
+    """Read a recording: a DROID episode as JSON, this project's npz, or the npz of ``rollout
+    --npz``.
 
-    The JSON holds raw DROID poses (panda_link8, xyz and extrinsic xyz Euler angles, 15 Hz), a gripper with 1 = closed, and
-    the joint angles of frame 0.
+    The JSON holds raw DROID poses (panda_link8, xyz and extrinsic xyz Euler angles, 15 Hz), a
+    gripper with 1 = closed, and the joint angles of frame 0.
 
     Raises:
         ResourceNotFoundError: No such file.
@@ -205,20 +247,30 @@ def load_recording(path: str | Path) -> Recording:
     file = Path(path)
     if not file.is_file():
         raise ResourceNotFoundError(
-            f"no recording at {str(file)!r}; give a DROID episode (.json), or the .npz of a rollout (rollout --npz)."
+            f"no recording at {str(file)!r}; give a DROID episode (.json), or the .npz of a "
+            "rollout (rollout --npz)."
         )
     try:
         if file.suffix == ".json":
-            return _from_droid(cast("dict[str, Any]", instance_of(json.loads(file.read_text()), dict, "an episode")))
+            return _from_droid(
+                cast(
+                    "dict[str, Any]", instance_of(json.loads(file.read_text()), dict, "an episode")
+                )
+            )
         with np.load(file, allow_pickle=False) as data:
             if "T_base_hand_achieved" in data:
                 return _from_rollout(data)
             if "q_achieved_rad" in data:
                 raise InputError(
-                    f"{str(file)!r} is of several limbs; record a dataset (rollout --dataset) and replay its folder."
+                    f"{str(file)!r} is of several limbs; record a dataset (rollout --dataset) and "
+                    "replay its folder."
                 )
-            T, gripper, fps, q = (data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad"))
-            return Recording(T, gripper, float(fps), q, str(data["source"]) if "source" in data else "")
+            T, gripper, fps, q = (
+                data[name] for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")
+            )
+            return Recording(
+                T, gripper, float(fps), q, str(data["source"]) if "source" in data else ""
+            )
     except KeyError as error:
         raise InputError(f"{str(file)!r} is no recording: it lacks {error}.") from None
     except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile) as error:
@@ -228,23 +280,30 @@ def load_recording(path: str | Path) -> Recording:
 
 
 def _from_rollout(arrays: Mapping[str, Any]) -> Recording:
-    """Return the motion of the arm in a file of ``rollout --npz``, at 15 Hz, with the gripper as it was commanded."""
+    """Return the motion of the arm in a file of ``rollout --npz``, at 15 Hz, with the gripper as
+    it was commanded.
+    """
     t_s = finite_array(arrays["t_s"], "t_s", (None,))
     rows = np.searchsorted(t_s, np.arange(t_s[0], t_s[-1], 1 / _DROID_FPS))
     frame = get_embodiment("droid").tool_frame
     assert frame is not None
     T = np.asarray(arrays["T_base_hand_achieved"])[rows] @ frame.T_parent_cosmos
-    q = finite_array(arrays["q_achieved_rad"], "q_achieved_rad", (len(t_s), 7))[0]  # droid's frame is a Panda's
+    # droid's frame is a Panda's
+    q = finite_array(arrays["q_achieved_rad"], "q_achieved_rad", (len(t_s), 7))[0]
     gripper = np.clip(arrays["gripper_commanded"][rows], 0.0, 1.0)
     return Recording(T, gripper, _DROID_FPS, q, "a rollout of this project")
 
 
 def _from_droid(episode: dict[str, Any]) -> Recording:
-    rows = finite_array(episode["cartesian_position_xyz_eulerxyz"], "cartesian_position_xyz_eulerxyz", (None, 6))
+    rows = finite_array(
+        episode["cartesian_position_xyz_eulerxyz"], "cartesian_position_xyz_eulerxyz", (None, 6)
+    )
     T_base_link8 = se3(euler_xyz_to_matrix(rows[:, 3:]), rows[:, :3])
     return Recording(
         T_base_link8 @ _LINK8_TO_COSMOS,
-        WIRE_GRIPPER.to_fraction(finite_array(episode["gripper_action"], "gripper_action", (len(rows),))),
+        WIRE_GRIPPER.to_fraction(
+            finite_array(episode["gripper_action"], "gripper_action", (len(rows),))
+        ),
         _DROID_FPS,
         finite_array(episode["joint_position_frame0"], "joint_position_frame0", (7,)),
         str(episode.get("source", "")),
@@ -270,20 +329,27 @@ class ReplayBackend(Backend):
         """Return rows from the anchor along the recording.
 
         Raises:
-            BackendError: The request has no measured pose, asks for another action space than ``midtrain``, or is for another
-                embodiment or other limbs than the recording of several.
-            ActionOutOfRangeError: The arm is so far from the recording that a row would be out of range.
+            BackendError: The request has no measured pose, asks for another action space than
+                ``midtrain``, or is for another embodiment or other limbs than the recording of
+                several.
+            ActionOutOfRangeError: The arm is so far from the recording that a row would be out of
+                range.
         """
         if isinstance(self.recording, LimbRecording):
             return _limb_chunk(self.recording, request)
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
-            raise BackendError("replay answers 'midtrain' chunks from a measured pose; name the robot, e.g. robot='panda'.")
+            raise BackendError(
+                "replay answers 'midtrain' chunks from a measured pose; name the robot, e.g. "
+                "robot='panda'."
+            )
         fps = self.recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)
         anchor = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
         rows = encode_chunk(np.concatenate((anchor[None], poses)), gripper, request.embodiment)
-        return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed)
+        return ActionChunk(
+            rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed
+        )
 
 
 def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
@@ -295,8 +361,10 @@ def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
     embodiment = get_embodiment(recording.embodiment)
     if request.embodiment.name != embodiment.name or set(anchors) != set(recording.by_limb):
         raise BackendError(
-            f"the recording is of embodiment {embodiment.name!r} and moves {', '.join(recording.by_limb)}; it cannot be "
-            f"replayed for {request.embodiment.name!r} with the limbs {', '.join(anchors) or 'of no robot'}. Name the robot "
+            f"the recording is of embodiment {embodiment.name!r} and moves "
+            f"{', '.join(recording.by_limb)}; it cannot be "
+            f"replayed for {request.embodiment.name!r} with the limbs "
+            f"{', '.join(anchors) or 'of no robot'}. Name the robot "
             "that it is of, and its embodiment."
         )
     if request.action_space.name != "midtrain":

@@ -1,8 +1,8 @@
 """A scripted expert that plans normalised ``midtrain`` chunks from the simulator's state.
 
-It replaces a model, so that everything after inference can be tested without weights. It is stateless: each chunk is
-planned from the measured state in a simplified simulation (:class:`_World`), so it recovers after a failed grasp and can
-label any state.
+It replaces a model, so that everything after inference can be tested without weights. It is
+stateless: each chunk is planned from the measured state in a simplified simulation
+(:class:`_World`), so it recovers after a failed grasp and can label any state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.backends.bar_hands import bar_chunk
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.kinematic_steps import approach, cruise, length, rotate, rotation_vector
+from strands_cosmos3.backends.kinematic_steps import (
+    approach,
+    cruise,
+    length,
+    rotate,
+    rotation_vector,
+)
 from strands_cosmos3.backends.scripted_hand_over import HandOver
 from strands_cosmos3.backends.scripted_lift import Lift
 from strands_cosmos3.checks import F64
@@ -26,7 +32,8 @@ from strands_cosmos3.errors import BackendError
 from strands_cosmos3.instruction import Goal, Verb, parse_instruction
 from strands_cosmos3.types import ActionChunk, Request
 
-# Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per row).
+# Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per
+# row).
 _MAX_STEP_M = 0.0125
 _MAX_STEP_CHANGE_M = 0.0032
 _MAX_TURN_RAD = float(np.deg2rad(2.5))
@@ -36,42 +43,56 @@ _MAX_OPENING_CHANGE = 0.30  # fraction of a finger's travel per row
 _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
-_FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0  # height above the target per distance aside; fingers beside a cube need more
-_TURN_WITHIN_M = 0.12  # horizontal distance to the target within which a hand in a funnel turns to it
-_CLEAR_SLOPE, _CLEAR_M = 4.0, 0.008  # height above a cube per distance that a finger is closer than this to its side
+# height above the target per distance aside; fingers beside a cube need more
+_FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0
+# horizontal distance to the target within which a hand in a funnel turns to it
+_TURN_WITHIN_M = 0.12
+# height above a cube per distance that a finger is closer than this to its side
+_CLEAR_SLOPE, _CLEAR_M = 4.0, 0.008
 _TOP_M = 0.01  # height above a cube's top at which an open finger passes it
-_SLOW_M, _SLOW_BELOW_M = 0.005, 0.05  # height per row with which a hand that cannot be sure comes down, from this height on
-_INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03  # the same over a bin, and the distance aside within which it is zero
+# height per row with which a hand that cannot be sure comes down, from this height on
+_SLOW_M, _SLOW_BELOW_M = 0.005, 0.05
+# the same over a bin, and the distance aside within which it is zero
+_INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _GRASP_ASIDE_M = 0.008  # the horizontal one for a hand that takes a cube askew
-_SLACK_M = 0.03  # tolerance on the hover and carry heights, and on the horizontal distance to a place
+# tolerance on the hover and carry heights, and on the horizontal distance to a place
+_SLACK_M = 0.03
 _IN_BIN_M = 0.05  # horizontal distance to the bin's centre within which a cube is in the bin
-_LOWER_INTO_BIN_M, _LOWER_ONTO_CUBE_M = 0.015, 0.004  # horizontal distance within which to lower the held cube
+# horizontal distance within which to lower the held cube
+_LOWER_INTO_BIN_M, _LOWER_ONTO_CUBE_M = 0.015, 0.004
 _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
 _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
 _GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
 _GRASP_ASKEW_WITHIN_RAD = float(np.deg2rad(16.0))  # the same if the hand may take a cube askew
-_HELD_GAP, _HELD_GAP_ASKEW = 1.12, 1.45  # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
+# widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
+_HELD_GAP, _HELD_GAP_ASKEW = 1.12, 1.45
 _MEAN_WIDTH = 4 / np.pi  # of a square seen from all sides, in its edges
 _NEIGHBOUR_M = 0.095  # distance within which another cube can be in a finger's way
-_BESIDE_FINGER_M = 0.015  # free space aside of the line on which the fingers open: half of a finger, and a margin
-_TURNS_RAD = np.deg2rad([0, *(sign * size for size in range(5, 95, 5) for sign in (-1, 1))])  # the least first
+# free space aside of the line on which the fingers open: half of a finger, and a margin
+_BESIDE_FINGER_M = 0.015
+# the least first
+_TURNS_RAD = np.deg2rad([0, *(sign * size for size in range(5, 95, 5) for sign in (-1, 1))])
 _ROOM_MARGIN_M = 0.01
 _SQUEEZE_ROWS = 3  # rows to wait with closed fingers before lifting
 _RELEASE_OPENING = 0.75  # open fraction from which a cube is released
 
 STATE_KEYS = ("tcp", "tcp_twist", "edge_m", "bin")
-"""Keys that the expert reads from ``Observation.privileged`` besides the cubes' poses [4, 4]: the tool centre point's pose
-[4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m], the bin's centre and rim height [3]. A Panda's are
-``gap_m``, the gap between the open fingers (or [K], at evenly spaced open fractions), ``carry_m``, the height at which to
-carry, and ``grasp_yaw_rad``, the yaw of the tool frame from which to turn least, if they are not there."""
+"""Keys that the expert reads from ``Observation.privileged`` besides the cubes' poses [4, 4]:
+the tool centre point's pose [4, 4] and twist [6] (m/s and rad/s, world axes), a cube's edge [m],
+the bin's centre and rim height [3]. A Panda's are ``gap_m``, the gap between the open fingers
+(or [K], at evenly spaced open fractions), ``carry_m``, the height at which to carry, and
+``grasp_yaw_rad``, the yaw of the tool frame from which to turn least, if they are not there.
+"""
 
 
 @dataclass
 class _World:
-    """Simplified simulation of the scene, row by row: tracking is perfect, and a cube between the fingers stops them."""
+    """Simplified simulation of the scene, row by row: tracking is perfect, and a cube between
+    the fingers stops them.
+    """
 
     p: F64  # position of the tool centre point [3]
     R_tcp: F64  # orientation of the tool centre point [3, 3]
@@ -127,7 +148,9 @@ class _World:
         self.R_tcp = rotate(self.R_tcp, self.w)
 
     def drift(self, drift: F64, held: str | None) -> None:
-        """Add a row's drift [6], metres and radians in world axes, to the motion; a held cube follows."""
+        """Add a row's drift [6], metres and radians in world axes, to the motion; a held cube
+        follows.
+        """
         self.v, self.w = self.v + drift[:3], self.w + drift[3:]
         self.p, self.R_tcp = self.p + drift[:3], rotate(self.R_tcp, drift[3:])
         if held is not None:
@@ -139,12 +162,16 @@ class _World:
         blocked = self.blocked
         between = length((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
         minimum = blocked if closing and between and self.opening >= blocked else 0.0
-        self.opening = float(np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE))
+        self.opening = float(
+            np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE)
+        )
         self.opening = max(self.opening, minimum)
 
 
 def _gripper_down(yaw_rad: float) -> F64:
-    """Return the orientation [3, 3] of a hand that points down and opens along ``yaw + 90 degrees``."""
+    """Return the orientation [3, 3] of a hand that points down and opens along ``yaw + 90
+    degrees``.
+    """
     c, s = np.cos(yaw_rad), np.sin(yaw_rad)
     return np.array([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
 
@@ -154,13 +181,14 @@ def _hand_yaw(R: F64) -> float:
 
 
 class ScriptedBackend(Backend):
-    """Scripted expert that reaches for, picks, places or stacks the instruction's cube, or lifts or hands over a bar.
+    """Scripted expert that reaches for, picks, places or stacks the instruction's cube, or lifts or
+    hands over a bar.
 
     Args:
-        turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it would turn least, which is
-            enough for reaching.
-        funnel: Whether it descends the lower the closer it is, to a cube and into the bin, not once it is above them, and turns
-            near a cube only; None: if it does not turn.
+        turns: Whether the hand turns to the cube's yaw. If not, it keeps the yaw from which it
+            would turn least, which is enough for reaching.
+        funnel: Whether it descends the lower the closer it is, to a cube and into the bin, not once
+            it is above them, and turns near a cube only; None: if it does not turn.
     """
 
     name = "scripted"
@@ -175,20 +203,26 @@ class ScriptedBackend(Backend):
         """Return rows from the measured state towards the instruction's goal.
 
         Raises:
-            BackendError: The request lacks simulator state or a measured pose, or is for another action space.
+            BackendError: The request lacks simulator state or a measured pose, or is for another
+                action space.
             InputError: The instruction names no verb or no colour.
         """
         return self.plan(request)
 
-    def plan(self, request: Request, cruises: bool = False, drift: F64 | None = None, askew: bool = False) -> ActionChunk:
+    def plan(
+        self, request: Request, cruises: bool = False, drift: F64 | None = None, askew: bool = False
+    ) -> ActionChunk:
         """Return :meth:`infer`'s rows under other conditions.
 
         Args:
-            cruises: Whether the first row has the speed that the hand would reach, whatever the measured one.
-            drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows after them correct it.
-            askew: Whether the hand takes cubes without turning to their yaw, which a small picture does not show. It keeps
-                the robot's yaw and turns only where another cube is in a finger's way. In a funnel it comes down slowly, and
-                only as far as its fingers clear the cube.
+            cruises: Whether the first row has the speed that the hand would reach, whatever the
+                measured one.
+            drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows
+                after them correct it.
+            askew: Whether the hand takes cubes without turning to their yaw, which a small picture
+                does not show. It keeps the robot's yaw and turns only where another cube is in a
+                finger's way. In a funnel it comes down slowly, and only as far as its fingers clear
+                the cube.
         """
         goal = parse_instruction(request.instruction)
         if goal.verb is Verb.LIFT:
@@ -220,17 +254,22 @@ class ScriptedBackend(Backend):
         missing = [key for key in wanted if state is None or key not in state]
         if missing or state is None:
             raise BackendError(
-                f"the scripted expert needs the simulator's state; missing: {', '.join(missing)}. Use it with the simulated "
-                "Robot, or pass Observation.privileged to plan(); for a real arm, choose a model backend."
+                f"the scripted expert needs the simulator's state; missing: {', '.join(missing)}. "
+                "Use it with the simulated "
+                "Robot, or pass Observation.privileged to plan(); for a real arm, choose a model "
+                "backend."
             )
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError(
-                "the scripted expert returns 'midtrain' rows and needs the measured pose; name the robot, e.g. robot='panda'."
+                "the scripted expert returns 'midtrain' rows and needs the measured pose; name "
+                "the robot, e.g. robot='panda'."
             )
         return state
 
 
-def _world_from_state(state: Mapping[str, F64], request: Request, turns: bool, funnel: bool) -> _World:
+def _world_from_state(
+    state: Mapping[str, F64], request: Request, turns: bool, funnel: bool
+) -> _World:
     fps = request.embodiment.fps or 15.0
     cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
@@ -258,10 +297,11 @@ def _flat_yaw(R: F64) -> float:
 
 
 def _grasp_yaw(world: _World, cube: str) -> float:
-    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to the robot's (45 degrees).
+    """Return the hand's yaw that aligns the fingers with the cube: of four, the one nearest to the
+    robot's (45 degrees).
 
-    If another cube stands where a finger would descend, the hand turns by 90 degrees. A hand that takes cubes askew keeps the
-    robot's yaw, and turns only as far as another cube needs.
+    If another cube stands where a finger would descend, the hand turns by 90 degrees. A hand that
+    takes cubes askew keeps the robot's yaw, and turns only as far as another cube needs.
     """
     quarter = np.pi / 2
     home = world.grasp_yaw_rad
@@ -278,7 +318,9 @@ def _grasp_yaw(world: _World, cube: str) -> float:
 
 
 def _finger_rooms_m(world: _World, cube: str, yaw_rad: F64) -> F64:
-    """Return how far the closest neighbour stands aside of the line on which the fingers open, for hands of these yaws [n]."""
+    """Return how far the closest neighbour stands aside of the line on which the fingers open,
+    for hands of these yaws [n].
+    """
     across = np.stack([np.cos(yaw_rad), np.sin(yaw_rad)])
     offsets = [(p - world.cubes[cube])[:2] for name, p in world.cubes.items() if name != cube]
     close = [abs(off @ across) for off in offsets if length(off) < _NEIGHBOUR_M]
@@ -320,10 +362,14 @@ def _act(world: _World, goal: Goal) -> float:
 
 
 def _around(world: _World, cube: F64, times: int) -> bool:
-    """Return whether the hand is within so many times the distance at which to close the fingers."""
+    """Return whether the hand is within so many times the distance at which to close the
+    fingers.
+    """
     off = world.p - cube
     if world.askew:
-        return length(off[:2]) < times * _GRASP_ASIDE_M and bool(abs(off[2]) < times * _GRASP_WITHIN_M)
+        return length(off[:2]) < times * _GRASP_ASIDE_M and bool(
+            abs(off[2]) < times * _GRASP_WITHIN_M
+        )
     return length(off) < times * _GRASP_WITHIN_M
 
 
@@ -340,10 +386,16 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         slope = _FUNNEL_SLOPE_TURNING if turns else _FUNNEL_SLOPE
         turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if turns else 0.0
         room = _room_m(world, target) if world.askew else _CLEAR_M
-        above = max(slope * (aside - _DESCEND_WITHIN_M), _FUNNEL_M_PER_RAD * turn, _CLEAR_SLOPE * (_CLEAR_M - room), 0.0)
+        above = max(
+            slope * (aside - _DESCEND_WITHIN_M),
+            _FUNNEL_M_PER_RAD * turn,
+            _CLEAR_SLOPE * (_CLEAR_M - room),
+            0.0,
+        )
         above = min(_HOVER_M, above)
         rises = above == _HOVER_M and world.p[2] < hover - _SLACK_M
-        rises |= room < 0 and world.p[2] < target[2] + world.edge_m / 2 + _TOP_M  # a finger would push the cube
+        # a finger would push the cube
+        rises |= room < 0 and world.p[2] < target[2] + world.edge_m / 2 + _TOP_M
         shown = aside < _TURN_WITHIN_M  # no camera shows the yaw from further away
         R_now = R if shown else _gripper_down(world.grasp_yaw_rad)
         height = target[2] + above
@@ -361,7 +413,9 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
 
 
 def _room_m(world: _World, cube: F64) -> float:
-    """Return the distance between a cube of any yaw and the nearer open finger; negative if they overlap from above."""
+    """Return the distance between a cube of any yaw and the nearer open finger; negative if they
+    overlap from above.
+    """
     beside = abs(float((cube - world.p) @ world.R_tcp[:, 1]))
     return (float(np.max(world.gap_m)) - _MEAN_WIDTH * world.edge_m) / 2 - beside
 
@@ -379,21 +433,36 @@ def _delivered(world: _World, goal: Goal) -> bool:
 
 
 def _carry(world: _World, goal: Goal) -> float:
-    """Move the held cube one row on its way up, across and down; return the commanded open fraction."""
+    """Move the held cube one row on its way up, across and down; return the commanded open
+    fraction.
+    """
     before = world.p
     if goal.verb is Verb.PICK:
         target = np.array([world.p[0], world.p[1], world.carry_m])
     else:
-        place = world.bin.copy() if goal.verb is Verb.PLACE else world.cubes[goal.onto or goal.cube].copy()
-        place[2] = world.bin[2] - _BELOW_RIM_M if goal.verb is Verb.PLACE else place[2] + _STACK_GAP * world.edge_m
-        offset = world.p - world.cubes[goal.cube]  # from the cube to the hand, since the grasp may be off centre
+        place = (
+            world.bin.copy()
+            if goal.verb is Verb.PLACE
+            else world.cubes[goal.onto or goal.cube].copy()
+        )
+        place[2] = (
+            world.bin[2] - _BELOW_RIM_M
+            if goal.verb is Verb.PLACE
+            else place[2] + _STACK_GAP * world.edge_m
+        )
+        # from the cube to the hand, since the grasp may be off centre
+        offset = world.p - world.cubes[goal.cube]
         place = place + offset
         aside = length((place - world.p)[:2])
         lower_m = _LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M
         height = place[2] if aside < lower_m else world.carry_m
         if world.funnel and goal.verb is Verb.PLACE:
-            height = min(world.carry_m, place[2] + _INTO_BIN_SLOPE * max(aside - _INTO_BIN_WITHIN_M, 0.0))
-        rises = height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
+            height = min(
+                world.carry_m, place[2] + _INTO_BIN_SLOPE * max(aside - _INTO_BIN_WITHIN_M, 0.0)
+            )
+        rises = (
+            height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
+        )
         target = np.array([*(before if rises else place)[:2], height])
     world.move(target, _gripper_down(_hand_yaw(world.R_tcp)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)

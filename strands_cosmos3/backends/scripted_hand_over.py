@@ -1,7 +1,8 @@
-"""The scripted expert's rows for handing a bar from one hand to the other, from the simulator's state.
+"""The scripted expert's rows for handing a bar from one hand to the other, from the simulator's
+state.
 
-One hand takes the bar at its end and brings it to the middle. There the other hand comes down onto the free end and closes;
-only when both hold it does the first one open, and goes up and aside.
+One hand takes the bar at its end and brings it to the middle. There the other hand comes down onto
+the free end and closes; only when both hold it does the first one open, and goes up and aside.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from strands_cosmos3.checks import F64
 _MEETING_M = np.array([0.48, 0.0, 0.30])  # of the bar's centre
 _MET_WITHIN_M = 0.006
 _FREE = 1.5  # gap between fingers that may leave the bar, in its widths
-_CLEAR_M, _UP_M, _ASIDE_M = 0.10, 0.18, 0.12  # the giver's way out: up so far before it goes aside; and where to
+# the giver's way out: up so far before it goes aside; and where to
+_CLEAR_M, _UP_M, _ASIDE_M = 0.10, 0.18, 0.12
 
 
 @dataclass
@@ -40,7 +42,10 @@ class HandOver(BarHands):
 
     def advance(self) -> Mapping[str, float]:
         """Advance by one row; return the open fraction that each hand is commanded."""
-        taker, (giver,) = self.hands[self.taker], (name for name in self.hands if name != self.taker)
+        taker, (giver,) = (
+            self.hands[self.taker],
+            (name for name in self.hands if name != self.taker),
+        )
         gives, takes = self.holds(self.hands[giver]), self.holds(taker)
         if takes:
             taker.stay(0.0, self.width_m)
@@ -63,7 +68,9 @@ class HandOver(BarHands):
     def _bring(self, hand: Hand) -> float:
         """Bring the bar to where the hands meet."""
         self.held_rows += 1
-        waits = self.held_rows <= SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * GRASP_WITHIN_M
+        waits = (
+            self.held_rows <= SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * GRASP_WITHIN_M
+        )
         left = np.zeros(3) if waits else _MEETING_M - self.bar[:3, 3]
         hand.rise(approach(hand.v, left, LIFT_M, LIFT_CHANGE_M))
         self.bar[:3, 3] += hand.v

@@ -1,7 +1,7 @@
 """The scripted expert's rows for the level lift of a bar by two hands, from the simulator's state.
 
-Both hands hover over their ends of the bar, descend, close together and rise together: while they hold it, they share one
-translation, so that their relative pose stays what it is.
+Both hands hover over their ends of the bar, descend, close together and rise together: while they
+hold it, they share one translation, so that their relative pose stays what it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Lift(BarHands):
     def _carry(self) -> None:
         self.held_rows += 1
         hands = list(self.hands.values())
-        waits = self.held_rows <= SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * GRASP_WITHIN_M
+        waits = (
+            self.held_rows <= SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * GRASP_WITHIN_M
+        )
         left = np.array([0.0, 0.0, 0.0 if waits else self.rest_m + _HEIGHT_M - self.bar[2, 3]])
         v = np.array([0.0, 0.0, float(np.mean([hand.v[2] for hand in hands]))])
         v = approach(v, left, LIFT_M, LIFT_CHANGE_M)

@@ -60,21 +60,24 @@ class RemoteBackend(Backend):
 class ServiceBackend(RemoteBackend):
     """Sends requests to a policy server. It connects on the first inference.
 
-    Our own server states its action space, which is used unless another was asked for. ``joint_pos`` returns joint angles.
-    ``midtrain`` and ``pose_abs`` send the measured pose, and the server returns the poses that it integrated from it: those
-    chunks are ``pose_abs`` with that departure. Domains without ``pose_abs`` return rows in their own columns and need no
-    robot. The simulator's state is never sent.
+    Our own server states its action space, which is used unless another was asked for.
+    ``joint_pos`` returns joint angles. ``midtrain`` and ``pose_abs`` send the measured pose, and
+    the server returns the poses that it integrated from it: those chunks are ``pose_abs`` with that
+    departure. Domains without ``pose_abs`` return rows in their own columns and need no robot. The
+    simulator's state is never sent.
 
     Args:
         client: The connection.
         dialect: ``robolab`` (also ``openpi``), ``vllm-omni`` or ``roboarena``.
         requires_images: Whether the server wants pictures; model servers do.
-        action_space: The server's action space; None is the one it states, else ``joint_pos`` if the embodiment has it.
+        action_space: The server's action space; None is the one it states, else ``joint_pos`` if
+            the embodiment has it.
         num_steps: Denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
 
     Raises:
         UnknownNameError: No such dialect.
-        ConfigError: The dialect is ``libero``, which :class:`~.libero_service.LiberoServiceBackend` has.
+        ConfigError: The dialect is ``libero``, which :class:`~.libero_service.LiberoServiceBackend`
+            has.
     """
 
     takes_views = True
@@ -94,7 +97,9 @@ class ServiceBackend(RemoteBackend):
         self.requires_images = requires_images
         self._dialect = get_dialect(dialect)
         if self._dialect.http:
-            raise ConfigError(f"dialect {dialect!r} is not spoken over a WebSocket; use LiberoServiceBackend.")
+            raise ConfigError(
+                f"dialect {dialect!r} is not spoken over a WebSocket; use LiberoServiceBackend."
+            )
         self._session = _new_session()
         self._calls = 0
         self._asked = False
@@ -103,7 +108,8 @@ class ServiceBackend(RemoteBackend):
         """Return the server's chunk.
 
         Raises:
-            ServiceError: The server is unavailable, timed out, closed, unreadable, refused, or sent an unusable chunk.
+            ServiceError: The server is unavailable, timed out, closed, unreadable, refused, or sent
+                an unusable chunk.
             BackendError: The request lacks what its action space needs.
         """
         self._calls += 1
@@ -113,7 +119,11 @@ class ServiceBackend(RemoteBackend):
 
         def message(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
             nonlocal sent
-            sent = request if self._asked_space is not None else self._as_served(request, stated_space(metadata))
+            sent = (
+                request
+                if self._asked_space is not None
+                else self._as_served(request, stated_space(metadata))
+            )
             return first if sent is request else self._message(sent, number)
 
         self._asked = True
@@ -134,7 +144,8 @@ class ServiceBackend(RemoteBackend):
         return self.action_space if self.action_space in embodiment.spaces else None
 
     def reset(self, seed: int | None = None) -> None:
-        """Start another session, and tell a server whose dialect has a reset endpoint if it has had a request.
+        """Start another session, and tell a server whose dialect has a reset endpoint if it has had
+        a request.
 
         Raises:
             ServiceError: The reset failed.

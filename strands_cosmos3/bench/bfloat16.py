@@ -1,7 +1,9 @@
-"""``bench engine --part bfloat16``: float32 against bfloat16 on this CPU; ``bfloat16-rollouts``: the same in a closed loop.
+"""``bench engine --part bfloat16``: float32 against bfloat16 on this CPU; ``bfloat16-rollouts``:
+the same in a closed loop.
 
-Times are CPU times of the benchmarks' random mid-size model. Whether actions are still good is measured on the bundled policy,
-the only trained one there is, with equal scenes, instructions and noise for both dtypes.
+Times are CPU times of the benchmarks' random mid-size model. Whether actions are still good is
+measured on the bundled policy, the only trained one there is, with equal scenes, instructions and
+noise for both dtypes.
 """
 
 from __future__ import annotations
@@ -30,26 +32,42 @@ _CONFIDENCE = 0.95
 Progress = Callable[[str], None]
 
 
-def measure(tier: str = "256", *, steps: int = 4, repeats: int = 3, progress: Progress = print) -> dict[str, Any]:
-    """:func:`compare` on one thread, or ``skipped`` with the reason where this CPU does not multiply bfloat16 faster."""
+def measure(
+    tier: str = "256", *, steps: int = 4, repeats: int = 3, progress: Progress = print
+) -> dict[str, Any]:
+    """:func:`compare` on one thread, or ``skipped`` with the reason where this CPU does not
+    multiply bfloat16 faster.
+    """
     torch.set_num_threads(1)
     progress("matrix products")
     gain = bfloat16_gain(MID_SIZE.hidden, MID_SIZE.intermediate, 1)
     if gain < LEAST_GAIN:
         reason = f"bfloat16 matrix products take 1/{gain:.2f} of float32's time: a CPU without AMX or AVX512-BF16?"
         return {"skipped": reason}
-    return {"matrix_product_ratio": gain, "threads": 1, **compare(tier, MID_SIZE, steps, repeats, progress)}
+    return {
+        "matrix_product_ratio": gain,
+        "threads": 1,
+        **compare(tier, MID_SIZE, steps, repeats, progress),
+    }
 
 
-def compare(tier: str, sizes: FactorySizes, steps: int, repeats: int, progress: Progress) -> dict[str, Any]:
-    """Run both dtypes alternately; return medians, ratios and the largest difference of the actions."""
+def compare(
+    tier: str, sizes: FactorySizes, steps: int, repeats: int, progress: Progress
+) -> dict[str, Any]:
+    """Run both dtypes alternately; return medians, ratios and the largest difference of the
+    actions.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as loaded:
         write_checkpoint(folder, sizes=sizes)
         engines = {
-            name: loaded.enter_context(Cosmos3Engine.from_pretrained(folder, dtype=name, domains=(8,))) for name in DTYPES
+            name: loaded.enter_context(
+                Cosmos3Engine.from_pretrained(folder, dtype=name, domains=(8,))
+            )
+            for name in DTYPES
         }
         request = random_request(SETTINGS[tier], engines["float32"], steps)
-        single, half = (engine.step(request)["action"] for engine in engines.values())  # warms both up
+        # warms both up
+        single, half = (engine.step(request)["action"] for engine in engines.values())
         seconds: dict[str, list[float]] = {name: [] for name in DTYPES}
         for i in range(repeats):
             for name in DTYPES if i % 2 == 0 else DTYPES[::-1]:
@@ -69,10 +87,12 @@ def compare(tier: str, sizes: FactorySizes, steps: int, repeats: int, progress: 
 
 
 def closed_loop(episodes: int, seed: int, progress: Progress) -> dict[str, Any]:
-    """Roll the bundled policy out in both dtypes; compare their success rates over the same episodes.
+    """Roll the bundled policy out in both dtypes; compare their success rates over the same
+    episodes.
 
-    bfloat16 is not inferior if it loses fewer than :data:`MARGIN` of the episodes that float32 wins, by the exact one-sided
-    95 % bound of Clopper and Pearson. That takes 29 episodes at least, without a loss; what bfloat16 alone wins does not count.
+    bfloat16 is not inferior if it loses fewer than :data:`MARGIN` of the episodes that float32
+    wins, by the exact one-sided 95 % bound of Clopper and Pearson. That takes 29 episodes at least,
+    without a loss; what bfloat16 alone wins does not count.
     """
     from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
     from strands_cosmos3.sim.robot import Robot
@@ -80,13 +100,18 @@ def closed_loop(episodes: int, seed: int, progress: Progress) -> dict[str, Any]:
     robot = Robot("panda")
     won: dict[str, list[bool]] = {name: [] for name in DTYPES}
     with ExitStack() as loaded:
-        policies = {name: loaded.enter_context(Cosmos3Policy(robot="panda", device="cpu", dtype=name)) for name in DTYPES}
+        policies = {
+            name: loaded.enter_context(Cosmos3Policy(robot="panda", device="cpu", dtype=name))
+            for name in DTYPES
+        }
         for i in range(seed, seed + episodes):
             verb = _VERBS[i % len(_VERBS)]
             instruction = TEMPLATES[verb].format(a=COLOURS[i // 2 % 3])
             for name, policy in policies.items():
                 progress(f"{verb}, seed {i}, {name}")
-                rollout = robot.run_policy(instruction=instruction, policy=policy, task=str(verb), seed=i, duration=20.0)
+                rollout = robot.run_policy(
+                    instruction=instruction, policy=policy, task=str(verb), seed=i, duration=20.0
+                )
                 won[name].append(bool(rollout.success))
     single, half = (np.array(won[name], dtype=float) for name in DTYPES)
     difference = half - single
@@ -106,5 +131,9 @@ def closed_loop(episodes: int, seed: int, progress: Progress) -> dict[str, Any]:
 
 
 def most_lost(lost: int, episodes: int) -> float:
-    """Upper bound, with 95 % confidence, of the share of episodes that are lost, if so many of them were."""
-    return 1.0 if lost >= episodes else float(stats.beta.ppf(_CONFIDENCE, lost + 1, episodes - lost))
+    """Upper bound, with 95 % confidence, of the share of episodes that are lost, if so many of
+    them were.
+    """
+    return (
+        1.0 if lost >= episodes else float(stats.beta.ppf(_CONFIDENCE, lost + 1, episodes - lost))
+    )

@@ -1,6 +1,8 @@
-"""A part of ``bench engine``: what a chunk of the bundled policy costs with a film, and what candidates and batches save.
+"""A part of ``bench engine``: what a chunk of the bundled policy costs with a film, and what
+candidates and batches save.
 
-Each side is run once before, and the sides change their order from round to round. Figures are medians of CPU time, one thread.
+Each side is run once before, and the sides change their order from round to round. Figures are
+medians of CPU time, one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from strands_cosmos3.types import Observation, Request
 _TASK, _TIER, _BATCH = "pick up the red cube", 128, 8
 
 
-def measure(repeats: int = 9, threads: int = 1, progress: Callable[[str], None] = print) -> dict[str, Any]:
+def measure(
+    repeats: int = 9, threads: int = 1, progress: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Return CPU milliseconds of each side, and their ratios."""
     torch.set_num_threads(threads)
     options: dict[str, Any] = {"device": "cpu", "seed": 0}
@@ -40,11 +44,19 @@ def measure(repeats: int = 9, threads: int = 1, progress: Callable[[str], None] 
         pictures = _compose(repeats)
         progress("batches of the bundled policy")
         batch = _batch(quick, repeats)
-    return {"repeats": repeats, "threads": threads, "film": film, "compose": pictures, "batch": batch}
+    return {
+        "repeats": repeats,
+        "threads": threads,
+        "film": film,
+        "compose": pictures,
+        "batch": batch,
+    }
 
 
 def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
-    """Chunks, from views to joint angles, without a film, with the frames that it shows, and with all frames."""
+    """Chunks, from views to joint angles, without a film, with the frames that it shows, and
+    with all frames.
+    """
     observation, shown = _observation(0), frames_shown(policy.replan_rows, 0.0)
     inference: dict[str, list[float]] = {}
 
@@ -56,7 +68,10 @@ def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
 
         return run
 
-    cpu_ms = _alternate({"without": plan("without", 0), "shown": plan("shown", shown), "all": plan("all", None)}, repeats)
+    cpu_ms = _alternate(
+        {"without": plan("without", 0), "shown": plan("shown", shown), "all": plan("all", None)},
+        repeats,
+    )
     wall_ms = {name: statistics.median(runs[1:]) for name, runs in inference.items()}
     return {
         "frames": shown,
@@ -75,7 +90,10 @@ def _compose(repeats: int) -> dict[str, Any]:
         views = _observation(0, hw).images
         sides = {"two_steps": partial(_two_steps, views), "one_step": partial(_one_step, views)}
         cpu_ms = _alternate(sides, repeats)
-        figures[f"{hw[1]}x{hw[0]}"] = {"cpu_ms": cpu_ms, "ratio": cpu_ms["one_step"] / cpu_ms["two_steps"]}
+        figures[f"{hw[1]}x{hw[0]}"] = {
+            "cpu_ms": cpu_ms,
+            "ratio": cpu_ms["one_step"] / cpu_ms["two_steps"],
+        }
     return figures
 
 
@@ -92,7 +110,9 @@ def _on_canvas(picture: Image) -> None:
 
 
 def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
-    """Eight requests with pictures, states and seeds of their own, and eight noises of one request; actions alone."""
+    """Eight requests with pictures, states and seeds of their own, and eight noises of one
+    request; actions alone.
+    """
     requests = [_request(policy, seed) for seed in range(_BATCH)]
     candidates = [replace(requests[0], seed=seed) for seed in range(_BATCH)]
     backend = policy.backend
@@ -126,11 +146,15 @@ def _request(policy: Cosmos3Policy, seed: int) -> Request:
 def _observation(seed: int, hw: tuple[int, int] = (180, 320)) -> Observation:
     rng = np.random.RandomState(seed)
     images = {name: rng.randint(0, 256, (*hw, 3), dtype=np.uint8) for name in DROID_RIG.views}
-    return Observation(t_capture_s=0.0, q_rad=HOME_Q + rng.uniform(-0.05, 0.05, 7), gripper=1.0, images=images)
+    return Observation(
+        t_capture_s=0.0, q_rad=HOME_Q + rng.uniform(-0.05, 0.05, 7), gripper=1.0, images=images
+    )
 
 
 def _alternate(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median CPU milliseconds of each side, warmed; every other round runs them in the opposite order."""
+    """Median CPU milliseconds of each side, warmed; every other round runs them in the opposite
+    order.
+    """
     for run in sides.values():
         run()
     spent: dict[str, list[float]] = {name: [] for name in sides}

@@ -1,9 +1,11 @@
-"""``bench engine``: the engine against diffusers' pipeline, with the same process and weights, one thread, CPU time.
+"""``bench engine``: the engine against diffusers' pipeline, with the same process and weights, one
+thread, CPU time.
 
-The weights are random. The architecture is genuine at a quarter of Nano's width (``MID_SIZE``: hidden 1024, 8 layers, 16
-query and 8 key heads of 64, intermediate 3072), with VAE base widths of 24 and 32 for Nano's ratio of work. Prompts have
-160 and 29 tokens and are cached in the engine, as in a control loop from the second chunk on; the first call is reported
-separately. The pipeline always decodes its video; its time up to the latents is measured in the same run.
+The weights are random. The architecture is genuine at a quarter of Nano's width (``MID_SIZE``:
+hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072), with VAE base widths of
+24 and 32 for Nano's ratio of work. Prompts have 160 and 29 tokens and are cached in the engine, as
+in a control loop from the second chunk on; the first call is reported separately. The pipeline
+always decodes its video; its time up to the latents is measured in the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _RunPipe = Callable[[], tuple[float, float, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Setting:
-    """One workload: height and width of the composite, resolution tier, action rows, and the project's target ratios."""
+    """One workload: height and width of the composite, resolution tier, action rows, and the
+    project's target ratios.
+    """
 
     name: str
     picture_hw: tuple[int, int]
@@ -58,7 +62,8 @@ def measure(
     sizes: FactorySizes = MID_SIZE,
     progress: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios and differences.
+    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios
+    and differences.
 
     Both are warmed; every other round begins with the pipeline.
     """
@@ -68,7 +73,10 @@ def measure(
         progress("writing a random checkpoint")
         write_checkpoint(folder, sizes=sizes)
         progress("loading it twice")
-        pipe, engine = _pipeline(folder), Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,))
+        pipe, engine = (
+            _pipeline(folder),
+            Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,)),
+        )
         request = random_request(chosen, engine, steps, guidance)
         run_pipe = _pipe_runner(pipe, chosen, _picture(chosen), request, steps, guidance)
         cold = cpu_seconds(lambda: engine.step(request))[0]
@@ -83,9 +91,17 @@ def measure(
         "guidance": guidance,
         "threads": threads,
         "repeats": repeats,
-        "cpu_s": {"native": native, "native_cold": cold, "pipeline_latent": latent, "pipeline_decoded": decoded},
+        "cpu_s": {
+            "native": native,
+            "native_cold": cold,
+            "pipeline_latent": latent,
+            "pipeline_decoded": decoded,
+        },
         "ratio": {"decoded": decoded / native, "latent": latent / native},
-        "ratio_each": {"decoded": [d / n for n, _, d in runs], "latent": [x / n for n, x, _ in runs]},
+        "ratio_each": {
+            "decoded": [d / n for n, _, d in runs],
+            "latent": [x / n for n, x, _ in runs],
+        },
         "target": {"decoded": chosen.target_decoded, "latent": chosen.target_latent},
         "largest_action_difference": difference,
         "model": vars(sizes),
@@ -93,9 +109,15 @@ def measure(
 
 
 def _alternate(
-    engine: Cosmos3Engine, request: Cosmos3ActionRequest, run_pipe: _RunPipe, repeats: int, progress: Callable[[str], None]
+    engine: Cosmos3Engine,
+    request: Cosmos3ActionRequest,
+    run_pipe: _RunPipe,
+    repeats: int,
+    progress: Callable[[str], None],
 ) -> tuple[list[tuple[float, float, float]], float]:
-    """CPU seconds (engine, pipeline's latents, pipeline with video) of each run, and the largest difference of actions."""
+    """CPU seconds (engine, pipeline's latents, pipeline with video) of each run, and the largest
+    difference of actions.
+    """
     runs: list[tuple[float, float, float]] = []
     difference = 0.0
     for i in range(repeats):
@@ -131,11 +153,14 @@ def _picture(chosen: Setting) -> np.ndarray:
     return np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
 
 
-def random_request(chosen: Setting, engine: Cosmos3Engine, steps: int, guidance: float = 3.0) -> Cosmos3ActionRequest:
+def random_request(
+    chosen: Setting, engine: Cosmos3Engine, steps: int, guidance: float = 3.0
+) -> Cosmos3ActionRequest:
     """A setting's request with seeded noise for a picture, the prompts and the sampler."""
     canvas = to_canvas(_picture(chosen)[None], canvas_hw(*chosen.picture_hw, chosen.tier))
     rng, vocabulary = np.random.RandomState(_SEED), engine.config.vocab_size
-    generator = torch.Generator().manual_seed(_SEED)  # the pipeline draws video, then action, from one generator
+    # the pipeline draws video, then action, from one generator
+    generator = torch.Generator().manual_seed(_SEED)
     shape = pixel_to_latent_shape(chosen.chunk + 1, *canvas.content_hw)
     video_noise = torch.randn((1, engine.config.latent_channel, *shape), generator=generator)
     action_noise = torch.randn((chosen.chunk, engine.config.action_dim), generator=generator)
@@ -162,9 +187,16 @@ def _tokens(request: Cosmos3ActionRequest) -> int:
 
 
 def _pipe_runner(
-    pipe: Any, chosen: Setting, picture: np.ndarray, request: Cosmos3ActionRequest, steps: int, guidance: float
+    pipe: Any,
+    chosen: Setting,
+    picture: np.ndarray,
+    request: Cosmos3ActionRequest,
+    steps: int,
+    guidance: float,
 ) -> _RunPipe:
-    """A call of the pipeline that returns its CPU seconds, those up to the latents, and the actions."""
+    """A call of the pipeline that returns its CPU seconds, those up to the latents, and the
+    actions.
+    """
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
     assert request.neg_text_ids is not None

@@ -1,8 +1,9 @@
-"""``bench service --clients N``: a fleet against one client, at ``strands-cosmos3 serve`` with the bundled policy.
+"""``bench service --clients N``: a fleet against one client, at ``strands-cosmos3 serve`` with the
+bundled policy.
 
-The server has one replica for each core. One client and the fleet take turns; each client shows pictures of its own and asks
-again as soon as it is answered. Only chunks count. Requests are packed beforehand and all clients share one event loop, since
-they share the server's cores.
+The server has one replica for each core. One client and the fleet take turns; each client shows
+pictures of its own and asks again as soon as it is answered. Only chunks count. Requests are packed
+beforehand and all clients share one event loop, since they share the server's cores.
 """
 
 from __future__ import annotations
@@ -35,8 +36,18 @@ _POLL_S = 0.25
 
 
 def run(clients: int, requests: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Return chunks per second of one client and of all, how evenly they are served, the server's memory and /healthz."""
-    serve = ["serve", "--port", "0", "--policy-frames", "1", "--replicas", str(len(os.sched_getaffinity(0)))]
+    """Return chunks per second of one client and of all, how evenly they are served, the
+    server's memory and /healthz.
+    """
+    serve = [
+        "serve",
+        "--port",
+        "0",
+        "--policy-frames",
+        "1",
+        "--replicas",
+        str(len(os.sched_getaffinity(0))),
+    ]
     progress("fleet: starting the server")
     with _serving(serve) as (pid, port):
         figures = asyncio.run(_Fleet(clients, port, pid, seed, progress).measure(requests))
@@ -54,11 +65,15 @@ class _Client:
         self.waits_s: list[float] = []
 
     async def ask(self) -> bool:
-        """Ask once; whether a chunk came. After a refusal, or a lost connection, the next call connects again."""
+        """Ask once; whether a chunk came. After a refusal, or a lost connection, the next call
+        connects again.
+        """
         started = time.perf_counter()
         try:
             if self._connection is None:
-                self._connection = await connect(self._uri, compression=None, max_size=None, ping_interval=None)
+                self._connection = await connect(
+                    self._uri, compression=None, max_size=None, ping_interval=None
+                )
                 await self._connection.recv()
             await self._connection.send(self._frame)
             reply = await self._connection.recv()
@@ -79,16 +94,22 @@ class _Client:
 
 
 class _Fleet:
-    def __init__(self, clients: int, port: int, pid: int, seed: int, progress: Callable[[str], None]):
+    def __init__(
+        self, clients: int, port: int, pid: int, seed: int, progress: Callable[[str], None]
+    ):
         self._port, self._pid, self._progress = port, pid, progress
-        self._clients = [_Client(f"ws://127.0.0.1:{port}", frame) for frame in _frames(clients, seed)]
+        self._clients = [
+            _Client(f"ws://127.0.0.1:{port}", frame) for frame in _frames(clients, seed)
+        ]
         self._health_s: list[float] = []
         self._unhealthy = 0
 
     async def measure(self, requests: int) -> dict[str, Any]:
         polling = asyncio.create_task(self._poll())
         if not await self._clients[0].ask():
-            raise BackendError(f"the server refuses the bench's request: {self._clients[0].refusals[0]}")
+            raise BackendError(
+                f"the server refuses the bench's request: {self._clients[0].refusals[0]}"
+            )
         await asyncio.gather(*(self._ask(client, _WARM_UP) for client in self._clients))
         warm_mb, served = _resident_mb(self._pid), 0
         alone, fleet, shares = list[float](), list[float](), np.zeros(len(self._clients))
@@ -104,7 +125,10 @@ class _Fleet:
                 waits[name] += [wait for client in group for wait in client.waits_s]
                 if name == "fleet":
                     shares += counts
-            self._progress(f"fleet: {served} of {requests} chunks, {alone[-1]:.1f}/s alone, {fleet[-1]:.1f}/s together")
+            self._progress(
+                f"fleet: {served} of {requests} chunks, {alone[-1]:.1f}/s alone, "
+                f"{fleet[-1]:.1f}/s together"
+            )
         grown_mb = _resident_mb(self._pid) - warm_mb
         polling.cancel()
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -116,13 +140,22 @@ class _Fleet:
             **({"last_refusal": refusals[-1]} if refusals else {}),
             "chunks_per_s": {"alone": float(np.mean(alone)), "fleet": float(np.mean(fleet))},
             "ratio": float(np.mean(fleet) / np.mean(alone)),
-            "ratio_by_round": {str(i): b / a for i, (a, b) in enumerate(zip(alone, fleet, strict=True))},
+            "ratio_by_round": {
+                str(i): b / a for i, (a, b) in enumerate(zip(alone, fleet, strict=True))
+            },
             "slowest_to_fastest": float(shares.min() / shares.max()) if shares.max() else 0.0,
             "wait_ms": {
-                f"{name}_{q}": float(np.percentile(times, q)) * 1e3 for name, times in waits.items() if times for q in (50, 95)
+                f"{name}_{q}": float(np.percentile(times, q)) * 1e3
+                for name, times in waits.items()
+                if times
+                for q in (50, 95)
             },
             "memory_mb": {"warm": warm_mb, "growth": grown_mb},
-            "healthz": {"answers": len(self._health_s), "failures": self._unhealthy, "slowest_ms": max(self._health_s) * 1e3},
+            "healthz": {
+                "answers": len(self._health_s),
+                "failures": self._unhealthy,
+                "slowest_ms": max(self._health_s) * 1e3,
+            },
         }
 
     async def _phase(self, group: list[_Client], seconds: float) -> list[int]:
@@ -147,8 +180,12 @@ class _Fleet:
         while True:
             started = time.perf_counter()
             try:
-                reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self._port), 5)
-                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                reader, writer = await asyncio.wait_for(
+                    asyncio.open_connection("127.0.0.1", self._port), 5
+                )
+                writer.write(
+                    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                )
                 healthy = b" 200 " in await asyncio.wait_for(reader.readline(), 5)
                 writer.close()
             except (OSError, TimeoutError):
@@ -159,15 +196,24 @@ class _Fleet:
 
 
 def _frames(clients: int, seed: int) -> list[bytes]:
-    """A request of each client: a composite as RoboLab's client sends it, a pose and a seed of its own."""
+    """A request of each client: a composite as RoboLab's client sends it, a pose and a seed of
+    its own.
+    """
     droid, rng = get_embodiment("droid"), np.random.default_rng(seed)
     space, facing_down = droid.action_space("midtrain"), np.diag([1.0, -1.0, -1.0])
     h, w = DROID_RIG.view_hw
     frames = []
     for number in range(clients):
-        picture = np.kron(rng.integers(0, 255, (h * 3 // 40, w // 20, 3), dtype=np.uint8), np.ones((20, 20, 1), np.uint8))
+        picture = np.kron(
+            rng.integers(0, 255, (h * 3 // 40, w // 20, 3), dtype=np.uint8),
+            np.ones((20, 20, 1), np.uint8),
+        )
         T_base_cosmos = se3(facing_down, np.array([0.4, 0.0, 0.4]) + rng.uniform(-0.05, 0.05, 3))
-        shown: dict[str, Any] = {"T_base_cosmos": T_base_cosmos, "composite": picture, "seed": number}
+        shown: dict[str, Any] = {
+            "T_base_cosmos": T_base_cosmos,
+            "composite": picture,
+            "seed": number,
+        }
         request = Request(droid, space, "pick up the red cube", 16, None, 1.0, **shown)
         frames.append(encode(encode_request(request, ROBOLAB, "", 1)))
     return frames
@@ -176,7 +222,9 @@ def _frames(clients: int, seed: int) -> list[bytes]:
 @contextmanager
 def _serving(command: list[str]):
     """Run a server in its own process; its process id and port."""
-    process = subprocess.Popen([sys.executable, "-m", "strands_cosmos3", *command], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strands_cosmos3", *command], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         found = re.search(r"ws://127\.0\.0\.1:(\d+)", process.stdout.readline())
@@ -193,7 +241,9 @@ def family(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
+                int(stat.parent.name)
+            )
     found = [pid]
     for one in found:
         found += children.get(one, [])

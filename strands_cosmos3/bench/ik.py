@@ -1,4 +1,6 @@
-"""``bench ik``: time and residuals of inverse kinematics on feasible chunks, and limit violations on infeasible ones."""
+"""``bench ik``: time and residuals of inverse kinematics on feasible chunks, and limit
+violations on infeasible ones.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import numpy as np
 from strands_cosmos3.bench import two_arms
 from strands_cosmos3.bench.motions import FPS, elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.checks import F64
-from strands_cosmos3.control.ik import METHODS, POSITION_TOLERANCE_M, ROTATION_TOLERANCE_RAD, IKSolution, MinkIKBridge
+from strands_cosmos3.control.ik import (
+    METHODS,
+    POSITION_TOLERANCE_M,
+    ROTATION_TOLERANCE_RAD,
+    IKSolution,
+    MinkIKBridge,
+)
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, dh_forward
 
@@ -23,7 +31,8 @@ _MOST_ITERATIONS, _STALL_RATIO = 30, 0.998  # those of the bridge
 
 
 def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Compare each method with mink on feasible chunks and straight elbows, and measure violations on infeasible chunks.
+    """Compare each method with mink on feasible chunks and straight elbows, and measure violations
+    on infeasible chunks.
 
     Times are CPU times; the loops that are compared take turns.
     """
@@ -38,12 +47,18 @@ def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, An
     for method in METHODS:
         progress(f"ik: {method}, residuals and limits")
         took_ms = times_ms[method]
-        out[method] = {"ms_per_chunk_median": float(np.median(took_ms)), "ms_per_chunk_min": float(took_ms.min())}
+        out[method] = {
+            "ms_per_chunk_median": float(np.median(took_ms)),
+            "ms_per_chunk_min": float(took_ms.min()),
+        }
         out[method] |= _feasible(bridge, feasible, method) | _hard(bridge, hard, method)
         for name in ("plain_mink", "mink_equal_tolerance"):
             out[method][f"{name}_over_this"] = float(np.median(times_ms[name] / took_ms))
     out["auto"]["collision_check_ms"] = float(np.median(times_ms["auto"] - times_ms["unchecked"]))
-    out |= {f"{name}_ms": float(np.median(times_ms[name])) for name in ("plain_mink", "mink_equal_tolerance")}
+    out |= {
+        f"{name}_ms": float(np.median(times_ms[name]))
+        for name in ("plain_mink", "mink_equal_tolerance")
+    }
     progress("ik: straight elbows")
     out["straight_elbows"] = _elbows(bridge, elbows)
     out["two_arms"] = two_arms.run(("dual_panda", "openarm"), max(chunks // 4, 1), seed, progress)
@@ -51,14 +66,21 @@ def run(chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, An
 
 
 def _elbows(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]]) -> dict[str, float]:
-    """Times and residuals near limits: within the joints' speeds, with the second pass for chunks that need it."""
+    """Times and residuals near limits: within the joints' speeds, with the second pass for
+    chunks that need it.
+    """
     contenders = _contenders(bridge, 1.0 / FPS)
     times_ms = _race({name: contenders[name] for name in ("auto", "mink_equal_tolerance")}, chunks)
-    worst_mm = [float(bridge.solve(T, _qpos(bridge, q), 1.0 / FPS).residual_m.max() * 1e3) for q, T in chunks]
+    worst_mm = [
+        float(bridge.solve(T, _qpos(bridge, q), 1.0 / FPS).residual_m.max() * 1e3)
+        for q, T in chunks
+    ]
     return {
         "ms_per_chunk_median": float(np.median(times_ms["auto"])),
         "ms_per_chunk_max": float(times_ms["auto"].max()),
-        "mink_equal_tolerance_over_this": float(np.median(times_ms["mink_equal_tolerance"] / times_ms["auto"])),
+        "mink_equal_tolerance_over_this": float(
+            np.median(times_ms["mink_equal_tolerance"] / times_ms["auto"])
+        ),
         "position_max_mm": max(worst_mm),
         "chunks_over_1mm": sum(mm > 1 for mm in worst_mm),
     }
@@ -99,8 +121,12 @@ def _qpos(bridge: MinkIKBridge, q: F64) -> F64:
 
 
 def _feasible(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> dict[str, float]:
-    solutions = [(bridge.solve(poses, _qpos(bridge, q), None, method), poses) for q, poses in chunks]
-    errors = np.concatenate([_pose_errors(bridge, solution, poses) for solution, poses in solutions])
+    solutions = [
+        (bridge.solve(poses, _qpos(bridge, q), None, method), poses) for q, poses in chunks
+    ]
+    errors = np.concatenate(
+        [_pose_errors(bridge, solution, poses) for solution, poses in solutions]
+    )
     return {
         "position_max_mm": float(errors[:, 0].max() * 1e3),
         "rotation_max_deg": float(np.rad2deg(errors[:, 1].max())),
@@ -109,7 +135,9 @@ def _feasible(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) 
 
 
 def _pose_errors(bridge: MinkIKBridge, solution: IKSolution, poses: F64) -> F64:
-    """Return position and rotation errors [T, 2] by Denavit-Hartenberg kinematics, which the solver does not use."""
+    """Return position and rotation errors [T, 2] by Denavit-Hartenberg kinematics, which the
+    solver does not use.
+    """
     from strands_cosmos3.sim.metrics import between
 
     return np.stack(between(dh_forward(solution.q_rad[:, bridge.q_address]), poses), axis=1)
@@ -123,7 +151,11 @@ def _hard(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> d
         ratio = max(ratio, float((np.abs(np.diff(angles, axis=0)) * FPS / FER.velocity).max()))
         finite = finite and bool(np.isfinite(solution.q_rad).all())
         excess = max(excess, float(np.maximum(angles - FER.q_max, FER.q_min - angles).max()))
-    return {"hard_velocity_ratio_max": ratio, "hard_all_finite": finite, "hard_beyond_joint_limits_rad": max(excess, 0.0)}
+    return {
+        "hard_velocity_ratio_max": ratio,
+        "hard_all_finite": finite,
+        "hard_beyond_joint_limits_rad": max(excess, 0.0),
+    }
 
 
 def _plain_mink_loop(bridge: MinkIKBridge, q: F64, poses: F64) -> None:
@@ -140,13 +172,17 @@ def _plain_mink_loop(bridge: MinkIKBridge, q: F64, poses: F64) -> None:
 
 
 def _mink_loop(bridge: MinkIKBridge, q: F64, poses: F64, dt_s: float | None = None) -> None:
-    """Run a mink loop that leaves a row where the bridge does: at its tolerance, or once the error stalls."""
+    """Run a mink loop that leaves a row where the bridge does: at its tolerance, or once the
+    error stalls.
+    """
     model, dt = bridge.model, 1.0 if dt_s is None else dt_s
     configuration = mink.Configuration(model, _qpos(bridge, q))
     task = mink.FrameTask("hand", "body", 1.0, 1.0)
     limits: list[mink.Limit] = [mink.ConfigurationLimit(model)]
     if dt_s is not None:
-        limits.append(mink.VelocityLimit(model, dict(zip(bridge.joint_names, FER.velocity, strict=True))))
+        limits.append(
+            mink.VelocityLimit(model, dict(zip(bridge.joint_names, FER.velocity, strict=True)))
+        )
     for pose in poses:
         task.set_target(mink.SE3.from_matrix(pose))
         cost = np.inf
@@ -154,7 +190,9 @@ def _mink_loop(bridge: MinkIKBridge, q: F64, poses: F64, dt_s: float | None = No
             x, y, z, u, v, w = task.compute_error(configuration).tolist()
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
             now = distance * distance + angle * angle
-            if (distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD) or now > _STALL_RATIO * cost:
+            if (
+                distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
+            ) or now > _STALL_RATIO * cost:
                 break
             cost = now
             velocity = mink.solve_ik(configuration, [task], dt, "daqp", damping=1e-9, limits=limits)

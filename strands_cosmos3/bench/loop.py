@@ -1,4 +1,6 @@
-"""``bench loop``: what a control tick costs the thread that runs it, with and without taking up a chunk."""
+"""``bench loop``: what a control tick costs the thread that runs it, with and without taking up
+a chunk.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class _IdealArm:
 
 
 class _Chunks:
-    """32 rows at 15 Hz from where the arm is: a smooth motion, a random walk, or few rows across the joints' range."""
+    """32 rows at 15 Hz from where the arm is: a smooth motion, a random walk, or few rows across
+    the joints' range.
+    """
 
     def __init__(self, arm: _IdealArm, seed: int, limits: JointLimits):
         self._arm, self._rng, self._turn, self._limits = arm, np.random.default_rng(seed), 0, limits
@@ -65,7 +69,8 @@ class _Chunks:
 
 def _of(robot: str) -> tuple[JointLimits, F64, float | F64]:
     """Limits of all of a robot's joints, their angles at home, and open grippers."""
-    from strands_cosmos3.robots.assembly import load_robot  # needs MuJoCo, which a Panda's loop does not
+    # needs MuJoCo, which a Panda's loop does not
+    from strands_cosmos3.robots.assembly import load_robot
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.robots.limits import all_limits
 
@@ -74,8 +79,11 @@ def _of(robot: str) -> tuple[JointLimits, F64, float | F64]:
     return all_limits(load_robot(spec), spec), spec.home_rad, of_grippers(np.ones(grippers))
 
 
-def run(chunks: int, seed: int, progress: Callable[[str], None], robot: str | None = None) -> dict[str, Any]:
-    """Run the loop in real time until ``chunks`` are taken up; report CPU and wall-clock time of its ticks in ms.
+def run(
+    chunks: int, seed: int, progress: Callable[[str], None], robot: str | None = None
+) -> dict[str, Any]:
+    """Run the loop in real time until ``chunks`` are taken up; report CPU and wall-clock time of
+    its ticks in ms.
 
     ``robot`` is a name, or a .toml file; None is the Panda.
     """
@@ -87,7 +95,13 @@ def run(chunks: int, seed: int, progress: Callable[[str], None], robot: str | No
         accepted += 1
 
     config = LoopConfig(hz=_HZ, latency_s=None, replan_rows=8)
-    loop = ControlLoop(arm, _Chunks(arm, seed, limits), Executor(limits, arm.dt_s, home, opening), config, on_accepted)
+    loop = ControlLoop(
+        arm,
+        _Chunks(arm, seed, limits),
+        Executor(limits, arm.dt_s, home, opening),
+        config,
+        on_accepted,
+    )
     cost_ms: dict[bool, list[float]] = {True: [], False: []}
     try:
         while accepted < chunks:
@@ -105,11 +119,16 @@ def run(chunks: int, seed: int, progress: Callable[[str], None], robot: str | No
         "tick_cpu_ms": _spread(cost_ms[False]),
         "tick_that_takes_up_a_chunk_cpu_ms": _spread(cost_ms[True]),
         "planning_cpu_ms_on_the_workers_thread": _spread(planning_ms),
-        "counters": {name: loop.counters[name] for name in ("requested", "rejected", "expired", "deadline_misses")},
+        "counters": {
+            name: loop.counters[name]
+            for name in ("requested", "rejected", "expired", "deadline_misses")
+        },
     }
 
 
-def _planning_ms(chunks: int, seed: int, limits: JointLimits, home: F64, opening: float | F64) -> list[float]:
+def _planning_ms(
+    chunks: int, seed: int, limits: JointLimits, home: F64, opening: float | F64
+) -> list[float]:
     """CPU time of planning as many chunks, one after another."""
     arm, out = _IdealArm(home, opening), []
     source = _Chunks(arm, seed, limits)
@@ -124,4 +143,8 @@ def _planning_ms(chunks: int, seed: int, limits: JointLimits, home: F64, opening
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {"p50": float(np.median(values)), "p95": float(np.percentile(values, 95)), "max": float(np.max(values))}
+    return {
+        "p50": float(np.median(values)),
+        "p95": float(np.percentile(values, 95)),
+        "max": float(np.max(values)),
+    }

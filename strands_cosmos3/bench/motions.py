@@ -1,4 +1,6 @@
-"""Random motions for benchmarks and tests. Feasible ones are drawn in joint space and resampled by arc length."""
+"""Random motions for benchmarks and tests. Feasible ones are drawn in joint space and resampled
+by arc length.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ _ELBOW_ROOM_RAD, _ELBOW_SWING_RAD = 0.012, 0.3
 
 
 def feasible_chunk(
-    rng: np.random.Generator, rows: int = 32, step_m: tuple[float, float] = BRISK_M, step_deg: tuple[float, float] = BRISK_DEG
+    rng: np.random.Generator,
+    rows: int = 32,
+    step_m: tuple[float, float] = BRISK_M,
+    step_deg: tuple[float, float] = BRISK_DEG,
 ) -> tuple[F64, F64]:
     """Draw a smooth motion within the Panda's joint and velocity limits at 15 Hz.
 
-    ``step_m`` and ``step_deg`` are the least and greatest distance and angle per row. Returns joint angles [7] at the start and
-    poses [rows, 4, 4] of the hand after each row.
+    ``step_m`` and ``step_deg`` are the least and greatest distance and angle per row. Returns joint
+    angles [7] at the start and poses [rows, 4, 4] of the hand after each row.
     """
     while True:
         q = _by_arc_length(rng, _waves(rng), rows, step_m)
@@ -33,17 +38,23 @@ def feasible_chunk(
 
 
 def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
-    """Draw a motion along straight elbows, where a small motion of the hand may take a large one of the joints.
+    """Draw a motion along straight elbows, where a small motion of the hand may take a large one of
+    the joints.
 
-    Joint 4 swings by up to 0.3 rad from 0.012 rad before its end (the elbow is straight at 0) and comes within 0.1 rad of it;
-    the others move as in :func:`feasible_chunk`, joints at up to 98 % of their speed limits, the hand by 1 to 3 cm a row.
-    Of these poses every fourth one is kept and the others are interpolated on straight lines, which lie within reach, but not
-    always within the joints' speed limits. Returns joint angles [7] at the start and poses [rows, 4, 4] of the hand.
+    Joint 4 swings by up to 0.3 rad from 0.012 rad before its end (the elbow is straight at 0) and
+    comes within 0.1 rad of it; the others move as in :func:`feasible_chunk`, joints at up to 98 %
+    of their speed limits, the hand by 1 to 3 cm a row. Of these poses every fourth one is kept and
+    the others are interpolated on straight lines, which lie within reach, but not always within the
+    joints' speed limits. Returns joint angles [7] at the start and poses [rows, 4, 4] of the hand.
     """
     s = np.linspace(0.0, 1.0, _FINE)
     while True:
         q = _waves(rng)
-        swing, frequency, phase = rng.uniform(0.1, _ELBOW_SWING_RAD), rng.uniform(0.3, 1.2), rng.uniform(0, 2 * np.pi)
+        swing, frequency, phase = (
+            rng.uniform(0.1, _ELBOW_SWING_RAD),
+            rng.uniform(0.3, 1.2),
+            rng.uniform(0, 2 * np.pi),
+        )
         elbow_end = FER.q_max[3] - _ELBOW_ROOM_RAD
         q[:, 3] = elbow_end - swing * (1 - np.cos(2 * np.pi * frequency * s + phase)) / 2
         q = _by_arc_length(rng, q, rows, BRISK_M)
@@ -62,10 +73,16 @@ def _waves(rng: np.random.Generator) -> F64:
     return HOME_Q + rng.uniform(-0.4, 0.4, 7) + waves.sum(axis=1)
 
 
-def _by_arc_length(rng: np.random.Generator, q: F64, rows: int, step_m: tuple[float, float]) -> F64 | None:
-    """Draw distances per row and return the angles [rows + 1, 7] at them, or None if the motion is too short."""
+def _by_arc_length(
+    rng: np.random.Generator, q: F64, rows: int, step_m: tuple[float, float]
+) -> F64 | None:
+    """Draw distances per row and return the angles [rows + 1, 7] at them, or None if the motion
+    is too short.
+    """
     s = np.linspace(0.0, 1.0, _FINE)
-    travelled = np.concatenate(([0.0], np.cumsum(np.linalg.norm(np.diff(dh_forward(q)[:, :3, 3], axis=0), axis=1))))
+    travelled = np.concatenate(
+        ([0.0], np.cumsum(np.linalg.norm(np.diff(dh_forward(q)[:, :3, 3], axis=0), axis=1)))
+    )
     anchors = np.arange(0, rows + 8, 8)
     steps = np.interp(np.arange(rows), anchors, rng.uniform(*step_m, size=len(anchors)))
     wanted = np.concatenate(([0.0], np.cumsum(steps)))
@@ -80,20 +97,39 @@ def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
     angle_deg = np.rad2deg(geodesic_angle(R[:-1], R[1:]))
     speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
     clear = bool((dh_forward(q)[:, 2, 3] > _CLEAR_M).all())
-    in_range = clear and (q > FER.q_min + _LIMIT_ROOM_RAD).all() and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
-    return bool(in_range and speed.max() < _SPEED_SHARE and angle_deg.min() >= step_deg[0] and angle_deg.max() <= step_deg[1])
+    in_range = (
+        clear
+        and (q > FER.q_min + _LIMIT_ROOM_RAD).all()
+        and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
+    )
+    return bool(
+        in_range
+        and speed.max() < _SPEED_SHARE
+        and angle_deg.min() >= step_deg[0]
+        and angle_deg.max() <= step_deg[1]
+    )
 
 
 def _along_straight_elbow(q: F64) -> bool:
     others = [0, 1, 2, 4, 5, 6]
     lower, upper = (FER.q_min + _LIMIT_ROOM_RAD)[others], (FER.q_max - _LIMIT_ROOM_RAD)[others]
-    in_range = (q[:, others] > lower).all() and (q[:, others] < upper).all() and (dh_forward(q)[:, 2, 3] > _CLEAR_M).all()
+    in_range = (
+        (q[:, others] > lower).all()
+        and (q[:, others] < upper).all()
+        and (dh_forward(q)[:, 2, 3] > _CLEAR_M).all()
+    )
     speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
-    return bool(in_range and speed.max() < _EDGE_SPEED_SHARE and q[:, 3].max() > FER.q_max[3] - _LIMIT_ROOM_RAD)
+    return bool(
+        in_range
+        and speed.max() < _EDGE_SPEED_SHARE
+        and q[:, 3].max() > FER.q_max[3] - _LIMIT_ROOM_RAD
+    )
 
 
 def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
-    """Draw a motion beyond the arm's reach and speed: steps of 4 to 12 cm in one direction, of up to 25 degrees each."""
+    """Draw a motion beyond the arm's reach and speed: steps of 4 to 12 cm in one direction, of
+    up to 25 degrees each.
+    """
     q_start = HOME_Q + rng.uniform(-0.3, 0.3, 7)
     T = dh_forward(q_start)
     direction, axis = (v / np.linalg.norm(v) for v in rng.normal(size=(2, 3)))

@@ -1,7 +1,9 @@
-"""``bench robustness``: tracking and drift of an arm that differs from its controller's model, with and without compensation.
+"""``bench robustness``: tracking and drift of an arm that differs from its controller's model, with
+and without compensation.
 
-Chunks are those of ``bench tracking``. Holding still and closed loops are answered with a recording's own deltas, wherever
-the arm is: as by a policy that does not see where the hand is, so that nothing but the loop itself prevents drift.
+Chunks are those of ``bench tracking``. Holding still and closed loops are answered with a
+recording's own deltas, wherever the arm is: as by a policy that does not see where the hand is, so
+that nothing but the loop itself prevents drift.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class DeltaBackend(Backend):
         row_s = request.action_space.row_times_s(request.n_rows, self.recording.fps)
         poses, gripper = self.recording.at(request.t_motion_s + np.concatenate(([0.0], row_s)))
         rows = encode_chunk(poses, gripper[1:], request.embodiment)
-        return ActionChunk(rows, request.action_space, get_embodiment(request.embodiment), self.recording.fps)
+        return ActionChunk(
+            rows, request.action_space, get_embodiment(request.embodiment), self.recording.fps
+        )
 
 
 def resting(duration_s: float) -> Recording:
@@ -76,9 +80,13 @@ def resting(duration_s: float) -> Recording:
 
 
 def circles(turns: int) -> Recording:
-    """Return a recording of circles of 8 cm in 2 s each, parallel to the table, from home and back to it."""
+    """Return a recording of circles of 8 cm in 2 s each, parallel to the table, from home and
+    back to it.
+    """
     angle: F64 = 2 * np.pi * np.arange(round(turns * LOOP_S * FPS) + 1.0) / (LOOP_S * FPS)
-    return _recording(LOOP_RADIUS_M * np.stack((np.cos(angle) - 1, np.sin(angle), 0 * angle), axis=1))
+    return _recording(
+        LOOP_RADIUS_M * np.stack((np.cos(angle) - 1, np.sin(angle), 0 * angle), axis=1)
+    )
 
 
 def _recording(offset_m: F64) -> Recording:
@@ -88,9 +96,19 @@ def _recording(offset_m: F64) -> Recording:
     return Recording(T, np.ones(len(T)), FPS, HOME_Q)
 
 
-def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure every plant with both feed-forward modes; those with something to compensate also with compensation."""
-    out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50, "cases": []}
+def run(
+    chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure every plant with both feed-forward modes; those with something to compensate also
+    with compensation.
+    """
+    out: dict[str, Any] = {
+        "chunks": chunks,
+        "seed": seed,
+        "physics_hz": 600,
+        "control_hz": 50,
+        "cases": [],
+    }
     for name, plant in PLANTS.items():
         for feed_forward in FEED_FORWARD:
             compensations = {False: NO_COMPENSATION, True: plant.compensation()}
@@ -98,17 +116,28 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
                 if compensated and compensation == NO_COMPENSATION:
                     continue
                 case = {"plant": name, "feed_forward": feed_forward, "compensated": compensated}
-                progress(f"robustness: {name}, {feed_forward}{', compensated' if compensated else ''}")
-                out["cases"].append(case | _measure(plant, feed_forward, compensation, chunks, seed, episode))
+                progress(
+                    f"robustness: {name}, {feed_forward}{', compensated' if compensated else ''}"
+                )
+                out["cases"].append(
+                    case | _measure(plant, feed_forward, compensation, chunks, seed, episode)
+                )
     return out
 
 
 def _measure(
-    plant: PlantErrors, feed_forward: str, compensation: Compensation, chunks: int, seed: int, episode: Path | None
+    plant: PlantErrors,
+    feed_forward: str,
+    compensation: Compensation,
+    chunks: int,
+    seed: int,
+    episode: Path | None,
 ) -> dict[str, Any]:
     from strands_cosmos3.sim.robot import ControlConfig, Robot
 
-    robot = Robot("panda", ControlConfig(feed_forward=feed_forward, compensation=compensation), plant=plant)
+    robot = Robot(
+        "panda", ControlConfig(feed_forward=feed_forward, compensation=compensation), plant=plant
+    )
     out: dict[str, Any] = {}
     for speed, step_m, step_deg in (("slow", SLOW_M, SLOW_DEG), ("brisk", BRISK_M, BRISK_DEG)):
         rng = np.random.default_rng(seed)
@@ -117,7 +146,12 @@ def _measure(
     if episode is not None:
         out["droid_episode"] = _tracking([_play(robot, "replay", load_recording(episode), 60.0)])
     held = _play(robot, DeltaBackend(resting(HOLD_S), HOLD_REPLAN_ROWS), None, HOLD_S)
-    away_mm = np.linalg.norm(held.arrays["T_base_hand_achieved"][:, :3, 3] - dh_forward(HOME_Q)[:3, 3], axis=1) * 1e3
+    away_mm = (
+        np.linalg.norm(
+            held.arrays["T_base_hand_achieved"][:, :3, 3] - dh_forward(HOME_Q)[:3, 3], axis=1
+        )
+        * 1e3
+    )
     second = round(1.0 / robot.dt_s)
     out["hold"] = {
         "max_mm": float(away_mm.max()),
@@ -134,22 +168,40 @@ def _measure(
 
 
 def _play(robot: Any, backend: Any, model: Any, duration: float) -> Rollout:
-    return robot.run_policy(policy_config={"embodiment": "droid", "backend": backend, "model": model}, duration=duration)
+    return robot.run_policy(
+        policy_config={"embodiment": "droid", "backend": backend, "model": model}, duration=duration
+    )
 
 
 def _tracking(rollouts: list[Rollout]) -> dict[str, float]:
     weights = [len(r.arrays["t_s"]) for r in rollouts]
     return {
-        "tracking_mean_mm": float(np.average([r.tracking.mean_mm for r in rollouts], weights=weights)),
+        "tracking_mean_mm": float(
+            np.average([r.tracking.mean_mm for r in rollouts], weights=weights)
+        ),
         "tracking_max_mm": float(max(r.tracking.max_mm for r in rollouts)),
     }
 
 
 def table(figures: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return rows of text, titles first: mean / max of tracking, first / last second of holding, where the loops end."""
-    shown = {key: title for key, title in _COLUMNS.items() if any(key in case for case in figures["cases"])}
+    """Return rows of text, titles first: mean / max of tracking, first / last second of holding,
+    where the loops end.
+    """
+    shown = {
+        key: title
+        for key, title in _COLUMNS.items()
+        if any(key in case for case in figures["cases"])
+    }
     rows = [("plant", "feed-forward", "compensated", *shown.values())]
     for case in figures["cases"]:
         how = (case["plant"], case["feed_forward"], "yes" if case["compensated"] else "no")
-        rows.append((*how, *(" / ".join(f"{value:.2f}" for value in list(case[key].values())[-2:]) for key in shown)))
+        rows.append(
+            (
+                *how,
+                *(
+                    " / ".join(f"{value:.2f}" for value in list(case[key].values())[-2:])
+                    for key in shown
+                ),
+            )
+        )
     return rows

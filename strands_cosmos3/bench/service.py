@@ -1,7 +1,9 @@
-"""``bench service``: round-trip time of the policy server with a no-op backend, compared with bare websockets.
+"""``bench service``: round-trip time of the policy server with a no-op backend, compared with bare
+websockets.
 
-It calls three servers in turn, each in its own process: ours, through our client; a bare websockets server that sends the
-same reply without decoding the request; and a bare server that echoes the request.
+It calls three servers in turn, each in its own process: ours, through our client; a bare websockets
+server that sends the same reply without decoding the request; and a bare server that echoes the
+request.
 """
 
 from __future__ import annotations
@@ -39,19 +41,34 @@ def run(exchanges: int, seed: int, progress: Callable[[str], None]) -> dict[str,
     views = {view: rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for view in DROID_RIG.views}
     composite = rng.integers(0, 255, (h * 3 // 2, w, 3), dtype=np.uint8)
     out: dict[str, Any] = {"exchanges": exchanges, "seed": seed}
-    cases = {"composite": _request(composite=composite), "three_views": _request(images=views), "no_pictures": _request()}
+    cases = {
+        "composite": _request(composite=composite),
+        "three_views": _request(images=views),
+        "no_pictures": _request(),
+    }
     rows = encode_rows(_NoOpBackend().infer(cases["no_pictures"]), cases["no_pictures"])
-    reply = encode({"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}})
-    with _process(_serve_policy) as ours, _process(_serve_bare, reply) as bare, _process(_serve_bare, None) as echo:
+    reply = encode(
+        {"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}}
+    )
+    with (
+        _process(_serve_policy) as ours,
+        _process(_serve_bare, reply) as bare,
+        _process(_serve_bare, None) as echo,
+    ):
         for name, request in cases.items():
             progress(f"service: {name}")
-            out[name] = {**_compare(request, exchanges, ours, bare, echo), "reply_bytes": len(reply)}
+            out[name] = {
+                **_compare(request, exchanges, ours, bare, echo),
+                "reply_bytes": len(reply),
+            }
     return out
 
 
 def _request(**pictures: Any) -> Request:
     droid = get_embodiment("droid")
-    return Request(droid, droid.action_space("joint_pos"), "pick up the red cube", 32, HOME_Q, 1.0, **pictures)
+    return Request(
+        droid, droid.action_space("joint_pos"), "pick up the red cube", 32, HOME_Q, 1.0, **pictures
+    )
 
 
 def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) -> dict[str, Any]:
@@ -59,8 +76,15 @@ def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) 
     frame = encode(encode_request(request, ROBOLAB, "", 1))
     backend = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", ours)))
     options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
-    with bare_connect(f"ws://127.0.0.1:{bare}", **options) as a, bare_connect(f"ws://127.0.0.1:{echo}", **options) as b:
-        calls = {"ours_ms": lambda: backend.infer(request), "bare_ms": _exchange(a, frame), "echo_ms": _exchange(b, frame)}
+    with (
+        bare_connect(f"ws://127.0.0.1:{bare}", **options) as a,
+        bare_connect(f"ws://127.0.0.1:{echo}", **options) as b,
+    ):
+        calls = {
+            "ours_ms": lambda: backend.infer(request),
+            "bare_ms": _exchange(a, frame),
+            "echo_ms": _exchange(b, frame),
+        }
         times_ms: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(_WARM_UP + exchanges):
             for name, call in calls.items():
@@ -68,10 +92,15 @@ def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) 
                 call()
                 times_ms[name].append((time.perf_counter() - started) * 1e3)
     backend.close()
-    quantiles = {name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in times_ms.items()}
+    quantiles = {
+        name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in times_ms.items()
+    }
     figures = {name: {"p50": p50, "p95": p95} for name, (p50, p95) in quantiles.items()}
     p50 = {name: figure["p50"] for name, figure in figures.items()}
-    ratios = {"ratio_to_bare": p50["ours_ms"] / p50["bare_ms"], "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"]}
+    ratios = {
+        "ratio_to_bare": p50["ours_ms"] / p50["bare_ms"],
+        "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"],
+    }
     return {"request_bytes": len(frame), **figures, **ratios}
 
 
@@ -110,7 +139,9 @@ def _process(target: Callable[..., None], *arguments: Any):
 
 
 def _serve_policy(pipe: Any) -> None:
-    PolicyServer(ServedPolicy(_NoOpBackend()), ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
+    PolicyServer(ServedPolicy(_NoOpBackend()), ServerConfig(port=0)).run(
+        ready=lambda server: pipe.send(server.port)
+    )
 
 
 def _serve_bare(pipe: Any, reply: bytes | None) -> None:

@@ -15,16 +15,26 @@ from strands_cosmos3.robots.panda import HOME_Q
 
 
 def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the real-time factor of whole episodes: loop, planning, physics, metrics, and rendering where named."""
+    """Measure the real-time factor of whole episodes: loop, planning, physics, metrics, and
+    rendering where named.
+    """
     from strands_cosmos3.sim.robot import Robot
 
     robot = Robot("panda")
-    out: dict[str, Any] = {"task": "place", "episodes": episodes, "seed": seed, "physics_hz": 600, "control_hz": 50}
+    out: dict[str, Any] = {
+        "task": "place",
+        "episodes": episodes,
+        "seed": seed,
+        "physics_hz": 600,
+        "control_hz": 50,
+    }
     progress("sim: bare physics")
     out["bare_mj_step_realtime_factor"] = _bare(robot)
     progress("sim: no pictures")
     out["no_pictures_realtime_factor"] = _factor(robot, episodes, seed, None, "views")
-    out["share_of_bare_physics"] = out["no_pictures_realtime_factor"] / out["bare_mj_step_realtime_factor"]
+    out["share_of_bare_physics"] = (
+        out["no_pictures_realtime_factor"] / out["bare_mj_step_realtime_factor"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         film = Path(folder) / "film.mp4"
         progress("sim: three 320x180 cameras and mp4")
@@ -37,15 +47,25 @@ def run(episodes: int, seed: int, progress: Callable[[str], None]) -> dict[str, 
 def _factor(robot: Any, episodes: int, seed: int, film: Path | None, layout: str) -> float:
     rollouts = [
         robot.run_policy(
-            task="place", policy_config={"backend": "scripted"}, seed=seed + i, duration=20.0, video=film, film_layout=layout
+            task="place",
+            policy_config={"backend": "scripted"},
+            seed=seed + i,
+            duration=20.0,
+            video=film,
+            film_layout=layout,
         )
         for i in range(episodes + 1)
     ][1:]  # the first is a warm-up
-    return float(np.sum([r.duration_s for r in rollouts]) / np.sum([r.duration_s / r.realtime_factor for r in rollouts]))
+    return float(
+        np.sum([r.duration_s for r in rollouts])
+        / np.sum([r.duration_s / r.realtime_factor for r in rollouts])
+    )
 
 
 def _bare(robot: Any, seconds: float = 4.0) -> float:
-    """Real-time factor of the same scene's physics alone, with a slowly swaying arm: the upper bound."""
+    """Real-time factor of the same scene's physics alone, with a slowly swaying arm: the upper
+    bound.
+    """
     robot.reset(0)
     model, data = robot.scene.model, robot.data
     n = round(seconds / robot.dt_s)

@@ -20,14 +20,17 @@ def run(
     name: str = "panda",
     tasks: Sequence[str] = tuple(map(str, TEMPLATES)),
 ) -> dict[str, Any]:
-    """Count a robot's successes by task, with all plant errors if asked for. The colours change with the seed."""
+    """Count a robot's successes by task, with all plant errors if asked for. The colours change
+    with the seed.
+    """
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.sim.plant import ALL_ERRORS
     from strands_cosmos3.sim.robot import Robot
 
     if len(get_robot(name).limbs) > 1:
         raise ConfigError(
-            f"bench tasks counts the tasks of one arm, and robot {name!r} has several; use evaluate --backend scripted --robot."
+            f"bench tasks counts the tasks of one arm, and robot {name!r} has several; use "
+            "evaluate --backend scripted --robot."
         )
     robot = Robot(name, plant=ALL_ERRORS if plant_errors else None)
     out: dict[str, Any] = {
@@ -43,7 +46,11 @@ def run(
             progress(f"tasks: {task}, seed {i}")
             instruction = template.format(a=COLOURS[i % 3], b=COLOURS[(i + 1) % 3])
             config = {"backend": "scripted"}
-            rollouts.append(robot.run_policy(instruction=instruction, policy_config=config, task=task, seed=i, duration=20.0))
+            rollouts.append(
+                robot.run_policy(
+                    instruction=instruction, policy_config=config, task=task, seed=i, duration=20.0
+                )
+            )
         out[task] = {
             "successes": sum(bool(rollout.success) for rollout in rollouts),
             "of": episodes,

@@ -1,4 +1,5 @@
-"""``bench tracking``: tracking error of the simulated arm in closed-loop episodes, at every physics step.
+"""``bench tracking``: tracking error of the simulated arm in closed-loop episodes, at every physics
+step.
 
 Chunks are ``midtrain`` rows of random smooth motions from the replay backend.
 """
@@ -19,10 +20,16 @@ from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.types import ActionChunk, Rollout
 
 _SPEEDS = {"slow": (SLOW_M, SLOW_DEG), "brisk": (BRISK_M, BRISK_DEG)}
-_FEED_FORWARD = {"velocity": ("slow", "brisk"), "computed_torque": ("slow", "brisk"), "none": ("slow",)}
+_FEED_FORWARD = {
+    "velocity": ("slow", "brisk"),
+    "computed_torque": ("slow", "brisk"),
+    "none": ("slow",),
+}
 
 
-def recording_of_motion(rng: np.random.Generator, step_m: tuple[float, float], step_deg: tuple[float, float]) -> Recording:
+def recording_of_motion(
+    rng: np.random.Generator, step_m: tuple[float, float], step_deg: tuple[float, float]
+) -> Recording:
     """Draw a random smooth motion of 32 rows as a recording."""
     q, T_base_hand = feasible_chunk(rng, 32, step_m, step_deg)
     T_hand_cosmos = get_embodiment("droid").tool_frame.T_parent_cosmos
@@ -30,8 +37,12 @@ def recording_of_motion(rng: np.random.Generator, step_m: tuple[float, float], s
     return Recording(T, np.ones(len(T)), FPS, q, "random smooth motion")
 
 
-def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the tracking error by speed and feed-forward, and of a DROID episode if one is given."""
+def run(
+    chunks: int, seed: int, episode: Path | None, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure the tracking error by speed and feed-forward, and of a DROID episode if one is
+    given.
+    """
     from strands_cosmos3.sim.robot import ControlConfig, Robot
 
     out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50}
@@ -44,21 +55,30 @@ def run(chunks: int, seed: int, episode: Path | None, progress: Callable[[str], 
             progress(f"tracking: {feed_forward}, {speed} chunks")
             rng = np.random.default_rng(seed)
             recordings = (recording_of_motion(rng, step_m, step_deg) for _ in range(chunks))
-            out[f"{feed_forward}/{speed}"] = _summary([_replay(robot, recording) for recording in recordings])
+            out[f"{feed_forward}/{speed}"] = _summary(
+                [_replay(robot, recording) for recording in recordings]
+            )
         if episode is not None:
             progress(f"tracking: {feed_forward}, {episode.name}")
-            out[f"{feed_forward}/droid_episode"] = _summary([_replay(robot, load_recording(episode))])
+            out[f"{feed_forward}/droid_episode"] = _summary(
+                [_replay(robot, load_recording(episode))]
+            )
     return out
 
 
 def _decoded(recording: Recording) -> dict[str, float]:
-    """Errors of the last pose after encoding and decoding: with the tool frame, and with deltas composed on the hand."""
+    """Errors of the last pose after encoding and decoding: with the tool frame, and with deltas
+    composed on the hand.
+    """
     droid = get_embodiment("droid")
     rows = encode_chunk(recording.T_base_cosmos, recording.gripper[1:], droid)
     chunk = ActionChunk(rows, droid.action_space("midtrain"), droid)
     cosmos = decode_chunk(chunk, recording.T_base_cosmos[0]).T_base_frame
     T_hand_cosmos = droid.tool_frame.T_parent_cosmos
-    on_hand = decode_chunk(chunk, recording.T_base_cosmos[0] @ np.linalg.inv(T_hand_cosmos)).T_base_frame @ T_hand_cosmos
+    on_hand = (
+        decode_chunk(chunk, recording.T_base_cosmos[0] @ np.linalg.inv(T_hand_cosmos)).T_base_frame
+        @ T_hand_cosmos
+    )
     end = recording.T_base_cosmos[-1, :3, 3]
     return {
         "rows": len(rows),
@@ -68,7 +88,10 @@ def _decoded(recording: Recording) -> dict[str, float]:
 
 
 def _replay(robot: Any, recording: Recording) -> Rollout:
-    return robot.run_policy(policy_config={"embodiment": "droid", "backend": "replay", "model": recording}, duration=60.0)
+    return robot.run_policy(
+        policy_config={"embodiment": "droid", "backend": "replay", "model": recording},
+        duration=60.0,
+    )
 
 
 def _summary(rollouts: list[Rollout]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""``bench ik``: inverse kinematics of two arms against mink's own program, on the same rows in one run."""
+"""``bench ik``: inverse kinematics of two arms against mink's own program, on the same rows in
+one run.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ _STEP_M = 0.008
 _Poses = dict[str, F64]
 
 
-def run(robots: Sequence[str], chunks: int, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Compare CPU times and greatest residuals on feasible chunks of 32 rows, neither with a check for collisions.
+def run(
+    robots: Sequence[str], chunks: int, seed: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compare CPU times and greatest residuals on feasible chunks of 32 rows, neither with a check
+    for collisions.
 
     A robot that has not been fetched is left out.
 
-    mink's program: two FrameTasks, the box of all joints' ranges, DofFreezingTask on the fingers, at most 3 iterations a row.
+    mink's program: two FrameTasks, the box of all joints' ranges, DofFreezingTask on the fingers,
+    at most 3 iterations a row.
     """
     out: dict[str, Any] = {}
     for name in robots:
@@ -50,7 +56,9 @@ def run(robots: Sequence[str], chunks: int, seed: int, progress: Callable[[str],
                 for key, solve in contenders.items():
                     started_s = time.process_time()
                     found = solve(poses, q)
-                    least_ms[key][chunk] = min(least_ms[key][chunk], (time.process_time() - started_s) * 1e3)
+                    least_ms[key][chunk] = min(
+                        least_ms[key][chunk], (time.process_time() - started_s) * 1e3
+                    )
                     worst[key] = np.maximum(worst[key], _residual(ik, poses, found))
         out[name] = {
             key: {
@@ -65,10 +73,16 @@ def run(robots: Sequence[str], chunks: int, seed: int, progress: Callable[[str],
 
 
 def _feasible(ik: LimbIK, rng: np.random.Generator) -> tuple[F64, _Poses]:
-    """A start, and poses of every limb on a smooth path of its joints, whose frames move by up to 8 mm a row."""
+    """A start, and poses of every limb on a smooth path of its joints, whose frames move by up
+    to 8 mm a row.
+    """
     address, limits = ik.q_address, ik.limits
     margin = 0.1 * (limits.q_max - limits.q_min)
-    start = np.clip(ik.home[address] + rng.normal(0, 0.2, len(address)), limits.q_min + margin, limits.q_max - margin)
+    start = np.clip(
+        ik.home[address] + rng.normal(0, 0.2, len(address)),
+        limits.q_min + margin,
+        limits.q_max - margin,
+    )
     along = np.sin(np.linspace(0, np.pi / 2, _ROWS + 1))[:, None] * rng.normal(0, 1, len(address))
     scale = 0.5
     while True:
@@ -76,7 +90,10 @@ def _feasible(ik: LimbIK, rng: np.random.Generator) -> tuple[F64, _Poses]:
         rows[:, address] = np.clip(start + scale * along, limits.q_min, limits.q_max)
         each = [ik.forward(q) for q in rows]
         poses = {name: np.stack([pose[name] for pose in each]) for name in ik.bridges}
-        step_m = max(float(np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1).max()) for T in poses.values())
+        step_m = max(
+            float(np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1).max())
+            for T in poses.values()
+        )
         if step_m <= _STEP_M:
             return rows[0], {name: T[1:] for name, T in poses.items()}
         scale *= 0.99 * _STEP_M / step_m
@@ -84,7 +101,10 @@ def _feasible(ik: LimbIK, rng: np.random.Generator) -> tuple[F64, _Poses]:
 
 def _residual(ik: LimbIK, poses: _Poses, q_rad: F64) -> F64:
     """[2] greatest distance and angle of any limb from its poses."""
-    found = [bridge.residuals(ik.T_world_base[name] @ poses[name], q_rad) for name, bridge in ik.bridges.items()]
+    found = [
+        bridge.residuals(ik.T_world_base[name] @ poses[name], q_rad)
+        for name, bridge in ik.bridges.items()
+    ]
     return np.array([max(float(one[kind].max()) for one in found) for kind in (0, 1)])
 
 
@@ -98,19 +118,37 @@ class _MinkProgram:
         box = StepBoxLimit(ik.q_address, dofs, model.nv)
         box.lower_rad[:], box.upper_rad[:] = ik.limits.q_min, ik.limits.q_max
         self._limits: list[mink.Limit] = [box]
-        self._frozen: list[mink.Task] = [mink.DofFreezingTask(model, sorted(set(range(int(model.nv))) - set(dofs.tolist())))]
-        self._tasks = {limb.name: mink.FrameTask(limb.frame, limb.frame_type, 1.0, 1.0) for limb in ik.robot.limbs}
+        self._frozen: list[mink.Task] = [
+            mink.DofFreezingTask(model, sorted(set(range(int(model.nv))) - set(dofs.tolist())))
+        ]
+        self._tasks = {
+            limb.name: mink.FrameTask(limb.frame, limb.frame_type, 1.0, 1.0)
+            for limb in ik.robot.limbs
+        }
 
     def solve(self, poses: _Poses, q: F64) -> F64:
-        configuration, rows = mink.Configuration(self._ik.model, q.copy()), np.empty((_ROWS, len(q)))
+        configuration, rows = (
+            mink.Configuration(self._ik.model, q.copy()),
+            np.empty((_ROWS, len(q))),
+        )
         tasks: list[mink.Task] = list(self._tasks.values())
         for row in range(_ROWS):
             for name, task in self._tasks.items():
-                task.set_target(mink.SE3.from_matrix(self._ik.T_world_base[name] @ poses[name][row]))
+                task.set_target(
+                    mink.SE3.from_matrix(self._ik.T_world_base[name] @ poses[name][row])
+                )
             for _ in range(_MINK_ITERATIONS):
                 if all(_within(task.compute_error(configuration)) for task in self._tasks.values()):
                     break
-                v = mink.solve_ik(configuration, tasks, 1.0, "daqp", 1e-9, limits=self._limits, constraints=self._frozen)
+                v = mink.solve_ik(
+                    configuration,
+                    tasks,
+                    1.0,
+                    "daqp",
+                    1e-9,
+                    limits=self._limits,
+                    constraints=self._frozen,
+                )
                 configuration.integrate_inplace(v, 1.0)
             rows[row] = configuration.q
         return rows
@@ -118,4 +156,7 @@ class _MinkProgram:
 
 def _within(error: F64) -> bool:
     x, y, z, u, v, w = error.tolist()
-    return math.hypot(x, y, z) <= POSITION_TOLERANCE_M and math.hypot(u, v, w) <= ROTATION_TOLERANCE_RAD
+    return (
+        math.hypot(x, y, z) <= POSITION_TOLERANCE_M
+        and math.hypot(u, v, w) <= ROTATION_TOLERANCE_RAD
+    )

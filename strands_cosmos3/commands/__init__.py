@@ -1,1 +1,3 @@
-"""The command line: one file for each subcommand, each a frozen dataclass of options with a ``run`` method."""
+"""The command line: one file for each subcommand, each a frozen dataclass of options with a
+``run`` method.
+"""

@@ -35,22 +35,29 @@ _BENCHES = {
 class Bench:
     """Measure accuracy and speed on this machine.
 
-    Times depend on the machine and its load. Where another library did the same work in the same run, the ratio is printed
-    as well.
+    Times depend on the machine and its load. Where another library did the same work in the same
+    run, the ratio is printed as well.
     """
 
-    what: Annotated[Literal["ik", "tracking", "robustness", "loop", "sim", "tasks", "engine", "service"], tyro.conf.Positional]
-    """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm. robustness: tracking and drift
-    with payloads, heavier links, friction, delays and noise, with and without compensation. loop: cost of a control
-    tick. sim: speed of episodes. tasks: success rate of the scripted expert. engine: Cosmos 3 inference against diffusers'
-    pipeline, one thread, CPU time. service: the wire against a bare websockets exchange, or many clients of
-    the bundled policy against one."""
+    what: Annotated[
+        Literal["ik", "tracking", "robustness", "loop", "sim", "tasks", "engine", "service"],
+        tyro.conf.Positional,
+    ]
+    """ik: inverse kinematics of 32-row chunks. tracking: tracking error of the simulated arm.
+    robustness: tracking and drift with payloads, heavier links, friction, delays and noise, with
+    and without compensation. loop: cost of a control tick. sim: speed of episodes. tasks:
+    success rate of the scripted expert. engine: Cosmos 3 inference against diffusers' pipeline,
+    one thread, CPU time. service: the wire against a bare websockets exchange, or many clients
+    of the bundled policy against one.
+    """
     chunks: int | None = None
     """Random chunks (ik, tracking, robustness, loop: 40)."""
     episodes: int | None = None
     """Episodes (sim: 5, tasks: 100 for each task, bfloat16-rollouts: 100)."""
     plant_errors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """For tasks: an arm with heavier links, a payload, friction, delay and noise that its controller does not know of."""
+    """For tasks: an arm with heavier links, a payload, friction, delay and noise that its
+    controller does not know of.
+    """
     robot: str | None = None
     """For tasks and loop: the robot (default: panda), or the .toml file of one."""
     exchanges: int | None = None
@@ -64,11 +71,13 @@ class Bench:
     episode: Path | None = None
     """Also measure a recorded DROID episode (tracking, robustness; .json)."""
     part: Literal["pipeline", "bfloat16", "bfloat16-rollouts"] | None = None
-    """For engine: against diffusers' pipeline, and the bundled policy (the default); bfloat16 against float32 on a CPU; or the
-    bundled policy's success rates in both."""
+    """For engine: against diffusers' pipeline, and the bundled policy (the default); bfloat16
+    against float32 on a CPU; or the bundled policy's success rates in both.
+    """
     tier: Literal["256", "480", "bundled"] | None = None
-    """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half an hour), and then the bundled
-    policy: films, composites, batches; or that alone (engine)."""
+    """A small composite at the 256 tier (minutes, the default), or DROID's at the 480 tier (half
+    an hour), and then the bundled policy: films, composites, batches; or that alone (engine).
+    """
     repeats: int | None = None
     """Runs of each side, of which the medians are reported (engine: 3)."""
     steps: int | None = None
@@ -80,7 +89,11 @@ class Bench:
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         served = ("serve",) if self.clients is None else ("serve", "engine")
-        return {"engine": ("sim", "engine"), "service": served, "loop": ("sim",) if self.robot else ()}.get(self.what, ("sim",))
+        return {
+            "engine": ("sim", "engine"),
+            "service": served,
+            "loop": ("sim",) if self.robot else (),
+        }.get(self.what, ("sim",))
 
     def run(self) -> int:
         """Measure and print the figures."""
@@ -92,27 +105,41 @@ class Bench:
         Console(width=max(console.width, _LEAST_WIDTH)).print(self._table(figures))
         if self.json is not None:
             machine = {"platform": platform.platform(), "python": platform.python_version()}
-            write_json(self.json, {"bench": self.what, **figures, "machine": machine, "versions": versions()})
+            write_json(
+                self.json,
+                {"bench": self.what, **figures, "machine": machine, "versions": versions()},
+            )
             console.print(f"wrote {self.json}")
         return 0
 
     def _check(self) -> None:
-        """Refuse what the bench does not heed, and read the recording, before anything is measured."""
-        bench = _ROLLOUTS if self.what == "engine" and self.part == "bfloat16-rollouts" else self.what
+        """Refuse what the bench does not heed, and read the recording, before anything is
+        measured.
+        """
+        bench = (
+            _ROLLOUTS if self.what == "engine" and self.part == "bfloat16-rollouts" else self.what
+        )
         for name, owners in _BENCHES.items():
             value = getattr(self, name)
             if value is not None and value is not False and bench not in owners:
                 flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} belongs to bench {' or '.join(owners)}, not to bench {bench}; leave it out.")
+                raise ConfigError(
+                    f"{flag} belongs to bench {' or '.join(owners)}, not to bench {bench}; leave "
+                    "it out."
+                )
         if self.part == "bfloat16" and self.tier == "bundled":
-            raise ConfigError("--part bfloat16 measures --tier 256 or 480; the bundled policy stays in float32.")
+            raise ConfigError(
+                "--part bfloat16 measures --tier 256 or 480; the bundled policy stays in float32."
+            )
         for name in ("chunks", "episodes", "exchanges", "clients", "requests", "repeats", "steps"):
             if (count := getattr(self, name)) is not None:
                 whole_number(count, f"--{name}", 1)
         if self.clients is None and self.requests is not None:
             raise ConfigError("--requests belongs to --clients; leave it out.")
         if self.clients is not None and self.exchanges is not None:
-            raise ConfigError("--exchanges measures one client without inference; leave it or --clients out.")
+            raise ConfigError(
+                "--exchanges measures one client without inference; leave it or --clients out."
+            )
         seed_number(self.seed or 0, "--seed")
         require_apart({"--json": self.json}, {"--episode": self.episode})
         if self.episode is not None:
@@ -158,7 +185,9 @@ class Bench:
         if self.what == "tasks":
             from strands_cosmos3.bench import tasks
 
-            return tasks.run(self.episodes or 100, seed, progress, self.plant_errors, self.robot or "panda")
+            return tasks.run(
+                self.episodes or 100, seed, progress, self.plant_errors, self.robot or "panda"
+            )
         if self.what == "engine":
             return self._measure_engine(progress)
         if self.what == "service":
@@ -180,11 +209,19 @@ class Bench:
         if self.part == "bfloat16":
             return bfloat16.measure(tier, steps=steps, repeats=repeats, progress=progress)
         figures = {"bundled": bundled.measure(max(self.repeats or 0, 9), progress=progress)}
-        return figures if tier == "bundled" else engine.measure(tier, repeats=repeats, steps=steps, progress=progress) | figures
+        return (
+            figures
+            if tier == "bundled"
+            else engine.measure(tier, repeats=repeats, steps=steps, progress=progress) | figures
+        )
 
 
 def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for name, value in figures.items():
-        rows += _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
+        rows += (
+            _flat(value, f"{prefix}{name}/")
+            if isinstance(value, dict)
+            else [(prefix + name, value)]
+        )
     return rows

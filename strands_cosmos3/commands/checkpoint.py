@@ -21,8 +21,9 @@ from strands_cosmos3.resources import write_whole
 class Checkpoint:
     """Inspect a checkpoint of any format, or convert it.
 
-    Formats: the released layout, exports and training runs (DCP) of cosmos-framework, LeRobot policies, ModelOpt FP8, and
-    deltas and LoRA adapters on a base. docs/formats.md explains contracts, which say what the actions mean.
+    Formats: the released layout, exports and training runs (DCP) of cosmos-framework, LeRobot
+    policies, ModelOpt FP8, and deltas and LoRA adapters on a base. docs/formats.md explains
+    contracts, which say what the actions mean.
     """
 
     what: Annotated[Literal["inspect", "convert", "contract"], tyro.conf.Positional]
@@ -30,7 +31,9 @@ class Checkpoint:
     path: Annotated[str, tyro.conf.Positional]
     """Folder, contract file (.toml) that names one, or hub repository."""
     base: str | None = None
-    """Checkpoint that it was trained from, with VAE and tokenizer: folder or hub repository. The default is the contract's."""
+    """Checkpoint that it was trained from, with VAE and tokenizer: folder or hub repository. The
+    default is the contract's.
+    """
     contract: Path | None = None
     """Contract file. The default is contract.toml in the folder."""
     out: Path | None = None
@@ -102,7 +105,10 @@ class Checkpoint:
         require_writable_folder(self.out, "--out")
         console = Console()
         opened = Opened.open(open_layout(path, base, self.contract))
-        shown = lambda name, number, count: console.print(f"{number}/{count} {name}", highlight=False)  # noqa: E731
+
+        def shown(name: str, number: int, count: int) -> None:
+            console.print(f"{number}/{count} {name}", highlight=False)
+
         convert(opened, self.out, self.to, self.dtype, shown)
         console.print(f"wrote {self.out}", highlight=False)
         return 0

@@ -1,4 +1,6 @@
-"""``strands-cosmos3 demos``: record demonstrations of the scripted expert as a LeRobot v3 dataset."""
+"""``strands-cosmos3 demos``: record demonstrations of the scripted expert as a LeRobot v3
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
 _OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "prefix_rows", "tier")
-_LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")  # options that older versions did not have
+# options that older versions did not have
+_LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")
 _BEFORE = {"prefix_rows": 8}  # what they did instead of others
 
 
@@ -38,27 +41,38 @@ class Demos:
 
     The result is a LeRobot v3 dataset.
 
-    Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the expert's unperturbed answer
-    for each goal (reach, pick and place in the bin, three colours). Start an interrupted run again to resume it.
+    Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the
+    expert's unperturbed answer for each goal (reach, pick and place in the bin, three colours).
+    Start an interrupted run again to resume it.
     """
 
     out: Path
     """Folder of the dataset. It appears when all episodes are recorded."""
     push: str | None = None
-    """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is private."""
+    """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is
+    private.
+    """
     robot: str = "panda"
-    """The robot: panda, for the bundled policy's recipe, or another one that `rollout` simulates, or the .toml file of one, for
-    post-training (docs/post_training.md): pictures, rows and rate of its embodiment, on the table of rollouts."""
+    """The robot: panda, for the bundled policy's recipe, or another one that `rollout`
+    simulates, or the .toml file of one, for post-training (docs/post_training.md): pictures,
+    rows and rate of its embodiment, on the table of rollouts.
+    """
     tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
     """Tasks that the expert pursues and, for another robot, answers for."""
     hand_yaw: Literal["cube", "home"] = "cube"
-    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras that do not show the cube's yaw.
-    The hand then also descends gradually, without a stop above the cube."""
+    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras
+    that do not show the cube's yaw. The hand then also descends gradually, without a stop above
+    the cube.
+    """
     ticks: int = 60
-    """Rows of the longest episode, twice that for the bin. Many short episodes show more layouts."""
+    """Rows of the longest episode, twice that for the bin. Many short episodes show more
+    layouts.
+    """
     suite: str = "table"
-    """table, or libero_object or a variant of it: both views and rows of the libero domain, with the expert asked for several
-    objects of each layout (docs/libero.md). The options from --perturbed on belong to table."""
+    """table, or libero_object or a variant of it: both views and rows of the libero domain, with
+    the expert asked for several objects of each layout (docs/libero.md). The options from
+    --perturbed on belong to table.
+    """
     episodes: int = 1200
     """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
     workers: int = 1
@@ -76,13 +90,20 @@ class Demos:
     visual_randomization: float = 1.0
     """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
     looks_randomization: float = 1.0
-    """The highest scale for the second picture of each labelled frame, which only the bundled policy's recipe has."""
+    """The highest scale for the second picture of each labelled frame, which only the bundled
+    policy's recipe has.
+    """
     prefix_rows: int = 0
-    """Longest action prefix for which the bundled policy's recipe gets labels of its own (docs/bundled_policy.md); 0: none."""
+    """Longest action prefix for which the bundled policy's recipe gets labels of its own
+    (docs/bundled_policy.md); 0: none.
+    """
     tier: int = 128
     """Resolution tier of the composites."""
 
-    RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {"--bend": "--perturbed", "--look": "--visual-randomization"}
+    RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {
+        "--bend": "--perturbed",
+        "--look": "--visual-randomization",
+    }
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -103,22 +124,35 @@ class Demos:
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
         for name in _FRACTIONS:
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"--{name} must be a fraction in 0..1, got {getattr(self, name)}.")
+                raise ConfigError(
+                    f"--{name} must be a fraction in 0..1, got {getattr(self, name)}."
+                )
         for name in ("visual_randomization", "looks_randomization"):
             if not 0 <= getattr(self, name) <= 10:
-                raise ConfigError(f"--{name.replace('_', '-')} must be in 0..10, got {getattr(self, name)}.")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be in 0..10, got {getattr(self, name)}."
+                )
         if not 0 <= self.prefix_rows <= 15:
-            raise ConfigError(f"--prefix-rows must be in 0..15, of the 16 rows of a chunk, got {self.prefix_rows}.")
+            raise ConfigError(
+                "--prefix-rows must be in 0..15, of the 16 rows of a chunk, got "
+                f"{self.prefix_rows}."
+            )
         if not self.tasks:
             raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
         if self.tier not in TIERS:
-            raise ConfigError(f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}.")
+            raise ConfigError(
+                f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}."
+            )
         self._check_robot()
         self._check_suite()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
         settings = {name: getattr(self, name) for name in ("seed", *_LATER, *_OPTIONS)}
-        keep_settings(parts / "options.json", settings, defaults={name: getattr(Demos, name) for name in _LATER} | _BEFORE)
+        keep_settings(
+            parts / "options.json",
+            settings,
+            defaults={name: getattr(Demos, name) for name in _LATER} | _BEFORE,
+        )
         with locked(parts, "--out"):
             self._record(parts, console)
         with Dataset(self.out) as dataset:
@@ -131,18 +165,25 @@ class Demos:
         """Record what a folder of parts lacks, and merge them."""
         from strands_cosmos3.datasets import merge_datasets
 
-        firsts = range(0, self.episodes, _BATCH)  # a part's name has its last episode too, because --episodes may change
-        roots = {first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts}
+        # a part's name has its last episode too, because --episodes may change
+        firsts = range(0, self.episodes, _BATCH)
+        roots = {
+            first: parts / f"{first:06d}-{self.episodes_of(first)[-1]:06d}" for first in firsts
+        }
         with terminated_as_interrupted(), progress_bar(console) as bar:
             task = bar.add_task("episodes", total=self.episodes)
             context = multiprocessing.get_context("spawn")  # OpenGL does not survive a fork
             with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
-                pending = {pool.submit(record_part, self, root, first): first for first, root in roots.items()}
+                pending = {
+                    pool.submit(record_part, self, root, first): first
+                    for first, root in roots.items()
+                }
                 try:
                     for part in as_completed(pending):
                         part.result()
                         bar.update(task, advance=min(_BATCH, self.episodes - pending[part]))
-                except KeyboardInterrupt:  # SIGTERM reaches this process alone; a part is written whole
+                except KeyboardInterrupt:
+                    # SIGTERM reaches this process alone; a part is written whole
                     for worker in multiprocessing.active_children():
                         worker.terminate()
                     raise
@@ -158,34 +199,44 @@ class Demos:
 
         demo_of(self.suite, self.seed, 0)
         if given := [name for name in _OPTIONS if getattr(self, name) != getattr(Demos, name)]:
-            raise ConfigError(f"--{given[0].replace('_', '-')} belongs to our table, not to {self.suite}; leave it out.")
+            raise ConfigError(
+                f"--{given[0].replace('_', '-')} belongs to our table, not to {self.suite}; leave "
+                "it out."
+            )
 
     def _check_robot(self) -> None:
         whole_number(self.ticks, "--ticks", 2)
         if self.robot != Demos.robot and self.suite != Demos.suite:
-            raise ConfigError(f"--robot {self.robot} belongs to our table, not to {self.suite}; leave it out.")
+            raise ConfigError(
+                f"--robot {self.robot} belongs to our table, not to {self.suite}; leave it out."
+            )
         from strands_cosmos3.sim.dataset import rollout_spec
 
         config = self.config()
         if len(config.spec.limbs) > 1:
             raise ConfigError(
-                f"demonstrations are of one arm, and robot {config.spec.name!r} has {len(config.spec.limbs)}; record "
+                f"demonstrations are of one arm, and robot {config.spec.name!r} has "
+                f"{len(config.spec.limbs)}; record "
                 "its expert with rollout --backend scripted --dataset."
             )
         rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
         if config.embodiment.rig is None and self.prefix_rows:
             raise ConfigError(
-                f"--prefix-rows is of the bundled policy's recipe, and {config.spec.name!r} has no labels after "
+                f"--prefix-rows is of the bundled policy's recipe, and {config.spec.name!r} has "
+                "no labels after "
                 "action prefixes; leave it out."
             )
         if config.embodiment.rig is None and self.tier != Demos.tier:
             raise ConfigError(
-                f"--tier {self.tier} is of composites, and {config.spec.name!r} is recorded by one camera as it is; "
+                f"--tier {self.tier} is of composites, and {config.spec.name!r} is recorded by "
+                "one camera as it is; "
                 "leave it out."
             )
 
     def config(self) -> DemoConfig:
-        """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot be recorded."""
+        """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot
+        be recorded.
+        """
         from strands_cosmos3.training.bundled.demos import DemoConfig
         from strands_cosmos3.training.bundled.phrases import GOALS
 
@@ -200,7 +251,9 @@ class Demos:
 
 
 def record_part(options: Demos, root: Path, first: int) -> None:
-    """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if no start was reachable."""
+    """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if
+    no start was reachable.
+    """
     if root.exists():
         return
     hidden = root.with_name(f".{root.name}.unfinished")
@@ -221,10 +274,13 @@ def record_part(options: Demos, root: Path, first: int) -> None:
     records = [(episode, record) for episode, record in drawn if record is not None]
     if not records:
         raise ConfigError(
-            f"episodes {first} to {episodes[-1]} of seed {options.seed} have no reachable start; give another --seed, or "
+            f"episodes {first} to {episodes[-1]} of seed {options.seed} have no reachable start; "
+            "give another --seed, or "
             f"--episodes of at least {episodes[-1] + 2}."
         )
-    with DatasetWriter(hidden, demo_spec(records[0][1].frames.shape[1:3], config), commit_every=_BATCH, video=VIDEO) as writer:
+    with DatasetWriter(
+        hidden, demo_spec(records[0][1].frames.shape[1:3], config), commit_every=_BATCH, video=VIDEO
+    ) as writer:
         for episode, record in records:
             add_record(writer, record, options.seed, episode)
     os.replace(hidden, root)
@@ -232,7 +288,9 @@ def record_part(options: Demos, root: Path, first: int) -> None:
 
 @cache
 def _collector(config: DemoConfig) -> DemoCollector:
-    """Return this worker process's collector: building its scenes takes longer than recording a part."""
+    """Return this worker process's collector: building its scenes takes longer than recording a
+    part.
+    """
     from strands_cosmos3.training.bundled.demos import DemoCollector
 
     return DemoCollector(config)

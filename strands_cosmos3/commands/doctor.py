@@ -1,4 +1,6 @@
-"""``strands-cosmos3 doctor``: check what works on this machine, and print a remedy for what does not."""
+"""``strands-cosmos3 doctor``: check what works on this machine, and print a remedy for what does
+not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from strands_cosmos3.extras import EXTRAS, needed_by, pip_command
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 _MARKS = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
 _Check = Callable[[], tuple[str, str]]
-"""Returns what was found, and a remedy if something optional is missing; an exception means that it does not work."""
+"""Returns what was found, and a remedy if something optional is missing; an exception means that
+it does not work.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,22 @@ class Doctor:
         require_writable(self.json, (".json",), "--json")
         console = Console()
         findings = [_try(*check) for check in _CHECKS]
-        console.print(f"strands-cosmos3 {__version__}, Python {platform.python_version()}", highlight=False)
+        console.print(
+            f"strands-cosmos3 {__version__}, Python {platform.python_version()}", highlight=False
+        )
         console.print(_table(findings))
         _print_extras(console)
         if self.json is not None:
-            write_json(self.json, {"version": __version__, "findings": [vars(finding) for finding in findings]})
+            write_json(
+                self.json,
+                {"version": __version__, "findings": [vars(finding) for finding in findings]},
+            )
         broken = [finding.what for finding in findings if finding.state == BROKEN]
-        missing = [finding.what for finding in findings if finding.what in _OF_A_CHECKPOINT and finding.state != OK]
+        missing = [
+            finding.what
+            for finding in findings
+            if finding.what in _OF_A_CHECKPOINT and finding.state != OK
+        ]
         verdict = "the main job can run: strands-cosmos3 rollout"
         if broken:
             verdict = f"the main job cannot run: {', '.join(broken)}"
@@ -83,9 +96,13 @@ def _try(what: str, required: bool, check: _Check, remedy: str) -> Finding:
         with needed_by(what):
             detail, own_remedy = check()
     except MissingDependencyError as error:
-        return Finding(what, BROKEN if required else ABSENT, "not installed", str(error).partition(": ")[2])
+        return Finding(
+            what, BROKEN if required else ABSENT, "not installed", str(error).partition(": ")[2]
+        )
     except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
-        return Finding(what, BROKEN if required else ABSENT, f"{type(error).__name__}: {error}", remedy)
+        return Finding(
+            what, BROKEN if required else ABSENT, f"{type(error).__name__}: {error}", remedy
+        )
     return Finding(what, ABSENT if own_remedy else OK, detail, own_remedy)
 
 
@@ -114,7 +131,10 @@ def _arm() -> tuple[str, str]:
 
     model = load_panda()
     mujoco.mj_step(model, mujoco.MjData(model), nstep=60)
-    return f"embedded panda: {model.nq} joints, {model.nbody} bodies, {1 / model.opt.timestep:.0f} Hz", ""
+    return (
+        f"embedded panda: {model.nq} joints, {model.nbody} bodies, {1 / model.opt.timestep:.0f} Hz",
+        "",
+    )
 
 
 def _kinematics() -> tuple[str, str]:
@@ -128,7 +148,10 @@ def _kinematics() -> tuple[str, str]:
     bridge = MinkIKBridge(load_panda())
     start = np.zeros(bridge.model.nq)
     start[bridge.q_address] = q
-    worst = max(float(bridge.solve(poses, start, None, method).residual_m.max()) for method in ("auto", "mink"))
+    worst = max(
+        float(bridge.solve(poses, start, None, method).residual_m.max())
+        for method in ("auto", "mink")
+    )
     return f"both methods within {worst * 1e3:.1e} mm", ""
 
 
@@ -136,10 +159,20 @@ def _limits() -> tuple[str, str]:
     from strands_cosmos3.robots.catalogue import ROBOTS
     from strands_cosmos3.robots.fetched import FETCHED
 
-    robots = (*ROBOTS.values(), *(one.robot for one in FETCHED.values() if one.source.path.is_file()))
-    unstated = {robot.name: {rate for limb in robot.limbs for rate in limb.limits.unstated} for robot in robots}
+    robots = (
+        *ROBOTS.values(),
+        *(one.robot for one in FETCHED.values() if one.source.path.is_file()),
+    )
+    unstated = {
+        robot.name: {rate for limb in robot.limbs for rate in limb.limits.unstated}
+        for robot in robots
+    }
     names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in unstated.items() if rates]
-    return f"all published for {', '.join(name for name in unstated if not unstated[name])}; assumed: {', '.join(names)}", ""
+    return (
+        f"all published for {', '.join(name for name in unstated if not unstated[name])}; "
+        f"assumed: {', '.join(names)}",
+        "",
+    )
 
 
 def _gl() -> tuple[str, str]:
@@ -182,7 +215,11 @@ def _wire() -> tuple[str, str]:
     picture = np.zeros((360, 640, 3), np.uint8)
     if not np.array_equal(decode(encode(picture)), picture):
         raise RuntimeError("an encoded image is not decoded to the same image")
-    return f"websockets {version('websockets')}, msgpack {version('msgpack')}: encoded and decoded an image", ""
+    return (
+        f"websockets {version('websockets')}, msgpack {version('msgpack')}: encoded and decoded "
+        "an image",
+        "",
+    )
 
 
 def _display() -> tuple[str, str]:
@@ -202,38 +239,54 @@ def _gpus() -> tuple[str, str]:
 def _hub_cache() -> tuple[str, str]:
     home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    models = sorted(path.name.removeprefix("models--").replace("--", "/") for path in cache.glob("models--*"))
+    models = sorted(
+        path.name.removeprefix("models--").replace("--", "/") for path in cache.glob("models--*")
+    )
     if not models:
         return f"no models in {cache}", "none needed: the bundled policy is part of the package"
     return f"{cache}: {', '.join(models)}", ""
 
 
 def _bundled() -> tuple[str, str]:
-    return json.loads((embedded_checkpoint() / "checkpoint.json").read_text())["strands_cosmos3"]["label"], ""
+    return json.loads((embedded_checkpoint() / "checkpoint.json").read_text())["strands_cosmos3"][
+        "label"
+    ], ""
 
 
 def _menagerie() -> tuple[str, str]:
-    cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or Path("~/.cache/robot_descriptions").expanduser())
+    cache = Path(
+        os.environ.get("ROBOT_DESCRIPTIONS_CACHE")
+        or Path("~/.cache/robot_descriptions").expanduser()
+    )
     found = cache / "mujoco_menagerie" / "franka_emika_panda"
     if not found.is_dir():
-        return f"not in {cache}", "only load_model('menagerie') needs it, and downloads it from GitHub"
+        return (
+            f"not in {cache}",
+            "only load_model('menagerie') needs it, and downloads it from GitHub",
+        )
     return str(found), ""
 
 
 def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, show_header=False)
     for finding in findings:
-        detail = finding.detail + (f"; {finding.remedy}" if finding.state != OK and finding.remedy else "")
+        detail = finding.detail + (
+            f"; {finding.remedy}" if finding.state != OK and finding.remedy else ""
+        )
         table.add_row(_MARKS[finding.state], finding.what, escape(detail))
     return table
 
 
 def _print_extras(console: Console) -> None:
-    """Print what each extra enables, and below those that are missing the command that installs them."""
+    """Print what each extra enables, and below those that are missing the command that installs
+    them.
+    """
     console.print("Extras:")
     for name, extra in EXTRAS.items():
         console.print(
-            f"  {_MARKS[ABSENT if extra.absent else OK]:27} {name:7} {extra.enables}", highlight=False, soft_wrap=True
+            f"  {_MARKS[ABSENT if extra.absent else OK]:27} {name:7} {extra.enables}",
+            highlight=False,
+            soft_wrap=True,
         )
         if extra.absent:
             console.print(f"{'':18}{escape(pip_command([name]))}", highlight=False, soft_wrap=True)
@@ -241,7 +294,8 @@ def _print_extras(console: Console) -> None:
 
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
 """Checks of what a rollout without ``--backend`` needs in addition."""
-_CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (  # name, whether a rollout needs it, check, remedy
+# name, whether a rollout needs it, check, remedy
+_CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (
     ("python", True, lambda: (f"{sys.executable}, {os.cpu_count()} cores", ""), ""),
     ("mujoco", True, _package("mujoco"), ""),
     ("mink", True, _package("mink"), ""),
@@ -259,7 +313,12 @@ _CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (  # name, whether a rollou
     ("peft", False, _package("peft"), ""),
     ("display", False, _display, ""),
     ("torch", False, _package("torch"), ""),
-    ("embedded policy", False, _bundled, "reinstall strands-cosmos3; any other backend works without it"),
+    (
+        "embedded policy",
+        False,
+        _bundled,
+        "reinstall strands-cosmos3; any other backend works without it",
+    ),
     ("GPUs", False, _gpus, "not needed for simulation"),
     ("hub cache", False, _hub_cache, ""),
     ("Menagerie's models", False, _menagerie, ""),

@@ -36,75 +36,108 @@ class Evaluate:
 
     The report has intervals, latencies and videos of failures.
 
-    Every episode's scene and noise follow from the task and its index, so the result does not depend on the number of
-    workers. Each finished episode is a file in the output folder; Ctrl-C, a crash or kill -9 loses only unfinished
-    episodes, and --resume runs only those. See docs/evaluation.md.
+    Every episode's scene and noise follow from the task and its index, so the result does not
+    depend on the number of workers. Each finished episode is a file in the output folder; Ctrl-C, a
+    crash or kill -9 loses only unfinished episodes, and --resume runs only those. See
+    docs/evaluation.md.
 
-      strands-cosmos3 evaluate --seeds 100 --out run/                                       the bundled checkpoint
-      strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/            the scripted expert
-      strands-cosmos3 evaluate --model CHECKPOINT --conditions plain,blank,swapped --seeds 200 --out run/
-      strands-cosmos3 evaluate --model CHECKPOINT --num-gpus 8 --tp-size 2 --out run/       four replicas of two GPUs
+      strands-cosmos3 evaluate --seeds 100 --out run/                                       the
+      bundled checkpoint strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/
+      the scripted expert strands-cosmos3 evaluate --model CHECKPOINT --conditions
+      plain,blank,swapped --seeds 200 --out run/ strands-cosmos3 evaluate --model CHECKPOINT
+      --num-gpus 8 --tp-size 2 --out run/       four replicas of two GPUs
     """
 
     out: Path | None = None
-    """Output folder for episodes, videos, report.json and report.html. Required, here or in the TOML file."""
+    """Output folder for episodes, videos, report.json and report.html. Required, here or in the
+    TOML file.
+    """
     config: Path | None = None
-    """A TOML file with any of these options, with underscores for dashes; tp_size, cfg_size and the policy's options may be in
-    [model]. The command line takes precedence."""
+    """A TOML file with any of these options, with underscores for dashes; tp_size, cfg_size and
+    the policy's options may be in [model]. The command line takes precedence.
+    """
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Continue in a folder with finished episodes, which are not run again. Seeds, tasks and conditions may be added."""
+    """Continue in a folder with finished episodes, which are not run again. Seeds, tasks and
+    conditions may be added.
+    """
     suite: str | None = None
-    """table (the default), or one of LIBERO's, which needs its extra: libero_spatial, libero_object, libero_goal, libero_10,
-    and of each the variants _swap, _object, _task and _lan. See docs/libero.md."""
+    """table (the default), or one of LIBERO's, which needs its extra: libero_spatial,
+    libero_object, libero_goal, libero_10, and of each the variants _swap, _object, _task and
+    _lan. See docs/libero.md.
+    """
     protocol: Literal["openpi", "nvidia"] | None = None
     """For LIBERO: whose evaluation is followed where published ones differ; default: openpi."""
     robot: str | None = None
-    """On our table: the robot, as `robot list` names it, or the .toml file of one (docs/robots.md); default: panda, the only
-    one that the bundled policy drives."""
+    """On our table: the robot, as `robot list` names it, or the .toml file of one
+    (docs/robots.md); default: panda, the only one that the bundled policy drives.
+    """
     borrow_domain: Annotated[bool | None, tyro.conf.FlagCreatePairsOff] = None
     """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     tasks: str | None = None
-    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of the bundled checkpoint. Of two
-    arms: lift_bar and hand_over. For LIBERO numbers from 0 to 9; default: all ten."""
+    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of
+    the bundled checkpoint. Of two arms: lift_bar and hand_over. For LIBERO numbers from 0 to 9;
+    default: all ten.
+    """
     seeds: int | None = None
-    """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial states."""
+    """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial
+    states.
+    """
     seed: int | None = None
     """Seed of the evaluation, from which the episodes' seeds are derived; default: 0."""
     noise_seed: int | None = None
-    """Another seed for the policy's noise in the same scenes; the default derives it from the scene's."""
+    """Another seed for the policy's noise in the same scenes; the default derives it from the
+    scene's.
+    """
     conditions: str | None = None
-    """Rows of the report, separated by commas: plain, blank (black images), swapped (the policy's instruction names another
-    colour), shuffled (a random colour), paraphrased (held-out wordings), random (meaningless text), steps=N, replan=N,
-    latency=S, limit=S, light=F, table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g. swapped+replan=8.
-    Default: plain. See docs/evaluation.md."""
+    """Rows of the report, separated by commas: plain, blank (black images), swapped (the
+    policy's instruction names another colour), shuffled (a random colour), paraphrased (held-out
+    wordings), random (meaningless text), steps=N, replan=N, latency=S, limit=S, light=F,
+    table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g. swapped+replan=8.
+    Default: plain. See docs/evaluation.md.
+    """
     instruction: str | None = None
-    """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for colours, which rotate."""
+    """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for
+    colours, which rotate.
+    """
     backend: Literal["scripted", "native", "diffusers", "service", "python"] | None = None
-    """Source of actions: a checkpoint that sees camera images (native, the default, or diffusers), the scripted expert, which
-    reads the simulator's state and solves our tasks and libero_object, a policy server (service), or an object (python)."""
+    """Source of actions: a checkpoint that sees camera images (native, the default, or
+    diffusers), the scripted expert, which reads the simulator's state and solves our tasks and
+    libero_object, a policy server (service), or an object (python).
+    """
     policy: str | None = None
-    """For python: module:name of a class or function without arguments; what it makes has get_actions_sync."""
+    """For python: module:name of a class or function without arguments; what it makes has
+    get_actions_sync.
+    """
     model: str | None = None
-    """For native and diffusers: a checkpoint's folder or hub repository. The default of native is the bundled policy, which
-    knows reach, pick and place on this table."""
+    """For native and diffusers: a checkpoint's folder or hub repository. The default of native
+    is the bundled policy, which knows reach, pick and place on this table.
+    """
     num_steps: int | None = None
-    """For native, diffusers and --dialect vllm-omni: denoising steps; default: the checkpoint's preset, or the server's."""
+    """For native, diffusers and --dialect vllm-omni: denoising steps; default: the checkpoint's
+    preset, or the server's.
+    """
     guidance_scale: float | None = None
     """For native and diffusers: guidance scale; 1 is none. Default: the checkpoint's preset."""
     policy_frames: int | None = None
-    """For native: 1 predicts actions without video, several times faster; default: the checkpoint's first."""
+    """For native: 1 predicts actions without video, several times faster; default: the
+    checkpoint's first.
+    """
     device: str | None = None
     """For native and diffusers without replicas: cpu, cuda or cuda:N."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """For native and diffusers: default: bfloat16 on a GPU, else float32."""
-    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
-        default_factory=EngineOptions
-    )
+    engine_options: Annotated[
+        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
+    ] = field(default_factory=EngineOptions)
     """For native: speed and memory."""
     replan_rows: int | None = None
-    """Request a new chunk after this many rows; default: the checkpoint's own (8 for the bundled one), else whole chunks."""
+    """Request a new chunk after this many rows; default: the checkpoint's own (8 for the bundled
+    one), else whole chunks.
+    """
     host: str | None = None
-    """For service: address of the policy server. Its token is read from the environment variable STRANDS_COSMOS3_TOKEN."""
+    """For service: address of the policy server. Its token is read from the environment variable
+    STRANDS_COSMOS3_TOKEN.
+    """
     port: int | None = None
     """For service: port of the policy server."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
@@ -118,23 +151,29 @@ class Evaluate:
     cfg_size: int | None = None
     """2 computes the two passes of guidance on two groups of ranks; default: 1."""
     total_shard: int | None = None
-    """Number of replicas. With GPUs it follows from the other three options and is checked against them."""
+    """Number of replicas. With GPUs it follows from the other three options and is checked
+    against them.
+    """
     workers: int | None = None
     """Number of simulators; default: one per core, and at most four per replica."""
     address: str | None = None
-    """A running Ray cluster (HOST:PORT, or auto); by default Ray runs on this machine while the evaluation does."""
+    """A running Ray cluster (HOST:PORT, or auto); by default Ray runs on this machine while the
+    evaluation does.
+    """
     duration: float | None = None
     """Maximum duration of an episode in simulated seconds; default: 20."""
     control_frequency: float | None = None
     """Rate of observation and state machine in Hz; it must divide 600. Default: 50."""
     episode_timeout: float | None = None
-    """Maximum wall-clock time of an episode in seconds; default: 1800. A simulator that exceeds it is killed and its episode
-    runs again; the second time the episode counts as a failure."""
+    """Maximum wall-clock time of an episode in seconds; default: 1800. A simulator that exceeds
+    it is killed and its episode runs again; the second time the episode counts as a failure.
+    """
     films: int | None = None
     """Number of failures of each row to record as video; default: 3."""
     clips: int | None = None
-    """For native: also evaluate forward and inverse dynamics on this number of the expert's chunks, in scenes that were not
-    used in training; about two seconds each. Default: 0."""
+    """For native: also evaluate forward and inverse dynamics on this number of the expert's
+    chunks, in scenes that were not used in training; about two seconds each. Default: 0.
+    """
     token: Annotated[str | None, tyro.conf.Suppress] = field(
         default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
     )
@@ -145,10 +184,29 @@ class Evaluate:
             *("suite", "protocol", "robot", "borrow_domain", "tasks", "conditions", "instruction"),
             *("duration", "control_frequency", "replan_rows"),
         ),
-        "Policy": ("backend", "policy", "model", "num_steps", "guidance_scale", "policy_frames", "device", "dtype"),
+        "Policy": (
+            "backend",
+            "policy",
+            "model",
+            "num_steps",
+            "guidance_scale",
+            "policy_frames",
+            "device",
+            "dtype",
+        ),
         "Speed and memory of native": tuple(EngineOptions.__dataclass_fields__),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
-        "Processes": (*("workers", "num_gpus", "tp_size", "cfg_size", "total_shard", "address", "episode_timeout"),),
+        "Processes": (
+            *(
+                "workers",
+                "num_gpus",
+                "tp_size",
+                "cfg_size",
+                "total_shard",
+                "address",
+                "episode_timeout",
+            ),
+        ),
     }
 
     @property
@@ -159,14 +217,20 @@ class Evaluate:
         return ("sim", *OF_BACKEND.get(backend, ()), "scale", *suite)
 
     def run(self) -> int:
-        """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after Ctrl-C."""
+        """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after
+        Ctrl-C.
+        """
         from strands_cosmos3.evaluation.settings import make_settings, read_toml
 
         options = {} if self.config is None else read_toml(self.config)
         mine = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_OPTIONS}
-        options |= {name: value for name, value in mine.items() if value is not None} | self.engine_options.given
+        options |= {
+            name: value for name, value in mine.items() if value is not None
+        } | self.engine_options.given
         _choose_checkpoint(options)
-        settings = make_settings(options, self.token if options.get("backend") == "service" else None)
+        settings = make_settings(
+            options, self.token if options.get("backend") == "service" else None
+        )
         if options.get("out") is None:
             raise ConfigError("evaluate needs a folder for its episodes: --out run/")
         out = Path(options["out"])
@@ -177,7 +241,9 @@ class Evaluate:
         about = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}
         dynamics = _dynamics(settings, console)
         with _display(console) as show:
-            report, progress = evaluate(settings, out, self.resume, options.get("address"), show, about, dynamics)
+            report, progress = evaluate(
+                settings, out, self.resume, options.get("address"), show, about, dynamics
+            )
         for table in _tables(report):
             console.print(table)
         _say(console, report, out)
@@ -190,7 +256,8 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
     if options["backend"] == "native" and options.get("model") is None:
         if str(options.get("suite", "table")) != "table":
             raise ConfigError(
-                f"the bundled policy knows our table, not {options['suite']}; give --model, or --backend scripted."
+                f"the bundled policy knows our table, not {options['suite']}; give --model, or "
+                "--backend scripted."
             )
         from strands_cosmos3.robots.catalogue import get_robot
 
@@ -199,7 +266,9 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
         if not isinstance(tasks, str | list):
             return  # make_settings raises
         for task in tasks.split(",") if isinstance(tasks, str) else tasks:
-            options["model"] = str(embedded_checkpoint(robot.embodiment or "droid", robot.name, str(task).strip()))
+            options["model"] = str(
+                embedded_checkpoint(robot.embodiment or "droid", robot.name, str(task).strip())
+            )
 
 
 @contextmanager
@@ -213,7 +282,9 @@ def _display(console: Console) -> Iterator[Any]:
 
 
 def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str, Any]] | None:
-    """Return what evaluates dynamics, if requested; the checkpoint is checked before anything starts."""
+    """Return what evaluates dynamics, if requested; the checkpoint is checked before anything
+    starts.
+    """
     if not settings.clips:
         return None
     from strands_cosmos3.training.bundled.dynamics import judge_on_expert, require_video
@@ -225,7 +296,9 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
         if done in (1, total):
             console.print(f"{stage}: {done} of {total}", highlight=False)
 
-    return lambda: asdict(judge_on_expert(checkpoint, settings.clips, settings.seed, settings.policy.num_steps, show))
+    return lambda: asdict(
+        judge_on_expert(checkpoint, settings.clips, settings.seed, settings.policy.num_steps, show)
+    )
 
 
 class _Lines:
@@ -267,7 +340,11 @@ def _status(progress: Progress) -> str:
     if progress.films_total:
         parts.append(f"{progress.films}/{progress.films_total} films")
     parts.append(f"{progress.workers} of {progress.wanted} workers")
-    counted = {"died": progress.worker_failures, "hung": progress.hangs, "requeued": progress.requeued}
+    counted = {
+        "died": progress.worker_failures,
+        "hung": progress.hangs,
+        "requeued": progress.requeued,
+    }
     counted["replica restarts"] = progress.restarts
     parts += [f"{number} {what}" for what, number in counted.items() if number]
     return ", ".join(parts)
@@ -275,7 +352,11 @@ def _status(progress: Progress) -> str:
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+        if minutes >= 60
+        else f"{minutes}:{rest:02d}"
+    )
 
 
 def _tables(report: dict[str, Any]) -> Iterator[Table]:
@@ -285,25 +366,49 @@ def _tables(report: dict[str, Any]) -> Iterator[Table]:
     rows = report["rows"]
     extra = [name for name in ("delta_points", "told", "reads") if any(name in row for row in rows)]
     titles = {"delta_points": "points", "told": "as told", "reads": "of either"}
-    table = _columns("success with Wilson intervals", ("success", "%", "95 % interval", *(titles[name] for name in extra)))
+    table = _columns(
+        "success with Wilson intervals",
+        ("success", "%", "95 % interval", *(titles[name] for name in extra)),
+    )
     for row, condition in labelled(rows):
         success = row["success"]
-        cells = [f"{success['successes']}/{success['of']}", percent(success["rate"]), interval(success)]
+        cells = [
+            f"{success['successes']}/{success['of']}",
+            percent(success["rate"]),
+            interval(success),
+        ]
         for name in extra:
             value = row.get(name)
-            cells.append("" if value is None else f"{value:+.1f}" if name == "delta_points" else percent(value["rate"]))
-        table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
+            cells.append(
+                ""
+                if value is None
+                else f"{value:+.1f}"
+                if name == "delta_points"
+                else percent(value["rate"])
+            )
+        table.add_row(
+            condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
+        )
     if extra:
-        table.caption = "points: relative to the first row, over the same episodes." + _READING * ("told" in extra)
+        table.caption = "points: relative to the first row, over the same episodes." + _READING * (
+            "told" in extra
+        )
         table.caption_justify = "left"
     yield table
     if colours := colours_of(rows):
         yield _colours(rows, colours)
-    table = _columns("inference of a chunk, ms of wall-clock time", ("p50", "p95", "p99", "max", "chunks"))
+    table = _columns(
+        "inference of a chunk, ms of wall-clock time", ("p50", "p95", "p99", "max", "chunks")
+    )
     for row, condition in labelled(rows):
         if (answer := row["answer_ms"]) is not None:
-            cells = [*(f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")), str(answer["of"])]
-            table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
+            cells = [
+                *(f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")),
+                str(answer["of"]),
+            ]
+            table.add_row(
+                condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
+            )
     yield table
 
 
@@ -314,12 +419,16 @@ def _colours(rows: list[dict[str, Any]], colours: list[str]) -> Table:
     for row, condition in labelled(rows):
         rates = [row.get("by_colour", {}).get(colour) for colour in colours]
         cells = ["" if one is None else f"{one['successes']}/{one['of']}" for one in rates]
-        table.add_row(condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else "")
+        table.add_row(
+            condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
+        )
     return table
 
 
 def _columns(title: str, names: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.add_column("condition", no_wrap=True)
     table.add_column("task", no_wrap=True)
     for name in names:
@@ -334,23 +443,49 @@ def _say(console: Console, report: dict[str, Any], out: Path) -> None:
         for name, text in dynamics_facts(report["dynamics"]).items():
             console.print(f"{name}: {text}", highlight=False)
     if report["model_label"]:
-        console.print(f"this checkpoint's label: {report['model_label']}", style="yellow", highlight=False)
+        console.print(
+            f"this checkpoint's label: {report['model_label']}", style="yellow", highlight=False
+        )
     if report["hung"]:
-        console.print(f"exceeded the time limit and count as failures: {', '.join(report['hung'])}", style="red")
+        console.print(
+            f"exceeded the time limit and count as failures: {', '.join(report['hung'])}",
+            style="red",
+        )
     if report["given_up"]:
-        console.print(f"given up because their process died repeatedly: {', '.join(report['given_up'])}", style="red")
+        console.print(
+            f"given up because their process died repeatedly: {', '.join(report['given_up'])}",
+            style="red",
+        )
     for damaged in report["damaged"]:
-        console.print(f"{damaged}; the episode counts only as run again", style="red", highlight=False, soft_wrap=True)
+        console.print(
+            f"{damaged}; the episode counts only as run again",
+            style="red",
+            highlight=False,
+            soft_wrap=True,
+        )
     if report["without_checksum"]:
-        console.print(f"{report['without_checksum']} episodes of an earlier version have no checksum", style="yellow")
+        console.print(
+            f"{report['without_checksum']} episodes of an earlier version have no checksum",
+            style="yellow",
+        )
     missing = report["planned"] - report["episodes"]
     if missing:
-        console.print(f"{missing} episodes are missing; run the same command with --resume to continue", highlight=False)
+        console.print(
+            f"{missing} episodes are missing; run the same command with --resume to continue",
+            highlight=False,
+        )
     run = report["run"]
     counted = {"workers died": run["worker_failures"], "hung": run["workers_hung"]}
     died = "".join(f", {number} {what}" for what, number in counted.items() if number)
     died += f", {run['requeued']} episodes were queued again" if run["requeued"] else ""
-    rate = "" if run["episodes_a_minute"] is None else f", {run['episodes_a_minute']:.1f} a minute, start-up excluded"
-    console.print(f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}{rate}{died}", highlight=False)
+    rate = (
+        ""
+        if run["episodes_a_minute"] is None
+        else f", {run['episodes_a_minute']:.1f} a minute, start-up excluded"
+    )
+    console.print(
+        f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}{rate}{died}",
+        highlight=False,
+    )
     for name in ("report.html", "report.json"):
         console.print(f"wrote {out / name}", highlight=False)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strands_cosmos3.errors import DatasetAccessError, DatasetError, DatasetNotFoundError, DatasetUnreachableError
+from strands_cosmos3.errors import (
+    DatasetAccessError,
+    DatasetError,
+    DatasetNotFoundError,
+    DatasetUnreachableError,
+)
 from strands_cosmos3.extras import needed_by
 
 _PATTERNS = ["meta/*", "data/*", "videos/*"]
 
 
 def locate_dataset(name: str, option: str) -> Path:
-    """Return the folder of a dataset: a local one, or the snapshot of ``owner/name`` or ``owner/name@revision``.
+    """Return the folder of a dataset: a local one, or the snapshot of ``owner/name`` or
+    ``owner/name@revision``.
 
-    A snapshot is downloaded into huggingface_hub's cache, and complete ones are used without a network. ``HF_HOME``,
-    ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
+    A snapshot is downloaded into huggingface_hub's cache, and complete ones are used without a
+    network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
 
     Raises:
         DatasetNotFoundError: There is no such folder, and no such dataset or revision on the hub.
@@ -40,25 +46,38 @@ def locate_dataset(name: str, option: str) -> Path:
     if repository.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise DatasetNotFoundError(f"{missing}; give a folder, owner/name or owner/name@revision.")
     try:
-        return Path(snapshot_download(repository, repo_type="dataset", revision=revision or None, allow_patterns=_PATTERNS))
+        return Path(
+            snapshot_download(
+                repository, repo_type="dataset", revision=revision or None, allow_patterns=_PATTERNS
+            )
+        )
     except HFValidationError as error:
         raise DatasetNotFoundError(f"{missing}: {error}") from None
     except GatedRepoError:
         raise DatasetAccessError(
-            f"{option}: access to the dataset {repository!r} is restricted; accept its conditions on its page, then log in "
+            f"{option}: access to the dataset {repository!r} is restricted; accept its conditions "
+            "on its page, then log in "
             "with `hf auth login`."
         ) from None
     except RevisionNotFoundError:
-        raise DatasetNotFoundError(f"{option}: the dataset {repository!r} has no revision {revision!r}.") from None
+        raise DatasetNotFoundError(
+            f"{option}: the dataset {repository!r} has no revision {revision!r}."
+        ) from None
     except RepositoryNotFoundError:
-        raise DatasetNotFoundError(f"{missing}; if it is private, log in with `hf auth login`.") from None
+        raise DatasetNotFoundError(
+            f"{missing}; if it is private, log in with `hf auth login`."
+        ) from None
     except LocalEntryNotFoundError as error:
         raise DatasetUnreachableError(
-            f"{option}: there is no folder {name!r}, the hub cannot be reached, and {repository!r} is not in the cache: "
-            f"{_first_line(error.__cause__ or error)}. Check the network and HF_ENDPOINT, or give a folder."
+            f"{option}: there is no folder {name!r}, the hub cannot be reached, and "
+            f"{repository!r} is not in the cache: "
+            f"{_first_line(error.__cause__ or error)}. Check the network and HF_ENDPOINT, or give "
+            "a folder."
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        raise DatasetError(f"{option}: the download of {repository!r} failed: {_first_line(error)}; run it again.") from None
+        raise DatasetError(
+            f"{option}: the download of {repository!r} failed: {_first_line(error)}; run it again."
+        ) from None
 
 
 def _first_line(error: BaseException) -> str:

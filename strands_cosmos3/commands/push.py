@@ -1,4 +1,6 @@
-"""Upload a dataset or a checkpoint to the Hugging Face hub, or to the server that HF_ENDPOINT names."""
+"""Upload a dataset or a checkpoint to the Hugging Face hub, or to the server that HF_ENDPOINT
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ def require_repository(repository: str | None) -> None:
         if repository.count("/") != 1:
             raise HFValidationError("it must be owner/name.")
     except HFValidationError as error:
-        raise ConfigError(f"--push {repository!r} is not the name of a repository: {error}") from None
+        raise ConfigError(
+            f"--push {repository!r} is not the name of a repository: {error}"
+        ) from None
 
 
 def push_folder(folder: Path, repository: str, kind: Literal["dataset", "model"]) -> str:
-    """Upload a folder as one commit; a repository that does not exist yet is made, private. Return its address.
+    """Upload a folder as one commit; a repository that does not exist yet is made, private. Return
+    its address.
 
     Raises:
         ConfigError: The hub refuses it or cannot be reached; the folder is as it was.
@@ -37,11 +42,17 @@ def push_folder(folder: Path, repository: str, kind: Literal["dataset", "model"]
     try:
         api = HfApi()
         url = api.create_repo(repository, repo_type=kind, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, repo_type=kind, commit_message=f"Upload of {folder.name}")
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            repo_type=kind,
+            commit_message=f"Upload of {folder.name}",
+        )
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{folder} was written, but not pushed to {repository!r}: {reason} Log in with `hf auth login`, then push it: "
+            f"{folder} was written, but not pushed to {repository!r}: {reason} Log in with `hf "
+            "auth login`, then push it: "
             f"hf upload {repository} {folder} --repo-type {kind}"
         ) from None
     return str(url)

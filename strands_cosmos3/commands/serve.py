@@ -1,4 +1,6 @@
-"""``strands-cosmos3 serve``: a policy behind a WebSocket, for robots and simulators that speak openpi's protocol."""
+"""``strands-cosmos3 serve``: a policy behind a WebSocket, for robots and simulators that speak
+openpi's protocol.
+"""
 
 from __future__ import annotations
 
@@ -31,74 +33,96 @@ _OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype", 
 class Serve:
     """Serve a policy over a WebSocket, for robots and simulators.
 
-    Clients of openpi, RoboLab, IsaacLab-Arena, vLLM-Omni and NVIDIA's LIBERO can use it (docs/wire.md). Ctrl-C or SIGTERM
-    finishes the running inference and stops.
+    Clients of openpi, RoboLab, IsaacLab-Arena, vLLM-Omni and NVIDIA's LIBERO can use it
+    (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
 
-    Anyone who reaches the port can move the robot, so it listens on this machine only unless you set a token.
+    Anyone who reaches the port can move the robot, so it listens on this machine only unless you
+    set a token.
     """
 
     backend: Literal["native", "distributed", "diffusers", "replay", "scripted"] | None = None
-    """Where inference runs. The default is native (distributed with --tp or --cfg), and replay with --trajectory. scripted is
-    refused: it needs the simulator's state, which never leaves its process."""
+    """Where inference runs. The default is native (distributed with --tp or --cfg), and replay
+    with --trajectory. scripted is refused: it needs the simulator's state, which never leaves
+    its process.
+    """
     model: Annotated[str | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The default is the bundled
-    policy, which knows one simulated table."""
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The
+    default is the bundled policy, which knows one simulated table.
+    """
     num_steps: int | None = None
     """Denoising steps. The default is the checkpoint's preset."""
     guidance_scale: float | None = None
     """Guidance; 1 is none. The default is the checkpoint's preset."""
     policy_frames: int | None = None
-    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions without a future, several times
-    faster, where the checkpoint was trained to. The default is the checkpoint's own."""
+    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions
+    without a future, several times faster, where the checkpoint was trained to. The default is
+    the checkpoint's own.
+    """
     device: str | None = None
     """cpu, cuda or cuda:N. The default is cuda where there is one."""
     dtype: Literal["auto", "bfloat16", "float32"] | None = None
     """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
     prompt_format: Literal["plain", "json"] | None = None
-    """Form of the model's caption. The default is the checkpoint's; sources disagree for Nano-Policy-DROID (docs/wire.md)."""
-    engine_options: Annotated[EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff] = field(
-        default_factory=EngineOptions
-    )
+    """Form of the model's caption. The default is the checkpoint's; sources disagree for
+    Nano-Policy-DROID (docs/wire.md).
+    """
+    engine_options: Annotated[
+        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
+    ] = field(default_factory=EngineOptions)
     """For native and distributed: speed and memory."""
     tp: int = 1
     """For distributed: ranks that split every layer."""
     cfg: int = 1
-    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg processes are started."""
+    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg
+    processes are started.
+    """
     replicas: int | None = None
-    """For native and distributed: processes (groups of tp x cfg) that infer side by side, each with the weights; the default
-    is 1. One that dies or hangs is replaced, and all connections stay. With 0, native infers in the server's own process."""
+    """For native and distributed: processes (groups of tp x cfg) that infer side by side, each
+    with the weights; the default is 1. One that dies or hangs is replaced, and all connections
+    stay. With 0, native infers in the server's own process.
+    """
     stalled_after: float = 600.0
-    """For native and distributed: seconds without progress after which such a process is replaced."""
+    """For native and distributed: seconds without progress after which such a process is
+    replaced.
+    """
     trajectory: Path | None = None
     """For replay: a DROID episode (.json) or the recording of a rollout (rollout --npz)."""
     embodiment: str = "droid"
     """Name of the embodiment."""
     action_space: Literal["joint_pos", "midtrain"] | None = None
-    """Action space on the wire: joint_pos, or midtrain (answered as absolute poses). The default is the checkpoint's,
-    and midtrain for replay."""
+    """Action space on the wire: joint_pos, or midtrain (answered as absolute poses). The default
+    is the checkpoint's, and midtrain for replay.
+    """
     host: str = "127.0.0.1"
     """Interface. Any but this machine's own wants a token."""
     port: int = 8000
     """Port; 0 takes a free one and prints it."""
     token_file: Path | None = None
-    """File with the tokens that clients must show: one per line, with or without the client's name before it, not readable
-    by other users. Without it, the token is the environment's STRANDS_COSMOS3_TOKEN."""
+    """File with the tokens that clients must show: one per line, with or without the client's
+    name before it, not readable by other users. Without it, the token is the environment's
+    STRANDS_COSMOS3_TOKEN.
+    """
     tls_cert: Path | None = None
     """Certificate chain (PEM), with --tls-key: clients then connect to wss://."""
     tls_key: Path | None = None
     """Private key (PEM) of the certificate."""
     max_clients: int = 128
-    """Connections at a time. A further client takes the place of one that sent no request for 10 s, or is refused."""
+    """Connections at a time. A further client takes the place of one that sent no request for 10
+    s, or is refused.
+    """
     max_batch: int = 8
     """Requests that are inferred for together, at most, of those that wait."""
     max_queue_age: float = 30.0
-    """Seconds that a request may wait for other clients' inferences; one that waited longer is refused."""
+    """Seconds that a request may wait for other clients' inferences; one that waited longer is
+    refused.
+    """
     grace: float = 30.0
     """Seconds that a shutdown waits for the running inference."""
     libero: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Answer NVIDIA's LIBERO requests over HTTP too (/predict); with --embodiment libero that is so anyway. The checkpoint
-    must have the libero domain."""
+    """Answer NVIDIA's LIBERO requests over HTTP too (/predict); with --embodiment libero that is
+    so anyway. The checkpoint must have the libero domain.
+    """
     seed: int = 0
     """Noise seed for clients that send none."""
     verbose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -108,10 +132,27 @@ class Serve:
     )
 
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Policy": ("backend", "model", "trajectory", "embodiment", "action_space", "libero", "seed"),
+        "Policy": (
+            "backend",
+            "model",
+            "trajectory",
+            "embodiment",
+            "action_space",
+            "libero",
+            "seed",
+        ),
         "Server": ("host", "port", "token_file", "tls_cert", "tls_key", "verbose"),
         "Checkpoint (native, distributed and diffusers)": (
-            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "prompt_format", "tp", "cfg"),
+            *(
+                "num_steps",
+                "guidance_scale",
+                "policy_frames",
+                "device",
+                "dtype",
+                "prompt_format",
+                "tp",
+                "cfg",
+            ),
             *EngineOptions.__dataclass_fields__,
         ),
         "Load": ("replicas", "stalled_after", "max_clients", "max_batch", "max_queue_age", "grace"),
@@ -120,7 +161,10 @@ class Serve:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("serve", *OF_BACKEND.get(self.backend or ("replay" if self.trajectory else "native"), ()))
+        return (
+            "serve",
+            *OF_BACKEND.get(self.backend or ("replay" if self.trajectory else "native"), ()),
+        )
 
     def run(self) -> int:
         """Serve until stopped; return 0."""
@@ -141,9 +185,14 @@ class Serve:
             tls_key=self.tls_key,
         )
         name, backends = self._backends()
-        space = self.action_space or backends[0].action_space or ("midtrain" if name == "replay" else None)
+        space = (
+            self.action_space
+            or backends[0].action_space
+            or ("midtrain" if name == "replay" else None)
+        )
         logging.basicConfig(
-            level=logging.INFO if self.verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+            level=logging.INFO if self.verbose else logging.WARNING,
+            format="%(asctime)s %(levelname)s %(message)s",
         )
         try:
             policies = [
@@ -162,10 +211,17 @@ class Serve:
             ]
             server = PolicyServer(policies, config)
             console = Console()
-            server.run(ready=lambda server: console.print(self._says(name, server.port), highlight=False, soft_wrap=True))
+            server.run(
+                ready=lambda server: console.print(
+                    self._says(name, server.port), highlight=False, soft_wrap=True
+                )
+            )
             if server.busy_s:
-                console.print(f"stopped; an inference that still ran after {self.grace:g} s was abandoned")
-                exit_rank(0)  # its thread would be torn down by Python's shutdown, which ends in SIGABRT
+                console.print(
+                    f"stopped; an inference that still ran after {self.grace:g} s was abandoned"
+                )
+                # its thread would be torn down by Python's shutdown, which ends in SIGABRT
+                exit_rank(0)
         finally:
             for backend in backends:
                 backend.close()
@@ -178,28 +234,42 @@ class Serve:
         from strands_cosmos3.backends.options import InferenceOptions, require_backend
 
         if self.model is not None and self.trajectory is not None:
-            raise ConfigError("--model and --trajectory are two different things to serve; give one.")
+            raise ConfigError(
+                "--model and --trajectory are two different things to serve; give one."
+            )
         parallel = ParallelConfig(self.tp, self.cfg) if (self.tp, self.cfg) != (1, 1) else None
         default = "native" if parallel is None else "distributed"
         name = self.backend or (default if self.trajectory is None else "replay")
         if name == "replay" and "pose_abs" not in get_embodiment(self.embodiment).spaces:
             raise ConfigError(
-                f"--embodiment {self.embodiment}: a recording is sent as poses, which only droid has on the wire; leave it out."
+                f"--embodiment {self.embodiment}: a recording is sent as poses, which only droid "
+                "has on the wire; leave it out."
             )
         degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
         given: dict[str, Any] = {option: getattr(self, option) for option in _OF_MODEL}
-        flags = {"trajectory": self.trajectory, "replicas": self.replicas, **degrees, **self.engine_options.given}
+        flags = {
+            "trajectory": self.trajectory,
+            "replicas": self.replicas,
+            **degrees,
+            **self.engine_options.given,
+        }
         require_backend(name, {**given, **flags}, flags=True)
         model = self.trajectory or self.model
         if model is None and name in ("native", "distributed"):
             model = embedded_checkpoint(self.embodiment)
         options = InferenceOptions(**given, engine=self.engine_options, parallel=parallel)
-        count = 1 if self.replicas is None else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
+        count = (
+            1
+            if self.replicas is None
+            else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
+        )
         if count and name in ("native", "distributed") and model is not None:
             return name, self._replicas(count, model, options)
         return name, [make_backend(name, model, options, self.action_space)]
 
-    def _replicas(self, count: int, model: str | Path, options: InferenceOptions) -> Sequence[Backend]:
+    def _replicas(
+        self, count: int, model: str | Path, options: InferenceOptions
+    ) -> Sequence[Backend]:
         from strands_cosmos3.parallel.group import RankTimeouts
 
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
@@ -224,7 +294,9 @@ def _warm_up_message(backend: Any) -> dict[str, Any] | None:
     if not isinstance(backend, ReplayBackend):
         return None
     if not isinstance(backend.recording, Recording):
-        raise ConfigError("a dataset's episodes are replayed by rollout, not served; give a file (.json or .npz).")
+        raise ConfigError(
+            "a dataset's episodes are replayed by rollout, not served; give a file (.json or .npz)."
+        )
     T = backend.recording.T_base_cosmos[0]
     return {
         wire.POSITION: T[:3, 3],

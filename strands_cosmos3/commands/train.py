@@ -1,4 +1,6 @@
-"""``strands-cosmos3 train``: train a small policy on demonstrations, or post-train a released checkpoint."""
+"""``strands-cosmos3 train``: train a small policy on demonstrations, or post-train a released
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.fetch import locate_dataset
@@ -35,25 +45,31 @@ _STAGES = ("vae", "vae_decoder", "policy", "preview", "joint", "decoder")
 class Train:
     """Train a small policy, or post-train a released checkpoint.
 
-    From demonstrations (--demos): train the VAE, check that it preserves colours, encode every picture and clip, train on frame
-    0 and actions (<out>/policy/checkpoint), jointly with the future and both dynamics (<out>/joint/checkpoint), and
-    then the VAE's decoder on what that predicts (<out>/decoder/checkpoint).
-    The state is saved every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
+    From demonstrations (--demos): train the VAE, check that it preserves colours, encode every
+    picture and clip, train on frame 0 and actions (<out>/policy/checkpoint), jointly with the
+    future and both dynamics (<out>/joint/checkpoint), and then the VAE's decoder on what that
+    predicts (<out>/decoder/checkpoint). The state is saved every two minutes, on Ctrl-C and on
+    SIGTERM; run the command again to resume.
 
-    Post-training (--checkpoint and --dataset): train only the weights that --train names, and write <out>/checkpoint.
+    Post-training (--checkpoint and --dataset): train only the weights that --train names, and write
+    <out>/checkpoint.
 
-    On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ... (from demonstrations, after the VAE and the
-    latents are made).
+    On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ... (from
+    demonstrations, after the VAE and the latents are made).
     """
 
     out: Path
     """Folder of the run."""
     demos: str | None = None
-    """Dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name or owner/name@revision on the Hugging Face hub."""
+    """Dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name or owner/name@revision
+    on the Hugging Face hub.
+    """
     vae: Path | None = None
     """Use the VAE of another run, for a second policy or for more demonstrations."""
     start: Path | None = None
-    """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps 0 skips to the joint stage."""
+    """Continue from a checkpoint that this command made (--vae replaces its VAE). --policy-steps
+    0 skips to the joint stage.
+    """
     until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"
     """Last stage to run."""
     hidden: int = 192
@@ -61,7 +77,9 @@ class Train:
     layers: int = 4
     """Number of layers of both towers."""
     latent_patch: Literal[1, 2] = 1
-    """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster training, but worse dynamics."""
+    """Side of a vision token, in latents of 16 pixels. 2 makes a fourth as many: faster
+    training, but worse dynamics.
+    """
     vae_steps: int = 1000
     """Steps of the VAE's encoder, on pictures and clips."""
     gate: bool = True
@@ -75,34 +93,47 @@ class Train:
     preview_steps: int = 3000
     """Steps of the decoder of films; 0 leaves it out, or keeps that of --start."""
     decoder_steps: int = 400
-    """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it is."""
+    """Steps of the VAE's decoder on predicted clips, which changes no action; 0 leaves it as it
+    is.
+    """
     policy_batch: int = 160
     """Windows per step on frame 0 and actions."""
     joint_batch: int = 40
     """Windows per step with the future."""
     looks_from: int = 0
-    """First step on frame 0 at which half of the pictures have other looks: table, light, colours and cameras."""
+    """First step on frame 0 at which half of the pictures have other looks: table, light,
+    colours and cameras.
+    """
     prefix_rows: int = 0
-    """Longest action prefix, which half of a policy's windows then have, and for which the checkpoint asks. Needs the labels of
-    `demos --prefix-rows`."""
+    """Longest action prefix, which half of a policy's windows then have, and for which the
+    checkpoint asks. Needs the labels of `demos --prefix-rows`.
+    """
     accumulate: int = 1
-    """Average the gradients of so many draws of windows per step: larger batches in the same memory (not for the VAE)."""
+    """Average the gradients of so many draws of windows per step: larger batches in the same
+    memory (not for the VAE).
+    """
     seed: int = 0
     """Seed of weights, order and noise."""
     tensorboard: bool = True
     """Write the curves for TensorBoard, too: tensorboard --logdir OUT."""
     evaluate_every: int = 0
-    """Every so many steps, and at the end, run a few episodes in simulation; success and time to success join the curves."""
+    """Every so many steps, and at the end, run a few episodes in simulation; success and time to
+    success join the curves.
+    """
     evaluate_tasks: tuple[str, ...] = ("reach", "pick")
     """Tasks of these episodes."""
     evaluate_episodes: int = 4
     """Episodes of each task, in the same scenes each time."""
     push: str | None = None
-    """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new one is private."""
+    """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new
+    one is private.
+    """
     checkpoint: str | None = None
     """Folder in the released layout, or hub repository."""
     dataset: str | None = None
-    """LeRobot v3 dataset with end-effector poses of the Cosmos frame: a folder, or owner/name[@revision] on the hub."""
+    """LeRobot v3 dataset with end-effector poses of the Cosmos frame: a folder, or
+    owner/name[@revision] on the hub.
+    """
     train: tuple[str, ...] = ("action_proj_*", "action_modality_embed")
     """Shell patterns of the weights to train, by their names in the released layout."""
     lora_rank: int = 0
@@ -122,8 +153,10 @@ class Train:
     validate_every: int = 100
     """Steps between validations: the loss of the averaged weights on held-out windows."""
     policy_frames: int | None = None
-    """Frames of the clip that the policy denoises, one of the checkpoint's, which is the default. 1 trains actions alone, with
-    the expert's answers if the dataset has them (`demos --robot`)."""
+    """Frames of the clip that the policy denoises, one of the checkpoint's, which is the
+    default. 1 trains actions alone, with the expert's answers if the dataset has them (`demos
+    --robot`).
+    """
     steps: int = 1000
     """Number of steps."""
     batch: int = 8
@@ -134,14 +167,38 @@ class Train:
     RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {"--held-out": "--validation-fraction"}
     GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("out", "seed", "accumulate", "tensorboard", "push"),
-        "Episodes in simulation during training": ("evaluate_every", "evaluate_tasks", "evaluate_episodes"),
+        "Episodes in simulation during training": (
+            "evaluate_every",
+            "evaluate_tasks",
+            "evaluate_episodes",
+        ),
         "A small policy from demonstrations": (
-            *("demos", "until", "vae", "start", "hidden", "layers", "latent_patch", "vae_steps", "gate"),
+            *(
+                "demos",
+                "until",
+                "vae",
+                "start",
+                "hidden",
+                "layers",
+                "latent_patch",
+                "vae_steps",
+                "gate",
+            ),
             *("vae_decoder_steps", "preview_steps", "policy_steps", "joint_steps", "decoder_steps"),
             *("policy_batch", "joint_batch", "looks_from", "prefix_rows"),
         ),
         "Post-training of a checkpoint": (
-            *("checkpoint", "dataset", "train", "lora_rank", "lora_targets", "stats", "embodiment", "pose_key", "camera_keys"),
+            *(
+                "checkpoint",
+                "dataset",
+                "train",
+                "lora_rank",
+                "lora_targets",
+                "stats",
+                "embodiment",
+                "pose_key",
+                "camera_keys",
+            ),
             *("validation_fraction", "validate_every", "policy_frames", "steps", "batch", "lr"),
         ),
     }
@@ -154,11 +211,23 @@ class Train:
     def run(self) -> int:
         """Train, and print the path of the checkpoint."""
         if (self.demos is None) == (self.checkpoint is None):
-            raise ConfigError("give --demos for a new small policy, or --checkpoint and --dataset for post-training.")
+            raise ConfigError(
+                "give --demos for a new small policy, or --checkpoint and --dataset for "
+                "post-training."
+            )
         if (self.checkpoint is None) != (self.dataset is None):
             raise ConfigError("--checkpoint and --dataset must be given together.")
         for name in (
-            *("policy_batch", "joint_batch", "batch", "policy_steps", "joint_steps", "vae_steps", "steps", "accumulate"),
+            *(
+                "policy_batch",
+                "joint_batch",
+                "batch",
+                "policy_steps",
+                "joint_steps",
+                "vae_steps",
+                "steps",
+                "accumulate",
+            ),
             *("vae_decoder_steps", "evaluate_episodes", "validate_every"),
         ):
             least = 0 if name == "policy_steps" and self.start is not None else 1
@@ -167,7 +236,11 @@ class Train:
             *("hidden", "layers", "preview_steps", "decoder_steps", "prefix_rows", "lora_rank"),
             "evaluate_every",
         ):
-            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", int(name in ("hidden", "layers")))
+            whole_number(
+                getattr(self, name),
+                f"--{name.replace('_', '-')}",
+                int(name in ("hidden", "layers")),
+            )
         seed_number(self.seed, "--seed")
         positive(self.lr, "--lr")
         closed_loop = self._closed_loop()
@@ -182,7 +255,9 @@ class Train:
             )
         if int(os.environ.get("RANK", "0")) == 0:
             plot(self.out)
-            console.print(f"checkpoint: {checkpoint}" if checkpoint else f"VAE: {self.out / 'vae/final.pt'}")
+            console.print(
+                f"checkpoint: {checkpoint}" if checkpoint else f"VAE: {self.out / 'vae/final.pt'}"
+            )
             if self.push is not None and checkpoint is not None:
                 console.print(f"pushed to {push_folder(checkpoint, self.push, 'model')}")
         return 0
@@ -194,17 +269,40 @@ class Train:
         from strands_cosmos3.training.bundled.shards import Demos, shard_indices
         from strands_cosmos3.training.sharding import processes
 
-        names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "accumulate", "seed", "gate")
-        names += ("vae_steps", "vae_decoder_steps", "policy_steps", "joint_steps", "preview_steps", "decoder_steps")
+        names = (
+            "hidden",
+            "layers",
+            "latent_patch",
+            "policy_batch",
+            "joint_batch",
+            "looks_from",
+            "accumulate",
+            "seed",
+            "gate",
+        )
+        names += (
+            "vae_steps",
+            "vae_decoder_steps",
+            "policy_steps",
+            "joint_steps",
+            "preview_steps",
+            "decoder_steps",
+        )
         names += ("prefix_rows",)
         unpacked = bool(shard_indices(demos))
         shards = demos if unpacked else self.out / "unpacked"
-        with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:
+        with (
+            processes() as shard,
+            _alone(self.out, shard),
+            _progress(console, shard.rank == 0) as show,
+        ):
             if not unpacked:
                 unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
             tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
             config = RunConfig(**{name: getattr(self, name) for name in names}, tier=tier)
-            run = TrainingRun(self.out, shards, config, show, shard, self.start, self.tensorboard, closed_loop)
+            run = TrainingRun(
+                self.out, shards, config, show, shard, self.start, self.tensorboard, closed_loop
+            )
             vae = run.vae_stage.train() if self.vae is None else run.vae_stage.copy_from(self.vae)
             if self.until == "vae":
                 return None
@@ -214,7 +312,11 @@ class Train:
             if self.until not in ("joint", "decoder"):
                 return checkpoint
             last = run.train_joint(vae)
-            return run.train_decoder(vae, last) if self.until == "decoder" and self.decoder_steps else last
+            return (
+                run.train_decoder(vae, last)
+                if self.until == "decoder" and self.decoder_steps
+                else last
+            )
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
         from strands_cosmos3.training.arm_windows import ArmKeys
@@ -223,17 +325,33 @@ class Train:
 
         assert self.checkpoint is not None
         assert self.dataset is not None
-        names = ("train", "lora_rank", "lora_targets", "stats", "embodiment", "steps", "batch", "lr", "accumulate", "seed")
+        names = (
+            "train",
+            "lora_rank",
+            "lora_targets",
+            "stats",
+            "embodiment",
+            "steps",
+            "batch",
+            "lr",
+            "accumulate",
+            "seed",
+        )
         names += ("validation_fraction", "validate_every", "policy_frames")
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
-        with processes() as shard, _alone(self.out, shard), _progress(console, shard.rank == 0) as show:
+        with (
+            processes() as shard,
+            _alone(self.out, shard),
+            _progress(console, shard.rank == 0) as show,
+        ):
             more = (self.tensorboard, shard, closed_loop)
             with rank_0_first(shard):
                 dataset = locate_dataset(self.dataset, "--dataset")
                 post = PostTraining(self.checkpoint, dataset, self.out, config, keys, show, *more)
             console.print(
-                f"{len(post.windows)} windows; trained: {', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
+                f"{len(post.windows)} windows; trained: "
+                f"{', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
             )
             return post.run()
 
@@ -269,7 +387,9 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def plot(folder: Path) -> Path | None:
-    """Draw the learning curves of a run to ``<folder>/curves.png`` and return its path, or None if there are no curves yet."""
+    """Draw the learning curves of a run to ``<folder>/curves.png`` and return its path, or None
+    if there are no curves yet.
+    """
     from strands_cosmos3.sim.plot import plot_learning
 
     curves: dict[str, Any] = {}
@@ -278,7 +398,9 @@ def plot(folder: Path) -> Path | None:
             path = folder / stage / f"{name}.jsonl"
             if path.exists():
                 lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-                curves[f"{'post-training' if stage == '.' else stage}: {name.replace('_', ' ')}"] = lines
+                curves[
+                    f"{'post-training' if stage == '.' else stage}: {name.replace('_', ' ')}"
+                ] = lines
     if not curves:
         return None
     plot_learning(curves, folder / "curves.png")
@@ -300,18 +422,26 @@ class LoggedProgress(Progress):
         left = "" if task.time_remaining is None else f"  {task.time_remaining / 60:.0f} min left"
         metrics = task.fields.get("metrics", "")
         self.console.print(
-            f"{task.description} {task.completed:.0f}/{task.total:.0f}{left}  {metrics}".rstrip(), soft_wrap=True
+            f"{task.description} {task.completed:.0f}/{task.total:.0f}{left}  {metrics}".rstrip(),
+            soft_wrap=True,
         )
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, disable: bool = False) -> Progress:
     """Return a progress bar with counts and remaining time, and further columns on the right."""
-    left = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    left = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return LoggedProgress(*left, *columns, console=console, transient=not columns, disable=disable)
 
 
 @contextmanager
-def _progress(console: Console, enabled: bool) -> Iterator[Callable[[str, int, int, Mapping[str, float]], None]]:
+def _progress(
+    console: Console, enabled: bool
+) -> Iterator[Callable[[str, int, int, Mapping[str, float]], None]]:
     """Show a row for each stage with its progress and its last metrics."""
     tasks: dict[str, Any] = {}
     with progress_bar(console, TextColumn("{task.fields[metrics]}"), disable=not enabled) as bar:

@@ -32,8 +32,9 @@ class View(Rollout):
 
     The page shows the arm, its commanded and achieved paths, cameras, predicted video and counters.
 
-    It takes every option of rollout, runs one episode after another in real time, and serves the page to this machine only.
-    Ctrl-C brings the arm to rest and ends the command. The exit status does not depend on success; use rollout for that.
+    It takes every option of rollout, runs one episode after another in real time, and serves the
+    page to this machine only. Ctrl-C brings the arm to rest and ends the command. The exit status
+    does not depend on success; use rollout for that.
     """
 
     episodes: int = 0
@@ -46,12 +47,15 @@ class View(Rollout):
     expose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let other machines open the page."""
     page_origin: tuple[str, ...] = ()
-    """Origins of other web pages that may show this one, e.g. https://robots.example. All others are refused."""
+    """Origins of other web pages that may show this one, e.g. https://robots.example. All others
+    are refused.
+    """
     no_cameras: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Leave the camera frames out; rendering them takes most of the time."""
     play: Path | None = None
-    """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout. An .npz does not name its robot;
-    give --robot unless it is a panda's."""
+    """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout. An .npz
+    does not name its robot; give --robot unless it is a panda's.
+    """
     episode: int = 0
     """For --play: the first episode of the dataset to show."""
     leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -83,14 +87,19 @@ class View(Rollout):
 
     def _play(self, path: Path) -> None:
         if not path.exists():
-            raise ResourceNotFoundError(f"--play {str(path)!r} does not exist; give a dataset's folder or a rollout's .npz.")
+            raise ResourceNotFoundError(
+                f"--play {str(path)!r} does not exist; give a dataset's folder or a rollout's .npz."
+            )
         from strands_cosmos3.robots.catalogue import get_robot
         from strands_cosmos3.sim.interrupt import deferred_interrupt
         from strands_cosmos3.sim.scene import Scene
 
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
-        scene, console = Scene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))), Console()
+        scene, console = (
+            Scene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))),
+            Console(),
+        )
         with self._open_stage(scene) as stage:
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
@@ -106,13 +115,16 @@ class View(Rollout):
             raise ConfigError(f"--episodes must be 0 (until Ctrl-C) or more, got {self.episodes}.")
         if self.port is not None and self.backend != "service":
             raise ConfigError(
-                f"--port {self.port} is the port of a policy server (--backend service); the page's is --page-port {self.port}."
+                f"--port {self.port} is the port of a policy server (--backend service); the "
+                f"page's is --page-port {self.port}."
             )
         whole_number(self.page_port, "--page-port", 0, 65535)
         self._check_options()
 
     def _seeds(self) -> Iterable[int]:
-        """Yield the first seed and, after each episode, the one that the page asks for or the next."""
+        """Yield the first seed and, after each episode, the one that the page asks for or the
+        next.
+        """
         seed, ended = self.seed, 0
         while True:
             yield seed
@@ -124,17 +136,23 @@ class View(Rollout):
             seed = seed + 1 if asked is None else asked
 
     def _stopped_while_shown(self) -> bool:
-        """Leave the outcome on the page for a moment; return whether Ctrl-C was pressed meanwhile."""
+        """Leave the outcome on the page for a moment; return whether Ctrl-C was pressed
+        meanwhile.
+        """
         from strands_cosmos3.sim.interrupt import deferred_interrupt
 
         until_s = time.monotonic() + _OUTCOME_S
         with deferred_interrupt() as interrupt:
-            while time.monotonic() < until_s and not (interrupt.requested or self.controls.ends_episode):
+            while time.monotonic() < until_s and not (
+                interrupt.requested or self.controls.ends_episode
+            ):
                 time.sleep(_WAIT_S / 4)
         return interrupt.requested
 
     def _episode(self, *args: Any) -> Episode:
-        """Run an episode; an instruction of the page that the policy refuses only now gives way to the one before."""
+        """Run an episode; an instruction of the page that the policy refuses only now gives way
+        to the one before.
+        """
         try:
             return super()._episode(*args)
         except Cosmos3Error as error:
@@ -171,7 +189,14 @@ class View(Rollout):
         with needed_by("the live page"):
             from strands_cosmos3.view.stage import Stage
         origins, robot = self.page_origin, scene.robot.name
-        return Stage(scene.model, self.page_address, self.page_port, self.expose, origins=origins, robot=robot)
+        return Stage(
+            scene.model,
+            self.page_address,
+            self.page_port,
+            self.expose,
+            origins=origins,
+            robot=robot,
+        )
 
     @contextmanager
     def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
@@ -190,9 +215,13 @@ class View(Rollout):
         sentences = suggestions(language, with_bar) if policy.reads_instruction else []
         with (
             self._open_stage(robot.scene) as stage,
-            LiveView(robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty) as live,
+            LiveView(
+                robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty
+            ) as live,
         ):
-            panel = ControlPanel(stage.server.gui, controls, sentences, self._policy_instruction, self.realtime)
+            panel = ControlPanel(
+                stage.server.gui, controls, sentences, self._policy_instruction, self.realtime
+            )
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             outcomes: list[Outcome] = []
 

@@ -1,7 +1,7 @@
 """Blend a chunk that was inferred while the arm moved into the present motion.
 
-Rows are timed from the chunk's observation; those whose time has passed on arrival are dropped. The others seldom continue
-the present reference exactly, so the offset is added to them and faded out.
+Rows are timed from the chunk's observation; those whose time has passed on arrival are dropped. The
+others seldom continue the present reference exactly, so the offset is added to them and faded out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped")
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
     """Return the remaining rows with times counted from now, or None if all have passed.
 
-    The poses' anchor moves to where the intended path would be now. InputError or NonFiniteError: an argument is malformed.
+    The poses' anchor moves to where the intended path would be now. InputError or NonFiniteError:
+    an argument is malformed.
     """
     instance_of(trajectory, JointTrajectory, "trajectory")
     elapsed_s = float(finite_array(elapsed_s, "elapsed_s", ()))
@@ -34,13 +35,17 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
     poses, t_s = trajectory.poses, trajectory.t_s[first:] - elapsed_s
     gripper = None if trajectory.gripper is None else trajectory.gripper[first:]
     poses = None if poses is None else _remaining(poses, first, elapsed_s, t_s)
-    limb_poses = {name: _remaining(one, first, elapsed_s, t_s) for name, one in trajectory.limb_poses.items()}
+    limb_poses = {
+        name: _remaining(one, first, elapsed_s, t_s) for name, one in trajectory.limb_poses.items()
+    }
     rows = {name: getattr(trajectory, name)[first:] for name in _BY_ROW}
     return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, limb_poses=limb_poses, **rows)
 
 
 def _remaining(poses: PoseTrajectory, first: int, elapsed_s: float, t_s: F64) -> PoseTrajectory:
-    """The poses from row ``first`` on, due at times [T - first] from now; the anchor is where the path would be now."""
+    """The poses from row ``first`` on, due at times [T - first] from now; the anchor is where
+    the path would be now.
+    """
     T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
     anchor = interpolate_poses(T, np.concatenate(([0.0], poses.t_s)), np.array([elapsed_s]))[0]
     gripper = None if poses.gripper is None else poses.gripper[first:]
@@ -49,12 +54,19 @@ def _remaining(poses: PoseTrajectory, first: int, elapsed_s: float, t_s: F64) ->
 
 @typed("elapsed_s", "blend_s")
 def blend_chunk(
-    trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState, limits: JointLimits, blend_s: float
+    trajectory: JointTrajectory,
+    q_departure: F64,
+    elapsed_s: float,
+    reference: JointState,
+    limits: JointLimits,
+    blend_s: float,
 ) -> JointTrajectory | None:
-    """Return a chunk's rows that remain ``elapsed_s`` after its observation, blended into the motion; None if all have passed.
+    """Return a chunk's rows that remain ``elapsed_s`` after its observation, blended into the
+    motion; None if all have passed.
 
-    The reference's offset from the chunk in angle and velocity is added to the rows and fades out within ``blend_s`` along a
-    cubic Hermite, so that the motion continues without a jump. Blended rows stay inside the joints' range.
+    The reference's offset from the chunk in angle and velocity is added to the rows and fades out
+    within ``blend_s`` along a cubic Hermite, so that the motion continues without a jump. Blended
+    rows stay inside the joints' range.
 
     Args:
         q_departure: [n] angles that the chunk departs from.
@@ -62,9 +74,13 @@ def blend_chunk(
         reference: The present reference.
 
     Raises:
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or the joints differ in number.
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or the joints differ in
+            number.
     """
-    elapsed_s, blend_s = float(finite_array(elapsed_s, "elapsed_s", ())), positive(blend_s, "blend_s")
+    elapsed_s, blend_s = (
+        float(finite_array(elapsed_s, "elapsed_s", ())),
+        positive(blend_s, "blend_s"),
+    )
     if elapsed_s <= _NOW_S:
         return trajectory
     rest = drop_elapsed(trajectory, elapsed_s)
@@ -76,24 +92,33 @@ def blend_chunk(
     offset, offset_speed = _seam(trajectory, q_departure, elapsed_s, reference)
     s = np.minimum(rest.t_s / blend_s, 1.0)[:, None]
     fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
-    in_range = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)  # the executor rejects the others
+    # the executor rejects the others
+    in_range = (rest.q_rad >= limits.q_min) & (rest.q_rad <= limits.q_max)
     q = np.clip(rest.q_rad + fading, limits.q_min, limits.q_max)
     return replace(rest, q_rad=np.where(in_range, q, rest.q_rad))
 
 
-def seam_speed(trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState) -> float:
-    """Return by how much a chunk's velocity differs from the reference's where it joins it, of the fastest joint, in rad/s.
+def seam_speed(
+    trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState
+) -> float:
+    """Return by how much a chunk's velocity differs from the reference's where it joins it, of the
+    fastest joint, in rad/s.
 
     Arguments and errors as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
     """
     instance_of(trajectory, JointTrajectory, "trajectory")
     joints = trajectory.q_rad.shape[1:]
-    q_departure, elapsed_s = finite_array(q_departure, "q_departure", joints), float(finite_array(elapsed_s, "elapsed_s", ()))
+    q_departure, elapsed_s = (
+        finite_array(q_departure, "q_departure", joints),
+        float(finite_array(elapsed_s, "elapsed_s", ())),
+    )
     finite_array(instance_of(reference, JointState, "reference").qd_rad_s, "reference", joints)
     return float(np.abs(_seam(trajectory, q_departure, elapsed_s, reference)[1]).max())
 
 
-def _seam(trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState) -> tuple[F64, F64]:
+def _seam(
+    trajectory: JointTrajectory, q_departure: F64, elapsed_s: float, reference: JointState
+) -> tuple[F64, F64]:
     """The reference's offset [n] from the chunk, in angle and velocity."""
     spline = _spline(q_departure, trajectory)
     return reference.q_rad - spline(elapsed_s), reference.qd_rad_s - spline(elapsed_s, 1)

@@ -1,9 +1,10 @@
 """Check of planned rows against the arm's own links and the static bodies of its model.
 
-Which pairs of geometries are checked follows from the model. A chain joint must lie between the two, so that fingers are not
-checked against the hand, and more than one if both belong to the arm: neighbouring links touch by design. What MuJoCo
-itself excludes (``contype`` and ``conaffinity``, ``<exclude>``) is left out, as are links that overlap wherever the arm
-is. Bodies with joints of their own, such as cubes, are there to be touched and not checked.
+Which pairs of geometries are checked follows from the model. A chain joint must lie between the
+two, so that fingers are not checked against the hand, and more than one if both belong to the arm:
+neighbouring links touch by design. What MuJoCo itself excludes (``contype`` and ``conaffinity``,
+``<exclude>``) is left out, as are links that overlap wherever the arm is. Bodies with joints of
+their own, such as cubes, are there to be touched and not checked.
 
 Legend: R rows, P pairs, nq the model's configuration.
 """
@@ -25,14 +26,18 @@ from strands_cosmos3.robots.model import joint_ids
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
-_NEAR_M = 0.03  # bounding spheres that are farther apart settle a pair; also the step between points checked between rows
+# bounding spheres that are farther apart settle a pair; also the step between points checked
+# between rows
+_NEAR_M = 0.03
 _CONFIGURATIONS = 32  # in which links must overlap to be left out
 _FAR_M = 0.15  # exact distances are not needed beyond
 _MAX_PARTS = 8  # into which the way to a row is divided
 _TOUCH_M = 1e-4  # how much closer two bodies may come that are within the clearance at the start
 _MOST_ROWS = 1_000_000
 _CONTACT_M = 1e-5  # about the accuracy of a distance
-_COAST = 0.15  # share of a row by which the executor's spline overshoots a sudden hold, and a margin (0.085 in theory)
+# share of a row by which the executor's spline overshoots a sudden hold, and a margin (0.085 in
+# theory)
+_COAST = 0.15
 
 
 class CollisionCheck:
@@ -46,19 +51,25 @@ class CollisionCheck:
         pairs: [P, 2] ids of the geometries that are checked; empty if the model has none.
 
     Raises:
-        InputError, ShapeError: The model, the joints' ids or a method's configurations are malformed.
+        InputError, ShapeError: The model, the joints' ids or a method's configurations are
+            malformed.
     """
 
     def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
         joints = joint_ids(model, joints)
         self.model, self._data = model, mujoco.MjData(model)
         self.pairs = self._ever_apart(_pairs(model, joints), joints)
-        radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # 0: no bounding sphere, as of a plane
+        # 0: no bounding sphere, as of a plane
+        radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)
         self._radii_m = radius[self.pairs].sum(axis=1)
         self._geoms, places = np.unique(self.pairs, return_inverse=True)
         self._first, self._second = places.reshape(-1, 2).T  # of each pair, in ``_geoms``
-        standing = (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
-        self._boxes = [(geom, *self._met_by(geom, radius)) for geom in np.flatnonzero(standing).tolist()]
+        standing = (model.body_weldid[model.geom_bodyid] == 0) & (
+            model.geom_type == mujoco.mjtGeom.mjGEOM_BOX
+        )
+        self._boxes = [
+            (geom, *self._met_by(geom, radius)) for geom in np.flatnonzero(standing).tolist()
+        ]
 
     def _met_by(self, geom: int, radius: F64) -> tuple[NDArray[np.intp], NDArray[np.intp], F64]:
         """The pairs that a geometry is in, the others' places in ``_geoms``, and their radii."""
@@ -67,9 +78,13 @@ class CollisionCheck:
         return pairs, np.searchsorted(self._geoms, others), radius[others]
 
     def _ever_apart(self, pairs: NDArray[np.intp], joints: list[int]) -> NDArray[np.intp]:
-        """The pairs without links that overlap wherever the arm is: coarse shapes do, about a joint."""
+        """The pairs without links that overlap wherever the arm is: coarse shapes do, about a
+        joint.
+        """
         model, chain = self.model, joints
-        low, high = np.where(model.jnt_limited[chain, None] > 0, model.jnt_range[chain], (-np.pi, np.pi)).T
+        low, high = np.where(
+            model.jnt_limited[chain, None] > 0, model.jnt_range[chain], (-np.pi, np.pi)
+        ).T
         roots = model.body_rootid[model.geom_bodyid[pairs]]
         overlap = roots[:, 0] == roots[:, 1]
         for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(chain))):
@@ -82,12 +97,15 @@ class CollisionCheck:
         return mujoco.mj_geomDistance(self.model, self._data, int(first), int(second), _FAR_M, None)
 
     def distances(self, q_rad: F64) -> F64:
-        """[R, P] distances at configurations [R, nq]: exact below 30 mm, else lower bounds; below zero, minus the depth."""
+        """[R, P] distances at configurations [R, nq]: exact below 30 mm, else lower bounds;
+        below zero, minus the depth.
+        """
         require_rows(self.model.nq, q_rad, axes=2)
         return self._distances(q_rad)[0]
 
     def _distances(self, q_rad: F64) -> tuple[F64, F64]:
-        """As :meth:`distances`, and [R, geometries, 3] their centres. Bounding spheres rule out most pairs.
+        """As :meth:`distances`, and [R, geometries, 3] their centres. Bounding spheres rule out
+        most pairs.
 
         What stands still may be as large as a table, so that its box is taken as it is.
         """
@@ -99,7 +117,9 @@ class CollisionCheck:
         across = centres[:, self._second] - centres[:, self._first]
         distance = np.sqrt(np.einsum("rpx,rpx->rp", across, across)) - self._radii_m
         for geom, pairs, others, radii in self._boxes:
-            offset = (centres[:, others] - self._data.geom_xpos[geom]) @ self._data.geom_xmat[geom].reshape(3, 3)
+            offset = (centres[:, others] - self._data.geom_xpos[geom]) @ self._data.geom_xmat[
+                geom
+            ].reshape(3, 3)
             beyond = np.maximum(np.abs(offset) - self.model.geom_size[geom], 0.0)
             distance[:, pairs] = np.linalg.norm(beyond, axis=2) - radii
         near = distance < _NEAR_M
@@ -115,11 +135,15 @@ class CollisionCheck:
         """mink's limit for the same pairs."""
         pairs = [([int(a)], [int(b)]) for a, b in self.pairs]
         return mink.CollisionAvoidanceLimit(
-            self.model, pairs, minimum_distance_from_collisions=_KEPT_M, collision_detection_distance=_FAR_M
+            self.model,
+            pairs,
+            minimum_distance_from_collisions=_KEPT_M,
+            collision_detection_distance=_FAR_M,
         )
 
     def examine(self, q_start: F64, q_rad: F64) -> CollisionReport:
-        """Find the first of the rows [R, nq] that comes too close from a start [nq], there or on the way from the row before.
+        """Find the first of the rows [R, nq] that comes too close from a start [nq], there or on
+        the way from the row before.
 
         Two bodies that are too close at the start may move apart.
         """
@@ -131,19 +155,24 @@ class CollisionCheck:
         may_meet = distance[:-1].min(axis=1) + closest.min(axis=1) < 2 * moved.max(axis=1) + _NEAR_M
         for row in np.flatnonzero(may_meet | (closest < least).any(axis=1)):
             approach = moved[row, self._first] + moved[row, self._second]  # [P] at most
-            if not ((distance[row] + closest[row] < approach + _NEAR_M) | (closest[row] < least)).any():
+            if not (
+                (distance[row] + closest[row] < approach + _NEAR_M) | (closest[row] < least)
+            ).any():
                 continue
             parts = int(np.clip(np.ceil(approach.max() / _NEAR_M), 2, _MAX_PARTS))
             between = q[row] + (q[row + 1] - q[row]) * (np.arange(1, parts) / parts)[:, None]
             nearest = np.minimum(closest[row], self.distances(between).min(axis=0))
             if (nearest < least).any():
-                return self._report(CollisionOutcome.STOPPED, int(row), np.where(nearest < least, nearest, np.inf))
+                return self._report(
+                    CollisionOutcome.STOPPED, int(row), np.where(nearest < least, nearest, np.inf)
+                )
         if (distance[0] <= 0).any():
             return self._report(CollisionOutcome.TOUCHING, None, distance[0])
         return CollisionReport(CollisionOutcome.CLEAR)
 
     def hold(self, q_start: F64, q_rad: F64, n_rows: int) -> tuple[F64, int]:
-        """Return ``n_rows`` rows that follow the rows [R, nq] and then hold the arm, and the first that does.
+        """Return ``n_rows`` rows that follow the rows [R, nq] and then hold the arm, and the first
+        that does.
 
         It is held earlier if it would collide while it comes to rest.
         """
@@ -180,7 +209,9 @@ def _least(at_start: F64) -> F64:
 
 
 def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
-    """[P, 2] geometries between which chain joints lie, by the rules of this module but for overlaps."""
+    """[P, 2] geometries between which chain joints lie, by the rules of this module but for
+    overlaps.
+    """
     order = {joint: place for place, joint in enumerate(joints, 1)}
     joints_below = np.zeros(model.nbody, dtype=int)  # chain joints between the base and each body
     for body in range(1, model.nbody):
@@ -188,17 +219,33 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
         places = [order[joint] for joint in range(first, first + count) if joint in order]
         joints_below[body] = max([*places, joints_below[model.body_parentid[body]]])
     arms = set(model.body_rootid[model.jnt_bodyid[joints]].tolist())
-    excluded = {(signature >> 16, signature & 0xFFFF) for signature in model.exclude_signature.tolist()}
-    explicit = {tuple(sorted(p)) for p in zip(model.pair_geom1.tolist(), model.pair_geom2.tolist(), strict=True)}
+    excluded = {
+        (signature >> 16, signature & 0xFFFF) for signature in model.exclude_signature.tolist()
+    }
+    explicit = {
+        tuple(sorted(p))
+        for p in zip(model.pair_geom1.tolist(), model.pair_geom2.tolist(), strict=True)
+    }
 
     def checked(a: int, b: int) -> bool:
         one, two = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
         gap = abs(int(joints_below[one] - joints_below[two]))
-        movable = any(joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (one, two))
-        if gap == 0 or movable or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] in arms):
+        movable = any(
+            joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (one, two)
+        )
+        if (
+            gap == 0
+            or movable
+            or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] in arms)
+        ):
             return False
-        masks = model.geom_contype[a] & model.geom_conaffinity[b] or model.geom_contype[b] & model.geom_conaffinity[a]
-        return (a, b) in explicit or bool(masks and (one, two) not in excluded and (two, one) not in excluded)
+        masks = (
+            model.geom_contype[a] & model.geom_conaffinity[b]
+            or model.geom_contype[b] & model.geom_conaffinity[a]
+        )
+        return (a, b) in explicit or bool(
+            masks and (one, two) not in excluded and (two, one) not in excluded
+        )
 
     solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist()
     candidates = explicit | set(combinations(solid, 2))

@@ -1,11 +1,12 @@
 """The executor: joint trajectories in, one reference per physics step out.
 
-It owns the reference, not the arm. It plans a trajectory from the present reference, samples it on the physics clock and
-appends a stop: without a fresh trajectory in time, the arm brakes within its limits and holds. Every reference that it hands
-out is finite and within the limits of the joints and of the hand.
+It owns the reference, not the arm. It plans a trajectory from the present reference, samples it on
+the physics clock and appends a stop: without a fresh trajectory in time, the arm brakes within its
+limits and holds. Every reference that it hands out is finite and within the limits of the joints
+and of the hand.
 
-Planning (:meth:`Takeover.prepare`) reads nothing that changes, so that it can run on another thread; :meth:`Executor.take_up`
-switches to the result.
+Planning (:meth:`Takeover.prepare`) reads nothing that changes, so that it can run on another
+thread; :meth:`Executor.take_up` switches to the result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, open_fractions, require_type, whole_number
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    open_fractions,
+    require_type,
+    whole_number,
+)
 from strands_cosmos3.control.stops import JointState, StopProfile, quickest_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
@@ -43,10 +51,11 @@ class ExecutorState(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class ReferenceBlock:
-    """The reference at M consecutive physics steps: angles, velocities, accelerations [M, n] and open fractions [M].
+    """The reference at M consecutive physics steps: angles, velocities, accelerations [M, n] and
+    open fractions [M].
 
-    Of a robot with another number of grippers than one, open fractions are [M, G]. ``nominal_s`` [M] is the unstretched time
-    of the chunk at each step; NaN while braking or holding.
+    Of a robot with another number of grippers than one, open fractions are [M, G]. ``nominal_s``
+    [M] is the unstretched time of the chunk at each step; NaN while braking or holding.
     """
 
     q_rad: F64
@@ -65,15 +74,18 @@ class ReferenceBlock:
         index = np.minimum(index, len(self) - 1)
         still = ~over[:, None]
         q, qd, qdd = self.q_rad[index], self.qd_rad_s[index] * still, self.qdd_rad_s2[index] * still
-        return ReferenceBlock(q, qd, qdd, self.gripper[index], np.where(over, np.nan, self.nominal_s[index]))
+        return ReferenceBlock(
+            q, qd, qdd, self.gripper[index], np.where(over, np.nan, self.nominal_s[index])
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedMotion:
-    """A planned motion on the physics clock, and the reference that it continues: step ``step`` of the plan ``of``.
+    """A planned motion on the physics clock, and the reference that it continues: step ``step`` of
+    the plan ``of``.
 
-    Steps ``n_head`` to ``n_motion`` of ``block`` follow the rows, which are reached at the steps ``knot_step``; a stop comes
-    before (if the rows could only be followed from rest) and after.
+    Steps ``n_head`` to ``n_motion`` of ``block`` follow the rows, which are reached at the steps
+    ``knot_step``; a stop comes before (if the rows could only be followed from rest) and after.
     """
 
     of: ReferenceBlock
@@ -124,26 +136,40 @@ class Takeover:
         self._require_grippers(trajectory.gripper)
         head = None
         try:
-            motion = plan_motion(self.reference, trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
+            motion = plan_motion(
+                self.reference, trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s
+            )
         except MotionBoundsError:
             raise
         except ControlError:
             head = self.braking()
-            motion = plan_motion(JointState.at_rest(head.q_rad[-1]), trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
+            motion = plan_motion(
+                JointState.at_rest(head.q_rad[-1]),
+                trajectory.q_rad,
+                trajectory.t_s,
+                self.limits,
+                self.dt_s,
+            )
         return self._on_the_clock(motion, trajectory.gripper, head)
 
     def braking(self) -> ReferenceBlock:
-        """Return the stop from this reference, which is row 0. A plan that brakes already goes on."""
+        """Return the stop from this reference, which is row 0. A plan that brakes already goes
+        on.
+        """
         if self.n_head <= self.step < self.n_motion:
             return _braking(quickest_stop(self.reference, self.limits), self.gripper, self.dt_s)
         last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
         block = self.plan.rows(min(self.step, last), last + 1)
-        return replace(block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan))
+        return replace(
+            block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan)
+        )
 
     def _require_in_range(self, q: F64) -> None:
         limits = self.limits
         if q.shape[1] != len(limits.velocity):
-            raise ControlError(f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}.")
+            raise ControlError(
+                f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}."
+            )
         if (outside := np.argwhere((q < limits.q_min) | (q > limits.q_max))).size:
             row, joint = (int(i) for i in outside[0])
             raise ControlError(
@@ -153,27 +179,42 @@ class Takeover:
 
     def _require_grippers(self, gripper: F64 | None) -> None:
         if gripper is not None and gripper.shape[1:] != self.gripper.shape:
-            have, given = ("a number" if shape == () else list(shape) for shape in (self.gripper.shape, gripper.shape[1:]))
-            raise ControlError(f"a row's grippers are {given}, but the arm's are {have}; nothing was changed.")
+            have, given = (
+                "a number" if shape == () else list(shape)
+                for shape in (self.gripper.shape, gripper.shape[1:])
+            )
+            raise ControlError(
+                f"a row's grippers are {given}, but the arm's are {have}; nothing was changed."
+            )
 
-    def _on_the_clock(self, motion: PlannedMotion, gripper: F64 | None, head: ReferenceBlock | None) -> PreparedMotion:
-        """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this reference."""
+    def _on_the_clock(
+        self, motion: PlannedMotion, gripper: F64 | None, head: ReferenceBlock | None
+    ) -> PreparedMotion:
+        """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this
+        reference.
+        """
         spline, dt_s = motion.spline, self.dt_s
         n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
         gripper_rows = _held(self.gripper, n_rows) if gripper is None else gripper[-n_rows:]
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
-        segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1)
+        segment = np.clip(
+            np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1
+        )
         stop = quickest_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
         tail = _braking(stop, gripper_rows[-1], dt_s, into_s)
         q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
-        body = ReferenceBlock(q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s))
+        body = ReferenceBlock(
+            q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s)
+        )
         n_head = 0 if head is None else len(head) - 1
         block = _joined([*(() if head is None else (head,)), body, tail])
         knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
-        return PreparedMotion(self.plan, self.step, block, n_head, n_head + n_motion, knot_step, motion)
+        return PreparedMotion(
+            self.plan, self.step, block, n_head, n_head + n_motion, knot_step, motion
+        )
 
 
 class Executor:
@@ -181,13 +222,15 @@ class Executor:
 
     Args:
         limits, dt_s: Limits of the joints and of the hand, and the physics step, at least 0.1 ms.
-        q_rad, gripper: Initial reference [n], at rest, and open fraction, or [G] of another number of grippers than one.
+        q_rad, gripper: Initial reference [n], at rest, and open fraction, or [G] of another number
+            of grippers than one.
 
     Attributes:
         state: State of the reference.
-        counters: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could only be followed after a
-            stop), ``limited_by_joint_end`` (chunks whose rows lie so near a joint's end that no spline through them would
-            stay inside its range), ``stops``, ``faults``.
+        counters: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could
+            only be followed after a stop), ``limited_by_joint_end`` (chunks whose rows lie so near
+            a joint's end that no spline through them would stay inside its range), ``stops``,
+            ``faults``.
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
@@ -202,7 +245,9 @@ class Executor:
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
-        still = ReferenceBlock(q[None].copy(), zeros, zeros, self._gripper[None], np.array([np.nan]))
+        still = ReferenceBlock(
+            q[None].copy(), zeros, zeros, self._gripper[None], np.array([np.nan])
+        )
         self._plan, self._n_head, self._n_motion, self._cursor = still, 0, 0, 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
@@ -221,7 +266,10 @@ class Executor:
     @property
     def rows_begun(self) -> int:
         """Number of rows of the present trajectory that have been reached or are under way."""
-        return min(int(np.searchsorted(self._knot_step, self._cursor, side="left")), len(self._knot_step) - 1)
+        return min(
+            int(np.searchsorted(self._knot_step, self._cursor, side="left")),
+            len(self._knot_step) - 1,
+        )
 
     @property
     def rows_reached(self) -> int:
@@ -230,7 +278,9 @@ class Executor:
 
     @property
     def motion_s(self) -> float:
-        """Time on the motion's clock, which slows down while time is stretched and stops while the arm holds."""
+        """Time on the motion's clock, which slows down while time is stretched and stops while
+        the arm holds.
+        """
         return self._motion_from_s + self._nominal_now_s()
 
     def _nominal_now_s(self, steps: int = 0) -> float:
@@ -239,32 +289,48 @@ class Executor:
         return float(moving[-1]) if len(moving) else 0.0
 
     def steps_to_row(self, row: int) -> int:
-        """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0 if it has already."""
+        """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0
+        if it has already.
+        """
         row = whole_number(row, "row", -1)
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
     def takeover(self, steps: int = 0) -> Takeover:
-        """Return the reference ``steps`` from now, if nothing else is taken up before, to plan from."""
+        """Return the reference ``steps`` from now, if nothing else is taken up before, to plan
+        from.
+        """
         step, plan = self._cursor + whole_number(steps, "steps", 0, _MOST_STEPS), self._plan
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
         gripper = np.asarray(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
-        return Takeover(self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper)
+        return Takeover(
+            self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper
+        )
 
     def steps_until(self, prepared: PreparedMotion) -> int:
-        """Physics steps until the reference that a prepared motion continues; negative once that has passed."""
+        """Physics steps until the reference that a prepared motion continues; negative once that
+        has passed.
+        """
         instance_of(prepared, PreparedMotion, "prepared")
         rests = len(self._plan) - 1
-        return min(prepared.step, rests) - min(self._cursor, rests) if prepared.of is self._plan else -1
+        return (
+            min(prepared.step, rests) - min(self._cursor, rests)
+            if prepared.of is self._plan
+            else -1
+        )
 
     def take_up(self, prepared: PreparedMotion) -> PlannedMotion:
-        """Follow a prepared motion from the next step on, in place of the present one, which continues after an error.
+        """Follow a prepared motion from the next step on, in place of the present one, which
+        continues after an error.
 
         Raises:
-            ControlError: The executor is in FAULT, or the motion does not continue the present reference.
+            ControlError: The executor is in FAULT, or the motion does not continue the present
+                reference.
         """
         self._require_no_fault()
         if self.steps_until(prepared) != 0:
-            raise ControlError("the motion was planned from another reference than the present one; plan it again.")
+            raise ControlError(
+                "the motion was planned from another reference than the present one; plan it again."
+            )
         self._follow(prepared.block, prepared.n_head, prepared.n_motion)
         self._knot_step = prepared.knot_step
         self.state = ExecutorState.RUNNING
@@ -274,7 +340,9 @@ class Executor:
         return prepared.motion
 
     def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
-        """Plan a trajectory here and now, and follow it; errors as :meth:`Takeover.prepare` and :meth:`take_up`."""
+        """Plan a trajectory here and now, and follow it; errors as :meth:`Takeover.prepare` and
+        :meth:`take_up`.
+        """
         self._require_no_fault()
         return self.take_up(self.takeover().prepare(trajectory))
 
@@ -283,7 +351,9 @@ class Executor:
             raise ControlError("the executor is in FAULT; reset the robot before it moves again.")
 
     def stop(self) -> None:
-        """Brake within the limits and stay at rest. The gripper keeps its last command; a FAULT remains one."""
+        """Brake within the limits and stay at rest. The gripper keeps its last command; a FAULT
+        remains one.
+        """
         self._brake(self.takeover().braking())
         if self.state is not ExecutorState.FAULT:
             self.state = ExecutorState.STOPPING
@@ -296,7 +366,8 @@ class Executor:
     def fault(self, followed: bool = True) -> None:
         """Brake as :meth:`stop`, and reject every later trajectory.
 
-        If the arm has not ``followed`` the steps handed out last, braking begins at the reference before them.
+        If the arm has not ``followed`` the steps handed out last, braking begins at the reference
+        before them.
         """
         require_type(followed, bool, "followed")
         if not followed:
@@ -310,7 +381,8 @@ class Executor:
 
         Raises:
             InputError: ``n_steps`` is not a whole number from 1 to a million.
-            ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and the executor brakes (FAULT).
+            ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and
+                the executor brakes (FAULT).
         """
         n_steps = whole_number(n_steps, "n_steps", 1, _MOST_STEPS)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
@@ -331,7 +403,9 @@ class Executor:
         return block
 
     def _guard(self, block: ReferenceBlock) -> None:
-        """Check references against every limit, by differences of the angles too: the rates need not be their derivatives."""
+        """Check references against every limit, by differences of the angles too: the rates need
+        not be their derivatives.
+        """
         limits, slack, dt_s = self.limits, _RATE_SLACK, self.dt_s
         path = np.concatenate((self._history, block.q_rad))
         speed = path[1:] - path[:-1]
@@ -340,11 +414,18 @@ class Executor:
         exceeded = [
             name
             for name, good in (
-                ("angle", (path[3:] >= limits.q_min - _LIMIT_SLACK_RAD) & (path[3:] <= limits.q_max + _LIMIT_SLACK_RAD)),
+                (
+                    "angle",
+                    (path[3:] >= limits.q_min - _LIMIT_SLACK_RAD)
+                    & (path[3:] <= limits.q_max + _LIMIT_SLACK_RAD),
+                ),
                 ("velocity", np.abs(block.qd_rad_s) <= limits.velocity * slack),
                 ("velocity", np.abs(speed[2:]) <= limits.velocity * (slack * dt_s) + _ROUNDING_RAD),
                 ("acceleration", np.abs(block.qdd_rad_s2) <= limits.acceleration * slack),
-                ("acceleration", np.abs(change[1:]) <= limits.acceleration * (slack * dt_s**2) + _ROUNDING_RAD),
+                (
+                    "acceleration",
+                    np.abs(change[1:]) <= limits.acceleration * (slack * dt_s**2) + _ROUNDING_RAD,
+                ),
                 ("jerk", np.abs(jolt) <= limits.jerk * (slack * dt_s**3) + _ROUNDING_RAD),
                 ("gripper", (block.gripper >= 0) & (block.gripper <= 1)),
             )
@@ -352,19 +433,31 @@ class Executor:
         ]
         if not exceeded and self.state is not ExecutorState.FAULT:
             for hand in limits.hands:
-                exceeded += self._hand_exceeds(hand, *(hand.own(x) for x in (path, np.abs(speed[1:]), np.abs(change[1:]))))
+                exceeded += self._hand_exceeds(
+                    hand, *(hand.own(x) for x in (path, np.abs(speed[1:]), np.abs(change[1:])))
+                )
         if exceeded:
             raise ActuatorGuardError(
-                f"the reference exceeds its limit of {', '.join(dict.fromkeys(exceeded))}, or is not finite (q "
-                f"{block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was withheld, and the arm brakes from the last good reference."
+                f"the reference exceeds its limit of {', '.join(dict.fromkeys(exceeded))}, or is "
+                "not finite (q "
+                f"{block.q_rad[0]}, qd {block.qd_rad_s[0]}); it was withheld, and the arm brakes "
+                "from the last good reference."
             )
 
     def _hand_exceeds(self, hand: HandLimits, path: F64, speed: F64, change: F64) -> list[str]:
-        """The hand's limits that the angles exceed; its pose is computed only if the joints could move it so fast."""
-        most_v, most_a = hand.velocity * _RATE_SLACK * self.dt_s, hand.acceleration * _RATE_SLACK * self.dt_s**2
+        """The hand's limits that the angles exceed; its pose is computed only if the joints
+        could move it so fast.
+        """
+        most_v, most_a = (
+            hand.velocity * _RATE_SLACK * self.dt_s,
+            hand.acceleration * _RATE_SLACK * self.dt_s**2,
+        )
         reach_m = hand.chain.reach_m
         bound = float((speed @ reach_m).max())
-        if bound <= most_v and float((change @ reach_m).max() + 4 * speed.sum(axis=1).max() * bound) <= most_a:
+        if (
+            bound <= most_v
+            and float((change @ reach_m).max() + 4 * speed.sum(axis=1).max() * bound) <= most_a
+        ):
             return []
         step_m = np.diff(hand.chain.position(path[1:]), axis=0)
         within_v = np.linalg.norm(step_m[1:], axis=1) <= most_v
@@ -378,7 +471,9 @@ def _held(gripper: F64, n: int) -> F64:
     return np.repeat(gripper[None], n, axis=0)
 
 
-def _braking(profile: StopProfile, gripper: F64, dt_s: float, into_s: float = 0.0) -> ReferenceBlock:
+def _braking(
+    profile: StopProfile, gripper: F64, dt_s: float, into_s: float = 0.0
+) -> ReferenceBlock:
     """A stop on the physics clock; row 0 is ``into_s`` after its start. Its nominal time is NaN."""
     n = int(np.ceil(profile.end_s / dt_s)) + 1
     q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
@@ -388,4 +483,9 @@ def _braking(profile: StopProfile, gripper: F64, dt_s: float, into_s: float = 0.
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
     """Concatenate blocks; the first row of each is the last of the previous one."""
     rest = [blocks[0], *(block.rows(1, len(block)) for block in blocks[1:])]
-    return ReferenceBlock(*(np.concatenate([vars(block)[field.name] for block in rest]) for field in fields(ReferenceBlock)))
+    return ReferenceBlock(
+        *(
+            np.concatenate([vars(block)[field.name] for block in rest])
+            for field in fields(ReferenceBlock)
+        )
+    )

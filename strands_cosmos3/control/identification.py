@@ -1,8 +1,10 @@
-"""Identify an arm's delay, payload and friction from a short motion, for :class:`~strands_cosmos3.robots.servo.Compensation`.
+"""Identify an arm's delay, payload and friction from a short motion, for
+:class:`~strands_cosmos3.robots.servo.Compensation`.
 
-Stiff servos follow ``K (q_r(t - delay) - q) + D (qd_r(t - delay) - qd)`` as torque. What the controller's model does not
-explain of it is fitted by the payload's weight and inertia and by friction; heavier links and rotors are fitted too, so that
-they are not taken for these. Both sides pass the same low-pass filter; the delay is the one that leaves the smallest residual.
+Stiff servos follow ``K (q_r(t - delay) - q) + D (qd_r(t - delay) - qd)`` as torque. What the
+controller's model does not explain of it is fitted by the payload's weight and inertia and by
+friction; heavier links and rotors are fitted too, so that they are not taken for these. Both sides
+pass the same low-pass filter; the delay is the one that leaves the smallest residual.
 """
 
 from __future__ import annotations
@@ -35,35 +37,46 @@ _MARGIN_S = 0.3  # at both ends, where the filter starts and no delayed referenc
 
 
 def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
-    """Return the motion [rows, n] that :func:`identify` makes: each joint sways by up to 0.2 rad at its own rate, for 6 s.
+    """Return the motion [rows, n] that :func:`identify` makes: each joint sways by up to 0.2 rad at
+    its own rate, for 6 s.
 
     Where a joint's range leaves less room, it sways less.
     """
-    q = finite_array(q_start_rad, "q_start_rad", instance_of(limits, JointLimits, "limits").velocity.shape)
+    q = finite_array(
+        q_start_rad, "q_start_rad", instance_of(limits, JointLimits, "limits").velocity.shape
+    )
     t_s: F64 = _ROW_S * np.arange(1.0, round(SECONDS / _ROW_S) + 1)
     fade = np.minimum(1.0, np.minimum(t_s, SECONDS - t_s))
     room = np.clip(np.minimum(limits.q_max - q, q - limits.q_min) * 0.9, 0.0, SWAY_RAD)
     rate_hz = np.linspace(0.45, 0.75, len(q))
-    return JointTrajectory(q + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s)
+    return JointTrajectory(
+        q + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s
+    )
 
 
 def identify(
-    arm: Arm, executor: Executor, model: mujoco.MjModel, stiffness: F64, damping: F64, limb: Limb = _PANDA
+    arm: Arm,
+    executor: Executor,
+    model: mujoco.MjModel,
+    stiffness: F64,
+    damping: F64,
+    limb: Limb = _PANDA,
 ) -> Compensation:
     """Move an arm from where it rests, and identify what its controller should compensate.
 
-    It moves by up to 0.2 rad for 6 s, longer within tight limits. It must follow references with velocity feed-forward and
-    without compensation; nothing may touch it.
+    It moves by up to 0.2 rad for 6 s, longer within tight limits. It must follow references with
+    velocity feed-forward and without compensation; nothing may touch it.
 
     Args:
         arm, executor: The arm, at rest, and its executor.
         model: The controller's model.
-        stiffness, damping: [n] torque per error of the arm's servos, in N m/rad and N m s/rad; for MuJoCo's servos
-            ``JointServo.kp`` and ``JointServo.damping``.
+        stiffness, damping: [n] torque per error of the arm's servos, in N m/rad and N m s/rad; for
+            MuJoCo's servos ``JointServo.kp`` and ``JointServo.damping``.
         limb: The arm's limb; by default a Panda's.
 
     Raises:
-        ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and :meth:`Arm.execute`.
+        ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and
+            :meth:`Arm.execute`.
         InputError: An argument is malformed.
     """
     instance_of(executor, Executor, "executor")
@@ -80,31 +93,53 @@ def identify(
 
 
 def fit(
-    q_ref_rad: F64, q_rad: F64, dt_s: float, model: mujoco.MjModel, stiffness: F64, damping: F64, limb: Limb = _PANDA
+    q_ref_rad: F64,
+    q_rad: F64,
+    dt_s: float,
+    model: mujoco.MjModel,
+    stiffness: F64,
+    damping: F64,
+    limb: Limb = _PANDA,
 ) -> Compensation:
-    """Fit a :class:`Compensation` to the angles [N, n] of references and measurements, ``dt_s`` apart; as :func:`identify`.
+    """Fit a :class:`Compensation` to the angles [N, n] of references and measurements, ``dt_s``
+    apart; as :func:`identify`.
 
     Raises:
-        ControlError: The joints hardly moved, the record is shorter than a second, or the fit is beyond a Compensation's range.
+        ControlError: The joints hardly moved, the record is shorter than a second, or the fit is
+            beyond a Compensation's range.
         InputError: An argument is malformed.
     """
-    q_ref = finite_array(q_ref_rad, "q_ref_rad", (None, len(instance_of(limb, Limb, "limb").joints)))
+    q_ref = finite_array(
+        q_ref_rad, "q_ref_rad", (None, len(instance_of(limb, Limb, "limb").joints))
+    )
     q = finite_array(q_rad, "q_rad", q_ref.shape)
-    K, D = (finite_array(gain, name, (q.shape[1],)) for gain, name in ((stiffness, "stiffness"), (damping, "damping")))
+    K, D = (
+        finite_array(gain, name, (q.shape[1],))
+        for gain, name in ((stiffness, "stiffness"), (damping, "damping"))
+    )
     if not ((K > 0).all() and (D >= 0).all()):
-        raise InputError(f"stiffness must be above zero and damping at least zero, got {K} and {D}.")
+        raise InputError(
+            f"stiffness must be above zero and damping at least zero, got {K} and {D}."
+        )
     unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0, limb)
     if len(q) * positive(dt_s, "dt_s") < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
-        raise ControlError("the arm moved too little to identify anything; record a second or more of a moving arm.")
+        raise ControlError(
+            "the arm moved too little to identify anything; record a second or more of a moving "
+            "arm."
+        )
     all_s: F64 = np.arange(float(len(q))) * dt_s
     t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)
     reference, measured = (_spline(all_s, _smooth(values, dt_s)) for values in (q_ref, q))
     q, qd, qdd = (measured(t_s, order) for order in range(3))
     nominal, heavier = _dynamics(model, limb, q, qd, qdd)
     acceleration = _spline(t_s, unit.position_m(q))(t_s, 2)
-    friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * np.eye(q.shape[1])
+    friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * np.eye(
+        q.shape[1]
+    )
     rotors = qdd[..., None] * np.eye(q.shape[1])
-    columns = np.concatenate((unit.torque(q, acceleration)[..., None], friction, heavier[..., None], rotors), axis=2)
+    columns = np.concatenate(
+        (unit.torque(q, acceleration)[..., None], friction, heavier[..., None], rotors), axis=2
+    )
     A = (columns / K[:, None]).reshape(-1, columns.shape[2])
 
     def solve(delay_s: float) -> tuple[float, F64]:
@@ -123,9 +158,12 @@ def fit(
         return Compensation(delay_s, float(payload_kg), tuple(map(float, friction_nm)), q.shape[1])
     except InputError as error:
         raise ControlError(
-            f"the motion fits a payload of {payload_kg:.3g} kg and friction of at most {max(friction_nm):.3g} N m, which is "
-            f"beyond what is compensated ({error}) The arm may have touched something, the model's masses may be wrong, or the "
-            "payload cannot be told from them; move it in free space, or state what is known, Compensation(payload_kg=...) or "
+            f"the motion fits a payload of {payload_kg:.3g} kg and friction of at most "
+            f"{max(friction_nm):.3g} N m, which is "
+            f"beyond what is compensated ({error}) The arm may have touched something, the "
+            "model's masses may be wrong, or the "
+            "payload cannot be told from them; move it in free space, or state what is known, "
+            "Compensation(payload_kg=...) or "
             "--compensate known, or compensate nothing."
         ) from None
 
@@ -141,8 +179,12 @@ def _spline(t_s: F64, values: F64) -> Callable[..., F64]:
     return made
 
 
-def _dynamics(model: mujoco.MjModel, limb: Limb, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
-    """Torques [N, n] of the model's motion without damping and with its weight carried, and what the links alone add."""
+def _dynamics(
+    model: mujoco.MjModel, limb: Limb, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64
+) -> tuple[F64, F64]:
+    """Torques [N, n] of the model's motion without damping and with its weight carried, and what
+    the links alone add.
+    """
     data, addresses = mujoco.MjData(model), [model.joint(name).qposadr[0] for name in limb.joints]
     dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
     moving, resting, links = np.zeros(model.nv), np.zeros(model.nv), np.empty((2, *q_rad.shape))

@@ -1,7 +1,9 @@
-"""Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the control step.
+"""Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the
+control step.
 
-Levenberg-Marquardt (``lm.py``) is several times faster while no bound is active; mink's quadratic program with
-:class:`StepBoxLimit` handles active bounds and collisions. ``"auto"`` turns to the latter when a bound becomes active.
+Levenberg-Marquardt (``lm.py``) is several times faster while no bound is active; mink's quadratic
+program with :class:`StepBoxLimit` handles active bounds and collisions. ``"auto"`` turns to the
+latter when a bound becomes active.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ METHODS = ("auto", "mink")
 POSITION_TOLERANCE_M = 1e-6
 ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
 LIMIT_MARGIN_RAD = 0.01
-ROW_TOLERANCE = 1e-3  # a row that misses by more, in metres and radians together, calls for a second pass over the chunk
+# a row that misses by more, in metres and radians together, calls for a second pass over the chunk
+ROW_TOLERANCE = 1e-3
 _HOPELESS = 0.1  # a pose that far off is out of reach, and no second pass helps
 _LEAD_ROWS = 8  # rows before a collision from which on a way around it is sought
-DETOUR_M, DETOUR_RAD = 0.01, float(np.deg2rad(5))  # how much farther a row may miss its pose to avoid a collision
+# how much farther a row may miss its pose to avoid a collision
+DETOUR_M, DETOUR_RAD = 0.01, float(np.deg2rad(5))
 _MAX_ITERATIONS = 30
 _STALL_RATIO = 0.998
 _SMALLEST_STEP_RAD = 1e-7
@@ -48,20 +52,26 @@ POSTURE_GAIN = 0.1  # share of the distance to the posture that a row covers in 
 _POSTURE_STEP_RAD = 0.015  # the most that it covers
 _POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
 _DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
-_FRAME_TYPES = {"body": mujoco.mjtObj.mjOBJ_BODY, "site": mujoco.mjtObj.mjOBJ_SITE, "geom": mujoco.mjtObj.mjOBJ_GEOM}
+_FRAME_TYPES = {
+    "body": mujoco.mjtObj.mjOBJ_BODY,
+    "site": mujoco.mjtObj.mjOBJ_SITE,
+    "geom": mujoco.mjtObj.mjOBJ_GEOM,
+}
 
 
 class StepBoxLimit(mink.Limit):
     r"""Bounds on the joints that hold for a whole control step, however many iterations solve it.
 
-    From the angles :math:`q_0` [rad] at the start of the step, with margin m [rad] and :math:`\Delta t` [s]:
+    From the angles :math:`q_0` [rad] at the start of the step, with margin m [rad] and
+    :math:`\Delta t` [s]:
 
     .. math::
 
         \max(q_{min} + m,\; q_0 - \dot q_{max} \Delta t) \le q + \Delta q
         \le \min(q_{max} - m,\; q_0 + \dot q_{max} \Delta t)
 
-    mink's own ``VelocityLimit`` bounds each iteration separately, so ten iterations may move ten times as far.
+    mink's own ``VelocityLimit`` bounds each iteration separately, so ten iterations may move ten
+    times as far.
     """
 
     def __init__(self, q_address: NDArray[np.intp], dof_address: NDArray[np.intp], n_dof: int):
@@ -73,8 +83,12 @@ class StepBoxLimit(mink.Limit):
         self.lower_rad = np.full(n, -np.inf)
         self.upper_rad = np.full(n, np.inf)
 
-    def compute_qp_inequalities(self, configuration: mink.Configuration, dt: float) -> mink.Constraint:
-        """``G dq <= h`` at the present iterate. ``dt`` is not used: the box is that of the control step."""
+    def compute_qp_inequalities(
+        self, configuration: mink.Configuration, dt: float
+    ) -> mink.Constraint:
+        """``G dq <= h`` at the present iterate. ``dt`` is not used: the box is that of the
+        control step.
+        """
         q = configuration.data.qpos[self._q_address]
         return mink.Constraint(self._G, np.concatenate((self.upper_rad - q, q - self.lower_rad)))
 
@@ -83,7 +97,8 @@ class StepBoxLimit(mink.Limit):
 class IKSolution:
     """Configuration vectors [T, nq] for T poses, with residuals and iterations [T].
 
-    ``clamped``: a joint or velocity bound is active at the solution. ``collision``: what the check of the rows found.
+    ``clamped``: a joint or velocity bound is active at the solution. ``collision``: what the check
+    of the rows found.
     """
 
     q_rad: F64
@@ -96,7 +111,9 @@ class IKSolution:
     @property
     def converged(self) -> NDArray[np.bool_]:
         """[T] whether both residuals are within tolerance."""
-        return (self.residual_m <= POSITION_TOLERANCE_M) & (self.residual_rad <= ROTATION_TOLERANCE_RAD)
+        return (self.residual_m <= POSITION_TOLERANCE_M) & (
+            self.residual_rad <= ROTATION_TOLERANCE_RAD
+        )
 
     @property
     def worst(self) -> float:
@@ -108,27 +125,33 @@ class MinkIKBridge:
     """Inverse and forward kinematics of one frame of a MuJoCo model.
 
     Args:
-        model: A model with limited hinge or slide joints from its base to the frame. The base must be at the world's origin.
-        ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or ``"geom"``. For Cosmos' rows on a
-            Panda this is ``hand``: decoding adds the turn to Cosmos' tool frame.
-        limits: Rates and ranges of the chain's joints, or the name of a table; see :func:`robots.limits.limits_of`. The
-            ranges never exceed the model's.
-        posture_rad: [n] preferred angles of the redundant joints, applied in the null space only, so that closed loops do not
-            drift. It may be set again later. None is the model's keyframe ``home``, the Franka's home, or the middle of the
-            range.
-        method: ``"auto"`` tries a fast damped least-squares solver first; ``"mink"`` uses the quadratic program only.
-        avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart, e.g.
-            ``[(arm, ["table"])]``. They imply ``method="mink"``.
-        check_collisions: Whether to check each row against the arm's own links and what is static in the model, and to avoid a
-            collision or stop the arm ahead of it (:mod:`strands_cosmos3.control.collision_check`).
-        solver: Solver of the quadratic program, of those that qpsolvers finds installed; None is ``daqp``.
+        model: A model with limited hinge or slide joints from its base to the frame. The base must
+            be at the world's origin.
+        ee_frame_name, ee_frame_type: Name of the driven frame, and ``"body"``, ``"site"`` or
+            ``"geom"``. For Cosmos' rows on a Panda this is ``hand``: decoding adds the turn to
+            Cosmos' tool frame.
+        limits: Rates and ranges of the chain's joints, or the name of a table; see
+            :func:`robots.limits.limits_of`. The ranges never exceed the model's.
+        posture_rad: [n] preferred angles of the redundant joints, applied in the null space only,
+            so that closed loops do not drift. It may be set again later. None is the model's
+            keyframe ``home``, the Franka's home, or the middle of the range.
+        method: ``"auto"`` tries a fast damped least-squares solver first; ``"mink"`` uses the
+            quadratic program only.
+        avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart,
+            e.g. ``[(arm, ["table"])]``. They imply ``method="mink"``.
+        check_collisions: Whether to check each row against the arm's own links and what is static
+            in the model, and to avoid a collision or stop the arm ahead of it
+            (:mod:`strands_cosmos3.control.collision_check`).
+        solver: Solver of the quadratic program, of those that qpsolvers finds installed; None is
+            ``daqp``.
 
     Attributes:
         collisions: The check; None if it is off or the model has no collision geometry.
 
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
-        ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such table or solver.
+        ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such
+            table or solver.
     """
 
     def __init__(
@@ -153,16 +176,22 @@ class MinkIKBridge:
         self._joints = _chain(model, self.body_id)
         self.joint_names = tuple(model.joint(j).name for j in self._joints)
         if not self._joints:
-            raise FrameError(f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm.")
+            raise FrameError(
+                f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."
+            )
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
         dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
         self.limits = limits_of(model, self._joints, limits, self.body_id)
         self.posture_rad = (
-            self._home() if posture_rad is None else finite_array(posture_rad, "posture_rad", (len(self._joints),))
+            self._home()
+            if posture_rad is None
+            else finite_array(posture_rad, "posture_rad", (len(self._joints),))
         )
         self.method: Method = "mink" if avoid_collisions else _method(method)
         self._configuration = mink.Configuration(model)
-        self._task = mink.FrameTask(ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0)
+        self._task = mink.FrameTask(
+            ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0
+        )
         posture_cost = np.zeros(model.nv)
         posture_cost[dof_address] = _POSTURE_COST
         self._posture = mink.PostureTask(model, cost=posture_cost)
@@ -174,20 +203,30 @@ class MinkIKBridge:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
         check = CollisionCheck(model, self._joints) if check_collisions else None
         self.collisions = check if check is not None and len(check.pairs) else None
-        self._lm = LevenbergMarquardt(model, self._frame_id, ee_frame_type, self.q_address, dof_address)
+        self._lm = LevenbergMarquardt(
+            model, self._frame_id, ee_frame_type, self.q_address, dof_address
+        )
 
     def _home(self) -> F64:
         key = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, "home")
         if key >= 0:
             return self.model.key_qpos[key, self.q_address].copy()
-        return HOME_Q if is_franka(self.model, self._joints) else (self.limits.q_min + self.limits.q_max) / 2
+        return (
+            HOME_Q
+            if is_franka(self.model, self._joints)
+            else (self.limits.q_min + self.limits.q_max) / 2
+        )
 
     def _self_motion(self, angles_rad: F64) -> F64:
-        """Return the step [n] towards the posture, of which a row makes the part in the null space."""
+        """Return the step [n] towards the posture, of which a row makes the part in the null
+        space.
+        """
         return posture_step(self.posture_rad, angles_rad)
 
     def linearize(self, T_world_ee: F64, q_rad: F64, angles_rad: F64) -> tuple[F64, F64]:
-        """Return the error [6] (m, rad, in world axes) of angles [n] and its Jacobian [6, n]; other joints as in ``q_rad``."""
+        """Return the error [6] (m, rad, in world axes) of angles [n] and its Jacobian [6, n];
+        other joints as in ``q_rad``.
+        """
         require_rows(self.model.nq, q_rad)
         require_rows(len(self._joints), angles_rad)
         return self._lm.linearize(rigid(T_world_ee, "T_world_ee", leading=0), q_rad, angles_rad)
@@ -205,20 +244,30 @@ class MinkIKBridge:
         return self._lm.pose(self.configuration(qpos, "qpos"))
 
     def configuration(self, value: Any, name: str) -> F64:
-        """Return a read-only copy [nq] of a configuration vector; InputError, ShapeError, NonFiniteError if it is malformed."""
+        """Return a read-only copy [nq] of a configuration vector; InputError, ShapeError,
+        NonFiniteError if it is malformed.
+        """
         return trailing(value, name, (self.model.nq,), leading=0)
 
     def frame_in_ee(self, body_name: str, qpos: F64) -> F64:
-        """Return the pose [4, 4] ``T_ee_body`` of a body, or a site, that is rigidly attached to the driven frame.
+        """Return the pose [4, 4] ``T_ee_body`` of a body, or a site, that is rigidly attached to
+        the driven frame.
 
         Raises:
             FrameError: There is no such body or site, or a joint lies between the two.
         """
-        site = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SITE, instance_of(body_name, str, "body_name"))
-        body = _frame_id(self.model, body_name, "body") if site < 0 else int(self.model.site_bodyid[site])
+        site = mujoco.mj_name2id(
+            self.model, mujoco.mjtObj.mjOBJ_SITE, instance_of(body_name, str, "body_name")
+        )
+        body = (
+            _frame_id(self.model, body_name, "body")
+            if site < 0
+            else int(self.model.site_bodyid[site])
+        )
         if self.model.body_weldid[body] != self.model.body_weldid[self.body_id]:
             raise FrameError(
-                f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, or a frame fixed to it."
+                f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, "
+                "or a frame fixed to it."
             )
         T_world_ee, T_world_body = self.ee_pose(qpos), np.eye(4)
         of, at = self._lm.data, body if site < 0 else site
@@ -226,27 +275,38 @@ class MinkIKBridge:
         T_world_body[:3, 3] = (of.xpos if site < 0 else of.site_xpos)[at]
         return np.linalg.inv(T_world_ee) @ T_world_body
 
-    def solve(self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None) -> IKSolution:
-        """Solve for the joint angles that take the driven frame through the poses, one control step each.
+    def solve(
+        self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None
+    ) -> IKSolution:
+        """Solve for the joint angles that take the driven frame through the poses, one control step
+        each.
 
-        A pose out of reach within the step's bounds gets the best configuration found; the next step starts from there.
+        A pose out of reach within the step's bounds gets the best configuration found; the next
+        step starts from there.
 
         Args:
             T_world_ee: [T, 4, 4] target poses.
-            q_init: [nq] configuration before the first step; joints off the chain keep their values.
+            q_init: [nq] configuration before the first step; joints off the chain keep their
+                values.
             dt_s: Duration of a control step. None bounds positions only, not speeds.
             method: Overrides the bridge's own.
 
         Raises:
-            ShapeError, NonFiniteError, InputError: An argument is malformed, or the chain starts outside its range by more than
-                :data:`START_TOLERANCE_RAD`. Nothing was solved.
+            ShapeError, NonFiniteError, InputError: An argument is malformed, or the chain starts
+                outside its range by more than :data:`START_TOLERANCE_RAD`. Nothing was solved.
         """
-        targets, q = rigid(T_world_ee, "T_world_ee", leading=1), self.configuration(q_init, "q_init")
+        targets, q = (
+            rigid(T_world_ee, "T_world_ee", leading=1),
+            self.configuration(q_init, "q_init"),
+        )
         dt_s = dt_s if dt_s is None else positive(dt_s, "dt_s")
         how = self.method if method is None else _method(method)
         angles = q[self.q_address]
         if (outside := self.limits.outside(angles, START_TOLERANCE_RAD)) is not None:
-            raise InputError(f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its home position.")
+            raise InputError(
+                f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its "
+                "home position."
+            )
         bounds = StepBounds(  # a start within the margin is not pushed out of it
             np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, angles),
             np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, angles),
@@ -255,62 +315,103 @@ class MinkIKBridge:
         solution = self._row_by_row(targets, q, bounds, how, self._mink_limits)
         if how == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
             solution = self._look_ahead(targets, q, bounds, solution)
-        return solution if self.collisions is None else self._clear_of_collisions(targets, q, bounds, solution)
+        return (
+            solution
+            if self.collisions is None
+            else self._clear_of_collisions(targets, q, bounds, solution)
+        )
 
     def solve_trajectory(self, poses: F64, q_init: F64) -> F64:
-        """Return the angles [T, nq] of :meth:`solve` for poses [T, 4, 4], without bounds on speed, as strands-robots has it."""
+        """Return the angles [T, nq] of :meth:`solve` for poses [T, 4, 4], without bounds on
+        speed, as strands-robots has it.
+        """
         return self.solve(poses, q_init).q_rad
 
     def tracking_error(self, poses: F64, qpos_traj: F64) -> dict[str, float]:
-        """Return ``mean_mm``, ``max_mm``, ``mean_deg``, ``max_deg`` between poses [T, 4, 4] and those of angles [T, nq]."""
+        """Return ``mean_mm``, ``max_mm``, ``mean_deg``, ``max_deg`` between poses [T, 4, 4] and
+        those of angles [T, nq].
+        """
         return dict(vars(ErrorSummary.of(*self.residuals(poses, qpos_traj))))
 
     def residuals(self, poses: F64, qpos_traj: F64) -> tuple[F64, F64]:
-        """Return distances [T] in m and angles [T] in rad between poses [T, 4, 4] and those of angles [T, nq]."""
-        targets, rows = rigid(poses, "poses", leading=1), trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1)
+        """Return distances [T] in m and angles [T] in rad between poses [T, 4, 4] and those of
+        angles [T, nq].
+        """
+        targets, rows = (
+            rigid(poses, "poses", leading=1),
+            trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1),
+        )
         if len(targets) != len(rows):
-            raise ShapeError(f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}.")
-        found = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
+            raise ShapeError(
+                f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}."
+            )
+        found = np.array(
+            [self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)]
+        )
         return found[:, 0], found[:, 1]
 
     def _row_by_row(
-        self, targets: F64, q: F64, bounds: StepBounds, how: Method, limits: list[mink.Limit], accepted: F64 | None = None
+        self,
+        targets: F64,
+        q: F64,
+        bounds: StepBounds,
+        how: Method,
+        limits: list[mink.Limit],
+        accepted: F64 | None = None,
     ) -> IKSolution:
-        """Solve rows in turn, up to the first with a residual (m, rad) above that in ``accepted`` [T, 2], if given."""
+        """Solve rows in turn, up to the first with a residual (m, rad) above that in
+        ``accepted`` [T, 2], if given.
+        """
         n = len(targets)
         out = np.empty((n, self.model.nq))
         residual_m, residual_rad = np.empty(n), np.empty(n)
         clamped, iterations = np.zeros(n, dtype=bool), np.zeros(n, dtype=int)
         for i, target in enumerate(targets):
             lower, upper = bounds.around(q[self.q_address])
-            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(target, q, lower, upper, how, limits)
+            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(
+                target, q, lower, upper, how, limits
+            )
             out[i] = q
-            if accepted is not None and (residual_m[i] > accepted[i, 0] or residual_rad[i] > accepted[i, 1]):
+            if accepted is not None and (
+                residual_m[i] > accepted[i, 0] or residual_rad[i] > accepted[i, 1]
+            ):
                 n = i
                 break
         return IKSolution(out[:n], residual_m[:n], residual_rad[:n], clamped[:n], iterations[:n])
 
-    def _look_ahead(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution) -> IKSolution:
+    def _look_ahead(
+        self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
+    ) -> IKSolution:
         """Solve all rows at once, from that solution and from rest; the better one is returned."""
         start = q[self.q_address]
         seeds = [solution.q_rad[:, self.q_address], np.repeat(start[None], len(targets), axis=0)]
         angles = look_ahead(self._lm, targets, q, start, seeds, bounds)
         ahead = self._account(targets, q, angles, bounds, solution.iterations)
-        better = ahead.residual_m.max() <= solution.residual_m.max() and ahead.worst < solution.worst
+        better = (
+            ahead.residual_m.max() <= solution.residual_m.max() and ahead.worst < solution.worst
+        )
         return ahead if better else solution
 
-    def _account(self, targets: F64, q: F64, angles: F64, bounds: StepBounds, iterations: NDArray[np.int_]) -> IKSolution:
+    def _account(
+        self, targets: F64, q: F64, angles: F64, bounds: StepBounds, iterations: NDArray[np.int_]
+    ) -> IKSolution:
         """The solution [T, nq] of angles [T, n], with its residuals and active bounds."""
         rows = np.repeat(q[None], len(targets), axis=0)
         rows[:, self.q_address] = angles
-        residuals = np.array([self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)])
+        residuals = np.array(
+            [self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)]
+        )
         before = np.vstack((q[self.q_address], angles[:-1]))
         ends = [bounds.around(last) for last in before]
         clamped = [_at_bound(now, *end) for now, end in zip(angles, ends, strict=True)]
         return IKSolution(rows, residuals[:, 0], residuals[:, 1], np.array(clamped), iterations)
 
-    def _clear_of_collisions(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution) -> IKSolution:
-        """Solve the rows again around a collision; where that is a detour or does not help, hold the arm before it."""
+    def _clear_of_collisions(
+        self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
+    ) -> IKSolution:
+        """Solve the rows again around a collision; where that is a detour or does not help, hold
+        the arm before it.
+        """
         check = self.collisions
         assert check is not None
         found = check.examine(q, solution.q_rad)
@@ -326,18 +427,31 @@ class MinkIKBridge:
         held = self._account(targets, q, rows[:, self.q_address], bounds, solution.iterations)
         return replace(held, collision=replace(found, held_from=held_from))
 
-    def _around(self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution, first: int) -> IKSolution:
-        """Solve the rows from ``first`` on again, within mink's collision limit, up to the first that takes a detour."""
+    def _around(
+        self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution, first: int
+    ) -> IKSolution:
+        """Solve the rows from ``first`` on again, within mink's collision limit, up to the first
+        that takes a detour.
+        """
         assert self.collisions is not None
-        limits, start = [*self._mink_limits, self.collisions.limit], solution.q_rad[first - 1] if first else q
-        accepted = np.stack((solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), axis=1)[first:]
+        limits, start = (
+            [*self._mink_limits, self.collisions.limit],
+            solution.q_rad[first - 1] if first else q,
+        )
+        accepted = np.stack(
+            (solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), axis=1
+        )[first:]
         rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, accepted)
         names = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
-        joined = {name: np.concatenate((getattr(solution, name)[:first], getattr(rest, name))) for name in names}
+        joined = {
+            name: np.concatenate((getattr(solution, name)[:first], getattr(rest, name)))
+            for name in names
+        }
         return replace(solution, **joined)
 
     def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
-        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in collision, and a report.
+        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in
+        collision, and a report.
 
         Errors as :meth:`configuration`.
         """
@@ -357,20 +471,31 @@ class MinkIKBridge:
         if how == "auto":
             self._lm.data.qpos[:] = q
             start = q[self.q_address]
-            angles, residual_m, residual_rad, spent = self._lm.solve(target, start, self._self_motion(start))
+            angles, residual_m, residual_rad, spent = self._lm.solve(
+                target, start, self._self_motion(start)
+            )
             reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
             if reached and (angles > lower).all() and (angles < upper).all():
                 return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
         q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper, limits)
-        return q, residual_m, residual_rad, _at_bound(q[self.q_address], lower, upper), spent + iterations
+        return (
+            q,
+            residual_m,
+            residual_rad,
+            _at_bound(q[self.q_address], lower, upper),
+            spent + iterations,
+        )
 
     def _step_mink(
         self, target: F64, q: F64, lower: F64, upper: F64, limits: list[mink.Limit]
     ) -> tuple[F64, float, float, int]:
-        """Gauss-Newton by quadratic programs. Each step is halved until the residual falls, which distant targets need."""
+        """Gauss-Newton by quadratic programs. Each step is halved until the residual falls,
+        which distant targets need.
+        """
         self._box.lower_rad, self._box.upper_rad = lower, upper
         configuration, task = self._configuration, self._task
-        # Without this the program would move fingers, or free bodies such as cubes, out of the arm's way.
+        # Without this the program would move fingers, or free bodies such as cubes, out of the
+        # arm's way.
         constraints = self._frozen if len(limits) > 1 else []
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
@@ -379,7 +504,8 @@ class MinkIKBridge:
         self._posture.set_target(posture)
         best, cost, change, iteration = q, np.inf, np.zeros(self.model.nv), 0
         for iteration in range(_MAX_ITERATIONS + 1):
-            x, y, z, u, v, w = task.compute_error(configuration).tolist()  # body twist: metres, then radians
+            # body twist: metres, then radians
+            x, y, z, u, v, w = task.compute_error(configuration).tolist()
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
             now = distance * distance + angle * angle
             if now < cost:
@@ -389,7 +515,9 @@ class MinkIKBridge:
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break
                 tasks: list[mink.Task] = [task] if iteration else [task, self._posture]
-                problem = mink.build_ik(configuration, tasks, 1.0, _QP_DAMPING, limits, constraints=constraints)
+                problem = mink.build_ik(
+                    configuration, tasks, 1.0, _QP_DAMPING, limits, constraints=constraints
+                )
                 solution = qpsolvers.solve_problem(problem, solver=self.solver)  # pyright: ignore[reportUnknownMemberType]
                 if not solution.found or solution.x is None:
                     break
@@ -400,8 +528,10 @@ class MinkIKBridge:
                     break
                 configuration.update(best)
             configuration.integrate_inplace(change, 1.0)
-        best[self.q_address] = np.clip(best[self.q_address], lower, upper)  # removes the solver's tolerance, a few ulp
-        residual_m, residual_rad = self._lm.residual(target, best)  # the twist's length is not the distance
+        # removes the solver's tolerance, a few ulp
+        best[self.q_address] = np.clip(best[self.q_address], lower, upper)
+        # the twist's length is not the distance
+        residual_m, residual_rad = self._lm.residual(target, best)
         return best, residual_m, residual_rad, iteration
 
 
@@ -422,16 +552,28 @@ def _method(name: object) -> Method:
     return name
 
 
-def _collision_limit(model: mujoco.MjModel, groups: Any, distance_m: float) -> mink.CollisionAvoidanceLimit:
-    """mink's limit with a detection distance so large that no iteration can cross ``distance_m`` unnoticed."""
+def _collision_limit(
+    model: mujoco.MjModel, groups: Any, distance_m: float
+) -> mink.CollisionAvoidanceLimit:
+    """mink's limit with a detection distance so large that no iteration can cross ``distance_m``
+    unnoticed.
+    """
     try:
         pairs = [(list(first), list(second)) for first, second in groups]
     except (TypeError, ValueError):
-        raise InputError(f"avoid_collisions must be a list of pairs of lists of geoms, got {groups!r}.") from None
-    ids = [([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second]) for first, second in pairs]
+        raise InputError(
+            f"avoid_collisions must be a list of pairs of lists of geoms, got {groups!r}."
+        ) from None
+    ids = [
+        ([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second])
+        for first, second in pairs
+    ]
     least = float(finite_array(distance_m, "min_distance_m", ()))
     return mink.CollisionAvoidanceLimit(
-        model, ids, minimum_distance_from_collisions=least, collision_detection_distance=least + _DETECTION_M
+        model,
+        ids,
+        minimum_distance_from_collisions=least,
+        collision_detection_distance=least + _DETECTION_M,
     )
 
 
@@ -443,11 +585,20 @@ def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
 def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:
     if not isinstance(frame_type, str) or frame_type not in _FRAME_TYPES:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
-    frame = mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
+    frame = (
+        mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
+    )
     if frame < 0:
         count = {"body": model.nbody, "site": model.nsite, "geom": model.ngeom}[frame_type]
-        names = [found for i in range(count) if (found := mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i))]
-        raise FrameError(f"the model has no {frame_type} {name!r}; it has: {', '.join(names) or 'none that are named'}.")
+        names = [
+            found
+            for i in range(count)
+            if (found := mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i))
+        ]
+        raise FrameError(
+            f"the model has no {frame_type} {name!r}; it has: "
+            f"{', '.join(names) or 'none that are named'}."
+        )
     return frame
 
 
@@ -461,5 +612,8 @@ def _chain(model: mujoco.MjModel, body: int) -> list[int]:
     hinged = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
     for joint in joints:
         if int(model.jnt_type[joint]) not in hinged:
-            raise InputError(f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those are supported.")
+            raise InputError(
+                f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those "
+                "are supported."
+            )
     return joints

@@ -1,10 +1,11 @@
 """Solve all rows of a chunk at once: the second pass for chunks that a row-by-row solution misses.
 
-Row by row the arm may run into a joint's end or fall behind where it should have turned its elbow earlier, as near
-straight elbows. Here damped least squares (Gauss-Newton) minimise the sum over all rows of the squared errors, in metres
-and radians, within the bounds of every row and step. Each quadratic program is solved by a primal-dual interior point
-method (Mehrotra 1992); its matrix is banded, since only neighbouring rows are coupled: a millisecond or two for 32 rows,
-against 30 by a dense solver.
+Row by row the arm may run into a joint's end or fall behind where it should have turned its elbow
+earlier, as near straight elbows. Here damped least squares (Gauss-Newton) minimise the sum over all
+rows of the squared errors, in metres and radians, within the bounds of every row and step. Each
+quadratic program is solved by a primal-dual interior point method (Mehrotra 1992); its matrix is
+banded, since only neighbouring rows are coupled: a millisecond or two for 32 rows, against 30 by a
+dense solver.
 
 Legend: T rows, n joints.
 """
@@ -43,13 +44,21 @@ class StepBounds:
         """Bounds of the row after ``angles_rad`` [n]."""
         if self.reach_rad is None:
             return self.lower, self.upper
-        return np.maximum(self.lower, angles_rad - self.reach_rad), np.minimum(self.upper, angles_rad + self.reach_rad)
+        return np.maximum(self.lower, angles_rad - self.reach_rad), np.minimum(
+            self.upper, angles_rad + self.reach_rad
+        )
 
 
 def look_ahead(
-    solver: LevenbergMarquardt, targets: F64, q_start: F64, start_rad: F64, seeds: list[F64], bounds: StepBounds
+    solver: LevenbergMarquardt,
+    targets: F64,
+    q_start: F64,
+    start_rad: F64,
+    seeds: list[F64],
+    bounds: StepBounds,
 ) -> F64:
-    """Return the angles [T, n] within bounds that come nearest to target poses [T, 4, 4], descending from each seed [T, n].
+    """Return the angles [T, n] within bounds that come nearest to target poses [T, 4, 4],
+    descending from each seed [T, n].
 
     Args:
         q_start: [nq] configuration at the start; joints off the chain keep its values.
@@ -67,7 +76,10 @@ class _Chunk:
 
     def linearize(self, angles_rad: F64) -> tuple[F64, F64]:
         """[T, 6] errors and [T, 6, n] Jacobians at angles [T, n]."""
-        rows = [self.solver.linearize(T, self.q_start, q) for T, q in zip(self.targets, angles_rad, strict=True)]
+        rows = [
+            self.solver.linearize(T, self.q_start, q)
+            for T, q in zip(self.targets, angles_rad, strict=True)
+        ]
         return np.stack([error for error, _ in rows]), np.stack([J for _, J in rows])
 
 
@@ -79,7 +91,9 @@ def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[
     cost, damping = float(np.sum(error * error)), _DAMPING
     for _ in range(_PASSES):
         blocks = np.einsum("tki,tkj->tij", jacobian, jacobian) + damping * np.eye(len(start))
-        step = solve_banded_program(blocks, -np.einsum("tki,tk->ti", jacobian, error), angles, start, bounds, reach)
+        step = solve_banded_program(
+            blocks, -np.einsum("tki,tk->ti", jacobian, error), angles, start, bounds, reach
+        )
         trial = _inside(angles + step, start, bounds)
         trial_error, trial_jacobian = chunk.linearize(trial)
         trial_cost = float(np.sum(trial_error * trial_error))
@@ -97,20 +111,27 @@ def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[
 
 
 def _inside(angles: F64, start: F64, bounds: StepBounds) -> F64:
-    """Remove what the program's tolerance leaves outside of bounds, and put angles that all but reach a bound on it."""
+    """Remove what the program's tolerance leaves outside of bounds, and put angles that all but
+    reach a bound on it.
+    """
     out, before = np.empty_like(angles), start
     for row, wanted in enumerate(angles):
         lower, upper = bounds.around(before)
-        wanted = np.where(wanted < lower + _SNAP_RAD, lower, np.where(wanted > upper - _SNAP_RAD, upper, wanted))
+        wanted = np.where(
+            wanted < lower + _SNAP_RAD, lower, np.where(wanted > upper - _SNAP_RAD, upper, wanted)
+        )
         out[row] = before = wanted
     return out
 
 
-def solve_banded_program(blocks: F64, gradient: F64, angles: F64, start: F64, bounds: StepBounds, reach: F64) -> F64:
+def solve_banded_program(
+    blocks: F64, gradient: F64, angles: F64, start: F64, bounds: StepBounds, reach: F64
+) -> F64:
     """Return the change d [T, n] of angles [T, n] that minimises a quadratic cost within bounds.
 
-    The cost is ``sum_i d_i' B_i d_i / 2 + g_i' d_i``, with ``blocks`` B [T, n, n] and ``gradient`` g [T, n], and the squared
-    steps from row to row times their weight. Slacks s and multipliers y are [4, T, n]: step up, step down, upper, lower.
+    The cost is ``sum_i d_i' B_i d_i / 2 + g_i' d_i``, with ``blocks`` B [T, n, n] and ``gradient``
+    g [T, n], and the squared steps from row to row times their weight. Slacks s and multipliers y
+    are [4, T, n]: step up, step down, upper, lower.
     """
     steps = np.diff(np.vstack((start, angles)), axis=0)
     room = np.stack((reach - steps, reach + steps, bounds.upper - angles, angles - bounds.lower))
@@ -121,7 +142,9 @@ def solve_banded_program(blocks: F64, gradient: F64, angles: F64, start: F64, bo
         gap = float(np.mean(s * y))
         if gap < _GAP:
             break
-        curvature = np.einsum("tij,tj->ti", blocks, d) + _SMOOTHING * _differences_transposed(_differences(d))
+        curvature = np.einsum("tij,tj->ti", blocks, d) + _SMOOTHING * _differences_transposed(
+            _differences(d)
+        )
         dual, primal = curvature + gradient + _forces(y), _sides(d) + s - room
         factor, failed = _factorize(blocks, y / s)
         if failed:  # as near to the solution as the precision allows
@@ -129,13 +152,17 @@ def solve_banded_program(blocks: F64, gradient: F64, angles: F64, start: F64, bo
         _, ds, dy = _newton(factor, s, y, dual, primal, s * y)
         share = min(_longest(s, ds), _longest(y, dy))
         expected = float(np.mean((s + share * ds) * (y + share * dy)))
-        dd, ds, dy = _newton(factor, s, y, dual, primal, s * y + ds * dy - (expected / gap) ** 3 * gap)
+        dd, ds, dy = _newton(
+            factor, s, y, dual, primal, s * y + ds * dy - (expected / gap) ** 3 * gap
+        )
         share = 0.99 * min(_longest(s, ds), _longest(y, dy))
         d, s, y = d + share * dd, s + share * ds, y + share * dy
     return d
 
 
-def _newton(factor: Any, s: F64, y: F64, dual: F64, primal: F64, products: F64) -> tuple[F64, F64, F64]:
+def _newton(
+    factor: Any, s: F64, y: F64, dual: F64, primal: F64, products: F64
+) -> tuple[F64, F64, F64]:
     """Newton step of d, s and y that removes the residuals and reduces s * y by ``products``."""
     wanted = -dual - _forces((y * primal - products) / s)
     dd: F64 = _solve_banded(factor, wanted.ravel(), lower=1)[0].reshape(dual.shape)
@@ -171,7 +198,9 @@ def _longest(value: F64, change: F64) -> float:
 
 
 def _factorize(blocks: F64, weights: F64) -> tuple[F64, bool]:
-    """Cholesky factor of the program's matrix, whose lower band is as wide as a row has joints, and whether there is none."""
+    """Cholesky factor of the program's matrix, whose lower band is as wide as a row has joints,
+    and whether there is none.
+    """
     T, n, _ = blocks.shape
     band = np.zeros((n + 1, T, n))
     for k in range(n):

@@ -1,9 +1,10 @@
 """The control loop: runs inference while the arm moves, for a simulated arm or a real one.
 
-Each tick hands the arm the references of one control period, while a worker thread infers the next chunk. On arrival its
-elapsed rows are dropped, the rest is blended into the motion (``chunk_blending.py``) and planned, on that thread as well: on
-a simulated clock the tick waits for it; in real time it is planned from a reference a little ahead. If no fresh chunk
-arrives in time, the executor brakes and holds, and motion resumes from an observation taken after that.
+Each tick hands the arm the references of one control period, while a worker thread infers the next
+chunk. On arrival its elapsed rows are dropped, the rest is blended into the motion
+(``chunk_blending.py``) and planned, on that thread as well: on a simulated clock the tick waits for
+it; in real time it is planned from a reference a little ahead. If no fresh chunk arrives in time,
+the executor brakes and holds, and motion resumes from an observation taken after that.
 """
 
 from __future__ import annotations
@@ -21,18 +22,51 @@ import numpy as np
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import blend_chunk, seam_speed
-from strands_cosmos3.control.executor import Executor, ExecutorState, PreparedMotion, ReferenceBlock, Takeover
+from strands_cosmos3.control.executor import (
+    Executor,
+    ExecutorState,
+    PreparedMotion,
+    ReferenceBlock,
+    Takeover,
+)
 from strands_cosmos3.control.prefetch import Worker
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error, InputError
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    ConfigError,
+    ControlError,
+    Cosmos3Error,
+    InputError,
+)
 from strands_cosmos3.types import JointTrajectory, Observation
 
-__all__ = ["ANCHOR_TOLERANCE_RAD", "AcceptedChunk", "Arm", "ControlLoop", "LoopConfig", "Planner", "PrefixSpan", "Tick"]
+__all__ = [
+    "ANCHOR_TOLERANCE_RAD",
+    "AcceptedChunk",
+    "Arm",
+    "ControlLoop",
+    "LoopConfig",
+    "Planner",
+    "PrefixSpan",
+    "Tick",
+]
 _T = TypeVar("_T")
 _COUNTERS = (
-    *("requested", "failed", "rejected", "expired", "deadline_misses", "idle_ticks", "abandoned_inferences"),
+    *(
+        "requested",
+        "failed",
+        "rejected",
+        "expired",
+        "deadline_misses",
+        "idle_ticks",
+        "abandoned_inferences",
+    ),
     "anchored_on_measurement",
-    *(f"collision_{outcome}" for outcome in CollisionOutcome if outcome is not CollisionOutcome.CLEAR),
+    *(
+        f"collision_{outcome}"
+        for outcome in CollisionOutcome
+        if outcome is not CollisionOutcome.CLEAR
+    ),
 )
 _OLD_COUNTER_NAMES = {
     "requested": "asked",
@@ -42,8 +76,9 @@ _OLD_COUNTER_NAMES = {
     "abandoned_inferences": "abandoned",
 }
 ANCHOR_TOLERANCE_RAD = 0.05
-"""Distance of a joint from its reference, up to which a chunk departs from the reference: ten times the sag under a payload
-of 0.5 kg, and a few centimetres at the hand."""
+"""Distance of a joint from its reference, up to which a chunk departs from the reference: ten
+times the sag under a payload of 0.5 kg, and a few centimetres at the hand.
+"""
 MAX_LATENCY_S = 60.0
 _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
@@ -51,14 +86,21 @@ _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
 
 
 def with_old_names(counters: Mapping[str, int]) -> dict[str, int]:
-    """Counters for a report, with the names of 0.1 beside the present ones. To be removed after 0.2."""
-    return {**counters, **{old: counters[name] for name, old in _OLD_COUNTER_NAMES.items() if name in counters}}
+    """Counters for a report, with the names of 0.1 beside the present ones. To be removed after
+    0.2.
+    """
+    return {
+        **counters,
+        **{old: counters[name] for name, old in _OLD_COUNTER_NAMES.items() if name in counters},
+    }
 
 
 class Arm(Protocol):
-    """The loop's interface to an arm: the measured joints, and a sink for references at a fixed rate.
+    """The loop's interface to an arm: the measured joints, and a sink for references at a fixed
+    rate.
 
-    ``SimulatedArm`` (``sim.simulated_arm``) implements it; ``examples/07_your_own_arm.py`` is the place for libfranka or ROS 2.
+    ``SimulatedArm`` (``sim.simulated_arm``) implements it; ``examples/07_your_own_arm.py`` is the
+    place for libfranka or ROS 2.
     """
 
     @property
@@ -71,11 +113,14 @@ class Arm(Protocol):
         ...
 
     def joint_state(self) -> tuple[F64, F64, float | F64]:
-        """Measured angles [n] in rad, velocities [n] in rad/s, and the gripper's open fraction ([G] of other than one)."""
+        """Measured angles [n] in rad, velocities [n] in rad/s, and the gripper's open fraction
+        ([G] of other than one).
+        """
         ...
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        """Follow the references at the ends of the next M steps of ``dt_s``; ``before`` is the one at their beginning.
+        """Follow the references at the ends of the next M steps of ``dt_s``; ``before`` is the one
+        at their beginning.
 
         Returns:
             Measured angles [M, n] and open fractions [M], or [M, G].
@@ -89,10 +134,11 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class PrefixSpan:
-    """The ``rows`` of the present chunk, from index ``first`` on, that the arm executes while the next chunk is inferred.
+    """The ``rows`` of the present chunk, from index ``first`` on, that the arm executes while the
+    next chunk is inferred.
 
-    ``first`` coincides with the next chunk's first row: the row under way if rows are due one period after their observation,
-    the row commanded now if the first is due at once.
+    ``first`` coincides with the next chunk's first row: the row under way if rows are due one
+    period after their observation, the row commanded now if the first is due at once.
     """
 
     first: int
@@ -102,19 +148,22 @@ class PrefixSpan:
 class Planner(Protocol):
     """The source of chunks. ``observe`` is called between two ticks, ``plan`` on a worker thread.
 
-    An :class:`Observation` is given its anchor by the loop: the chunk is to depart from ``q_anchor_rad``. Anything else is
-    passed on as it is; such a planner commands absolute angles.
+    An :class:`Observation` is given its anchor by the loop: the chunk is to depart from
+    ``q_anchor_rad``. Anything else is passed on as it is; such a planner commands absolute angles.
     """
 
     def observe(self, action_prefix: PrefixSpan | None) -> Any:
-        """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way or the arm is off its reference."""
+        """Return what ``plan`` needs; ``action_prefix`` is None if no motion is under way or the
+        arm is off its reference.
+        """
         ...
 
     def plan(self, observation: Any) -> JointTrajectory:
         """Return the chunk for an observation.
 
         Raises:
-            Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; others are counted, and the loop tries again.
+            Cosmos3Error: Inference failed. A :class:`ConfigError` ends the loop; others are
+                counted, and the loop tries again.
         """
         ...
 
@@ -125,14 +174,20 @@ class LoopConfig:
 
     Args:
         hz: Ticks per second; a tick is a whole number of the arm's reference steps.
-        replan_rows: Rows of a chunk after which the next is requested; None requests as late as the latency allows.
-        latency_s: Duration of an inference on the arm's clock. 0 stops the clock during inference; a number, or a callable
-            that returns one, delivers the chunk that much later, whatever inference takes; None delivers it once it is there.
-        blend_s: Time over which the offset between an arriving chunk and the motion under way fades out.
-        retry_s, longest_retry_s: First and longest pause after a failed inference; the pause doubles each time.
-        anchor_tolerance_rad: If every joint is this close to its reference, a chunk departs from the reference, so that the
-            servos' sag does not add up. Otherwise it departs from the measured angles.
-        patience_s: Time that the arm may hold before a failed inference ends the loop; a running one is waited for.
+        replan_rows: Rows of a chunk after which the next is requested; None requests as late as the
+            latency allows.
+        latency_s: Duration of an inference on the arm's clock. 0 stops the clock during inference;
+            a number, or a callable that returns one, delivers the chunk that much later, whatever
+            inference takes; None delivers it once it is there.
+        blend_s: Time over which the offset between an arriving chunk and the motion under way fades
+            out.
+        retry_s, longest_retry_s: First and longest pause after a failed inference; the pause
+            doubles each time.
+        anchor_tolerance_rad: If every joint is this close to its reference, a chunk departs from
+            the reference, so that the servos' sag does not add up. Otherwise it departs from the
+            measured angles.
+        patience_s: Time that the arm may hold before a failed inference ends the loop; a running
+            one is waited for.
 
     Raises:
         InputError: A number is out of range.
@@ -148,7 +203,14 @@ class LoopConfig:
     anchor_tolerance_rad: float = ANCHOR_TOLERANCE_RAD
 
     def __post_init__(self) -> None:
-        for name in ("hz", "blend_s", "retry_s", "longest_retry_s", "patience_s", "anchor_tolerance_rad"):
+        for name in (
+            "hz",
+            "blend_s",
+            "retry_s",
+            "longest_retry_s",
+            "patience_s",
+            "anchor_tolerance_rad",
+        ):
             positive(getattr(self, name), name)
         if self.replan_rows is not None:
             whole_number(self.replan_rows, "replan_rows", 1)
@@ -174,13 +236,16 @@ class AcceptedChunk:
     """A chunk that the executor has accepted.
 
     Args:
-        plan, rows_passed: The remaining rows, timed from now (the intended path), and the number of those dropped.
+        plan, rows_passed: The remaining rows, timed from now (the intended path), and the number of
+            those dropped.
         motion: The executor's motion through them.
-        motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's observation.
+        motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's
+            observation.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning. seam_rad_s: See ``Rollout``.
-        q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4] that the chunk departs from;
-            None for a plan without poses, or of several limbs, whose anchors are in ``limb_anchors``.
+        q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4]
+            that the chunk departs from; None for a plan without poses, or of several limbs, whose
+            anchors are in ``limb_anchors``.
     """
 
     plan: JointTrajectory
@@ -198,7 +263,9 @@ class AcceptedChunk:
 
 @dataclass(frozen=True, eq=False)
 class Tick:
-    """The references handed to the arm in one tick, and the angles [M, n] and open fractions ([M], [M, G]) measured after."""
+    """The references handed to the arm in one tick, and the angles [M, n] and open fractions
+    ([M], [M, G]) measured after.
+    """
 
     block: ReferenceBlock
     q_rad: F64
@@ -219,12 +286,18 @@ class PendingInference:
 
     def arrived(self, now_s: float) -> bool:
         """Whether the chunk is due; on a simulated clock the loop then waits for it."""
-        return self.result.done() if self.latency_s is None else now_s >= self.requested_s + self.latency_s - 1e-9
+        return (
+            self.result.done()
+            if self.latency_s is None
+            else now_s >= self.requested_s + self.latency_s - 1e-9
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class PendingPlan:
-    """The planning of a chunk under way: the reference it starts from, and the remaining rows and their motion, if any."""
+    """The planning of a chunk under way: the reference it starts from, and the remaining rows
+    and their motion, if any.
+    """
 
     takeover: Takeover
     result: Future[tuple[JointTrajectory, PreparedMotion] | None]
@@ -236,16 +309,19 @@ class ControlLoop:
     Args:
         arm, planner, config: The arm, the source of chunks, the settings.
         executor: Plans and guards the references; it starts at the arm's configuration.
-        on_accepted: Called with each accepted chunk, before the arm follows it, and the number of rows begun of the previous.
+        on_accepted: Called with each accepted chunk, before the arm follows it, and the number of
+            rows begun of the previous.
         interrupted: Returns whether the user wants to stop; waiting for an inference then ends.
 
     Attributes:
-        counters: ``requested``; ``failed`` (no chunk), ``rejected`` (a chunk that cannot be followed), ``expired`` (a chunk
-            whose rows have all passed, or whose observation precedes a hold or stop), ``deadline_misses`` (the motion ended
-            before a fresh chunk arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
-            ``abandoned_inferences`` (inferences that had not ended when the loop was closed), ``anchored_on_measurement``
-            (inferences requested while the arm was too far from its reference to depart from there); of the accepted chunks
-            ``collision_stopped``, ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`).
+        counters: ``requested``; ``failed`` (no chunk), ``rejected`` (a chunk that cannot be
+            followed), ``expired`` (a chunk whose rows have all passed, or whose observation
+            precedes a hold or stop), ``deadline_misses`` (the motion ended before a fresh chunk
+            arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
+            ``abandoned_inferences`` (inferences that had not ended when the loop was closed),
+            ``anchored_on_measurement`` (inferences requested while the arm was too far from its
+            reference to depart from there); of the accepted chunks ``collision_stopped``,
+            ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`).
         error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
@@ -261,12 +337,17 @@ class ControlLoop:
         on_accepted: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
-        self.arm, self.planner, self.executor = arm, planner, instance_of(executor, Executor, "executor")
+        self.arm, self.planner, self.executor = (
+            arm,
+            planner,
+            instance_of(executor, Executor, "executor"),
+        )
         self.config = instance_of(config or LoopConfig(), LoopConfig, "config")
         steps = 1.0 / (self.config.hz * positive(getattr(arm, "dt_s", None), "the arm's dt_s"))
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
-                f"{self.config.hz:g} ticks per second are not a whole number of reference steps of {arm.dt_s * 1e3:g} ms; "
+                f"{self.config.hz:g} ticks per second are not a whole number of reference steps "
+                f"of {arm.dt_s * 1e3:g} ms; "
                 f"use a divisor of {1 / arm.dt_s:g} Hz."
             )
         self.substeps = round(steps)
@@ -287,13 +368,15 @@ class ControlLoop:
         self._not_before_s = self._moved_s = -float("inf")
 
     def tick(self) -> Tick:
-        """Run one control period: accept the chunk that has arrived, request the next if it is due, move.
+        """Run one control period: accept the chunk that has arrived, request the next if it is due,
+        move.
 
         Raises:
             ConfigError: From the planner. Before the first motion, any of the planner's errors.
-            Cosmos3Error: The latest inference's error, once the arm has held for longer than ``patience_s``.
-            ControlError: The arm cannot go on, or (:class:`ActuatorGuardError`) a reference must not be followed. The
-                executor is in FAULT, and :meth:`advance` brakes and holds.
+            Cosmos3Error: The latest inference's error, once the arm has held for longer than
+                ``patience_s``.
+            ControlError: The arm cannot go on, or (:class:`ActuatorGuardError`) a reference must
+                not be followed. The executor is in FAULT, and :meth:`advance` brakes and holds.
             KeyboardInterrupt: The user interrupted the wait for an inference.
         """
         now_s = self.arm.now_s()
@@ -302,14 +385,18 @@ class ControlLoop:
             self._request(now_s)
             self._receive(now_s)
         self._give_up_after_patience(now_s)
-        self.counters["idle_ticks"] += self._has_moved and self.executor.state is not ExecutorState.RUNNING
+        self.counters["idle_ticks"] += (
+            self._has_moved and self.executor.state is not ExecutorState.RUNNING
+        )
         holds = self.executor.counters["holds"]
         tick = self.advance()
         self.counters["deadline_misses"] += self.executor.counters["holds"] - holds
         return tick
 
     def advance(self) -> Tick:
-        """As :meth:`tick`, without requesting a chunk: continue the present motion, e.g. to carry out a stop."""
+        """As :meth:`tick`, without requesting a chunk: continue the present motion, e.g. to
+        carry out a stop.
+        """
         before = self.executor.reference
         block = self.executor.advance(self.substeps)
         try:
@@ -321,7 +408,9 @@ class ControlLoop:
 
     @property
     def held_s(self) -> float:
-        """Time since the arm last moved, to a tick; 0 while it moves and before its first motion."""
+        """Time since the arm last moved, to a tick; 0 while it moves and before its first
+        motion.
+        """
         if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
             return 0.0
         return self.arm.now_s() - self._moved_s
@@ -338,9 +427,11 @@ class ControlLoop:
         return f"{held}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
 
     def close(self, timeout_s: float = 10.0, cancel: Callable[[], None] = lambda: None) -> None:
-        """End the worker thread. An inference that does not end within ``timeout_s`` is abandoned and counted.
+        """End the worker thread. An inference that does not end within ``timeout_s`` is abandoned
+        and counted.
 
-        ``cancel`` (e.g. a policy's) asks it to end, repeatedly, because the inference may only just be starting.
+        ``cancel`` (e.g. a policy's) asks it to end, repeatedly, because the inference may only just
+        be starting.
         """
         self._pending = self._planning = None
         self.counters["abandoned_inferences"] += not self._worker.close(timeout_s, cancel)
@@ -351,7 +442,9 @@ class ControlLoop:
 
     @property
     def _pauses(self) -> int:
-        """Number of holds and stops so far; an observation from before one is no basis for further motion."""
+        """Number of holds and stops so far; an observation from before one is no basis for
+        further motion.
+        """
         return self.executor.counters["holds"] + self.executor.counters["stops"]
 
     def _expected_s(self) -> float:
@@ -363,21 +456,34 @@ class ControlLoop:
         return _LATENCY_MARGIN * slowest_s if latency is None else slowest_s
 
     def _is_due(self, now_s: float) -> bool:
-        """Whether to request a chunk now: ``replan_rows`` are nearly done, or the motion would end before it arrived."""
+        """Whether to request a chunk now: ``replan_rows`` are nearly done, or the motion would
+        end before it arrived.
+        """
         executor = self.executor
-        if self._pending is not None or now_s < self._not_before_s or executor.state is ExecutorState.FAULT:
+        if (
+            self._pending is not None
+            or now_s < self._not_before_s
+            or executor.state is ExecutorState.FAULT
+        ):
             return False
         if executor.state is not ExecutorState.RUNNING:
             return True
         wanted = self.config.replan_rows
-        if wanted is not None and executor.steps_to_row(max(wanted - self._rows_passed, 0) - 1) < self.substeps:
+        if (
+            wanted is not None
+            and executor.steps_to_row(max(wanted - self._rows_passed, 0) - 1) < self.substeps
+        ):
             return True
         expected_s = self._expected_s()
         lead = ceil(expected_s / self.arm.dt_s) + self.substeps if expected_s > 0 else 0
         return executor.steps_to_row(self._n_rows - 1) < self.substeps + lead
 
     def _request(self, now_s: float) -> None:
-        q_departure, reference, latency = self.arm.joint_state()[0], self.executor.reference.q_rad, self.config.latency_s
+        q_departure, reference, latency = (
+            self.arm.joint_state()[0],
+            self.executor.reference.q_rad,
+            self.config.latency_s,
+        )
         off = np.abs(q_departure - reference).max() > self.config.anchor_tolerance_rad
         observation = self.planner.observe(None if off else self._prefix_span())
         if isinstance(observation, Observation):
@@ -387,7 +493,9 @@ class ControlLoop:
         # Submitted last: if anything above fails, no inference is under way.
         result = self._worker.submit(lambda: _timed(lambda: self.planner.plan(observation)))
         motion_s, pauses = self.executor.motion_s, self._pauses
-        self._pending = PendingInference(result, now_s, motion_s, pauses, q_departure, reference, latency_s)
+        self._pending = PendingInference(
+            result, now_s, motion_s, pauses, q_departure, reference, latency_s
+        )
         self.counters["requested"] += 1
         self.counters["anchored_on_measurement"] += int(off)
 
@@ -401,11 +509,14 @@ class ControlLoop:
         rows = min(ceil(expected_s / self._row_s - 1e-6), self._n_rows - first)
         if rows <= 0:
             return None
-        now = int(self._due_at_once)  # the next chunk then begins with the row that has just been reached
+        # the next chunk then begins with the row that has just been reached
+        now = int(self._due_at_once)
         return PrefixSpan(self._rows_passed + self._rows_merged + first - now, rows + now)
 
     def _receive(self, now_s: float) -> None:
-        """Take up the chunk that has arrived, if any, as soon as it is planned; one that cannot be used is counted."""
+        """Take up the chunk that has arrived, if any, as soon as it is planned; one that cannot
+        be used is counted.
+        """
         pending, counter = self._pending, "failed"
         if pending is None or not pending.arrived(now_s):
             return
@@ -437,11 +548,17 @@ class ControlLoop:
             self._pending = self._planning = None  # whatever it is, it is raised once
         return result.result()
 
-    def _take_up(self, plan: JointTrajectory, pending: PendingInference, wall_ms: float) -> bool | None:
-        """Hand a chunk to the executor; None while it is being planned, False if all its rows have passed."""
+    def _take_up(
+        self, plan: JointTrajectory, pending: PendingInference, wall_ms: float
+    ) -> bool | None:
+        """Hand a chunk to the executor; None while it is being planned, False if all its rows
+        have passed.
+        """
         executor, in_real_time = self.executor, pending.latency_s is None
         if self._planning is None:
-            self._planning = self._plan_ahead(plan, pending, self._ticks_ahead if in_real_time else 0)
+            self._planning = self._plan_ahead(
+                plan, pending, self._ticks_ahead if in_real_time else 0
+            )
         if in_real_time and not self._planning.result.done():
             return None
         takeover, prepared = self._planning.takeover, self._result_of(self._planning.result)
@@ -459,29 +576,54 @@ class ControlLoop:
         if plan.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{plan.collision.outcome}"] += 1
         if self._on_accepted is not None:
-            latency_ms, since_s = (self.arm.now_s() - pending.requested_s) * 1e3, takeover.motion_s - pending.motion_s
+            latency_ms, since_s = (
+                (self.arm.now_s() - pending.requested_s) * 1e3,
+                takeover.motion_s - pending.motion_s,
+            )
             seam_rad_s = seam_speed(plan, pending.q_departure_rad, since_s, takeover.reference)
             timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
             anchor = None if plan.poses is None else plan.poses.T_base_anchor
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
-            self._on_accepted(AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchor, anchors), begun)
+            self._on_accepted(
+                AcceptedChunk(
+                    rest, motion.motion, *timing, pending.q_reference_rad, anchor, anchors
+                ),
+                begun,
+            )
         return True
 
-    def _plan_ahead(self, plan: JointTrajectory, pending: PendingInference, ticks: int) -> PendingPlan:
+    def _plan_ahead(
+        self, plan: JointTrajectory, pending: PendingInference, ticks: int
+    ) -> PendingPlan:
         """Plan a chunk on the worker's thread, from the reference some ticks ahead."""
         takeover, blend_s = self.executor.takeover(ticks * self.substeps), self.config.blend_s
 
         def prepare() -> tuple[JointTrajectory, PreparedMotion] | None:
-            chunk, since_s = instance_of(plan, JointTrajectory, "plan"), takeover.motion_s - pending.motion_s
-            rest = blend_chunk(chunk, pending.q_departure_rad, since_s, takeover.reference, takeover.limits, blend_s)
+            chunk, since_s = (
+                instance_of(plan, JointTrajectory, "plan"),
+                takeover.motion_s - pending.motion_s,
+            )
+            rest = blend_chunk(
+                chunk,
+                pending.q_departure_rad,
+                since_s,
+                takeover.reference,
+                takeover.limits,
+                blend_s,
+            )
             return None if rest is None else (rest, takeover.prepare(rest))
 
         return PendingPlan(takeover, self._worker.submit(prepare))
 
-    def _follow_rows(self, plan: JointTrajectory, rest: JointTrajectory, motion: PlannedMotion) -> None:
+    def _follow_rows(
+        self, plan: JointTrajectory, rest: JointTrajectory, motion: PlannedMotion
+    ) -> None:
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
-        self._n_rows, self._rows_merged = len(motion.nominal_s) - 1, len(rest.t_s) - len(motion.nominal_s) + 1
+        self._n_rows, self._rows_merged = (
+            len(motion.nominal_s) - 1,
+            len(rest.t_s) - len(motion.nominal_s) + 1,
+        )
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
@@ -490,7 +632,9 @@ class ControlLoop:
             raise error
         self.counters[counter] += 1
         self.error = error
-        self._not_before_s = now_s + min(self.config.retry_s * 2**self._failures, self.config.longest_retry_s)
+        self._not_before_s = now_s + min(
+            self.config.retry_s * 2**self._failures, self.config.longest_retry_s
+        )
         self._failures += 1
 
     def _give_up_after_patience(self, now_s: float) -> None:

@@ -26,7 +26,8 @@ def _work(calls: _Calls) -> None:
 class Worker:
     """One daemon thread, started by the first call, that runs one call after another.
 
-    A ``ThreadPoolExecutor`` is joined at exit, but a call into a user's policy may never return and must not block that.
+    A ``ThreadPoolExecutor`` is joined at exit, but a call into a user's policy may never return and
+    must not block that.
     """
 
     def __init__(self) -> None:
@@ -37,16 +38,20 @@ class Worker:
         """Run a call on the thread, after those submitted before it."""
         if self._thread is None:
             self._calls = SimpleQueue()  # an abandoned thread keeps its own
-            self._thread = threading.Thread(target=_work, args=(self._calls,), name="planner", daemon=True)
+            self._thread = threading.Thread(
+                target=_work, args=(self._calls,), name="planner", daemon=True
+            )
             self._thread.start()
         future: Future[_T] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self, timeout_s: float, cancel: Callable[[], None] = lambda: None) -> bool:
-        """Return whether the thread ended, i.e. its call returned within ``timeout_s``; it is abandoned otherwise.
+        """Return whether the thread ended, i.e. its call returned within ``timeout_s``; it is
+        abandoned otherwise.
 
-        ``cancel`` asks the call to end. It is called repeatedly, because the call may only just be starting.
+        ``cancel`` asks the call to end. It is called repeatedly, because the call may only just be
+        starting.
         """
         if self._thread is None:
             return True

@@ -1,7 +1,9 @@
-"""Damped least squares for limbs that share joints, e.g. a waist: the errors of all limbs at once, over all joints.
+"""Damped least squares for limbs that share joints, e.g. a waist: the errors of all limbs at once,
+over all joints.
 
-Each iteration solves ``(J W J^T + lambda I) y = e``, ``dq = W J^T y``, with the limbs' errors e [6 L] and J [6 L, n] stacked.
-The metric W says how readily a joint turns: a shared one less than the others, lest it turn for every motion of a hand.
+Each iteration solves ``(J W J^T + lambda I) y = e``, ``dq = W J^T y``, with the limbs' errors e [6
+L] and J [6 L, n] stacked. The metric W says how readily a joint turns: a shared one less than the
+others, lest it turn for every motion of a hand.
 
 Legend: L limbs, T rows, n joints of all limbs, each once.
 """
@@ -34,23 +36,31 @@ class StackedSolver:
         joints: Of each limb, the indices of its joints among all [n].
         weight: [n] W's diagonal; a joint of weight zero stays where it is.
 
-    Raises InputError if the limbs' functions and joints differ in number, or the weights are no finite numbers.
+    Raises InputError if the limbs' functions and joints differ in number, or the weights are no
+    finite numbers.
     """
 
-    def __init__(self, linearize: Sequence[_Linearize], joints: Sequence[NDArray[np.intp]], weight: F64):
+    def __init__(
+        self, linearize: Sequence[_Linearize], joints: Sequence[NDArray[np.intp]], weight: F64
+    ):
         instance_of(linearize, Sequence, "linearize")
         instance_of(joints, Sequence, "joints")
         if len(joints) != len(linearize):
-            raise InputError(f"each of the {len(linearize)} limbs needs its joints; there are {len(joints)} lists of them.")
+            raise InputError(
+                f"each of the {len(linearize)} limbs needs its joints; there are {len(joints)} "
+                "lists of them."
+            )
         self._limbs = list(zip(linearize, joints, strict=True))
         self._weight = finite_array(weight, "weight", (None,))
 
     def solve(
         self, targets: Sequence[F64], q: F64, angles: F64, bounds: StepBounds, posture: F64
     ) -> tuple[F64, NDArray[np.int_]]:
-        """Return angles [T, n] and iterations [T] for each limb's poses [T, 4, 4], from angles [n] of a configuration [nq].
+        """Return angles [T, n] and iterations [T] for each limb's poses [T, 4, 4], from angles [n]
+        of a configuration [nq].
 
-        The first iteration of a row also moves a little towards ``posture`` [n], as far as the poses allow.
+        The first iteration of a row also moves a little towards ``posture`` [n], as far as the
+        poses allow.
         """
         rows: list[F64] = []
         iterations: list[int] = []
@@ -60,7 +70,9 @@ class StackedSolver:
             iterations.append(spent)
         return np.array(rows), np.array(iterations)
 
-    def _row(self, poses: Sequence[F64], q: F64, angles: F64, box: tuple[F64, F64], posture: F64) -> tuple[F64, int]:
+    def _row(
+        self, poses: Sequence[F64], q: F64, angles: F64, box: tuple[F64, F64], posture: F64
+    ) -> tuple[F64, int]:
         damping, iteration = _LAMBDA_MIN, 0
         now = self._linearize(poses, q, angles)
         while not _reached(now[0]) and iteration < _MAX_ITERATIONS and damping <= _LAMBDA_MAX:
@@ -83,15 +95,26 @@ class StackedSolver:
             errors[own], J[own, joints] = linearize(pose, q, angles[joints])
         return errors, J
 
-    def _step(self, error: F64, J: F64, angles: F64, box: tuple[F64, F64], wish: F64, damping: float) -> F64:
-        """Angles [n] after a step inside the box; joints that it would take out stop there, and the others do without them."""
+    def _step(
+        self, error: F64, J: F64, angles: F64, box: tuple[F64, F64], wish: F64, damping: float
+    ) -> F64:
+        """Angles [n] after a step inside the box; joints that it would take out stop there, and
+        the others do without them.
+        """
         (low, high), moved = box, np.zeros_like(angles)
         weight, change = self._weight.copy(), moved
         for _ in angles:
             free = weight > 0
             z = np.where(free, wish, moved)
             JW = J * weight
-            change = np.where(free, JW.T @ np.linalg.solve(JW @ J.T + damping * np.eye(len(J)), error - J @ z), 0.0) + z
+            change = (
+                np.where(
+                    free,
+                    JW.T @ np.linalg.solve(JW @ J.T + damping * np.eye(len(J)), error - J @ z),
+                    0.0,
+                )
+                + z
+            )
             out = free & ((angles + change < low) | (angles + change > high))
             if not out.any():
                 break
@@ -101,8 +124,12 @@ class StackedSolver:
 
 
 def _reached(error: F64) -> bool:
-    position, rotation = (np.linalg.norm(part, axis=1) for part in np.split(error.reshape(-1, 6), 2, axis=1))
-    return bool(position.max() <= _POSITION_TOLERANCE_M and rotation.max() <= _ROTATION_TOLERANCE_RAD)
+    position, rotation = (
+        np.linalg.norm(part, axis=1) for part in np.split(error.reshape(-1, 6), 2, axis=1)
+    )
+    return bool(
+        position.max() <= _POSITION_TOLERANCE_M and rotation.max() <= _ROTATION_TOLERANCE_RAD
+    )
 
 
 __all__ = ["StackedSolver"]

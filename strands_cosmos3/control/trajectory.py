@@ -1,9 +1,10 @@
 """Plan a smooth joint motion within the arm's limits through the rows of a chunk.
 
-The motion passes every row, begins in the state of the present reference, and consists of pieces of constant jerk, so that
-the acceleration is continuous, across chunks as well. Its velocities at the rows are those of a cubic spline. If that would
-overshoot a joint's end, a monotone spline takes its place or, as a last resort, straight lines that halt at every row. Where
-the rows exceed a limit of the joints or of the hand, or reach a state from which the arm could not be stopped within them,
+The motion passes every row, begins in the state of the present reference, and consists of pieces of
+constant jerk, so that the acceleration is continuous, across chunks as well. Its velocities at the
+rows are those of a cubic spline. If that would overshoot a joint's end, a monotone spline takes its
+place or, as a last resort, straight lines that halt at every row. Where the rows exceed a limit of
+the joints or of the hand, or reach a state from which the arm could not be stopped within them,
 time is stretched: the path stays nearly the same, the clock slows down.
 
 Legend: K knots (the start, then the rows), n joints, p pieces of a segment, M sampled times.
@@ -35,7 +36,15 @@ from strands_cosmos3.control.stops import (
 from strands_cosmos3.errors import ControlError, InputError, MotionBoundsError
 from strands_cosmos3.robots.panda import JointLimits
 
-__all__ = ["JointSpline", "JointState", "PlannedMotion", "StopProfile", "braking_position", "plan_motion", "plan_stop"]
+__all__ = [
+    "JointSpline",
+    "JointState",
+    "PlannedMotion",
+    "StopProfile",
+    "braking_position",
+    "plan_motion",
+    "plan_stop",
+]
 
 MAX_ROWS = 1000
 MAX_DURATION_S = 60.0
@@ -50,7 +59,8 @@ _ROUNDING_RAD = 8e-15  # beyond a joint's end, likewise
 _RAMP = 1.5
 _START_RAMP = 3.0  # times the shortest in which the start's acceleration can become the spline's
 _OVERSHOOT = 1.01  # each pass stretches slightly more than needed, so that the passes end
-_HAND_SHARE = 0.997  # of the hand's limits that a plan may use: it is checked at times _SAMPLE_S apart
+# of the hand's limits that a plan may use: it is checked at times _SAMPLE_S apart
+_HAND_SHARE = 0.997
 _STOP_SHARE = 0.97  # of them that a stop may use
 _SAMPLE_S = 0.005
 _SAMPLES = 32  # of a piece
@@ -59,9 +69,11 @@ _STOP_EVERY = 5  # samples
 
 @dataclass(frozen=True, eq=False)
 class JointSpline:
-    """A motion through angles and velocities [K, n] at increasing times [K], in pieces of constant jerk.
+    """A motion through angles and velocities [K, n] at increasing times [K], in pieces of constant
+    jerk.
 
-    The P pieces begin at ``piece_s`` [P] in the states ``pieces`` (angles, velocities, accelerations, jerks), each [P, n].
+    The P pieces begin at ``piece_s`` [P] in the states ``pieces`` (angles, velocities,
+    accelerations, jerks), each [P, n].
     """
 
     t_s: F64
@@ -76,7 +88,9 @@ class JointSpline:
         return float(self.t_s[-1])
 
     def sample(self, at_s: F64) -> tuple[F64, F64, F64]:
-        """Return angles, velocities and accelerations [M, n] at times [M], clipped to the knots' span."""
+        """Return angles, velocities and accelerations [M, n] at times [M], clipped to the knots'
+        span.
+        """
         at_s = np.clip(at_s, self.t_s[0], self.t_s[-1])
         k = np.maximum(np.searchsorted(self.piece_s, at_s, side="right") - 1, 0)
         q, v, a, jerk = (x[k] for x in self.pieces)
@@ -91,7 +105,8 @@ class PlannedMotion:
         spline: The motion; its first knot is the reference that it starts from.
         nominal_s: [K] times of the knots at the chunk's own rate.
         stretched: [K - 1] whether the segment to a row takes longer than at the chunk's rate.
-        smooth: Whether it is the smooth spline; False if rows lie so near a joint's end that this would overshoot it.
+        smooth: Whether it is the smooth spline; False if rows lie so near a joint's end that this
+            would overshoot it.
     """
 
     spline: JointSpline
@@ -100,25 +115,36 @@ class PlannedMotion:
     smooth: bool = True
 
 
-def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt_s: float) -> PlannedMotion:
-    """Plan a motion from ``start``, the reference at time zero, through rows of joint angles, within limits.
+def plan_motion(
+    start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt_s: float
+) -> PlannedMotion:
+    """Plan a motion from ``start``, the reference at time zero, through rows of joint angles,
+    within limits.
 
     Args:
-        q_rad, t_s: [T, n] rows and [T] increasing times; a first row at zero is merged into the start.
-        dt_s: Period of the references, at least :data:`LEAST_PERIOD_S`; a stop may begin at any of them.
+        q_rad, t_s: [T, n] rows and [T] increasing times; a first row at zero is merged into the
+            start.
+        dt_s: Period of the references, at least :data:`LEAST_PERIOD_S`; a stop may begin at any of
+            them.
 
     Raises:
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or has other joints than the limits.
-        MotionBoundsError: There are more than :data:`MAX_ROWS` rows, they take longer than :data:`MAX_DURATION_S`, or the
-            limits would delay the last by more than :data:`MAX_STRETCH_S`.
-        ControlError: The start lies outside the joints' range by more than :data:`START_TOLERANCE_RAD`, or is too fast for
-            the rows, however far time is stretched; the latter never happens from rest.
+        InputError, ShapeError, NonFiniteError: An argument is malformed, or has other joints than
+            the limits.
+        MotionBoundsError: There are more than :data:`MAX_ROWS` rows, they take longer than
+            :data:`MAX_DURATION_S`, or the limits would delay the last by more than
+            :data:`MAX_STRETCH_S`.
+        ControlError: The start lies outside the joints' range by more than
+            :data:`START_TOLERANCE_RAD`, or is too fast for the rows, however far time is stretched;
+            the latter never happens from rest.
     """
     start, dt_s = checked_state(start, limits), reference_period(dt_s)
     q_rad = finite_array(q_rad, "q_rad", (None, len(limits.velocity)))
     t_s = increasing_times(t_s, len(q_rad))
     if (outside := limits.outside(start.q_rad, START_TOLERANCE_RAD)) is not None:
-        raise ControlError(f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its home position.")
+        raise ControlError(
+            f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its "
+            "home position."
+        )
     _require_bounded(start.q_rad, q_rad, t_s, limits)
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
@@ -130,37 +156,50 @@ def plan_motion(start: JointState, q_rad: F64, t_s: F64, limits: JointLimits, dt
     for law in (_smooth, _monotone, *((_straight,) if start.rests else ())):
         spline = _stretch(law, knots, requested, start, allowed, limits, dt_s)
         if spline is not None:
-            return PlannedMotion(spline, nominal_s, np.diff(spline.t_s) > requested * 1.0001, law is _smooth)
+            return PlannedMotion(
+                spline, nominal_s, np.diff(spline.t_s) > requested * 1.0001, law is _smooth
+            )
     if start.rests:
         raise _too_long(len(q_rad), float(t_s[-1]), float(_straight_s(knots, limits).sum()))
     raise ControlError(
-        f"no time law within the joint limits was found for this chunk: it starts at {np.abs(start.qd_rad_s).max():.2f} rad/s "
+        "no time law within the joint limits was found for this chunk: it starts at "
+        f"{np.abs(start.qd_rad_s).max():.2f} rad/s "
         "and its rows cannot be met from there. Stop the arm first."
     )
 
 
 def reference_period(dt_s: float) -> float:
-    """Return the period of references; InputError unless it is a number of at least :data:`LEAST_PERIOD_S`."""
+    """Return the period of references; InputError unless it is a number of at least
+    :data:`LEAST_PERIOD_S`.
+    """
     if positive(dt_s, "dt_s") < LEAST_PERIOD_S * (1 - 1e-9):
-        raise InputError(f"dt_s must be at least {LEAST_PERIOD_S:g} s ({1 / LEAST_PERIOD_S:g} Hz), got {dt_s!r}.")
+        raise InputError(
+            f"dt_s must be at least {LEAST_PERIOD_S:g} s ({1 / LEAST_PERIOD_S:g} Hz), got {dt_s!r}."
+        )
     return float(dt_s)
 
 
 def _require_bounded(q_start: F64, q_rad: F64, t_s: F64, limits: JointLimits) -> None:
-    """Raise MotionBoundsError if a motion would need too many rows or too much time, before anything is computed from it."""
+    """Raise MotionBoundsError if a motion would need too many rows or too much time, before
+    anything is computed from it.
+    """
     if len(t_s) > MAX_ROWS or t_s[-1] > MAX_DURATION_S:
         raise MotionBoundsError(
-            f"the chunk has {len(t_s)} rows in {t_s[-1]:.1f} s; at most {MAX_ROWS} rows and {MAX_DURATION_S:g} s are "
+            f"the chunk has {len(t_s)} rows in {t_s[-1]:.1f} s; at most {MAX_ROWS} rows and "
+            f"{MAX_DURATION_S:g} s are "
             "accepted. Send it in shorter chunks."
         )
-    least_s = float((np.abs(np.diff(np.vstack((q_start, q_rad)), axis=0)) / limits.velocity).max(axis=1).sum())
+    least_s = float(
+        (np.abs(np.diff(np.vstack((q_start, q_rad)), axis=0)) / limits.velocity).max(axis=1).sum()
+    )
     if least_s > t_s[-1] + MAX_STRETCH_S:
         raise _too_long(len(q_rad), float(t_s[-1]), least_s)
 
 
 def _too_long(rows: int, wanted_s: float, least_s: float) -> MotionBoundsError:
     return MotionBoundsError(
-        f"the chunk's {rows} rows are due in {wanted_s:.1f} s, but within the limits they take {least_s:.1f} s; at most "
+        f"the chunk's {rows} rows are due in {wanted_s:.1f} s, but within the limits they take "
+        f"{least_s:.1f} s; at most "
         f"{MAX_STRETCH_S:g} s more than asked are accepted. Send rows that lie closer together."
     )
 
@@ -169,13 +208,22 @@ _Law = Callable[[F64, F64, JointState, JointLimits], JointSpline]
 
 
 def _stretch(
-    law: _Law, knots: F64, wanted_s: F64, start: JointState, allowed: _Allowed, limits: JointLimits, dt_s: float
+    law: _Law,
+    knots: F64,
+    wanted_s: F64,
+    start: JointState,
+    allowed: _Allowed,
+    limits: JointLimits,
+    dt_s: float,
 ) -> JointSpline | None:
-    """The law's motion, slowed down until it is within limits, or None if slowing down does not help."""
+    """The law's motion, slowed down until it is within limits, or None if slowing down does not
+    help.
+    """
     least_s = np.maximum(wanted_s, _straight_s(knots, limits))
     slowest = 1.0 if law is _monotone else _SLOWEST
     longest_s = min(slowest * least_s.sum(), wanted_s.sum() + MAX_STRETCH_S)
-    fastest_s = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)  # lower bound of any time law
+    # lower bound of any time law
+    fastest_s = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)
     independent = law is _straight
     stretch = np.maximum((least_s if independent else fastest_s) / wanted_s, 1.0)
     for _ in range(_MAX_PASSES):
@@ -191,7 +239,9 @@ def _stretch(
 
 
 def _ramped(stretch: F64) -> F64:
-    """[K - 1] the least stretch >= the given one with a bounded ratio between rows, so that the spline does not swing out."""
+    """[K - 1] the least stretch >= the given one with a bounded ratio between rows, so that the
+    spline does not swing out.
+    """
     for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
         towards = -1 if order.step > 0 else 1
         for k in order:
@@ -206,7 +256,8 @@ def _smooth(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joint
     acceleration = np.vstack((start.qdd_rad_s2, first[1:]))
     jerk = np.repeat(((last - first) / h[:, None])[:, None], 3, axis=1)
     change = start.qdd_rad_s2 - first[0]
-    ramp = float(np.clip(_START_RAMP * (np.abs(change) / limits.jerk).max() / h[0], 0.02, 1 / 3))  # share of the segment
+    # share of the segment
+    ramp = float(np.clip(_START_RAMP * (np.abs(change) / limits.jerk).max() / h[0], 0.02, 1 / 3))
     share = np.tile(np.full(3, 1 / 3), (len(h), 1))
     share[0] = ramp, (1 - ramp) / 2, (1 - ramp) / 2
     jerk[0] += np.outer(_blend(share[0]), change / h[0])
@@ -214,34 +265,55 @@ def _smooth(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joint
 
 
 def _blend(share: F64) -> F64:
-    """[3] jerks, in pieces of these shares of a segment of 1 s, that take away an acceleration of 1 at its beginning.
+    """[3] jerks, in pieces of these shares of a segment of 1 s, that take away an acceleration of 1
+    at its beginning.
 
     At its end they have changed neither angle nor velocity.
     """
     after = 1.0 - np.cumsum(share)
-    of_velocity, of_angle = share * (after + share / 2), share * (after**2 / 2 + after * share / 2 + share**2 / 6)
-    return np.linalg.solve(np.stack((share, of_velocity, of_angle)), np.array([-1.0, -1.0, -0.5])).astype(np.float64)
+    of_velocity, of_angle = (
+        share * (after + share / 2),
+        share * (after**2 / 2 + after * share / 2 + share**2 / 6),
+    )
+    return np.linalg.solve(
+        np.stack((share, of_velocity, of_angle)), np.array([-1.0, -1.0, -0.5])
+    ).astype(np.float64)
 
 
 def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
-    """A motion that stays between each segment's knots, or nearly; it ends at rest (velocities: Fritsch and Butland 1984)."""
+    """A motion that stays between each segment's knots, or nearly; it ends at rest (velocities:
+    Fritsch and Butland 1984).
+    """
     t = np.concatenate(([0.0], np.cumsum(h)))
     velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
     velocity[0], velocity[-1] = start.qd_rad_s, 0.0
     first, last = _cubic_ends(knots, velocity, h)
-    inner = np.where(first[1:] * last[:-1] > 0, np.sign(first[1:]) * np.minimum(np.abs(first[1:]), np.abs(last[:-1])), 0.0)
-    return _three_pieces(knots, velocity, np.vstack((start.qdd_rad_s2, inner, np.zeros_like(first[:1]))), h)
+    inner = np.where(
+        first[1:] * last[:-1] > 0,
+        np.sign(first[1:]) * np.minimum(np.abs(first[1:]), np.abs(last[:-1])),
+        0.0,
+    )
+    return _three_pieces(
+        knots, velocity, np.vstack((start.qdd_rad_s2, inner, np.zeros_like(first[:1]))), h
+    )
 
 
 def _straight(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
-    """Straight lines between knots with rest at each: seven pieces of constant jerk, within the joints' limits."""
+    """Straight lines between knots with rest at each: seven pieces of constant jerk, within the
+    joints' limits.
+    """
     ramp, acceleration, cruise = _profile(knots, limits)
-    share = np.stack((ramp, acceleration - 2 * ramp, ramp, cruise, ramp, acceleration - 2 * ramp, ramp), axis=1)
+    share = np.stack(
+        (ramp, acceleration - 2 * ramp, ramp, cruise, ramp, acceleration - 2 * ramp, ramp), axis=1
+    )
     share = np.where(share.sum(axis=1, keepdims=True) > 0, share, 1.0)
     piece_s = np.maximum(share, 0.0) / share.sum(axis=1, keepdims=True) * h[:, None]  # [K - 1, 7]
     ramp, acceleration, cruise = piece_s[:, 0], piece_s[:, :3].sum(axis=1), piece_s[:, 3]
-    unit = 1.0 / (ramp * (acceleration - ramp) * (acceleration + cruise))  # jerk that covers a distance of 1
-    jerk = (unit[:, None] * np.array([1, 0, -1, 0, -1, 0, 1]))[..., None] * np.diff(knots, axis=0)[:, None]
+    # jerk that covers a distance of 1
+    unit = 1.0 / (ramp * (acceleration - ramp) * (acceleration + cruise))
+    jerk = (unit[:, None] * np.array([1, 0, -1, 0, -1, 0, 1]))[..., None] * np.diff(knots, axis=0)[
+        :, None
+    ]
     still = np.zeros_like(knots)
     return _in_pieces(knots, still, still[:-1], h, piece_s, jerk)
 
@@ -253,7 +325,9 @@ def _straight_s(knots: F64, limits: JointLimits) -> F64:
 
 
 def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
-    """[K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines; zero where nothing moves."""
+    """[K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines;
+    zero where nothing moves.
+    """
     distance = np.maximum(np.abs(np.diff(knots, axis=0)), 1e-12)
     V: F64 = (limits.velocity / distance).min(axis=1)
     A: F64 = (limits.acceleration / distance).min(axis=1)
@@ -262,7 +336,10 @@ def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
     acceleration = V / (J * ramp) + ramp
     reached = V * acceleration <= 1.0
     short_ramp = np.minimum(A / J, np.cbrt(0.5 / J))
-    short = np.maximum(short_ramp / 2 + np.sqrt(short_ramp * short_ramp / 4 + 1.0 / (J * short_ramp)), 2 * short_ramp)
+    short = np.maximum(
+        short_ramp / 2 + np.sqrt(short_ramp * short_ramp / 4 + 1.0 / (J * short_ramp)),
+        2 * short_ramp,
+    )
     moves = distance.max(axis=1) > 1e-12
     return (
         np.where(moves, np.where(reached, ramp, short_ramp), 0.0),
@@ -272,10 +349,12 @@ def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
 
 
 def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
-    """[K, n] velocities that make the acceleration continuous; the last segment ends without acceleration.
+    """[K, n] velocities that make the acceleration continuous; the last segment ends without
+    acceleration.
 
-    At an inner knot both segments' accelerations agree: ``v- / h- + 2 v (1 / h- + 1 / h+) + v+ / h+ = 3 (s- / h- + s+ / h+)``
-    with slopes s; at the end ``v- + 2 v = 3 s-``. One tridiagonal system serves all joints.
+    At an inner knot both segments' accelerations agree: ``v- / h- + 2 v (1 / h- + 1 / h+) + v+ / h+
+    = 3 (s- / h- + s+ / h+)`` with slopes s; at the end ``v- + 2 v = 3 s-``. One tridiagonal system
+    serves all joints.
     """
     inverse, n = 1.0 / h, len(knots)
     pull = 3.0 * np.diff(knots, axis=0) * (inverse * inverse)[:, None]
@@ -300,20 +379,34 @@ _END_BLEND = np.array([2.0, -7.0, 11.0])[:, None] / 6
 
 
 def _three_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64) -> JointSpline:
-    """The motion with these angles, velocities and accelerations [K, n] at its knots: three equal pieces in each segment.
+    """The motion with these angles, velocities and accelerations [K, n] at its knots: three equal
+    pieces in each segment.
 
-    They are the cubic where that has these accelerations. Otherwise each difference adds jerks that take it away within the
-    segment and move neither angle nor velocity at its ends.
+    They are the cubic where that has these accelerations. Otherwise each difference adds jerks that
+    take it away within the segment and move neither angle nor velocity at its ends.
     """
     first, last = _cubic_ends(knots, velocity, h)
     third = h / 3
-    before, after = (acceleration[:-1] - first) / third[:, None], (acceleration[1:] - last) / third[:, None]
-    jerk = ((last - first) / h[:, None])[:, None] + _START_BLEND * before[:, None] + _END_BLEND * after[:, None]
-    return _in_pieces(knots, velocity, acceleration[:-1], h, np.repeat(third[:, None], 3, axis=1), jerk)
+    before, after = (
+        (acceleration[:-1] - first) / third[:, None],
+        (acceleration[1:] - last) / third[:, None],
+    )
+    jerk = (
+        ((last - first) / h[:, None])[:, None]
+        + _START_BLEND * before[:, None]
+        + _END_BLEND * after[:, None]
+    )
+    return _in_pieces(
+        knots, velocity, acceleration[:-1], h, np.repeat(third[:, None], 3, axis=1), jerk
+    )
 
 
-def _in_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64, piece_s: F64, jerk: F64) -> JointSpline:
-    """Put a motion together from durations [K - 1, p] and jerks [K - 1, p, n], and accelerations [K - 1, n] at the knots."""
+def _in_pieces(
+    knots: F64, velocity: F64, acceleration: F64, h: F64, piece_s: F64, jerk: F64
+) -> JointSpline:
+    """Put a motion together from durations [K - 1, p] and jerks [K - 1, p, n], and accelerations
+    [K - 1, n] at the knots.
+    """
     q, v, a = np.empty_like(jerk), np.empty_like(jerk), np.empty_like(jerk)
     state = knots[:-1], velocity[:-1], acceleration
     for i in range(jerk.shape[1]):
@@ -328,7 +421,9 @@ def _in_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64, piece_s: F6
 
 @dataclass(frozen=True, eq=False)
 class _Bounds:
-    """What the joints may use of their limits [n]; the start's own values are given and cannot be slowed down."""
+    """What the joints may use of their limits [n]; the start's own values are given and cannot
+    be slowed down.
+    """
 
     velocity: F64
     acceleration: F64
@@ -337,7 +432,14 @@ class _Bounds:
     q_max: F64
 
     @classmethod
-    def at(cls, start: JointState, limits: JointLimits, tolerance: float, beyond_rad: float, start_rad: float) -> _Bounds:
+    def at(
+        cls,
+        start: JointState,
+        limits: JointLimits,
+        tolerance: float,
+        beyond_rad: float,
+        start_rad: float,
+    ) -> _Bounds:
         q, v, a = start.q_rad, start.qd_rad_s, start.qdd_rad_s2
         low, high = braking_range(q, v, a, limits)
         return cls(
@@ -351,7 +453,9 @@ class _Bounds:
 
 @dataclass(frozen=True, eq=False)
 class _Allowed:
-    """What a plan may use of the limits: passes stretch it until it is ``nearly`` within them, then until it is ``exactly``."""
+    """What a plan may use of the limits: passes stretch it until it is ``nearly`` within them,
+    then until it is ``exactly``.
+    """
 
     nearly: _Bounds
     exactly: _Bounds
@@ -376,7 +480,9 @@ class _Allowed:
 
 
 def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
-    """[M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their limits."""
+    """[M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their
+    limits.
+    """
     speeds: list[F64] = []
     accelerations: list[F64] = []
     for hand in limits.hands:
@@ -386,46 +492,63 @@ def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]
     return np.max(speeds, axis=0), np.max(accelerations, axis=0)
 
 
-def _excess(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
+def _excess(
+    spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool
+) -> F64:
     """[K - 1] factor by which each segment must be slower (1 = not at all), over joints and limits.
 
     A motion is ``in_range``, and can be stopped there, if it halts between knots that are.
     """
-    excess = _rates(spline, allowed.nearly)  # the other checks are dearer, and slower motions pass more of them
+    # the other checks are dearer, and slower motions pass more of them
+    excess = _rates(spline, allowed.nearly)
     if excess.max() <= 1.0:
         excess = _along(spline, allowed, limits, dt_s, in_range)
     if excess.max() <= 1.0:
         excess = _rates(spline, allowed.exactly)
         if not in_range:
             at_s = np.append(_references_s(spline, dt_s), spline.end_s)
-            excess = np.maximum(excess, _slower(spline, at_s, _overrun(*spline.sample(at_s), allowed.exactly, limits)))
+            excess = np.maximum(
+                excess,
+                _slower(spline, at_s, _overrun(*spline.sample(at_s), allowed.exactly, limits)),
+            )
     return excess
 
 
 def _rates(spline: JointSpline, allowed: _Bounds) -> F64:
-    """[K - 1] factors on time by which velocity, acceleration and jerk exceed those. Exact, as jerk is constant.
+    """[K - 1] factors on time by which velocity, acceleration and jerk exceed those. Exact, as jerk
+    is constant.
 
-    A stop reaches no greater velocity: it takes an acceleration away as fast as may be, and the motion ends without one.
+    A stop reaches no greater velocity: it takes an acceleration away as fast as may be, and the
+    motion ends without one.
     """
     _, v0, a0, jerk = spline.pieces
     span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
     a1, v1 = a0 + jerk * span, v0 + span * (a0 + jerk * span / 2)
     turns = a0 * a1 < 0  # the velocity has an extreme inside the piece
     inside = v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=turns)
-    speed = np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0)) / allowed.velocity
+    speed = (
+        np.maximum(np.maximum(np.abs(v0), np.abs(v1)), np.where(turns, np.abs(inside), 0.0))
+        / allowed.velocity
+    )
     hardest = np.maximum(np.abs(a0), np.abs(a1)) / allowed.acceleration
     factor = np.maximum(np.maximum(speed, np.sqrt(hardest)), np.cbrt(np.abs(jerk) / allowed.jerk))
     return np.maximum(factor.max(axis=1).reshape(len(spline.t_s) - 1, -1).max(axis=1), 1.0)
 
 
-def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool) -> F64:
-    """[K - 1] factor by which each segment must be slower, for the hand's limits, and for stops within all of them."""
+def _along(
+    spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: float, in_range: bool
+) -> F64:
+    """[K - 1] factor by which each segment must be slower, for the hand's limits, and for stops
+    within all of them.
+    """
     at_s = _between(spline)
     q, v, a = spline.sample(at_s)
     factor = np.ones(len(at_s)) if in_range else _overrun(q, v, a, allowed.nearly, limits)
     if limits.hands:
         speed, acceleration = _hand_strain(q, v, a, limits)
-        factor = np.maximum(factor, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared)))
+        factor = np.maximum(
+            factor, np.maximum(speed / allowed.hand, np.sqrt(acceleration / allowed.hand_squared))
+        )
     if factor.max() > 1.0:
         return _slower(spline, at_s, factor)
     slower = np.ones(len(spline.t_s) - 1)
@@ -433,7 +556,9 @@ def _along(spline: JointSpline, allowed: _Allowed, limits: JointLimits, dt_s: fl
         grid_s = _references_s(spline, dt_s)
         slower = _slower(spline, grid_s, _overrun(*spline.sample(grid_s), allowed.nearly, limits))
     ends = np.searchsorted(at_s, np.append(spline.piece_s[1:], spline.end_s) - 1e-12)
-    some = np.unique(np.concatenate((np.arange(0, len(at_s), _STOP_EVERY), np.minimum(ends, len(at_s) - 1))))
+    some = np.unique(
+        np.concatenate((np.arange(0, len(at_s), _STOP_EVERY), np.minimum(ends, len(at_s) - 1)))
+    )
     strain = stop_strain(q[some], v[some], a[some], limits, allowed.stop) / allowed.stop
     return np.maximum(slower, _slower(spline, at_s[some], np.sqrt(strain)))
 
@@ -452,7 +577,9 @@ def _references_s(spline: JointSpline, dt_s: float) -> F64:
 
 
 def _between(spline: JointSpline) -> F64:
-    """[M] times in every piece: its end, and others ``_SAMPLE_S`` apart, or further in a long one."""
+    """[M] times in every piece: its end, and others ``_SAMPLE_S`` apart, or further in a long
+    one.
+    """
     span = np.diff(spline.piece_s, append=spline.end_s)
     count = np.ceil(span / _SAMPLE_S).clip(max=_SAMPLES).astype(int)
     first = np.repeat(np.cumsum(count) - count, count)
@@ -461,11 +588,16 @@ def _between(spline: JointSpline) -> F64:
 
 
 def _overrun(q: F64, v: F64, a: F64, allowed: _Bounds, limits: JointLimits) -> F64:
-    """[M] factor by which the motion must be slower for the joints to stay, and be stoppable, inside their range and speed."""
+    """[M] factor by which the motion must be slower for the joints to stay, and be stoppable,
+    inside their range and speed.
+    """
     speed = fastest(v, a, limits)
     factor = (speed / allowed.velocity).max(axis=1)
-    far = speed * (np.abs(a) + limits.acceleration) / limits.jerk + speed * speed / (2 * limits.acceleration)
-    near = np.asarray(((q + far > limits.q_max) | (q - far < limits.q_min)).any(axis=0))  # joints that may come near an end
+    far = speed * (np.abs(a) + limits.acceleration) / limits.jerk + speed * speed / (
+        2 * limits.acceleration
+    )
+    # joints that may come near an end
+    near = np.asarray(((q + far > limits.q_max) | (q - far < limits.q_min)).any(axis=0))
     if near.any():
         few = limits.only(near)
         q, v, a = q[:, near], v[:, near], a[:, near]

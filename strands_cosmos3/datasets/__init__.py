@@ -7,7 +7,15 @@ with needed_by("strands_cosmos3.datasets"):
     from strands_cosmos3.datasets.limbs import RecordedLimb, recorded_limbs
     from strands_cosmos3.datasets.merge import merge_datasets
     from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
-    from strands_cosmos3.datasets.spec import ACTION, EE_POSE, STATE, DatasetSpec, Feature, arm_spec, camera_key
+    from strands_cosmos3.datasets.spec import (
+        ACTION,
+        EE_POSE,
+        STATE,
+        DatasetSpec,
+        Feature,
+        arm_spec,
+        camera_key,
+    )
     from strands_cosmos3.datasets.video import VideoConfig
     from strands_cosmos3.datasets.writer import DatasetWriter
 

@@ -35,36 +35,52 @@ class FinishedEpisode:
 
 
 class EpisodeWriter:
-    """Records one episode frame by frame. As a context manager, saves it, or discards it on an exception.
+    """Records one episode frame by frame. As a context manager, saves it, or discards it on an
+    exception.
 
     Created by :meth:`~strands_cosmos3.datasets.writer.DatasetWriter.episode`.
 
-    To save the episode, it calls ``keep`` with columns, cameras, length and note, and returns its result, the episode's index.
+    To save the episode, it calls ``keep`` with columns, cameras, length and note, and returns its
+    result, the episode's index.
 
     Attributes:
         is_open: Whether the episode is neither saved nor discarded.
         length: Number of frames so far.
     """
 
-    def __init__(self, spec: DatasetSpec, video: VideoConfig, keep: Callable[[Columns, Cameras, int, Note], int]):
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        video: VideoConfig,
+        keep: Callable[[Columns, Cameras, int, Note], int],
+    ):
         self._spec, self._keep = spec, keep
         self._columns: dict[str, list[NDArray[Any]]] = {key: [] for key in spec.columns}
-        self._cameras = {key: CameraWriter(feature, spec.fps, video) for key, feature in spec.cameras.items()}
+        self._cameras = {
+            key: CameraWriter(feature, spec.fps, video) for key, feature in spec.cameras.items()
+        }
         self.is_open = True
         self.length = 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
-        """Append a frame: the value of every feature, [n] numbers (a scalar if n is 1) or [H, W, 3] uint8 pictures.
+        """Append a frame: the value of every feature, [n] numbers (a scalar if n is 1) or [H, W, 3]
+        uint8 pictures.
 
         Raises:
-            InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not finite; nothing was added.
+            InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not
+                finite; nothing was added.
             ConfigError: The episode has ended.
         """
         self._require_open()
         spec = self._spec
         require_features(set(frame), spec)
-        numbers = {key: _checked_value(frame[key], key, feature) for key, feature in spec.columns.items()}
-        pictures = {key: image_array(frame[key], key, feature.shape) for key, feature in spec.cameras.items()}
+        numbers = {
+            key: _checked_value(frame[key], key, feature) for key, feature in spec.columns.items()
+        }
+        pictures = {
+            key: image_array(frame[key], key, feature.shape)
+            for key, feature in spec.cameras.items()
+        }
         for key, value in numbers.items():
             self._columns[key].append(value)
         for key, picture in pictures.items():
@@ -72,14 +88,21 @@ class EpisodeWriter:
         self.length += 1
 
     def replace_last(self, key: str, value: Any) -> None:
-        """Replace a numeric value of the last frame, e.g. ``next.done``. Raises InputError if it cannot."""
+        """Replace a numeric value of the last frame, e.g. ``next.done``. Raises InputError if it
+        cannot.
+        """
         columns = self._spec.columns
         if key not in columns or not self.length:
-            raise InputError(f"{key!r} is not numeric, or there is no frame yet; numeric features: {', '.join(columns)}.")
+            raise InputError(
+                f"{key!r} is not numeric, or there is no frame yet; numeric features: "
+                f"{', '.join(columns)}."
+            )
         self._columns[key][-1] = _checked_value(value, key, columns[key])
 
     def save(self, note: Note | None = None) -> int:
-        """Save the episode and return its index. Raises InputError if it has no frame, DatasetError if it cannot be written."""
+        """Save the episode and return its index. Raises InputError if it has no frame,
+        DatasetError if it cannot be written.
+        """
         self._require_open()
         if not self.length:
             raise InputError("an episode needs at least one frame; discard it instead.")
@@ -102,7 +125,12 @@ class EpisodeWriter:
     def __enter__(self) -> EpisodeWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.is_open and error is None:
             self.save()
         self.discard()
@@ -129,8 +157,14 @@ def require_features(given: set[str], spec: DatasetSpec) -> None:
     """Raise InputError unless an episode's features are exactly the spec's."""
     missing, unknown = sorted(set(spec.features) - given), sorted(given - set(spec.features))
     if missing or unknown:
-        words = [f"{word} {', '.join(keys)}" for word, keys in (("lacks", missing), ("has also", unknown)) if keys]
-        raise InputError(f"the episode {' and '.join(words)}; its features are {', '.join(spec.features)}.")
+        words = [
+            f"{word} {', '.join(keys)}"
+            for word, keys in (("lacks", missing), ("has also", unknown))
+            if keys
+        ]
+        raise InputError(
+            f"the episode {' and '.join(words)}; its features are {', '.join(spec.features)}."
+        )
 
 
 def _checked_value(value: Any, key: str, feature: Feature) -> NDArray[Any]:
@@ -141,7 +175,8 @@ def checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[An
     """Return a column as [n, width] ([n] if the width is 1) in the feature's dtype.
 
     Raises:
-        InputError, ShapeError, NonFiniteError: It has another kind or shape, is empty, or is not finite in that dtype.
+        InputError, ShapeError, NonFiniteError: It has another kind or shape, is empty, or is not
+            finite in that dtype.
     """
     array, width = np.asarray(value), feature.shape[0]
     kinds = {"f": "fiu", "i": "iu", "b": "b"}[np.dtype(feature.dtype).kind]
@@ -155,5 +190,7 @@ def checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[An
         typed = array.astype(feature.dtype)
     if not np.isfinite(typed).all():
         where = [int(i) for i in np.argwhere(~np.isfinite(typed))[0]]
-        raise NonFiniteError(f"{key}{where} is {array[tuple(where)]}; every value of a dataset must be finite.")
+        raise NonFiniteError(
+            f"{key}{where} is {array[tuple(where)]}; every value of a dataset must be finite."
+        )
     return typed.reshape(n) if width == 1 else typed

@@ -9,8 +9,8 @@
     data/chunk-000/file-000.parquet                 one row per frame
     videos/<camera key>/chunk-000/file-000.mp4      frames of consecutive episodes
 
-Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. Input is untrusted: it is validated, and a path outside the dataset
-raises an error.
+Source: huggingface/lerobot 0.6.1, ``lerobot.datasets``. Input is untrusted: it is validated, and a
+path outside the dataset raises an error.
 """
 
 from __future__ import annotations
@@ -47,17 +47,32 @@ Ints = NDArray[np.int64]
 
 
 def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -> Path:
-    """Return a path from a template of ``meta/info.json``. Raises DatasetFormatError if malformed or outside the dataset."""
+    """Return a path from a template of ``meta/info.json``. Raises DatasetFormatError if
+    malformed or outside the dataset.
+    """
     allowed = {"chunk_index", "file_index", "video_key"}
     try:
         fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
         if not fields <= allowed:
             raise ValueError(f"the allowed fields are {', '.join(sorted(allowed))}")
-        path = PurePosixPath(template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key))
+        path = PurePosixPath(
+            template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key)
+        )
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise DatasetFormatError(f"{root / INFO}: the path template {template!r} is malformed: {error}.") from None
-    if path.is_absolute() or ".." in path.parts or "\\" in str(path) or "\0" in str(path) or min(number) < 0:
-        raise DatasetFormatError(f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the dataset.")
+        raise DatasetFormatError(
+            f"{root / INFO}: the path template {template!r} is malformed: {error}."
+        ) from None
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or "\\" in str(path)
+        or "\0" in str(path)
+        or min(number) < 0
+    ):
+        raise DatasetFormatError(
+            f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the "
+            "dataset."
+        )
     return contained(root / path, root, "dataset", DatasetFormatError)
 
 
@@ -78,9 +93,18 @@ class Info:
         spec = self.spec
         features: dict[str, dict[str, Any]] = {}
         for key, feature in {**spec.features, **BOOKKEEPING}.items():
-            names = ["height", "width", "channels"] if feature.is_video else feature.names and list(feature.names)
+            names = (
+                ["height", "width", "channels"]
+                if feature.is_video
+                else feature.names and list(feature.names)
+            )
             info = {"info": dict(feature.info)} if feature.info else {}
-            features[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": names, **info}
+            features[key] = {
+                "dtype": feature.dtype,
+                "shape": list(feature.shape),
+                "names": names,
+                **info,
+            }
         return {
             "codebase_version": VERSION,
             "robot_type": spec.robot_type,
@@ -99,19 +123,27 @@ class Info:
 
 
 def read_info(root: Path) -> Info:
-    """Read ``meta/info.json``. Raises DatasetFormatError if it is missing, not JSON, of another version, or invalid."""
+    """Read ``meta/info.json``. Raises DatasetFormatError if it is missing, not JSON, of another
+    version, or invalid.
+    """
     raw = read_json(root / INFO, DatasetFormatError, HINT)
     version = raw.get("codebase_version")
     if version != VERSION:
         raise DatasetFormatError(
-            f"{root / INFO} has version {version!r}, but only {VERSION} is supported. LeRobot converts older datasets: "
+            f"{root / INFO} has version {version!r}, but only {VERSION} is supported. LeRobot "
+            "converts older datasets: "
             "python -m lerobot.scripts.convert_dataset_v21_to_v30."
         )
     try:
         features = instance_of(raw.get("features"), dict, "features").items()
-        parsed = {key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING}
+        parsed = {
+            key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING
+        }
         spec = DatasetSpec(_non_negative_int(raw, "fps"), parsed, raw.get("robot_type"))
-        totals = {name: _non_negative_int(raw, name) for name in ("total_episodes", "total_frames", "total_tasks")}
+        totals = {
+            name: _non_negative_int(raw, name)
+            for name in ("total_episodes", "total_frames", "total_tasks")
+        }
         chunk_size = _non_negative_int(raw, "chunks_size") or CHUNK_SIZE
     except InputError as error:
         raise DatasetFormatError(f"{root / INFO}: {error}") from None
@@ -126,30 +158,54 @@ def read_info(root: Path) -> Info:
 
 
 def _feature_from(key: str, raw: Any) -> Feature:
-    if not isinstance(raw, dict) or not isinstance(raw.get("shape"), list) or not isinstance(raw.get("dtype"), str):
+    if (
+        not isinstance(raw, dict)
+        or not isinstance(raw.get("shape"), list)
+        or not isinstance(raw.get("dtype"), str)
+    ):
         raise InputError(f"feature {key!r} needs a dtype and a shape, got {str(raw)[:80]!r}.")
     shape, names = tuple(raw["shape"]), raw.get("names")
     if raw["dtype"] == VIDEO and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
         shape = (*shape[1:], 3)  # LeRobot writes [3, H, W] or [H, W, 3]
-    is_flat = isinstance(names, list) and all(isinstance(name, str) for name in names) and raw["dtype"] != VIDEO
+    is_flat = (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and raw["dtype"] != VIDEO
+    )
     info = raw.get("info")
-    return Feature(raw["dtype"], shape, tuple(names) if is_flat and names else None, info if isinstance(info, dict) else {})
+    return Feature(
+        raw["dtype"],
+        shape,
+        tuple(names) if is_flat and names else None,
+        info if isinstance(info, dict) else {},
+    )
 
 
 def _non_negative_int(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53 or value != int(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < 2**53
+        or value != int(value)
+    ):
         raise InputError(f"{name} must be a non-negative integer, got {str(value)[:40]!r}.")
     return int(value)
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
-    """Read a parquet table: all columns, or ``columns`` and the existing ``optional`` ones. Raises DatasetFormatError."""
+def read_table(
+    path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()
+) -> Any:
+    """Read a parquet table: all columns, or ``columns`` and the existing ``optional`` ones.
+    Raises DatasetFormatError.
+    """
     try:
         names = pq.read_schema(path).names
         if missing := [name for name in columns or () if name not in names]:
             raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
-        wanted = None if columns is None else [*columns, *(name for name in optional if name in names)]
+        wanted = (
+            None if columns is None else [*columns, *(name for name in optional if name in names)]
+        )
         return pq.read_table(path, columns=wanted)
     except FileNotFoundError:
         raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
@@ -163,12 +219,19 @@ def writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DatasetError(f"{error.filename or root} cannot be written: {error.strerror or error}.") from error
+        raise DatasetError(
+            f"{error.filename or root} cannot be written: {error.strerror or error}."
+        ) from error
 
 
 def write_table(path: Path, table: Any, rows_per_group: int | None = None) -> None:
     """Write a parquet file atomically."""
-    write_whole(path, lambda hidden: pq.write_table(table, hidden, compression="snappy", row_group_size=rows_per_group))
+    write_whole(
+        path,
+        lambda hidden: pq.write_table(
+            table, hidden, compression="snappy", row_group_size=rows_per_group
+        ),
+    )
 
 
 def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
@@ -176,30 +239,70 @@ def columns_to_table(columns: Mapping[str, NDArray[Any]]) -> Any:
 
     def arrow(values: NDArray[Any]) -> Any:
         flat = pa.array(values.ravel())
-        return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        return (
+            flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        )
 
     return pa.table({key: arrow(values) for key, values in columns.items()})
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
-    """Write ``meta/tasks.parquet`` in the format of a pandas DataFrame with the instruction as index."""
-    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-    column = {**index, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
-    creator = {"creator": {"library": "pyarrow", "version": pa.__version__}, "pandas_version": "2.0.0"}
-    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], **creator}
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    """Write ``meta/tasks.parquet`` in the format of a pandas DataFrame with the instruction as
+    index.
+    """
+    index = {
+        "name": "task",
+        "field_name": "task",
+        "pandas_type": "unicode",
+        "numpy_type": "object",
+        "metadata": None,
+    }
+    column = {
+        **index,
+        "name": "task_index",
+        "field_name": "task_index",
+        "pandas_type": "int64",
+        "numpy_type": "int64",
+    }
+    creator = {
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [column, index],
+        **creator,
+    }
+    table = pa.table(
+        {
+            "task_index": pa.array(range(len(tasks)), pa.int64()),
+            "task": pa.array(tasks, pa.string()),
+        }
+    )
     write_table(root / TASKS, table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
-    """Return the instructions in order of task index. Raises DatasetFormatError unless the indices are 0, 1, 2, ..."""
+    """Return the instructions in order of task index. Raises DatasetFormatError unless the
+    indices are 0, 1, 2, ...
+    """
     if not info.total_tasks:
         return ()
     table = read_table(root / TASKS)
     name = "task" if "task" in table.column_names else "__index_level_0__"
     if not {name, "task_index"} <= set(table.column_names):
-        raise DatasetFormatError(f"{root / TASKS} needs columns task and task_index, got {', '.join(table.column_names)}.")
-    rows = sorted(zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True))[: info.total_tasks]
-    if [index for index, _ in rows] != list(range(info.total_tasks)) or not all(isinstance(text, str) for _, text in rows):
-        raise DatasetFormatError(f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ...")
+        raise DatasetFormatError(
+            f"{root / TASKS} needs columns task and task_index, got "
+            f"{', '.join(table.column_names)}."
+        )
+    rows = sorted(
+        zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True)
+    )[: info.total_tasks]
+    if [index for index, _ in rows] != list(range(info.total_tasks)) or not all(
+        isinstance(text, str) for _, text in rows
+    ):
+        raise DatasetFormatError(
+            f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ..."
+        )
     return tuple(text for _, text in rows)

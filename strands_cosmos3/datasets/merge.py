@@ -17,7 +17,12 @@ from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import BOOKKEEPING
 from strands_cosmos3.datasets.stats import Stats, merged_features, to_json
 from strands_cosmos3.datasets.video import join_videos, video_layout
-from strands_cosmos3.errors import ConfigError, DatasetError, DatasetFormatError, DatasetMismatchError
+from strands_cosmos3.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetFormatError,
+    DatasetMismatchError,
+)
 from strands_cosmos3.resources import write_folder, write_json, write_whole
 
 _EPISODES_PER_FILE = 5000
@@ -30,7 +35,8 @@ def merge_datasets(
     video_file_mb: int = files.VIDEO_FILE_MB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Merge datasets into a new one and return it open. Its folder appears only when complete; the sources do not change.
+    """Merge datasets into a new one and return it open. Its folder appears only when complete; the
+    sources do not change.
 
     Args:
         sources: Datasets with the same spec.
@@ -54,7 +60,9 @@ def merge_datasets(
     parts = [Dataset(source) for source in sources]
     for part in parts[1:]:
         if differences := parts[0].spec.differences(part.spec):
-            raise DatasetMismatchError(f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}.")
+            raise DatasetMismatchError(
+                f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
+            )
     try:
         with files.writing(root):
             merge = _Merge(parts, data_file_mb * 2**20, video_file_mb * 2**20)
@@ -66,7 +74,9 @@ def merge_datasets(
 
 
 class _Merge:
-    """Concatenates the sources' files, starting a new file at the size limit or when the video format changes."""
+    """Concatenates the sources' files, starting a new file at the size limit or when the video
+    format changes.
+    """
 
     root: Path
 
@@ -90,7 +100,9 @@ class _Merge:
             row = part._index.row(i)
             at = {key: videos[key][id(part), i] for key in videos}
             meta = divmod(n // _EPISODES_PER_FILE, files.CHUNK_SIZE)
-            rows.append(replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta))
+            rows.append(
+                replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta)
+            )
             start += row.length
             if progress is not None:
                 progress(n + 1, len(episodes))
@@ -104,7 +116,9 @@ class _Merge:
         for part in self.parts:
             remap = np.array([self.tasks.index(task) for task in part.tasks], np.int64)
             for file in part._files:
-                columns = {key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)}
+                columns = {
+                    key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)
+                }
                 table = _renumbered(columns, part, first_episode, first_row, remap)
                 if tables and sum(t.nbytes for t in tables) + table.nbytes > self.data_bytes:
                     self._flush(tables, number)
@@ -128,13 +142,17 @@ class _Merge:
         for part in self.parts:
             videos, lengths = part._index.videos[key], part._index.length
             for path, episodes in _video_files(part, key):
-                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)  # end of the last episode, in frames
+                # end of the last episode, in frames
+                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)
                 file_size, file_layout = path.stat().st_size, video_layout(path)
                 if group and (size + file_size > self.video_bytes or file_layout != layout):
                     self._join(key, group, number)
                     group, size, frames, number = [], 0, 0, number + 1
                 for i in episodes:
-                    locations[id(part), i] = (*divmod(number, files.CHUNK_SIZE), frames + int(videos[i, 2]))
+                    locations[id(part), i] = (
+                        *divmod(number, files.CHUNK_SIZE),
+                        frames + int(videos[i, 2]),
+                    )
                 group.append((path, n))
                 size, frames, layout = size + file_size, frames + n, file_layout
         if group:
@@ -149,16 +167,25 @@ class _Merge:
         for first in range(0, len(rows), _EPISODES_PER_FILE):
             batch = slice(first, first + _EPISODES_PER_FILE)
             table = rows_to_table(rows[batch], stats[batch], first, self.info.spec.fps)
-            files.write_table(files.file_of(self.root, files.EPISODES_PATH, rows[first].meta), table)
+            files.write_table(
+                files.file_of(self.root, files.EPISODES_PATH, rows[first].meta), table
+            )
         if rows:
             files.write_tasks(self.root, self.tasks)
-        info = replace(self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks))
+        info = replace(
+            self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks)
+        )
         write_json(self.root / files.INFO, info.to_json())
         with Dataset(self.root) as merged:
-            write_json(self.root / files.STATS, to_json({**merged_features(stats), **(merged.exact_stats() if rows else {})}))
+            write_json(
+                self.root / files.STATS,
+                to_json({**merged_features(stats), **(merged.exact_stats() if rows else {})}),
+            )
 
 
-def _renumbered(columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any) -> Any:
+def _renumbered(
+    columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any
+) -> Any:
     tasks = columns["task_index"]
     if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
         raise DatasetFormatError(f"{part.root}: a frame has a task index without an instruction.")
@@ -175,4 +202,7 @@ def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
     episodes: dict[tuple[int, int], list[int]] = {}
     for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
         episodes.setdefault((chunk, file), []).append(i)
-    return [(files.file_of(part.root, part.info.video_path, number, key), indices) for number, indices in episodes.items()]
+    return [
+        (files.file_of(part.root, part.info.video_path, number, key), indices)
+        for number, indices in episodes.items()
+    ]

@@ -28,8 +28,9 @@ _CACHED_COLUMNS = 64
 class Dataset:
     """A dataset, open for reading.
 
-    Data is read and decoded on demand; recently read columns and opened videos are cached. An object belongs to one thread. If
-    pickled, it opens its files again in the other process, which must be spawned: Arrow's threads do not survive a fork.
+    Data is read and decoded on demand; recently read columns and opened videos are cached. An
+    object belongs to one thread. If pickled, it opens its files again in the other process, which
+    must be spawned: Arrow's threads do not survive a fork.
 
     Raises:
         DatasetFormatError: It is not a LeRobot v3 dataset, or its files contradict each other.
@@ -43,10 +44,14 @@ class Dataset:
         self._videos = FrameReader(self.info.spec.fps)
         self._columns: OrderedDict[tuple[int, int, str], NDArray[Any]] = OrderedDict()
         first: dict[tuple[int, int], int] = {}
-        for (chunk, file), start in zip(self._index.data.tolist(), self._index.start.tolist(), strict=True):
+        for (chunk, file), start in zip(
+            self._index.data.tolist(), self._index.start.tolist(), strict=True
+        ):
             first.setdefault((chunk, file), start)
         ends = [*first.values(), self.n_frames][1:]  # the frames of each data file: [first, end)
-        self._files = {number: (start, end) for (number, start), end in zip(first.items(), ends, strict=True)}
+        self._files = {
+            number: (start, end) for (number, start), end in zip(first.items(), ends, strict=True)
+        }
 
     @property
     def spec(self) -> DatasetSpec:
@@ -75,12 +80,17 @@ class Dataset:
 
     @property
     def stats(self) -> dict[str, Stats]:
-        """Statistics by feature from ``meta/stats.json``; empty without one. Raises DatasetFormatError if it is malformed."""
+        """Statistics by feature from ``meta/stats.json``; empty without one. Raises
+        DatasetFormatError if it is malformed.
+        """
         if not (self.root / STATS).exists():
             return {}
         raw = read_json(self.root / STATS, DatasetFormatError, HINT)
         try:
-            return {key: {name: np.asarray(value, np.float64) for name, value in part.items()} for key, part in raw.items()}
+            return {
+                key: {name: np.asarray(value, np.float64) for name, value in part.items()}
+                for key, part in raw.items()
+            }
         except (AttributeError, TypeError, ValueError) as error:
             raise DatasetFormatError(f"{self.root / STATS} is malformed: {error}.") from None
 
@@ -89,7 +99,9 @@ class Dataset:
         return len(self._index)
 
     def __getitem__(self, episode: int) -> RecordedEpisode:
-        """Return an episode by index; negative ones count from the end. Raises IndexError if there is none."""
+        """Return an episode by index; negative ones count from the end. Raises IndexError if
+        there is none.
+        """
         i = episode + len(self) if episode < 0 else episode
         if not 0 <= i < len(self):
             raise IndexError(f"episode {episode} of a dataset with {len(self)}")
@@ -99,7 +111,8 @@ class Dataset:
         return (self[i] for i in range(len(self)))
 
     def column(self, key: str) -> NDArray[Any]:
-        """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is 1).
+        """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is
+        1).
 
         Raises:
             UnknownNameError: No such numeric feature.
@@ -110,11 +123,15 @@ class Dataset:
             return np.empty((0,) if feature.shape == (1,) else (0, *feature.shape), feature.dtype)
         values = np.concatenate([self._file_column(number, key) for number in self._files])
         if len(values) != self.n_frames:
-            raise DatasetFormatError(f"{self.root}: column {key} has {len(values)} rows, meta/info.json {self.n_frames}.")
+            raise DatasetFormatError(
+                f"{self.root}: column {key} has {len(values)} rows, meta/info.json {self.n_frames}."
+            )
         return values
 
     def exact_stats(self) -> dict[str, Stats]:
-        """Return the statistics of every numeric column, computed from all rows; the quantiles are exact."""
+        """Return the statistics of every numeric column, computed from all rows; the quantiles
+        are exact.
+        """
         return {key: column_stats(self.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
 
     def _numeric(self, key: str) -> Feature:
@@ -133,7 +150,9 @@ class Dataset:
         table = read_table(path, list(dict.fromkeys((key, "index"))))
         index = table.column("index").to_numpy()
         if len(index) and (index[0] != first or not (np.diff(index) == 1).all()):
-            raise DatasetFormatError(f"{path} begins with frame {index[0]} instead of {first}, or has gaps.")
+            raise DatasetFormatError(
+                f"{path} begins with frame {index[0]} instead of {first}, or has gaps."
+            )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")[: end - first]
         values.setflags(write=False)
         self._columns[at] = values
@@ -151,7 +170,12 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -162,15 +186,28 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
         raise DatasetFormatError(f"{name} has empty entries.")
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type.value_type)
-    while isinstance(array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        array = (
+            pa.concat_arrays(array.chunks)
+            if array.num_chunks
+            else pa.array([], array.type.value_type)
+        )
+    while isinstance(
+        array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray
+    ):
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
     flat = array.to_numpy(zero_copy_only=False)
     if flat.size != n_rows * feature.shape[0] or flat.dtype.kind not in "fiub":
-        raise DatasetFormatError(f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}.")
-    values = flat.astype(feature.dtype).reshape((n_rows,) if feature.shape == (1,) else (n_rows, *feature.shape))
+        raise DatasetFormatError(
+            f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}."
+        )
+    values = flat.astype(feature.dtype).reshape(
+        (n_rows,) if feature.shape == (1,) else (n_rows, *feature.shape)
+    )
     if not np.isfinite(values).all():
-        raise NonFiniteError(f"{name} contains NaN or infinity in row {int(np.argwhere(~np.isfinite(values))[0][0])}.")
+        raise NonFiniteError(
+            f"{name} contains NaN or infinity in row "
+            f"{int(np.argwhere(~np.isfinite(values))[0][0])}."
+        )
     return values
 
 
@@ -192,10 +229,14 @@ class RecordedEpisode:
 
     @property
     def task(self) -> str:
-        """Instruction of the first frame. Raises DatasetFormatError if its task index has no instruction."""
+        """Instruction of the first frame. Raises DatasetFormatError if its task index has no
+        instruction.
+        """
         number = int(self["task_index"][0])
         if not 0 <= number < len(self.dataset.tasks):
-            raise DatasetFormatError(f"episode {self.index} refers to task {number} of {len(self.dataset.tasks)}.")
+            raise DatasetFormatError(
+                f"episode {self.index} refers to task {number} of {len(self.dataset.tasks)}."
+            )
         return self.dataset.tasks[number]
 
     @property
@@ -215,11 +256,14 @@ class RecordedEpisode:
         first = int(index.start[self.index]) - dataset._files[number][0]
         rows = dataset._file_column(number, key)[first : first + len(self)]
         if len(rows) != len(self):
-            raise DatasetFormatError(f"{dataset.root}: the data of episode {self.index} ends after {len(rows)} frames.")
+            raise DatasetFormatError(
+                f"{dataset.root}: the data of episode {self.index} ends after {len(rows)} frames."
+            )
         return rows
 
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:
-        """Return pictures [n, H, W, 3] uint8 of a camera, given its feature key; ``rows`` None means all.
+        """Return pictures [n, H, W, 3] uint8 of a camera, given its feature key; ``rows`` None
+        means all.
 
         Decoding starts at the key frame before each row.
 
@@ -231,7 +275,11 @@ class RecordedEpisode:
         dataset, cameras, n = self.dataset, self.dataset.spec.cameras, len(self)
         if camera not in cameras:
             raise UnknownNameError("camera", camera, cameras)
-        wanted = range(n)[slice(None) if rows is None else rows] if rows is None or isinstance(rows, slice) else rows
+        wanted = (
+            range(n)[slice(None) if rows is None else rows]
+            if rows is None or isinstance(rows, slice)
+            else rows
+        )
         numbers = [whole_number(row, "row", 0, n - 1) for row in wanted]
         chunk, file, first = (int(value) for value in dataset._index.videos[camera][self.index])
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
@@ -247,4 +295,7 @@ class RecordedEpisode:
         row = whole_number(row, "row", 0, len(self) - 1)
         cameras = self.dataset.spec.cameras
         wanted = self.dataset.spec.features if keys is None else keys
-        return {key: self.frames(key, [row])[0] if key in cameras else np.asarray(self[key][row]) for key in wanted}
+        return {
+            key: self.frames(key, [row])[0] if key in cameras else np.asarray(self[key][row])
+            for key in wanted
+        }

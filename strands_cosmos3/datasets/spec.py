@@ -1,7 +1,8 @@
 """Specification of a dataset: features, frame rate, and the schema of an arm's episodes.
 
-Names follow LeRobot (``observation.state``, ``observation.images.<camera>``, ``action``, ``next.done``). A feature's ``info``
-documents what LeRobot does not specify, e.g. units and frames; it is stored in ``meta/info.json``.
+Names follow LeRobot (``observation.state``, ``observation.images.<camera>``, ``action``,
+``next.done``). A feature's ``info`` documents what LeRobot does not specify, e.g. units and frames;
+it is stored in ``meta/info.json``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Feature:
 
     Args:
         dtype: ``"float32"``, ``"float64"``, ``"int64"``, ``"int32"``, ``"bool"``, or ``"video"``.
-        shape: Shape of one frame's value: [n] for numbers, [H, W, 3] for a camera, height and width even.
+        shape: Shape of one frame's value: [n] for numbers, [H, W, 3] for a camera, height and width
+            even.
         names: Name of each of the n numbers, or None.
         info: Further documentation, serializable as JSON; stored in ``meta/info.json``.
 
@@ -58,18 +60,36 @@ class Feature:
         object.__setattr__(self, "shape", tuple(self.shape))
         if self.dtype not in (*NUMERIC, VIDEO):
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
-        sizes = [side for side in self.shape if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        sizes = [
+            side
+            for side in self.shape
+            if isinstance(side, int) and not isinstance(side, bool) and side > 0
+        ]
         if len(sizes) != len(self.shape):
-            raise ShapeError(f"a feature's shape must consist of positive integers, got {list(self.shape)}.")
+            raise ShapeError(
+                f"a feature's shape must consist of positive integers, got {list(self.shape)}."
+            )
         if self.dtype == VIDEO:
-            if len(sizes) != 3 or sizes[2] != 3 or sizes[0] % 2 or sizes[1] % 2 or max(sizes) > MAX_SIDE_PX:
+            if (
+                len(sizes) != 3
+                or sizes[2] != 3
+                or sizes[0] % 2
+                or sizes[1] % 2
+                or max(sizes) > MAX_SIDE_PX
+            ):
                 raise ShapeError(
-                    f"a camera's shape must be [H, W, 3] with H and W even and at most {MAX_SIDE_PX}, got {list(self.shape)}."
+                    "a camera's shape must be [H, W, 3] with H and W even and at most "
+                    f"{MAX_SIDE_PX}, got {list(self.shape)}."
                 )
         elif len(sizes) != 1 or sizes[0] > MAX_COLUMNS:
-            raise ShapeError(f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got {list(self.shape)}.")
+            raise ShapeError(
+                f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got "
+                f"{list(self.shape)}."
+            )
         elif self.names is not None and len(self.names) != sizes[0]:
-            raise ShapeError(f"a feature of shape [{sizes[0]}] needs {sizes[0]} names, got {len(self.names)}.")
+            raise ShapeError(
+                f"a feature of shape [{sizes[0]}] needs {sizes[0]} names, got {len(self.names)}."
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:  # a MappingProxyType cannot be pickled
         return Feature, (self.dtype, self.shape, self.names, dict(self.info))
@@ -82,7 +102,8 @@ class Feature:
 
 _INDEX = Feature("int64", (1,))
 BOOKKEEPING: Mapping[str, Feature] = MappingProxyType(
-    {"timestamp": Feature("float32", (1,))} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), _INDEX)
+    {"timestamp": Feature("float32", (1,))}
+    | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), _INDEX)
 )
 """Columns of every dataset, filled by the writer."""
 
@@ -97,7 +118,8 @@ class DatasetSpec:
         robot_type: Name of the robot, e.g. ``"panda"``.
 
     Raises:
-        InputError: The rate is not a positive whole number, a key is invalid, or there is no feature.
+        InputError: The rate is not a positive whole number, a key is invalid, or there is no
+            feature.
         ConfigError: A key is reserved for the writer.
     """
 
@@ -111,7 +133,10 @@ class DatasetSpec:
             instance_of(self.robot_type, str, "robot_type")
         for key, feature in instance_of(self.features, Mapping, "features").items():
             if not isinstance(key, str) or not _KEY.fullmatch(key):
-                raise InputError(f"a feature's key must consist of letters, digits, '_' and single dots, got {key!r}.")
+                raise InputError(
+                    "a feature's key must consist of letters, digits, '_' and single dots, got "
+                    f"{key!r}."
+                )
             if key in BOOKKEEPING:
                 raise ConfigError(f"{key!r} is filled by the writer; leave it out of the features.")
             instance_of(feature, Feature, f"feature {key!r}")
@@ -135,11 +160,16 @@ class DatasetSpec:
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
         pairs = (("fps", self.fps, other.fps), ("robot type", self.robot_type, other.robot_type))
-        found = [f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in pairs if mine != theirs]
+        found = [
+            f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in pairs if mine != theirs
+        ]
         for key in sorted({*self.features, *other.features}):
             mine, theirs = self.features.get(key), other.features.get(key)
             if mine is None or theirs is None:
-                found.append(f"{key} {'absent' if mine is None else 'present'} and {'absent' if theirs is None else 'present'}")
+                found.append(
+                    f"{key} {'absent' if mine is None else 'present'} and "
+                    f"{'absent' if theirs is None else 'present'}"
+                )
             elif mine != theirs:
                 found.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
             elif not mine.is_video and mine.info != theirs.info:
@@ -165,10 +195,12 @@ def arm_spec(
     robot_type: str = "panda",
     extra: Mapping[str, Feature] | None = None,
 ) -> DatasetSpec:
-    """Return the spec of a dataset recorded with one arm, or with several limbs. docs/datasets.md describes each feature.
+    """Return the spec of a dataset recorded with one arm, or with several limbs. docs/datasets.md
+    describes each feature.
 
-    Actions are unnormalised ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk`` normalises them. State and
-    poses of several limbs follow each other in the order of the embodiment's columns, each with the limb's name before its own.
+    Actions are unnormalised ``midtrain`` rows of the commanded Cosmos frame; ``normalize_chunk``
+    normalises them. State and poses of several limbs follow each other in the order of the
+    embodiment's columns, each with the limb's name before its own.
 
     Args:
         cameras: View name -> (height, width) in pixels, both even.
@@ -179,20 +211,34 @@ def arm_spec(
         extra: Further features by key.
 
     Raises:
-        ConfigError: The embodiment's rows are not pose deltas of these limbs, or the frame rate is not a whole number.
+        ConfigError: The embodiment's rows are not pose deltas of these limbs, or the frame rate is
+            not a whole number.
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
     limbs = _joints_by_prefix(embodiment, n_joints)
     rate = embodiment.fps if fps is None else fps
     if rate is None or rate != int(rate):
-        raise ConfigError(f"fps must be a whole number, got {rate} (embodiment {embodiment.name!r}); pass fps.")
-    meaning = {"embodiment": embodiment.name, "action_space": space.name, "normalized": False, "frame": "cosmos"}
-    state = tuple(prefix + name for prefix, n in limbs.items() for name in (*(f"joint_{i}" for i in range(n)), GRIPPER))
+        raise ConfigError(
+            f"fps must be a whole number, got {rate} (embodiment {embodiment.name!r}); pass fps."
+        )
+    meaning = {
+        "embodiment": embodiment.name,
+        "action_space": space.name,
+        "normalized": False,
+        "frame": "cosmos",
+    }
+    state = tuple(
+        prefix + name
+        for prefix, n in limbs.items()
+        for name in (*(f"joint_{i}" for i in range(n)), GRIPPER)
+    )
     poses = tuple(prefix + name for prefix in limbs for name in POSE_COLUMNS)
     features = {
         STATE: Feature("float32", (len(state),), state, {"unit": "rad", "gripper_open": 1.0}),
-        EE_POSE: Feature("float32", (len(poses),), poses, {"frame": "cosmos", "parent": "base", "unit": "m"}),
+        EE_POSE: Feature(
+            "float32", (len(poses),), poses, {"frame": "cosmos", "parent": "base", "unit": "m"}
+        ),
         ACTION: Feature("float32", (space.width,), space.columns, meaning),
         **dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))),
         **(extra or {}),
@@ -203,22 +249,34 @@ def arm_spec(
 
 @typed()
 def limb_prefix(name: str, limbs: Collection[str]) -> str:
-    """Return what stands before a limb's columns: its name, or nothing if it is the only one of ``limbs``."""
+    """Return what stands before a limb's columns: its name, or nothing if it is the only one of
+    ``limbs``.
+    """
     return "" if len(limbs) == 1 else f"{name}_"
 
 
 def _joints_by_prefix(embodiment: Embodiment, n_joints: int | Mapping[str, int]) -> dict[str, int]:
-    """Number of joints by the prefix of the limb's columns, in the order of the embodiment's limbs."""
+    """Number of joints by the prefix of the limb's columns, in the order of the embodiment's
+    limbs.
+    """
     space = embodiment.action_space("midtrain")
     if not isinstance(n_joints, Mapping):
         if space.meaning != "pose_delta" or space.width > 10:
-            raise ConfigError(f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a DatasetSpec instead.")
+            raise ConfigError(
+                f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a "
+                "DatasetSpec instead."
+            )
         return {"": n_joints}
     limbs = [limb for limb in embodiment.limbs if not limb.is_camera]
     names = [limb.name for limb in limbs]
-    if space.meaning != "pose_delta" or set(names) != set(n_joints) or any(limb.gripper_column is None for limb in limbs):
+    if (
+        space.meaning != "pose_delta"
+        or set(names) != set(n_joints)
+        or any(limb.gripper_column is None for limb in limbs)
+    ):
         raise ConfigError(
-            f"the rows of {embodiment.name!r} are not pose deltas and grippers of the limbs {', '.join(n_joints)}; it moves "
+            f"the rows of {embodiment.name!r} are not pose deltas and grippers of the limbs "
+            f"{', '.join(n_joints)}; it moves "
             f"{', '.join(names) or 'none that its source states'}."
         )
     return {limb_prefix(name, names): n_joints[name] for name in names}

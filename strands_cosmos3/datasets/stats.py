@@ -1,7 +1,8 @@
 """Statistics of a feature: min, max, mean, std, count and quantiles, per episode and merged.
 
-Quantiles cannot be merged exactly. Like LeRobot, :func:`merged` averages the episodes' quantiles, weighted by frames. Closing a
-writer replaces those of numeric columns by exact ones; those of pictures stay averages.
+Quantiles cannot be merged exactly. Like LeRobot, :func:`merged` averages the episodes' quantiles,
+weighted by frames. Closing a writer replaces those of numeric columns by exact ones; those of
+pictures stay averages.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def column_stats(values: NDArray[Any]) -> Stats:
 
 
 class PictureStats:
-    """Statistics of a camera from sampled frames at a lower resolution; exact for the sampled pixels."""
+    """Statistics of a camera from sampled frames at a lower resolution; exact for the sampled
+    pixels.
+    """
 
     def __init__(self) -> None:
         self._histogram = np.zeros((3, 256), np.int64)
@@ -42,11 +45,15 @@ class PictureStats:
         """Add a frame [H, W, 3]."""
         step = max(1, max(frame.shape[:2]) // _SAMPLED_SIDE)
         for channel in range(3):
-            self._histogram[channel] += np.bincount(frame[::step, ::step, channel].ravel(), minlength=256)
+            self._histogram[channel] += np.bincount(
+                frame[::step, ::step, channel].ravel(), minlength=256
+            )
         self._frames += 1
 
     def result(self) -> Stats:
-        """Return the statistics [3, 1, 1] of the channels, scaled to [0, 1]; ``count`` is the number of sampled frames, [1]."""
+        """Return the statistics [3, 1, 1] of the channels, scaled to [0, 1]; ``count`` is the
+        number of sampled frames, [1].
+        """
         levels = np.arange(256) / 255.0
         total = self._histogram.sum(axis=1)
         mean = (self._histogram @ levels) / total
@@ -70,7 +77,9 @@ class PictureStats:
 
 
 def merged(parts: Sequence[Stats]) -> Stats:
-    """Return the statistics of several episodes together; quantiles are averages weighted by count."""
+    """Return the statistics of several episodes together; quantiles are averages weighted by
+    count.
+    """
     if len(parts) == 1:
         return dict(parts[0])
     count = np.array([part["count"][0] for part in parts], np.float64)
@@ -80,7 +89,9 @@ def merged(parts: Sequence[Stats]) -> Stats:
         return np.tensordot(weight, np.stack([part[name] for part in parts]), axes=1)
 
     mean = average("mean")
-    variance = np.tensordot(weight, np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts]), axes=1)
+    variance = np.tensordot(
+        weight, np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts]), axes=1
+    )
     return {
         "min": np.min([part["min"] for part in parts], axis=0),
         "max": np.max([part["max"] for part in parts], axis=0),
@@ -98,4 +109,7 @@ def merged_features(parts: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
 
 def to_json(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
     """Return the contents of ``meta/stats.json``."""
-    return {key: {name: value.tolist() for name, value in figures.items()} for key, figures in stats.items()}
+    return {
+        key: {name: value.tolist() for name, value in figures.items()}
+        for key, figures in stats.items()
+    }

@@ -1,7 +1,9 @@
-"""Videos of cameras: encode an episode in memory, join episodes without re-encoding, decode frames by index.
+"""Videos of cameras: encode an episode in memory, join episodes without re-encoding, decode frames
+by index.
 
-An episode begins with a key frame and has no B-frames. Therefore joining copies packets, frame k has the time ``k / fps``, and
-decoding a frame starts at the key frame before it. Colours are BT.601, limited range, and tagged as such.
+An episode begins with a key frame and has no B-frames. Therefore joining copies packets, frame k
+has the time ``k / fps``, and decoding a frame starts at the key frame before it. Colours are
+BT.601, limited range, and tagged as such.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class CameraWriter:
     If ``n_frames`` is known beforehand, the statistics are taken from evenly spaced frames.
     """
 
-    def __init__(self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None = None):
+    def __init__(
+        self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None = None
+    ):
         self._bytes = io.BytesIO()
         self._container: Any = av.open(self._bytes, "w", format="mp4")
         stream: Any = self._container.add_stream("libx264", rate=fps)
@@ -92,7 +96,11 @@ class CameraWriter:
         self._stream, self._config = stream, config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
         self._stats = PictureStats()
-        spaced = None if n_frames is None else np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round()
+        spaced = (
+            None
+            if n_frames is None
+            else np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round()
+        )
         self._sampled = None if spaced is None else set(spaced.astype(int).tolist())
         self._n = 0
 
@@ -102,7 +110,10 @@ class CameraWriter:
             self._stats.add(frame)
         picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         picture = self._reformatter.reformat(
-            picture, format=self._config.pixel_format, dst_colorspace=_SWS_BT601, dst_color_range=_LIMITED
+            picture,
+            format=self._config.pixel_format,
+            dst_colorspace=_SWS_BT601,
+            dst_color_range=_LIMITED,
         )
         picture.pts = self._n
         self._container.mux(self._stream.encode(picture))
@@ -120,7 +131,8 @@ class CameraWriter:
 
 
 def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path) -> None:
-    """Copy the packets of several videos with the same encoding, each given with its number of frames, into one file.
+    """Copy the packets of several videos with the same encoding, each given with its number of
+    frames, into one file.
 
     Raises:
         DatasetFormatError: A part is not a video, or has another number of frames.
@@ -140,20 +152,35 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path)
                 for packet in source.demux(stream):
                     if packet.dts is None or packet.pts is None:
                         continue
-                    packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, target
+                    packet.pts, packet.dts, packet.stream = (
+                        packet.pts + shift,
+                        packet.dts + shift,
+                        target,
+                    )
                     out.mux(packet)
                     copied += 1
                 if copied != n_frames:
-                    raise DatasetFormatError(f"{_name(part)} has {copied} frames, but its episodes have {n_frames}.")
+                    raise DatasetFormatError(
+                        f"{_name(part)} has {copied} frames, but its episodes have {n_frames}."
+                    )
             done += n_frames
 
 
 def video_layout(part: bytes | Path) -> tuple[Any, ...]:
-    """Return what two videos must share to be joined: codec, size, pixel format, time base, and the codec's header."""
+    """Return what two videos must share to be joined: codec, size, pixel format, time base, and
+    the codec's header.
+    """
     with _opened(part) as source:
         stream = source.streams.video[0]
         codec = stream.codec_context
-        return codec.name, codec.width, codec.height, codec.pix_fmt, stream.time_base, bytes(codec.extradata or b"")
+        return (
+            codec.name,
+            codec.width,
+            codec.height,
+            codec.pix_fmt,
+            stream.time_base,
+            bytes(codec.extradata or b""),
+        )
 
 
 def _name(part: bytes | Path) -> str:
@@ -172,7 +199,9 @@ def _opened(part: bytes | Path) -> Any:
 
 
 class FrameReader:
-    """Decodes frames of video files by index, and keeps up to ``keep_open`` files open. Not thread-safe."""
+    """Decodes frames of video files by index, and keeps up to ``keep_open`` files open. Not
+    thread-safe.
+    """
 
     def __init__(self, fps: int, keep_open: int = 6):
         self._fps, self._keep = fps, keep_open
@@ -180,17 +209,22 @@ class FrameReader:
         self._reformatter = VideoReformatter()
 
     def read(self, path: Path, first: int, rows: Sequence[int], shape: tuple[int, ...]) -> Frames:
-        """Return the frames ``first + rows`` of a file as [len(rows), H, W, 3] uint8, in any order, repetitions allowed.
+        """Return the frames ``first + rows`` of a file as [len(rows), H, W, 3] uint8, in any order,
+        repetitions allowed.
 
         Raises:
-            DatasetFormatError: The file is missing or not a video, its frames are not of ``shape``, or one is missing.
+            DatasetFormatError: The file is missing or not a video, its frames are not of ``shape``,
+                or one is missing.
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)
         container = self._container(path)
         stream = container.streams.video[0]
         if (stream.height, stream.width) != tuple(shape[:2]):
-            raise DatasetFormatError(f"{path} has size {stream.height} x {stream.width}, but its feature is {list(shape)}.")
+            raise DatasetFormatError(
+                f"{path} has size {stream.height} x {stream.width}, but its feature is "
+                f"{list(shape)}."
+            )
         wanted = sorted(set(rows))
         found: dict[int, Frames] = {}
         try:
@@ -199,13 +233,19 @@ class FrameReader:
         except (OSError, av.error.FFmpegError) as error:
             raise DatasetFormatError(f"{path} cannot be decoded: {error}.") from None
         if missing := [row for row in wanted if row not in found]:
-            raise DatasetFormatError(f"{path} has no frame {first + missing[0]}, but an episode refers to it.")
+            raise DatasetFormatError(
+                f"{path} has no frame {first + missing[0]}, but an episode refers to it."
+            )
         return np.stack([found[row] for row in rows])
 
     def _decode(self, container: Any, stream: Any, first: int, run: list[int]) -> dict[int, Frames]:
-        """Decode from the key frame before the run to its last frame; return the wanted frames that exist."""
+        """Decode from the key frame before the run to its last frame; return the wanted frames
+        that exist.
+        """
         start = stream.start_time or 0
-        container.seek(start + round(Fraction(first + run[0], self._fps) / stream.time_base), stream=stream)
+        container.seek(
+            start + round(Fraction(first + run[0], self._fps) / stream.time_base), stream=stream
+        )
         wanted, found = set(run), {}
         for frame in container.decode(stream):
             row = round((frame.pts - start) * stream.time_base * self._fps) - first

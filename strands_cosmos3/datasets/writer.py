@@ -32,18 +32,25 @@ from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import DatasetSpec
 from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
 from strands_cosmos3.datasets.video import CameraWriter, VideoConfig, join_videos
-from strands_cosmos3.errors import ConfigError, DatasetBusyError, DatasetError, DatasetMismatchError, InputError
+from strands_cosmos3.errors import (
+    ConfigError,
+    DatasetBusyError,
+    DatasetError,
+    DatasetMismatchError,
+    InputError,
+)
 from strands_cosmos3.resources import UNFINISHED, write_json, write_whole
 
 
 class DatasetWriter:
     """Adds episodes to a new or an existing dataset.
 
-    Episodes become visible in commits of ``commit_every``. A commit writes one data file, one video for each camera and one
-    index file, and replaces ``meta/info.json`` last: readers see all of a commit or nothing of it. If the process dies, the
-    dataset is that of the last commit; uncommitted files are removed when the dataset is next opened for writing. Commit
-    every episode when recording a few long ones, and hundreds at once when generating many short ones. Parallel producers
-    write a dataset each, for :func:`~strands_cosmos3.datasets.merge_datasets`.
+    Episodes become visible in commits of ``commit_every``. A commit writes one data file, one video
+    for each camera and one index file, and replaces ``meta/info.json`` last: readers see all of a
+    commit or nothing of it. If the process dies, the dataset is that of the last commit;
+    uncommitted files are removed when the dataset is next opened for writing. Commit every episode
+    when recording a few long ones, and hundreds at once when generating many short ones. Parallel
+    producers write a dataset each, for :func:`~strands_cosmos3.datasets.merge_datasets`.
 
     As a context manager, it commits the finished episodes on exit, even after an exception.
 
@@ -60,7 +67,13 @@ class DatasetWriter:
         DatasetError: The folder holds something else, or cannot be written to.
     """
 
-    def __init__(self, root: str | Path, spec: DatasetSpec, commit_every: int = 1, video: VideoConfig | None = None):
+    def __init__(
+        self,
+        root: str | Path,
+        spec: DatasetSpec,
+        commit_every: int = 1,
+        video: VideoConfig | None = None,
+    ):
         self.root = Path(root).expanduser()
         self.commit_every = whole_number(commit_every, "commit_every", 1)
         self.video = VideoConfig() if video is None else video
@@ -83,9 +96,14 @@ class DatasetWriter:
             return info
         info = files.read_info(self.root)
         if found := info.spec.differences(spec):
-            raise DatasetMismatchError(f"{self.root} has another kind of episodes: {'; '.join(found)}. Choose another folder.")
+            raise DatasetMismatchError(
+                f"{self.root} has another kind of episodes: {'; '.join(found)}. Choose another "
+                "folder."
+            )
         if (info.data_path, info.video_path) != (files.DATA_PATH, files.VIDEO_PATH):
-            raise DatasetMismatchError(f"{self.root} has other file paths ({info.data_path}); merge it into a new dataset.")
+            raise DatasetMismatchError(
+                f"{self.root} has other file paths ({info.data_path}); merge it into a new dataset."
+            )
         index = EpisodeIndex(self.root, info)
         self._tasks = list(files.read_tasks(self.root, info))
         self._next_file = index.next_file(info.chunk_size)
@@ -97,10 +115,21 @@ class DatasetWriter:
         """Delete the files of a commit that a killed writer did not complete."""
         for path in self.root.rglob(UNFINISHED):
             path.unlink()
-        for folder in (self.root / "data", self.root / "meta/episodes", *(self.root / "videos").glob("*")):
+        for folder in (
+            self.root / "data",
+            self.root / "meta/episodes",
+            *(self.root / "videos").glob("*"),
+        ):
             for path in folder.glob("chunk-*/*"):
-                chunk, file = path.parent.name.removeprefix("chunk-"), path.stem.removeprefix("file-")
-                if chunk.isdecimal() and file.isdecimal() and int(chunk) * info.chunk_size + int(file) >= self._next_file:
+                chunk, file = (
+                    path.parent.name.removeprefix("chunk-"),
+                    path.stem.removeprefix("file-"),
+                )
+                if (
+                    chunk.isdecimal()
+                    and file.isdecimal()
+                    and int(chunk) * info.chunk_size + int(file) >= self._next_file
+                ):
                     path.unlink()
 
     @property
@@ -114,7 +143,8 @@ class DatasetWriter:
         return self._info.total_episodes + len(self._pending)
 
     def episode(self, task: str) -> EpisodeWriter:
-        """Begin an episode that is recorded frame by frame; one at a time. ``task`` is its instruction.
+        """Begin an episode that is recorded frame by frame; one at a time. ``task`` is its
+        instruction.
 
         Raises:
             ConfigError: The writer is closed, or another episode is being recorded.
@@ -123,11 +153,17 @@ class DatasetWriter:
         self._require_open()
         if self._recording is not None and self._recording.is_open:
             raise ConfigError("an episode is being recorded; save or discard it first.")
-        self._recording = EpisodeWriter(self.spec, self.video, partial(self._finish, checked_task(task)))
+        self._recording = EpisodeWriter(
+            self.spec, self.video, partial(self._finish, checked_task(task))
+        )
         return self._recording
 
     def add_episode(
-        self, columns: Mapping[str, Any], videos: Mapping[str, Any] | None = None, task: str = "", note: Note | None = None
+        self,
+        columns: Mapping[str, Any],
+        videos: Mapping[str, Any] | None = None,
+        task: str = "",
+        note: Note | None = None,
     ) -> int:
         """Add a whole episode and return its index.
 
@@ -138,7 +174,8 @@ class DatasetWriter:
             note: Data to store with it, serializable as JSON, e.g. seed and outcome.
 
         Raises:
-            InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not finite; nothing was added.
+            InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not
+                finite; nothing was added.
             DatasetError: It cannot be written.
         """
         self._require_open()
@@ -148,16 +185,28 @@ class DatasetWriter:
         if set(columns) != set(spec.columns) or set(videos) != set(spec.cameras):
             raise InputError("pass numeric features in columns and cameras in videos.")
         n = len(np.atleast_1d(np.asarray(next(iter({**columns, **videos}.values())))))
-        checked = {key: checked_column(columns[key], key, feature, n) for key, feature in spec.columns.items()}
-        frames = {key: image_array(videos[key], key, (n, *feature.shape)) for key, feature in spec.cameras.items()}
-        cameras = {key: CameraWriter(feature, spec.fps, self.video, n) for key, feature in spec.cameras.items()}
+        checked = {
+            key: checked_column(columns[key], key, feature, n)
+            for key, feature in spec.columns.items()
+        }
+        frames = {
+            key: image_array(videos[key], key, (n, *feature.shape))
+            for key, feature in spec.cameras.items()
+        }
+        cameras = {
+            key: CameraWriter(feature, spec.fps, self.video, n)
+            for key, feature in spec.cameras.items()
+        }
         for key, camera in cameras.items():
             for frame in frames[key]:
                 camera.add(frame)
         return self._finish(task, checked, cameras, n, note)
 
     def _finish(self, task: str, columns: Columns, cameras: Cameras, n: int, note: Note) -> int:
-        index, start = self.n_episodes, self._info.total_frames + sum(episode.length for episode in self._pending)
+        index, start = (
+            self.n_episodes,
+            self._info.total_frames + sum(episode.length for episode in self._pending),
+        )
         if task not in self._tasks:
             self._tasks.append(task)
         full = {
@@ -178,12 +227,16 @@ class DatasetWriter:
         return index
 
     def commit(self) -> None:
-        """Make the finished episodes visible. On a DatasetError, the dataset is unchanged and the next commit includes them."""
+        """Make the finished episodes visible. On a DatasetError, the dataset is unchanged and
+        the next commit includes them.
+        """
         self._require_open()
         if not self._pending:
             return
         info, episodes = self._info, self._pending
-        stats = merged_features([*([self._stats] if self._stats else []), *(episode.stats for episode in episodes)])
+        stats = merged_features(
+            [*([self._stats] if self._stats else []), *(episode.stats for episode in episodes)]
+        )
         counted = replace(
             info,
             total_episodes=info.total_episodes + len(episodes),
@@ -205,8 +258,14 @@ class DatasetWriter:
             parts = [(episode.videos[key], episode.length) for episode in episodes]
             path = files.file_of(self.root, info.video_path, number, key)
             write_whole(path, lambda hidden, parts=parts: join_videos(parts, self.spec.fps, hidden))
-        table = files.columns_to_table({key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns})
-        files.write_table(files.file_of(self.root, info.data_path, number), table, max(1024, len(table) // len(episodes)))
+        table = files.columns_to_table(
+            {key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns}
+        )
+        files.write_table(
+            files.file_of(self.root, info.data_path, number),
+            table,
+            max(1024, len(table) // len(episodes)),
+        )
         stats = [episode.stats for episode in episodes]
         index = rows_to_table(self._rows(number), stats, info.total_episodes, self.spec.fps)
         files.write_table(files.file_of(self.root, files.EPISODES_PATH, number), index)
@@ -215,12 +274,16 @@ class DatasetWriter:
         rows, start, frame = [], self._info.total_frames, 0
         for episode in self._pending:
             videos = dict.fromkeys(self.spec.cameras, (*number, frame))
-            rows.append(Row((episode.task,), episode.length, start, number, videos, episode.note, number))
+            rows.append(
+                Row((episode.task,), episode.length, start, number, videos, episode.note, number)
+            )
             start, frame = start + episode.length, frame + episode.length
         return rows
 
     def close(self) -> None:
-        """Commit finished episodes, discard an unfinished one, and write exact quantiles to ``meta/stats.json``. Idempotent."""
+        """Commit finished episodes, discard an unfinished one, and write exact quantiles to
+        ``meta/stats.json``. Idempotent.
+        """
         if self._lock is None:
             return
         try:
@@ -229,7 +292,9 @@ class DatasetWriter:
             self.commit()
             if self._changed:
                 with Dataset(self.root) as dataset, files.writing(self.root):
-                    write_json(self.root / files.STATS, to_json({**self._stats, **dataset.exact_stats()}))
+                    write_json(
+                        self.root / files.STATS, to_json({**self._stats, **dataset.exact_stats()})
+                    )
         finally:
             self._unlock()
 
@@ -245,14 +310,22 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
     """Return the spec with LeRobot's description of each video stream."""
     cameras = {
-        key: replace(feature, info={**video.info(feature.shape[0], feature.shape[1], spec.fps), **feature.info})
+        key: replace(
+            feature,
+            info={**video.info(feature.shape[0], feature.shape[1], spec.fps), **feature.info},
+        )
         for key, feature in spec.cameras.items()
     }
     return DatasetSpec(spec.fps, {**spec.features, **cameras}, spec.robot_type)
@@ -264,9 +337,13 @@ def _lock(root: Path) -> int | None:
         raise DatasetError(f"{root} is no folder, but a dataset must be one.")
     if root.is_dir() and not (root / files.INFO).exists():
         strange = sorted(path.name for path in root.iterdir() if path.name != "meta")
-        strange += sorted(f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith("."))
+        strange += sorted(
+            f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith(".")
+        )
         if strange:
-            raise DatasetError(f"{root} contains other files ({', '.join(strange[:5])}); choose an empty folder.")
+            raise DatasetError(
+                f"{root} contains other files ({', '.join(strange[:5])}); choose an empty folder."
+            )
     try:
         (root / "meta").mkdir(parents=True, exist_ok=True)
         handle = os.open(root, os.O_RDONLY)
@@ -276,5 +353,7 @@ def _lock(root: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise DatasetBusyError(f"another process is writing to {root}; write a dataset per process and merge them.") from None
+        raise DatasetBusyError(
+            f"another process is writing to {root}; write a dataset per process and merge them."
+        ) from None
     return handle

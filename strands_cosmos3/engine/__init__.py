@@ -1,1 +1,3 @@
-"""Cosmos 3 inference: checkpoints, both towers, packing, sampling, the VAE. ``config`` and ``variants`` import no torch."""
+"""Cosmos 3 inference: checkpoints, both towers, packing, sampling, the VAE. ``config`` and
+``variants`` import no torch.
+"""

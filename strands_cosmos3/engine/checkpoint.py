@@ -1,18 +1,20 @@
 """Find, read and check a checkpoint on disk.
 
-The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors), ``scheduler/``,
-``text_tokenizer/``, ``model_index.json``. Ours may have a ``preview_decoder/`` (see :mod:`.preview`).
-A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``, ``action_space``, ``prompt_format``,
-``composition`` (see :mod:`.frames`), ``resolution_tier``, ``domain``,
-``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale`` and ``flow_shift``), ``policy_frames``
-(frames that a policy's clip may have, the default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute
-before requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not as in ``sampling``),
-``dynamics_start`` (``"frame"``: they start at the given frame and at rows of zeros instead of noise, as in
-training, which showed one step), ``future_mode`` (``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not
-named, the policy answers actions alone, and forward dynamics predict the video of its rows),
-``novelty_rmse`` (see :class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file ->
-digest, checked before loading).
+The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors),
+``scheduler/``, ``text_tokenizer/``, ``model_index.json``. Ours may have a ``preview_decoder/`` (see
+:mod:`.preview`). A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``,
+``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``,
+``domain``, ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale``
+and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, the default first; 1
+predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
+chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
+both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not
+as in ``sampling``), ``dynamics_start`` (``"frame"``: they start at the given frame and at rows of
+zeros instead of noise, as in training, which showed one step), ``future_mode``
+(``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not named, the policy
+answers actions alone, and forward dynamics predict the video of its rows), ``novelty_rmse`` (see
+:class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file
+-> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.locate import locate, repository_of
-from strands_cosmos3.engine.metadata import read_count, read_novelty, read_policy_frames, read_sampling
+from strands_cosmos3.engine.metadata import (
+    read_count,
+    read_novelty,
+    read_policy_frames,
+    read_sampling,
+)
 from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.state import StateRow
@@ -44,8 +51,22 @@ from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
 from strands_cosmos3.engine.wan import empty_weight
 from strands_cosmos3.engine.weight_files import verify
-from strands_cosmos3.engine.weight_source import Shard, Slices, WeightSource, sliced_shape, unsharded
-from strands_cosmos3.engine.weights import HEAD_KEYS, OPTIONAL, TEXT, checkpoint_key, expected_shapes, head_shapes, kept_dtype
+from strands_cosmos3.engine.weight_source import (
+    Shard,
+    Slices,
+    WeightSource,
+    sliced_shape,
+    unsharded,
+)
+from strands_cosmos3.engine.weights import (
+    HEAD_KEYS,
+    OPTIONAL,
+    TEXT,
+    checkpoint_key,
+    expected_shapes,
+    head_shapes,
+    kept_dtype,
+)
 from strands_cosmos3.errors import (
     CheckpointError,
     ContractError,
@@ -61,23 +82,31 @@ from strands_cosmos3.types import Mode
 
 __all__ = ["STATISTICS", "Checkpoint", "locate"]
 STATISTICS = "action_stats.json"
-"""File in a checkpoint's folder with the statistics that its rows are normalised with, instead of the packaged ones."""
+"""File in a checkpoint's folder with the statistics that its rows are normalised with, instead
+of the packaged ones.
+"""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose headers fit its config; no weight has been read. The module lists what its metadata may hold.
+    """A checkpoint whose headers fit its config; no weight has been read. The module lists what its
+    metadata may hold.
 
     Args:
-        config, scheduler, vae_config: Contents of the config files. weights, vae_weights: By released name.
+        config, scheduler, vae_config: Contents of the config files. weights, vae_weights: By
+            released name.
         preview: Config and weights of its preview decoder; None if it has none.
         layout: Its folder's format.
-        action_space: None if the checkpoint does not state it. state_row, sampling: None if it records none.
-        use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it does not count for NVIDIA's
-            checkpoints, whose framework has none in training and serving.
-        novelty_rmse: None if it cannot tell how novel a picture is; otherwise it has a preview decoder.
+        action_space: None if the checkpoint does not state it. state_row, sampling: None if it
+            records none.
+        use_system_prompt: Whether ``model_index.json`` states ``default_use_system_prompt``; it
+            does not count for NVIDIA's checkpoints, whose framework has none in training and
+            serving.
+        novelty_rmse: None if it cannot tell how novel a picture is; otherwise it has a preview
+            decoder.
         policy_frames: Empty means as many frames as the chunk needs.
-        replan_rows: None is the whole chunk. prefix_rows: 0 is none. language: None takes any sentence.
+        replan_rows: None is the whole chunk. prefix_rows: 0 is none. language: None takes any
+            sentence.
         dynamics_steps: None is as for a policy.
     """
 
@@ -103,10 +132,14 @@ class Checkpoint:
     layout: Layout = field(kw_only=True)
 
     @classmethod
-    def open(cls, root: str | Path | Layout, variant: str | None = None, action_space: str | None = None) -> Checkpoint:
-        """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if none is stated.
+    def open(
+        cls, root: str | Path | Layout, variant: str | None = None, action_space: str | None = None
+    ) -> Checkpoint:
+        """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if
+        none is stated.
 
-        Raises LayoutError, WeightsError, ContractError or VariantError for one fault, PreflightError with the list of several.
+        Raises LayoutError, WeightsError, ContractError or VariantError for one fault,
+        PreflightError with the list of several.
         """
         root = Path(root) if isinstance(root, str) else root
         if isinstance(root, Path) and root.suffix != ".toml":
@@ -122,7 +155,9 @@ class Checkpoint:
         found: dict[str, Any] = {
             "config": config,
             "vae_config": step.of(layout.vae_config),
-            "scheduler": step.of(lambda: SchedulerConfig.from_dict(layout.scheduler_config(), native)),
+            "scheduler": step.of(
+                lambda: SchedulerConfig.from_dict(layout.scheduler_config(), native)
+            ),
             "weights": step.of(lambda: _transformer_weights(layout, config)),
             "vae_weights": step.of(layout.vae_weights),
             "preview": step.of(layout.preview),
@@ -138,10 +173,15 @@ class Checkpoint:
                 "replan_rows": step.of(lambda: read_count(metadata, "replan_rows")),
                 "prefix_rows": step.of(lambda: read_count(metadata, "prefix_rows")) or 0,
                 "dynamics_steps": step.of(lambda: read_count(metadata, "dynamics_steps")),
-                "novelty_rmse": step.of(lambda: read_novelty(metadata)) if "preview" in found else None,
+                "novelty_rmse": step.of(lambda: read_novelty(metadata))
+                if "preview" in found
+                else None,
                 "language": step.of(lambda: Language.from_metadata(metadata)),
-                "use_system_prompt": (index or {}).get("default_use_system_prompt") is True and not (named and named.repo_id),
-                "action_space": step.of(lambda: _space(named, metadata, action_space)) if named else None,
+                "use_system_prompt": (index or {}).get("default_use_system_prompt") is True
+                and not (named and named.repo_id),
+                "action_space": step.of(lambda: _space(named, metadata, action_space))
+                if named
+                else None,
             }
         step.raise_if_any(root)
         return cls(root, **found, layout=layout)
@@ -153,26 +193,40 @@ class Checkpoint:
 
     @property
     def needs_contract(self) -> bool:
-        """Whether it must state every field of the contract to act; a released one may rely on its variant."""
+        """Whether it must state every field of the contract to act; a released one may rely on
+        its variant.
+        """
         return self.layout.needs_contract or "converted_from" in self.metadata
 
     def action_stats(self) -> ActionStats | None:
-        """The statistics of its own rows: its contract's, else those of ``action_stats.json``; None if it has neither.
+        """The statistics of its own rows: its contract's, else those of ``action_stats.json``; None
+        if it has neither.
 
         Raises:
-            StatisticsError: They cannot be read, are not the domain's, or lack what the normalisation needs.
+            StatisticsError: They cannot be read, are not the domain's, or lack what the
+                normalisation needs.
             ContractError: The contract's differ from those of ``action_stats.json``.
         """
-        stated, method, path = self.metadata.get("statistics"), self.metadata.get("normalization"), self.root / STATISTICS
+        stated, method, path = (
+            self.metadata.get("statistics"),
+            self.metadata.get("normalization"),
+            self.root / STATISTICS,
+        )
         beside = load_action_stats(path) if path.exists() else None
         found = beside if stated is None else self._stated_stats(stated)
         if found is None or method == "none":
             return None
-        if beside is not None and any(not _equal(getattr(found, name), getattr(beside, name)) for name in FIGURES[:2]):
-            raise ContractError(f"the statistics of {path} differ from those of the contract; remove the ones that are wrong.")
+        if beside is not None and any(
+            not _equal(getattr(found, name), getattr(beside, name)) for name in FIGURES[:2]
+        ):
+            raise ContractError(
+                f"the statistics of {path} differ from those of the contract; remove the ones "
+                "that are wrong."
+            )
         if method == "quantile_rot" and found.raw is None:
             raise StatisticsError(
-                f"the statistics of {self.root} have no raw figures (raw or global_raw), which quantile_rot needs."
+                f"the statistics of {self.root} have no raw figures (raw or global_raw), which "
+                "quantile_rot needs."
             )
         if method not in (None, "none"):
             found.normalizer(method)
@@ -181,23 +235,38 @@ class Checkpoint:
     def _stated_stats(self, stated: str | Mapping[str, Any]) -> ActionStats | None:
         if isinstance(stated, str):
             return load_action_stats(stated)
-        if (lacking := {"domain", "statistics"} & set(missing(self.metadata))) and self.needs_contract:
+        if (
+            lacking := {"domain", "statistics"} & set(missing(self.metadata))
+        ) and self.needs_contract:
             return None  # and it cannot act
         if lacking:
-            raise StatisticsError(f"{self.root} states incomplete statistics: {' and '.join(sorted(lacking))} lacking.")
+            raise StatisticsError(
+                f"{self.root} states incomplete statistics: {' and '.join(sorted(lacking))} "
+                "lacking."
+            )
         embodiment = get_embodiment(self.metadata["domain"])
-        columns, domain = embodiment.action_space("midtrain").columns, embodiment.stats or embodiment.name
+        columns, domain = (
+            embodiment.action_space("midtrain").columns,
+            embodiment.stats or embodiment.name,
+        )
 
         def made(figures: Mapping[str, Any], raw: ActionStats | None = None) -> ActionStats:
             if not {*FIGURES[:2]} <= figures.keys():
                 raise StatisticsError(f"the raw statistics of {self.root} lack q01 or q99.")
-            return ActionStats(domain, columns, **{name: figures[name] for name in FIGURES if name in figures}, raw=raw)
+            return ActionStats(
+                domain,
+                columns,
+                **{name: figures[name] for name in FIGURES if name in figures},
+                raw=raw,
+            )
 
         raw = stated.get("raw")
         return made(stated, None if raw is None else made(raw))
 
     def require_contract(self, given: Iterable[str] = ()) -> None:
-        """Raise ContractError, with the file to fill in, if the meaning of its actions is neither stated nor ``given``."""
+        """Raise ContractError, with the file to fill in, if the meaning of its actions is
+        neither stated nor ``given``.
+        """
         if self.needs_contract:
             require_complete(self.metadata, given, self.root)
 
@@ -205,7 +274,8 @@ class Checkpoint:
         """Raise LayoutError if it is in another format, which ``what`` does not read."""
         if self.layout.format != "released":
             raise LayoutError(
-                f"{self.root} is a {self.layout.format}, and {what} reads the released layout; convert it first: "
+                f"{self.root} is a {self.layout.format}, and {what} reads the released layout; "
+                "convert it first: "
                 f"strands-cosmos3 checkpoint convert {self.root} --out FOLDER"
             )
 
@@ -226,22 +296,31 @@ class Checkpoint:
 
     @property
     def future_from_actions(self) -> bool:
-        """Whether forward dynamics predict the video of a policy's answer from its rows, instead of the policy with them."""
+        """Whether forward dynamics predict the video of a policy's answer from its rows, instead
+        of the policy with them.
+        """
         return self.metadata.get("future_mode") == "forward_dynamics"
 
     @property
     def digest(self) -> str:
         """SHA-256 of the recorded digests and of the weights' names and shapes."""
         recorded = self.metadata.get("sha256") or {}
-        headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in (self.weights, self.vae_weights)]
+        headers = [
+            sorted((k, list(v)) for k, v in files.shapes.items())
+            for files in (self.weights, self.vae_weights)
+        ]
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
 
     def resolve_sampling(
         self, embodiment: Embodiment, action_space: str, given: Sampling, mode: Mode = Mode.POLICY
     ) -> Sampling:
-        """Fill what is not given from the checkpoint's record, else from its variant's or the embodiment's preset."""
+        """Fill what is not given from the checkpoint's record, else from its variant's or the
+        embodiment's preset.
+        """
         of_variant = self.variant.action_space == action_space
-        preset = self.sampling or (self.variant.preset if of_variant else embodiment.preset(action_space))
+        preset = self.sampling or (
+            self.variant.preset if of_variant else embodiment.preset(action_space)
+        )
         if mode is not Mode.POLICY and self.dynamics_steps is not None:
             preset = replace(preset, num_steps=self.dynamics_steps)
         return given.over(preset)
@@ -252,12 +331,17 @@ class Checkpoint:
             verify(self.root / name, digest)
 
     def load_transformer(
-        self, device: torch.device, dtype: torch.dtype, text_device: torch.device | None = None, shard: Shard = unsharded
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        text_device: torch.device | None = None,
+        shard: Shard = unsharded,
     ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads and weights that inference does not use.
+        """The transformer with its weights, without action heads and weights that inference does
+        not use.
 
-        The time embedder stays in float32. ``text_device`` keeps the text tower; None is ``device``. Raises WeightsError if
-        a weight is not finite.
+        The time embedder stays in float32. ``text_device`` keeps the text tower; None is
+        ``device``. Raises WeightsError if a weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
@@ -267,14 +351,20 @@ class Checkpoint:
             key = checkpoint_key(name)
             slices[key] = shard(key, shape)
             where = text_device if text_device is not None and name.startswith(TEXT) else device
-            return torch.empty(sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype))
+            return torch.empty(
+                sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype)
+            )
 
         targets = materialise(model, empty)
-        self.weights.read_into({checkpoint_key(name): tensor for name, tensor in targets.items()}, slices)
+        self.weights.read_into(
+            {checkpoint_key(name): tensor for name, tensor in targets.items()}, slices
+        )
         return model.eval()
 
     def load_preview(self, device: torch.device, dtype: torch.dtype) -> PreviewDecoder | None:
-        """Its preview decoder with its weights, or None. Raises LayoutError or WeightsError if it is damaged."""
+        """Its preview decoder with its weights, or None. Raises LayoutError or WeightsError if
+        it is damaged.
+        """
         if self.preview is None:
             return None
         config, files = self.preview
@@ -286,8 +376,13 @@ class Checkpoint:
 
     def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
         """The action head of one domain; raises WeightsError if a weight is not finite."""
-        made = {field: torch.empty(s, device=device, dtype=dtype) for field, s in head_shapes(self.config).items()}
-        self.weights.read_into({f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()})
+        made = {
+            field: torch.empty(s, device=device, dtype=dtype)
+            for field, s in head_shapes(self.config).items()
+        }
+        self.weights.read_into(
+            {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()}
+        )
         return ActionHead(**made)
 
 
@@ -314,17 +409,22 @@ class _Collected:
             raise self.failures[0]
         if self.failures:
             listed = "".join(f"\n  - {type(e).__name__}: {e}" for e in self.failures)
-            raise PreflightError(f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}")
+            raise PreflightError(
+                f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}"
+            )
 
 
 def _require_folder(root: Path) -> None:
     try:
         empty = not root.is_dir() or not any(root.iterdir())
     except OSError as error:
-        raise LayoutError(f"{root} cannot be read ({error.strerror}); check its permissions.") from None
+        raise LayoutError(
+            f"{root} cannot be read ({error.strerror}); check its permissions."
+        ) from None
     if empty:
         raise LayoutError(
-            f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint has transformer/, vae/, "
+            f"{root} is {'empty' if root.is_dir() else 'not a folder'}; a Cosmos 3 checkpoint has "
+            "transformer/, vae/, "
             "scheduler/, text_tokenizer/ and model_index.json."
         )
 
@@ -332,14 +432,20 @@ def _require_folder(root: Path) -> None:
 def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> WeightSource:
     weights = layout.weights()
     if config is not None:
-        if config.num_hidden_layers > len(weights.shapes):  # before anything is built of so many layers
+        # before anything is built of so many layers
+        if config.num_hidden_layers > len(weights.shapes):
             layers = f"transformer/config.json: num_hidden_layers is {config.num_hidden_layers}"
-            raise WeightsError(f"{layers}, but {weights.folder} holds {len(weights.shapes)} tensors; download it again.")
+            raise WeightsError(
+                f"{layers}, but {weights.folder} holds {len(weights.shapes)} tensors; download it "
+                "again."
+            )
         weights.check(expected_shapes(config), OPTIONAL)
     return weights
 
 
-def _variant(layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None) -> Variant:
+def _variant(
+    layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None
+) -> Variant:
     root, recorded = layout.root, metadata.get("variant")
     by_name = None if isinstance(layout, OnBase) else variant_of_repo(repository_of(root))
     named = asked or recorded
@@ -353,10 +459,13 @@ def _variant(layout: Layout, config: TransformerConfig, metadata: Mapping[str, A
 def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> str | None:
     known = metadata.get("action_space") or variant.action_space
     if known not in (None, "midtrain", "joint_pos") or asked not in (None, "midtrain", "joint_pos"):
-        raise VariantError(f"action space {asked or known!r} is unknown; valid: joint_pos, midtrain.")
+        raise VariantError(
+            f"action space {asked or known!r} is unknown; valid: joint_pos, midtrain."
+        )
     if asked and known and asked != known:
         raise VariantError(
-            f"{asked!r} actions were requested, but this checkpoint emits {known!r}: midtrain rows are normalised pose "
+            f"{asked!r} actions were requested, but this checkpoint emits {known!r}: midtrain "
+            "rows are normalised pose "
             "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
         )
     return known or asked

@@ -1,4 +1,6 @@
-"""Architecture of a checkpoint, read from ``transformer/config.json`` and validated. Unknown keys are ignored."""
+"""Architecture of a checkpoint, read from ``transformer/config.json`` and validated. Unknown
+keys are ignored.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,36 @@ from strands_cosmos3.checks import typed_fields
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-_POSITIVE = (*_SIZES, "vocab_size", "latent_channel", "latent_patch_size", "action_dim", "num_embodiment_domains")
-_LARGEST = {"num_hidden_layers": 512, "latent_channel": 4096, "latent_patch_size": 64, "vocab_size": 1 << 22}
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+)
+_POSITIVE = (
+    *_SIZES,
+    "vocab_size",
+    "latent_channel",
+    "latent_patch_size",
+    "action_dim",
+    "num_embodiment_domains",
+)
+_LARGEST = {
+    "num_hidden_layers": 512,
+    "latent_channel": 4096,
+    "latent_patch_size": 64,
+    "vocab_size": 1 << 22,
+}
 _LARGEST_SIZE = 1 << 18  # of the other sizes: nothing is built of larger ones
 TIME_CHANNELS = 256  # width of the sinusoidal timestep embedding
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Hyperparameters of a Cosmos 3 transformer; names and defaults are those of the released config files.
+    """Hyperparameters of a Cosmos 3 transformer; names and defaults are those of the released
+    config files.
 
     Raises LayoutError if a value is invalid.
     """
@@ -35,17 +57,21 @@ class TransformerConfig:
     latent_channel: int = 48
     latent_patch_size: int = 2
     num_embodiment_domains: int = 32
-    hidden_act: Literal["silu", "relu2"] = "silu"  # silu: gated MLP, RMSNorm; relu2 (Edge): ungated, Nemotron norm
+    # silu: gated MLP, RMSNorm; relu2 (Edge): ungated, Nemotron norm
+    hidden_act: Literal["silu", "relu2"] = "silu"
     qk_norm_for_text: bool = True  # whether text queries and keys are normalised per head
-    use_und_k_norm_for_gen: bool = False  # whether text keys are normalised for the generation tower only (Edge)
+    # whether text keys are normalised for the generation tower only (Edge)
+    use_und_k_norm_for_gen: bool = False
     attention_bias: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 5e6
-    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)  # temporal, vertical, horizontal; sum: head_dim / 2
+    # temporal, vertical, horizontal; sum: head_dim / 2
+    rope_axes_dim: tuple[int, int, int] = (24, 20, 20)
     base_fps: float = 24.0
     enable_fps_modulation: bool = True
     unified_3d_mrope_reset_spatial_ids: bool = True
-    unified_3d_mrope_temporal_modality_margin: int = 15000  # position gap between text and the first frame
+    # position gap between text and the first frame
+    unified_3d_mrope_temporal_modality_margin: int = 15000
     timestep_scale: float = 0.001  # factor on the timestep before its embedding
     sound_dim: int | None = None
 
@@ -69,9 +95,13 @@ class TransformerConfig:
         for name in _POSITIVE:
             value, largest = getattr(self, name), _LARGEST.get(name, _LARGEST_SIZE)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
-                problems.append(f"{name} is {shown(value)}, not a positive integer of at most {largest}")
+                problems.append(
+                    f"{name} is {shown(value)}, not a positive integer of at most {largest}"
+                )
         if problems := problems or self._inconsistencies():
-            raise LayoutError(f"transformer/config.json is invalid: {'; '.join(problems)}. Download it again.")
+            raise LayoutError(
+                f"transformer/config.json is invalid: {'; '.join(problems)}. Download it again."
+            )
 
     def _inconsistencies(self) -> list[str]:
         try:
@@ -80,34 +110,55 @@ class TransformerConfig:
             return [str(error).rstrip(".")]
         problems = [] if self.head_dim % 2 == 0 else [f"head_dim {self.head_dim} is odd"]
         if self.num_attention_heads % self.num_key_value_heads:
-            problems.append(f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} KV heads")
+            problems.append(
+                f"{self.num_attention_heads} heads are not a multiple of "
+                f"{self.num_key_value_heads} KV heads"
+            )
         if min(self.rope_axes_dim) < 0 or sum(self.rope_axes_dim) != self.head_dim // 2:
-            problems.append(f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = {self.head_dim // 2}")
+            problems.append(
+                f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = "
+                f"{self.head_dim // 2}"
+            )
         if self.hidden_act not in ("silu", "relu2"):
             problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
         for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 problems.append(f"{name} is {value!r}, not a positive number")
-        if not 0 <= self.unified_3d_mrope_temporal_modality_margin < 1 << 31 or not 0 < (self.sound_dim or 1) <= _LARGEST_SIZE:
-            problems.append("unified_3d_mrope_temporal_modality_margin or sound_dim is out of range")
+        if (
+            not 0 <= self.unified_3d_mrope_temporal_modality_margin < 1 << 31
+            or not 0 < (self.sound_dim or 1) <= _LARGEST_SIZE
+        ):
+            problems.append(
+                "unified_3d_mrope_temporal_modality_margin or sound_dim is out of range"
+            )
         return problems
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:
-        """Read a released ``config.json``. Raises LayoutError that lists the missing or invalid keys."""
+        """Read a released ``config.json``. Raises LayoutError that lists the missing or invalid
+        keys.
+        """
         values = {f.name: data[f.name] for f in fields(cls) if data.get(f.name) is not None}
-        missing = sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in values)
+        missing = sorted(
+            f.name for f in fields(cls) if f.default is MISSING and f.name not in values
+        )
         if missing:
             raise LayoutError(
-                f"transformer/config.json lacks {', '.join(missing)}; is this a Cosmos 3 transformer with actions?"
+                f"transformer/config.json lacks {', '.join(missing)}; is this a Cosmos 3 "
+                "transformer with actions?"
             )
         scaling = data.get("rope_scaling")
-        sections = data.get("rope_axes_dim") or (scaling.get("mrope_section") if isinstance(scaling, dict) else None)
+        sections = data.get("rope_axes_dim") or (
+            scaling.get("mrope_section") if isinstance(scaling, dict) else None
+        )
         if sections:
             values["rope_axes_dim"] = tuple(sections) if isinstance(sections, list) else sections
         if not data.get("sound_gen"):
             values.pop("sound_dim", None)
         if not data.get("action_gen", True):
-            raise LayoutError("transformer/config.json has action_gen = false: this checkpoint has no action heads.")
+            raise LayoutError(
+                "transformer/config.json has action_gen = false: this checkpoint has no action "
+                "heads."
+            )
         return cls(**values)

@@ -1,8 +1,9 @@
-"""What the sampling loop holds for several requests at once: their starting samples, and the passes of each step.
+"""What the sampling loop holds for several requests at once: their starting samples, and the passes
+of each step.
 
-Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N generation tokens, V vision
-tokens, T action rows, P numbers in a vision token, A action width, d head width; C F H W latent channels, frames, height and
-width.
+Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N
+generation tokens, V vision tokens, T action rows, P numbers in a vision token, A action width, d
+head width; C F H W latent channels, frames, height and width.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from strands_cosmos3.errors import InputError, ShapeError
 
 @dataclass(frozen=True)
 class Pass:
-    """Requests that share a forward pass, the prompts of its B branches, and cosine and sine [B, N, d] of what follows them."""
+    """Requests that share a forward pass, the prompts of its B branches, and cosine and sine [B,
+    N, d] of what follows them.
+    """
 
     members: tuple[int, ...]
     guided: bool
@@ -52,26 +55,36 @@ def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedul
     for i, (layout, other) in enumerate(zip(layouts, schedules, strict=True)):
         if (layout.latent_shape, layout.action_rows) != (first.latent_shape, first.action_rows):
             raise ShapeError(
-                f"request {i} has latents {layout.latent_shape} and {layout.action_rows} action rows, request 0 has "
-                f"{first.latent_shape} and {first.action_rows}; a batch needs equal shapes: call step_batch for each shape."
+                f"request {i} has latents {layout.latent_shape} and {layout.action_rows} action "
+                "rows, request 0 has "
+                f"{first.latent_shape} and {first.action_rows}; a batch needs equal shapes: call "
+                "step_batch for each shape."
             )
         if other != schedule:
             raise InputError(
-                f"request {i} has {len(other.timesteps)} steps from sigma {other.sigmas[0]:.4g}, request 0 has "
-                f"{len(schedule.timesteps)} from {schedule.sigmas[0]:.4g}; a batch needs the same num_inference_steps, "
+                f"request {i} has {len(other.timesteps)} steps from sigma {other.sigmas[0]:.4g}, "
+                "request 0 has "
+                f"{len(schedule.timesteps)} from {schedule.sigmas[0]:.4g}; a batch needs the same "
+                "num_inference_steps, "
                 "flow_shift and use_karras_sigmas: call step_batch for each."
             )
 
 
-def passes_of_steps(guides: Sequence[Sequence[bool]], make: Callable[[tuple[int, ...], bool], Pass]) -> list[tuple[Pass, ...]]:
+def passes_of_steps(
+    guides: Sequence[Sequence[bool]], make: Callable[[tuple[int, ...], bool], Pass]
+) -> list[tuple[Pass, ...]]:
     """The passes of each step: one of the requests with guidance there, one of those without.
 
-    ``guides`` says for each request at which steps it has guidance; ``make`` is called once for each distinct pass.
+    ``guides`` says for each request at which steps it has guidance; ``make`` is called once for
+    each distinct pass.
     """
     made: dict[tuple[tuple[int, ...], bool], Pass] = {}
     steps = []
     for flags in zip(*guides, strict=True):
-        keys = [(tuple(i for i, flag in enumerate(flags) if flag is guided), guided) for guided in (True, False)]
+        keys = [
+            (tuple(i for i, flag in enumerate(flags) if flag is guided), guided)
+            for guided in (True, False)
+        ]
         keys = [key for key in keys if key[0]]
         made |= {key: make(*key) for key in keys if key not in made}
         steps.append(tuple(made[key] for key in keys))
@@ -87,18 +100,29 @@ def starting_samples(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Sample:
-    """The starting samples of requests with equal shapes: noise, or ``from_frame`` every frame is frame 0 and every row zero.
+    """The starting samples of requests with equal shapes: noise, or ``from_frame`` every frame is
+    frame 0 and every row zero.
 
     ``dtype`` is that of hidden states. Noise that a request brings counts in any case.
     """
     each = []
-    for request, at_frame, layout, clean in zip(requests, from_frame, layouts, clean_RCFHW, strict=True):
+    for request, at_frame, layout, clean in zip(
+        requests, from_frame, layouts, clean_RCFHW, strict=True
+    ):
         vision_free, noisy = _free_vision(layout, config)
         action_free = torch.zeros(layout.action_rows, config.action_dim)
         action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        first, none = (clean[:, :1].expand_as(clean), torch.zeros_like(action_free)) if at_frame else (None, None)
-        noise = starting_noise(request.video_noise, request.seed, tuple(clean.shape), "video_noise", first)
-        row_noise = starting_noise(request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none)
+        first, none = (
+            (clean[:, :1].expand_as(clean), torch.zeros_like(action_free))
+            if at_frame
+            else (None, None)
+        )
+        noise = starting_noise(
+            request.video_noise, request.seed, tuple(clean.shape), "video_noise", first
+        )
+        row_noise = starting_noise(
+            request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none
+        )
         given = torch.zeros_like(action_free)
         if (known := _known_rows(request, layout)) is not None:
             given[: len(known), : known.shape[1]] = known
@@ -109,9 +133,16 @@ def starting_samples(
     return Sample(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
 
 
-def _free_vision(layout: SequenceLayout, config: TransformerConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """[V, P] where the sampler writes latents, and [N, 1] noisy tokens; the padding of an odd edge is not free either."""
-    free, noisy = torch.ones(config.latent_channel, *layout.latent_shape), torch.ones(layout.tokens, 1)
+def _free_vision(
+    layout: SequenceLayout, config: TransformerConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[V, P] where the sampler writes latents, and [N, 1] noisy tokens; the padding of an odd
+    edge is not free either.
+    """
+    free, noisy = (
+        torch.ones(config.latent_channel, *layout.latent_shape),
+        torch.ones(layout.tokens, 1),
+    )
     per_frame = layout.vision_tokens // layout.latent_shape[0]
     for i in layout.clean_frames:
         free[:, i] = 0
@@ -121,7 +152,9 @@ def _free_vision(layout: SequenceLayout, config: TransformerConfig) -> tuple[tor
 
 
 def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
-    """Given action rows from the first on; in forward dynamics history and state row, if any, and then the whole chunk."""
+    """Given action rows from the first on; in forward dynamics history and state row, if any,
+    and then the whole chunk.
+    """
     prefix, actions = request.action_prefix, request.cond_action
     if actions is None:
         return None if prefix is None else prefix.to("cpu", torch.float32)
@@ -134,9 +167,15 @@ def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.
 
 
 def first_frames(clip: torch.Tensor, count: int) -> torch.Tensor:
-    """The first frames of a clip [1, 3, frames, height, width]; its last one is repeated where it is too short."""
+    """The first frames of a clip [1, 3, frames, height, width]; its last one is repeated where
+    it is too short.
+    """
     missing = max(count - clip.shape[2], 0)
-    return torch.cat([clip, clip[:, :, -1:].expand(-1, -1, missing, -1, -1)], dim=2) if missing else clip[:, :, :count]
+    return (
+        torch.cat([clip, clip[:, :, -1:].expand(-1, -1, missing, -1, -1)], dim=2)
+        if missing
+        else clip[:, :, :count]
+    )
 
 
 def hull(groups: Sequence[slice]) -> slice:
@@ -145,7 +184,9 @@ def hull(groups: Sequence[slice]) -> slice:
     return slice(min(g.start for g in held), max(g.stop for g in held)) if held else slice(0, 0)
 
 
-def advance(state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, given: torch.Tensor) -> None:
+def advance(
+    state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, given: torch.Tensor
+) -> None:
     """One sampler step with the velocity [R, n, ...] of some tokens; given values are restored."""
     if tokens.stop > tokens.start:
         whole = torch.zeros_like(state.sample)
@@ -154,7 +195,9 @@ def advance(state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Ten
 
 
 def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> torch.Tensor:
-    """[R, ...] float32: guidance ``u + g (c - u)`` of conditional and unconditional velocities, or the conditional ones."""
+    """[R, ...] float32: guidance ``u + g (c - u)`` of conditional and unconditional velocities,
+    or the conditional ones.
+    """
     if not guided:
         return velocity_B.float()
     conditional, unconditional = velocity_B.float().chunk(2)

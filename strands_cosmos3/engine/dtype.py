@@ -16,14 +16,17 @@ LEAST_GAIN = 2.5
 _ROWS, _RUNS = 256, 5
 
 
-def choose_dtype(dtype: torch.dtype | Dtype | None, device: torch.device, config: TransformerConfig) -> torch.dtype:
+def choose_dtype(
+    dtype: torch.dtype | Dtype | None, device: torch.device, config: TransformerConfig
+) -> torch.dtype:
     """Return the dtype that an engine is loaded with.
 
     Args:
-        dtype: The dtype or its name. None is bfloat16 on CUDA and float32 on a CPU. ``auto`` is bfloat16 on a CPU too if the
-            model is at least :data:`LEAST_WIDTH` wide and matrix products of its width take this process at least
-            :data:`LEAST_GAIN` times less time in bfloat16 (:func:`bfloat16_gain`), which needs AMX or AVX512-BF16. Narrow
-            models, such as the bundled policy, gain little and stay in float32.
+        dtype: The dtype or its name. None is bfloat16 on CUDA and float32 on a CPU. ``auto`` is
+            bfloat16 on a CPU too if the model is at least :data:`LEAST_WIDTH` wide and matrix
+            products of its width take this process at least :data:`LEAST_GAIN` times less time in
+            bfloat16 (:func:`bfloat16_gain`), which needs AMX or AVX512-BF16. Narrow models, such as
+            the bundled policy, gain little and stay in float32.
 
     Raises:
         ConfigError: Another name.
@@ -44,16 +47,18 @@ def choose_dtype(dtype: torch.dtype | Dtype | None, device: torch.device, config
 
 @cache
 def bfloat16_gain(width: int, inner: int, threads: int) -> float:
-    """Return how many times faster a CPU multiplies [256, width] by [width, inner] in bfloat16 than in float32.
+    """Return how many times faster a CPU multiplies [256, width] by [width, inner] in bfloat16 than
+    in float32.
 
-    The best of five runs each, in turn: some 0.1 s at a width of 1024, once per process. ``threads``, torch's number of
-    threads, only tells cached results apart.
+    The best of five runs each, in turn: some 0.1 s at a width of 1024, once per process.
+    ``threads``, torch's number of threads, only tells cached results apart.
     """
     pairs = []
     for dtype in (torch.float32, torch.bfloat16):
         pairs.append((torch.ones(_ROWS, width, dtype=dtype), torch.ones(inner, width, dtype=dtype)))
     with torch.inference_mode():
-        runs = [[_seconds(x, weight) for x, weight in pairs] for _ in range(_RUNS + 1)][1:]  # the first warms up
+        # the first warms up
+        runs = [[_seconds(x, weight) for x, weight in pairs] for _ in range(_RUNS + 1)][1:]
     single, half = (min(times) for times in zip(*runs, strict=True))
     return single / half
 

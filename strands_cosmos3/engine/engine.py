@@ -1,8 +1,8 @@
 """Cosmos 3 inference from request to action: encode, prefill, denoise, decode.
 
-Shape suffixes: R requests, B branches of guidance of all requests, N generation tokens, V vision tokens, T action rows (a state
-row included), P numbers in a vision token, A action width, D hidden, d head width; C F H W latent channels, frames, height and
-width.
+Shape suffixes: R requests, B branches of guidance of all requests, N generation tokens, V vision
+tokens, T action rows (a state row included), P numbers in a vision token, A action width, D hidden,
+d head width; C F H W latent channels, frames, height and width.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ from strands_cosmos3.engine.text_cache import TextCache
 from strands_cosmos3.engine.timing import Stopwatch
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
 from strands_cosmos3.engine.vae import WanVae
-from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, ShapeError, VariantError
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    ConfigError,
+    InputError,
+    ShapeError,
+    VariantError,
+)
 from strands_cosmos3.types import Mode
 
 if TYPE_CHECKING:
@@ -60,7 +66,8 @@ OnStep = Callable[[int, int], None]
 
 
 class Cosmos3Engine:
-    """Cosmos 3 action inference on one device, or as one of several ranks that all make the same calls.
+    """Cosmos 3 action inference on one device, or as one of several ranks that all make the same
+    calls.
 
     Create it with :meth:`from_pretrained`. It serves one call at a time.
 
@@ -88,13 +95,17 @@ class Cosmos3Engine:
         self.transformer = transformer
         self.vae = vae
         self.device = device
-        self.parallel_context = SingleProcess(device) if parallel_context is None else parallel_context
+        self.parallel_context = (
+            SingleProcess(device) if parallel_context is None else parallel_context
+        )
         self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
         self._offload_text = options.offload_text
         self._heads: dict[int, ActionHead] = {}
         self._side_by_side: dict[tuple[int, ...], ActionHead] = {}
         compiler = "inductor" if options.compile else None
-        self._runner = VelocityRunner(transformer, device, capture=options.cuda_graphs, compiler=compiler)
+        self._runner = VelocityRunner(
+            transformer, device, capture=options.cuda_graphs, compiler=compiler
+        )
         self._preview = preview
         self._novelty_of = Novelty(preview, checkpoint.novelty_rmse)
         self._closed = False
@@ -122,50 +133,81 @@ class Cosmos3Engine:
         """Load a checkpoint.
 
         Args:
-            path_or_repo_id: A folder in the released layout or another format (docs/formats.md), a contract file that names
-                one, or a hub repository (``HF_*`` variables are honoured).
-            device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the process's local rank.
-            dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU, ``auto`` measures
-                (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler and the time embedding are in float32 in any
-                case.
-            parallel: How torchrun's processes, each of which calls this, split the engine; None is a single process.
-            decode_video: Whether predicted videos can be decoded to pixels; a request's ``decode_frames`` says how many frames
-                are. If not, the VAE's decoder is not read. ``"preview"`` reads the checkpoint's preview decoder instead, if it
-                has one: cheaper, for films (:mod:`strands_cosmos3.engine.preview`).
+            path_or_repo_id: A folder in the released layout or another format (docs/formats.md), a
+                contract file that names one, or a hub repository (``HF_*`` variables are honoured).
+            device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the
+                process's local rank.
+            dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU,
+                ``auto`` measures (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler
+                and the time embedding are in float32 in any case.
+            parallel: How torchrun's processes, each of which calls this, split the engine; None is
+                a single process.
+            decode_video: Whether predicted videos can be decoded to pixels; a request's
+                ``decode_frames`` says how many frames are. If not, the VAE's decoder is not read.
+                ``"preview"`` reads the checkpoint's preview decoder instead, if it has one:
+                cheaper, for films (:mod:`strands_cosmos3.engine.preview`).
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.
             revision, local_files_only: Options of a hub repository.
             verify: Whether to compare files with the recorded digests.
-            text_cache_bytes, offload_text, cuda_graphs, compile: See :class:`~strands_cosmos3.engine.options.EngineOptions`.
+            text_cache_bytes, offload_text, cuda_graphs, compile: See
+                :class:`~strands_cosmos3.engine.options.EngineOptions`.
 
         Raises:
-            CheckpointError: The checkpoint is damaged, is not the expected one, or does not fit; see the subclasses.
-            ConfigError: ``parallel`` does not fit the number of processes or the transformer, or an option the device.
+            CheckpointError: The checkpoint is damaged, is not the expected one, or does not fit;
+                see the subclasses.
+            ConfigError: ``parallel`` does not fit the number of processes or the transformer, or an
+                option the device.
         """
         options = EngineOptions(
-            cuda_graphs=cuda_graphs, compile=compile, offload_text=offload_text, text_cache_bytes=text_cache_bytes
+            cuda_graphs=cuda_graphs,
+            compile=compile,
+            offload_text=offload_text,
+            text_cache_bytes=text_cache_bytes,
         )
-        options.require_runnable(torch.device(device).type, 1 if parallel is None else parallel.tp_size)
+        options.require_runnable(
+            torch.device(device).type, 1 if parallel is None else parallel.tp_size
+        )
         if dtype == "auto" and parallel is not None and parallel.world_size > 1:
-            raise ConfigError("dtype 'auto' could differ between ranks; name one: bfloat16 or float32.")
-        parallel_context = SingleProcess(torch.device(device)) if parallel is None else parallel.join(torch.device(device))
+            raise ConfigError(
+                "dtype 'auto' could differ between ranks; name one: bfloat16 or float32."
+            )
+        parallel_context = (
+            SingleProcess(torch.device(device))
+            if parallel is None
+            else parallel.join(torch.device(device))
+        )
         with ExitStack() as on_failure:
             on_failure.callback(parallel_context.close)
             where = parallel_context.device
-            checkpoint = Checkpoint.open(locate(path_or_repo_id, revision, local_files_only), variant, action_space)
+            checkpoint = Checkpoint.open(
+                locate(path_or_repo_id, revision, local_files_only), variant, action_space
+            )
             dtype = choose_dtype(dtype, where, checkpoint.config)
             parallel_context.check(checkpoint.config)
             decoder, shard = bool(decode_video), parallel_context.shard
-            preflight(checkpoint, where, dtype, decoder=decoder, offload_text=offload_text, shard=shard)
+            preflight(
+                checkpoint, where, dtype, decoder=decoder, offload_text=offload_text, shard=shard
+            )
             if verify:
                 checkpoint.verify()
             films = decode_video == "preview"
-            preview = checkpoint.load_preview(where, dtype) if films or checkpoint.novelty_rmse else None
-            vae = WanVae(checkpoint.vae_config, checkpoint.vae_weights, where, dtype, decoder, preview if films else None)
+            preview = (
+                checkpoint.load_preview(where, dtype) if films or checkpoint.novelty_rmse else None
+            )
+            vae = WanVae(
+                checkpoint.vae_config,
+                checkpoint.vae_weights,
+                where,
+                dtype,
+                decoder,
+                preview if films else None,
+            )
             if vae.channels != checkpoint.config.latent_channel:
                 raise VariantError(
-                    f"the VAE has {vae.channels} latent channels, the transformer {checkpoint.config.latent_channel}: "
+                    f"the VAE has {vae.channels} latent channels, the transformer "
+                    f"{checkpoint.config.latent_channel}: "
                     "they do not belong together."
                 )
             text_device = torch.device("cpu") if offload_text else None
@@ -198,13 +240,18 @@ class Cosmos3Engine:
     @property
     def kept_bytes(self) -> int:
         """Bytes of weights in memory, on all devices."""
-        modules = (self.transformer, self.vae.model, self._preview)  # the last may be a part of the second
-        held = {id(p): p for module in modules if module is not None for p in module.parameters()}.values()
+        # the last may be a part of the second
+        modules = (self.transformer, self.vae.model, self._preview)
+        held = {
+            id(p): p for module in modules if module is not None for p in module.parameters()
+        }.values()
         held = [*held, *(t for head in self._heads.values() for t in vars(head).values())]
         return sum(t.numel() * t.element_size() for t in held)
 
     def close(self) -> None:
-        """Free weights, graphs and prompts, and leave the process group; nothing can be called afterwards."""
+        """Free weights, graphs and prompts, and leave the process group; nothing can be called
+        afterwards.
+        """
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
@@ -221,9 +268,13 @@ class Cosmos3Engine:
         self.close()
 
     def action_head(self, domain: int) -> ActionHead:
-        """The action head of one domain, read on first use; raises InputError if the checkpoint has no such domain."""
+        """The action head of one domain, read on first use; raises InputError if the checkpoint
+        has no such domain.
+        """
         if not 0 <= domain < min(NUM_DOMAINS, self.config.num_embodiment_domains):
-            raise InputError(f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}.")
+            raise InputError(
+                f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}."
+            )
         if domain not in self._heads:
             self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]
@@ -235,42 +286,52 @@ class Cosmos3Engine:
             on_step: Called after each denoising step with (steps done, total steps).
 
         Returns:
-            ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale (in forward dynamics the given
-            actions); ``video`` [1, C, F, H, W] latents, float32 on the device, unless ``return_video`` is off; ``pixels``
-            [1, 3, frames, height, width] in [0, 1], the first ``decode_frames``, on rank 0 only; ``seed``; ``action_space``;
-            ``timing``, milliseconds by part; ``novelty`` of the picture, if the checkpoint can tell.
+            ``action`` [1, chunk, raw_action_dim], float32 on the CPU, in the model's scale (in
+            forward dynamics the given actions); ``video`` [1, C, F, H, W] latents, float32 on the
+            device, unless ``return_video`` is off; ``pixels`` [1, 3, frames, height, width] in [0,
+            1], the first ``decode_frames``, on rank 0 only; ``seed``; ``action_space``; ``timing``,
+            milliseconds by part; ``novelty`` of the picture, if the checkpoint can tell.
 
         Raises:
             ActionSpaceError: The request asks for another action space than the checkpoint's.
-            InputError: A shape does not fit the checkpoint, state and action space contradict each other, or pixels are wanted
-                of an engine without its decoder.
+            InputError: A shape does not fit the checkpoint, state and action space contradict each
+                other, or pixels are wanted of an engine without its decoder.
         """
         return self.step_batch((request,), on_step)[0]
 
     @torch.inference_mode()
-    def step_batch(self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None) -> list[dict[str, Any]]:
-        """Run several inferences in shared matrix products; in float32 each result equals :meth:`step`'s to 1e-5.
+    def step_batch(
+        self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None
+    ) -> list[dict[str, Any]]:
+        """Run several inferences in shared matrix products; in float32 each result equals
+        :meth:`step`'s to 1e-5.
 
-        Requests share the latent grid, the number of action rows and the noise levels. Prompts, pictures, states, seeds, modes,
-        guidance, domains and rates are each request's own. Equal prompts are read once and the same tensor of pixels is encoded
-        once, so that candidates made with ``dataclasses.replace(request, seed=...)`` share all but the denoising.
+        Requests share the latent grid, the number of action rows and the noise levels. Prompts,
+        pictures, states, seeds, modes, guidance, domains and rates are each request's own. Equal
+        prompts are read once and the same tensor of pixels is encoded once, so that candidates made
+        with ``dataclasses.replace(request, seed=...)`` share all but the denoising.
 
         Nothing is padded: prompts of equal length share an attention call, others have one each.
 
         Returns:
-            The results in the order of the requests, as :meth:`step`'s; each ``timing`` is that of the whole batch.
+            The results in the order of the requests, as :meth:`step`'s; each ``timing`` is that of
+            the whole batch.
 
         Raises:
             ShapeError, InputError: Shapes or noise levels differ; or as :meth:`step`.
         """
         if self._closed:
-            raise ConfigError("this engine was closed; load it again with Cosmos3Engine.from_pretrained.")
+            raise ConfigError(
+                "this engine was closed; load it again with Cosmos3Engine.from_pretrained."
+            )
         if not requests:
             raise InputError("a batch needs at least one request.")
         clock = Stopwatch(self.device)
         spaces = [self._action_space(request) for request in requests]
         requests = [self._with_frames(request) for request in requests]
-        layouts = [self._layout(request, space) for request, space in zip(requests, spaces, strict=True)]
+        layouts = [
+            self._layout(request, space) for request, space in zip(requests, spaces, strict=True)
+        ]
         schedule = self._shared_schedule(requests, layouts)
         with clock.part("encode"):
             clean = self._encode(requests, layouts)
@@ -279,21 +340,38 @@ class Cosmos3Engine:
         with clock.part("text"):
             passes = self._passes(requests, layouts, schedule)
         with clock.part("denoise"):
-            from_frame = [self.checkpoint.dynamics_from_frame and request.mode is not Mode.POLICY for request in requests]
-            sample = starting_samples(requests, from_frame, layouts, clean, self.config, self.device, self.dtype)
-            vision_RVP, action_RTA = self._denoise(requests, layouts, schedule, sample, passes, on_step)
+            from_frame = [
+                self.checkpoint.dynamics_from_frame and request.mode is not Mode.POLICY
+                for request in requests
+            ]
+            sample = starting_samples(
+                requests, from_frame, layouts, clean, self.config, self.device, self.dtype
+            )
+            vision_RVP, action_RTA = self._denoise(
+                requests, layouts, schedule, sample, passes, on_step
+            )
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
-            result = self._video(vision_RVP[i], layout, request.decode_frames or 0, clock) if request.return_video else {}
-            result["action"] = action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
+            result = (
+                self._video(vision_RVP[i], layout, request.decode_frames or 0, clock)
+                if request.return_video
+                else {}
+            )
+            result["action"] = (
+                action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
+            )
             result |= {"novelty": novel[i]} if novel else {}
             results.append({**result, "seed": request.seed, "action_space": spaces[i]})
         timing = clock.milliseconds()
         return [{**result, "timing": dict(timing)} for result in results]
 
-    def _shared_schedule(self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]) -> Schedule:
+    def _shared_schedule(
+        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]
+    ) -> Schedule:
         make = self.checkpoint.scheduler.schedule
-        schedules = [make(r.num_inference_steps, r.flow_shift, r.use_karras_sigmas) for r in requests]
+        schedules = [
+            make(r.num_inference_steps, r.flow_shift, r.use_karras_sigmas) for r in requests
+        ]
         require_alike(layouts, schedules)
         return schedules[0]
 
@@ -302,49 +380,75 @@ class Cosmos3Engine:
         every = (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
         wanted = request.decode_frames
         if wanted and not self.decodes_video:
-            raise InputError(f"decode_frames is {wanted}, and this engine has no decoder: load it with decode_video=True.")
+            raise InputError(
+                f"decode_frames is {wanted}, and this engine has no decoder: load it with "
+                "decode_video=True."
+            )
         wanted = min(every if wanted is None else wanted, every) if self.decodes_video else 0
-        return replace(request, decode_frames=wanted, return_video=request.return_video or wanted > 0)
+        return replace(
+            request, decode_frames=wanted, return_video=request.return_video or wanted > 0
+        )
 
-    def _video(self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch) -> dict[str, Any]:
+    def _video(
+        self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch
+    ) -> dict[str, Any]:
         video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
         if not frames:
             return {"video": video}
         with clock.part("decode"):
-            needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1  # the decoder is causal: later latents change nothing
+            # the decoder is causal: later latents change nothing
+            needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1
             pixels = self.vae.decode(video[:, :, :needed])
-            return {"video": video} | ({} if pixels is None else {"pixels": ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)})
+            return {"video": video} | (
+                {} if pixels is None else {"pixels": ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)}
+            )
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
         requested, own = request.action_space, self.action_space
         if requested and own and requested != own:
             raise ActionSpaceError(
-                f"the request asks for {requested!r} actions, but this checkpoint emits {own!r}; midtrain rows are "
+                f"the request asks for {requested!r} actions, but this checkpoint emits {own!r}; "
+                "midtrain rows are "
                 "normalised pose deltas, joint_pos rows are raw joint angles."
             )
         space = requested or own
         if space is None:
             raise VariantError(
-                "the checkpoint does not state its action space; pass action_space='midtrain' (normalised pose "
+                "the checkpoint does not state its action space; pass action_space='midtrain' "
+                "(normalised pose "
                 "deltas) or 'joint_pos' (raw joint angles with a state row)."
             )
         if request.action_prefix is None and space == "joint_pos":
-            raise InputError("joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper open].")
+            raise InputError(
+                "joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper "
+                "open]."
+            )
         if request.action_prefix is None and self.checkpoint.state_row is not None:
             raise InputError(
-                "this checkpoint's sequence starts with a state row: give the measured pose and gripper opening, scaled, as "
-                "the first row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from `state`)."
+                "this checkpoint's sequence starts with a state row: give the measured pose and "
+                "gripper opening, scaled, as "
+                "the first row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from "
+                "`state`)."
             )
         return space
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
         state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0
-        rows, frames = request.action_chunk + state_rows + request.history_rows, request.video_shape[0]
+        rows, frames = (
+            request.action_chunk + state_rows + request.history_rows,
+            request.video_shape[0],
+        )
         if request.raw_action_dim > self.config.action_dim:
-            raise ShapeError(f"raw_action_dim {request.raw_action_dim} exceeds the model's {self.config.action_dim}.")
+            raise ShapeError(
+                f"raw_action_dim {request.raw_action_dim} exceeds the model's "
+                f"{self.config.action_dim}."
+            )
         clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
         if clean_rows < request.history_rows + state_rows:
-            raise InputError(f"action_prefix has {clean_rows} rows; it needs {request.history_rows} of history and the state.")
+            raise InputError(
+                f"action_prefix has {clean_rows} rows; it needs {request.history_rows} of history "
+                "and the state."
+            )
         if clean_rows > rows:
             raise ShapeError(f"action_prefix has {clean_rows} rows, the sequence only {rows}.")
         given_frames = request.cond_frame_indexes
@@ -361,18 +465,31 @@ class Cosmos3Engine:
             action_offset=(0 if state_rows else 1) - request.history_rows,
         )
 
-    def _encode(self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]) -> list[torch.Tensor]:
-        """For each request latents [C, F, H, W] with the given frames in place and zeros elsewhere."""
+    def _encode(
+        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]
+    ) -> list[torch.Tensor]:
+        """For each request latents [C, F, H, W] with the given frames in place and zeros
+        elsewhere.
+        """
         wanted = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
-        keys = [(id(request.cond_video_pixels), count) for request, count in zip(requests, wanted, strict=True)]
-        clips = {key: first_frames(r.cond_video_pixels, key[1]) for key, r in zip(keys, requests, strict=True)}
+        keys = [
+            (id(request.cond_video_pixels), count)
+            for request, count in zip(requests, wanted, strict=True)
+        ]
+        clips = {
+            key: first_frames(r.cond_video_pixels, key[1])
+            for key, r in zip(keys, requests, strict=True)
+        }
         latents = dict(zip(clips, self._latents(list(clips.values())), strict=True))
         made = []
         for key, layout in zip(keys, layouts, strict=True):
             given, (frames, height, width) = latents[key], layout.latent_shape
             if given.shape[2] < height or given.shape[3] < width:
                 shape = list(given.shape[1:])
-                raise ShapeError(f"video_shape {layout.latent_shape} is larger than the canvas's latents {shape}.")
+                raise ShapeError(
+                    f"video_shape {layout.latent_shape} is larger than the canvas's latents "
+                    f"{shape}."
+                )
             clean = torch.zeros(given.shape[0], frames, height, width, device=self.device)
             for i in layout.clean_frames:
                 clean[:, i] = given[:, i, :height, :width]
@@ -380,7 +497,9 @@ class Cosmos3Engine:
         return made
 
     def _latents(self, clips: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[C, F, H, W] of each clip [1, 3, frames, height, width]; clips of one shape are encoded together."""
+        """[C, F, H, W] of each clip [1, 3, frames, height, width]; clips of one shape are
+        encoded together.
+        """
         made: dict[int, torch.Tensor] = {}
         for shape in dict.fromkeys(clip.shape for clip in clips):
             which = [i for i, clip in enumerate(clips) if clip.shape == shape]
@@ -389,7 +508,10 @@ class Cosmos3Engine:
         return [made[i] for i in range(len(clips))]
 
     def _passes(
-        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout], schedule: Schedule
+        self,
+        requests: Sequence[Cosmos3ActionRequest],
+        layouts: Sequence[SequenceLayout],
+        schedule: Schedule,
     ) -> list[tuple[Pass, ...]]:
         """The passes of each step, with this rank's own branches where there is guidance."""
         prompts = [self._prompts(request) for request in requests]
@@ -400,12 +522,16 @@ class Cosmos3Engine:
             ids, layout = prompts[member][which], layouts[member]
             text = texts[ids] = texts.get(ids) or self.text_cache.get(ids)
             if (layout, text.tokens) not in tables:
-                tables[layout, text.tokens] = self._rope(generation_positions(layout, self.config, text.tokens))
+                tables[layout, text.tokens] = self._rope(
+                    generation_positions(layout, self.config, text.tokens)
+                )
             return text, tables[layout, text.tokens]
 
         def make(members: tuple[int, ...], guided: bool) -> Pass:
             own = self.parallel_context.branches if guided else (0,)
-            read, ropes = zip(*(branch(member, which) for which in own for member in members), strict=True)
+            read, ropes = zip(
+                *(branch(member, which) for which in own for member in members), strict=True
+            )
             cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
             return Pass(members, guided, read, (cos, sin))
 
@@ -417,10 +543,19 @@ class Cosmos3Engine:
 
     def _prompts(self, request: Cosmos3ActionRequest) -> list[tuple[int, ...]]:
         """Ids of the conditional prompt and, with guidance, of the unconditional one."""
-        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)]
+        prompts = [
+            token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)
+        ]
         if request.guidance_scale != 1:
             assert request.neg_text_ids is not None  # the request checked it
-            prompts.append(token_ids(request.neg_text_ids, request.neg_text_mask, "neg_text_ids", self.config.vocab_size))
+            prompts.append(
+                token_ids(
+                    request.neg_text_ids,
+                    request.neg_text_mask,
+                    "neg_text_ids",
+                    self.config.vocab_size,
+                )
+            )
         return prompts
 
     def _rope(self, positions: torch.Tensor) -> Rope:
@@ -434,12 +569,16 @@ class Cosmos3Engine:
         return text
 
     def _heads_of(self, domains: tuple[int, ...]) -> ActionHead:
-        """The action head of a domain that all requests share, or their heads side by side, [R, ...]."""
+        """The action head of a domain that all requests share, or their heads side by side, [R,
+        ...].
+        """
         if len(set(domains)) == 1:
             return self.action_head(domains[0])
         if domains not in self._side_by_side:
             heads = [vars(self.action_head(domain)) for domain in domains]
-            self._side_by_side[domains] = ActionHead(**{name: torch.stack([head[name] for head in heads]) for name in heads[0]})
+            self._side_by_side[domains] = ActionHead(
+                **{name: torch.stack([head[name] for head in heads]) for name in heads[0]}
+            )
         return self._side_by_side[domains]
 
     def _denoise(
@@ -453,8 +592,11 @@ class Cosmos3Engine:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps = unipc_coefficients(schedule)
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
-        times = self.transformer.time_embedder(timesteps).to(self.dtype)  # [steps, D]: one row a step, not one a token
-        scales = torch.tensor([request.guidance_scale for request in requests], device=self.device)[:, None, None]
+        # [steps, D]: one row a step, not one a token
+        times = self.transformer.time_embedder(timesteps).to(self.dtype)
+        scales = torch.tensor([request.guidance_scale for request in requests], device=self.device)[
+            :, None, None
+        ]
         domains = [request.domain_id for request in requests]
         vision, action = UniPC(sample.vision_RVP, steps), UniPC(sample.action_RTA, steps)
         every_group, V = hull([layout.noisy_vision for layout in layouts]), layouts[0].vision_tokens
@@ -466,9 +608,25 @@ class Cosmos3Engine:
             made = []
             for each in at_step:
                 held = vision.sample, action.sample, sample.noisy_RN1
-                v, a, noisy = held if len(each.members) == len(requests) else (t[list(each.members)] for t in held)
+                v, a, noisy = (
+                    held
+                    if len(each.members) == len(requests)
+                    else (t[list(each.members)] for t in held)
+                )
                 head = self._heads_of(tuple(domains[m] for m in each.members))
-                made.append(self._runner(v, a, times[i], noisy, each.rope, each.texts, head, vision_group, action_group))
+                made.append(
+                    self._runner(
+                        v,
+                        a,
+                        times[i],
+                        noisy,
+                        each.rope,
+                        each.texts,
+                        head,
+                        vision_group,
+                        action_group,
+                    )
+                )
             of_vision, of_action = self._combined(at_step, made, scales)
             advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_RVP)
             advance(action, of_action, rows, sample.action_free, sample.action_RTA)
@@ -479,11 +637,20 @@ class Cosmos3Engine:
     def _combined(
         self, passes: Sequence[Pass], velocities: Sequence[Velocities], scales_R11: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Velocities of vision tokens and of action rows [R, ...], float32, after guidance, in the order of the requests."""
+        """Velocities of vision tokens and of action rows [R, ...], float32, after guidance, in
+        the order of the requests.
+        """
         parts = []
         for each, of_branches in zip(passes, velocities, strict=True):
-            of_branches = self.parallel_context.exchange(of_branches) if each.guided else of_branches
-            scales = scales_R11 if len(each.members) == len(scales_R11) else scales_R11[list(each.members)]  # no copy for one
+            of_branches = (
+                self.parallel_context.exchange(of_branches) if each.guided else of_branches
+            )
+            # no copy for one
+            scales = (
+                scales_R11
+                if len(each.members) == len(scales_R11)
+                else scales_R11[list(each.members)]
+            )
             parts.append([combine(v_B, each.guided, scales) for v_B in of_branches])
         if len(parts) == 1:
             return parts[0]

@@ -1,7 +1,8 @@
-"""Small checkpoints with random weights in the released layout, for tests and benchmarks. diffusers loads them unchanged.
+"""Small checkpoints with random weights in the released layout, for tests and benchmarks. diffusers
+loads them unchanged.
 
-Weights are scaled by their fan-in, and norms of queries and keys are 1.5: default initialisation gives uniform attention,
-which hides a swapped position or a wrong mask.
+Weights are scaled by their fan-in, and norms of queries and keys are 1.5: default initialisation
+gives uniform attention, which hides a swapped position or a wrong mask.
 """
 
 from __future__ import annotations
@@ -24,17 +25,23 @@ from strands_cosmos3.resources import write_json
 LABEL = "random weights, for tests and benchmarks: the outputs of this checkpoint mean nothing"
 STEM = "diffusion_pytorch_model"
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 _CORPUS = (
-    "pick up the red cube. place the green block on the blue one. robot pushes the object forward to the right.",
-    "This video contains concatenated views from multiple camera perspectives. The top row is from the wrist-mounted "
-    "camera. The bottom row contains two horizontally concatenated third-person perspective views of the scene from "
-    "opposite sides, with the robot visible. The video is 2.0 seconds long and is of 15 FPS. This video is of 544x736 "
+    "pick up the red cube. place the green block on the blue one. robot pushes the object forward "
+    "to the right.",
+    "This video contains concatenated views from multiple camera perspectives. The top row is "
+    "from the wrist-mounted "
+    "camera. The bottom row contains two horizontally concatenated third-person perspective views "
+    "of the scene from "
+    "opposite sides, with the robot visible. The video is 2.0 seconds long and is of 15 FPS. This "
+    "video is of 544x736 "
     "resolution.",
-    '{"cinematography": {"framing": ""}, "actions": [{"time": "0:00-0:02", "description": ""}], "duration": "2s", '
+    '{"cinematography": {"framing": ""}, "actions": [{"time": "0:00-0:02", "description": ""}], '
+    '"duration": "2s", '
     '"fps": 15.0, "resolution": {"H": 544, "W": 736}, "aspect_ratio": "4,3"}',
 )
 
@@ -59,7 +66,9 @@ class FactorySizes:
 
 
 MID_SIZE = FactorySizes(1024, 8, 16, 8, 64, 3072, 48, 24, 32, 1)
-"""The model of the benchmarks: Nano's proportions at a quarter of its width, with a VAE of the same share of the work."""
+"""The model of the benchmarks: Nano's proportions at a quarter of its width, with a VAE of the
+same share of the work.
+"""
 
 
 def write_checkpoint(
@@ -73,8 +82,8 @@ def write_checkpoint(
 ) -> Path:
     """Write a small random checkpoint; its metadata says that its outputs mean nothing.
 
-    ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that tests everything.
-    ``digests`` records the SHA-256 of every weight file.
+    ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that
+    tests everything. ``digests`` records the SHA-256 of every weight file.
     """
     folder, sizes = Path(folder), sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
@@ -82,12 +91,19 @@ def write_checkpoint(
     write_json(folder / "transformer/config.json", data)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
-    weights = {key: _weight(key, shape, generator) for key, shape in sorted(expected_shapes(config).items())}
+    weights = {
+        key: _weight(key, shape, generator)
+        for key, shape in sorted(expected_shapes(config).items())
+    }
     write_weights(folder / "transformer", weights, sizes.shards)
     _write_vae(folder / "vae", sizes, seed)
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
-    ours: dict[str, Any] = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
+    ours: dict[str, Any] = {
+        "variant": f"small-{hidden_act}",
+        "action_space": action_space,
+        "label": LABEL,
+    }
     if digests:
         files = sorted(folder.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(folder)): sha256(file) for file in files}
@@ -104,7 +120,9 @@ MODEL_INDEX = {
     "vae": ["diffusers", "AutoencoderKLWan"],
     "scheduler": ["diffusers", "UniPCMultistepScheduler"],
     **{part: [None, None] for part in ("sound_tokenizer", "safety_checker")},
-    **dict.fromkeys(("enable_safety_checker", "default_use_system_prompt", "use_native_flow_schedule"), False),
+    **dict.fromkeys(
+        ("enable_safety_checker", "default_use_system_prompt", "use_native_flow_schedule"), False
+    ),
 }
 
 
@@ -119,7 +137,11 @@ def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict
         "head_dim": sizes.head_dim,
     }
     data |= {"intermediate_size": sizes.intermediate, "vocab_size": vocab, "hidden_act": hidden_act}
-    data |= {"qk_norm_for_text": not edge, "use_und_k_norm_for_gen": edge, "rms_norm_eps": 1e-5 if edge else 1e-6}
+    data |= {
+        "qk_norm_for_text": not edge,
+        "use_und_k_norm_for_gen": edge,
+        "rms_norm_eps": 1e-5 if edge else 1e-6,
+    }
     data |= {
         "rope_theta": sizes.rope_theta or (1e8 if edge else 5e6),
         "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial],
@@ -139,7 +161,9 @@ def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict
 def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     if "norm" in key:
-        return (1.5 if key.endswith(("_q.weight", "_k.weight", "for_gen.weight")) else 1.0) * (1 + 0.1 * noise)
+        return (1.5 if key.endswith(("_q.weight", "_k.weight", "for_gen.weight")) else 1.0) * (
+            1 + 0.1 * noise
+        )
     if key.startswith("embed_tokens"):
         return noise
     if key.endswith("bias") or len(shape) == 1 or "bias.weight" in key:
@@ -151,10 +175,14 @@ def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
     return noise / shape[1] ** 0.5
 
 
-def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1, label: str = LABEL) -> None:
+def write_weights(
+    folder: Path, weights: dict[str, torch.Tensor], count: int = 1, label: str = LABEL
+) -> None:
     """Write weights in the released layout: one file, or ``count`` files and their index."""
     if count == 1:
-        save_file(weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label})
+        save_file(
+            weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label}
+        )
         return
     keys, weight_map = sorted(weights), {}
     for i in range(count):
@@ -163,15 +191,22 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], count: int = 1
         weight_map |= dict.fromkeys(mine, name)
         save_file(mine, folder / name, metadata={"format": "pt", "label": label})
     size = sum(w.numel() * w.element_size() for w in weights.values())
-    write_json(folder / f"{STEM}.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+    write_json(
+        folder / f"{STEM}.safetensors.index.json",
+        {"metadata": {"total_size": size}, "weight_map": weight_map},
+    )
 
 
 def fresh_vae(base: int, decoder_base: int, channels: int, patch: int = 2) -> AutoencoderKLWan:
-    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's global generator.
+    """A Wan VAE of the released kind (residual, 4 x 16 x 16 compression), initialised from torch's
+    global generator.
 
-    ``patch`` is the width of the patches of pixels that it begins with: 2 as in the released ones, or 4, with a level fewer.
+    ``patch`` is the width of the patches of pixels that it begins with: 2 as in the released ones,
+    or 4, with a level fewer.
     """
-    multiples, in_time = {2: ([1, 2, 4, 4], [False, True, True]), 4: ([1, 2, 2], [True, True])}[patch]
+    multiples, in_time = {2: ([1, 2, 4, 4], [False, True, True]), 4: ([1, 2, 2], [True, True])}[
+        patch
+    ]
     return AutoencoderKLWan(
         base_dim=base,
         decoder_base_dim=decoder_base,
@@ -201,8 +236,11 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
     vae.save_pretrained(folder)
 
 
-def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()) -> int:
-    """Train a small byte-level BPE tokenizer with the released chat template; return the size of its vocabulary.
+def write_tokenizer(
+    folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()
+) -> int:
+    """Train a small byte-level BPE tokenizer with the released chat template; return the size of
+    its vocabulary.
 
     Each of ``phrases`` becomes one token, which keeps captions short.
     """
@@ -213,7 +251,12 @@ def write_tokenizer(folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequ
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_tokens(list(phrases))
     fast = PreTrainedTokenizerFast(

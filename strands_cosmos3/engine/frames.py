@@ -1,8 +1,9 @@
 """Read pictures and clips into one array. Ambiguous input raises an error.
 
-``framework`` composition is that of cosmos-framework's policy server (``action_policy_server_robolab``): the wrist view as it
-is, exteriors stretched to half its size, the result stretched to 540 x 640, both bilinear, without antialiasing and with
-fractions of grey levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
+``framework`` composition is that of cosmos-framework's policy server
+(``action_policy_server_robolab``): the wrist view as it is, exteriors stretched to half its size,
+the result stretched to 540 x 640, both bilinear, without antialiasing and with fractions of grey
+levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
 """
 
 from __future__ import annotations
@@ -20,55 +21,87 @@ from PIL import Image, UnidentifiedImageError
 
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
-from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ObservationError, ResourceNotFoundError, ShapeError
+from strands_cosmos3.errors import (
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    ObservationError,
+    ResourceNotFoundError,
+    ShapeError,
+)
 from strands_cosmos3.observe.views import DROID_COMPOSITE, Composition, as_uint8, compose, rig_views
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
 
 
-def read_frames(images: Any, rig: CameraRig | None = None, composition: Composition = "letterbox") -> Frames:
+def read_frames(
+    images: Any, rig: CameraRig | None = None, composition: Composition = "letterbox"
+) -> Frames:
     """Frames [F, H, W, 3], uint8 or float32 in [0, 1].
 
     Args:
-        images: A path, a PIL image, an array or tensor ([H, W, 3], [3, H, W], or either with a leading frame axis; uint8,
-            or floating in [0, 1]), a list of those with equal sizes, or a mapping from view names to uint8 pictures.
+        images: A path, a PIL image, an array or tensor ([H, W, 3], [3, H, W], or either with a
+            leading frame axis; uint8, or floating in [0, 1]), a list of those with equal sizes, or
+            a mapping from view names to uint8 pictures.
         rig: Composition of views.
-        composition: ``framework`` also stretches a rig's pictures to 540 x 640, and takes numbers in 0..255 of any type.
+        composition: ``framework`` also stretches a rig's pictures to 540 x 640, and takes numbers
+            in 0..255 of any type.
 
     Raises:
-        ShapeError, InputError, NonFiniteError, ResourceNotFoundError: A picture cannot be used, or frames differ in size.
+        ShapeError, InputError, NonFiniteError, ResourceNotFoundError: A picture cannot be used, or
+            frames differ in size.
         ObservationError: Views are given without a rig, or a view is missing.
     """
     if isinstance(images, Mapping):
         if rig is None:
-            raise ObservationError("several views were given, but this embodiment composes none; pass one picture.")
+            raise ObservationError(
+                "several views were given, but this embodiment composes none; pass one picture."
+            )
         frames: Frames = compose_views(images, rig, composition)[None]
     else:
         frames = _sequence(images, composition)
-    return _stretched(frames, DROID_COMPOSITE) if composition == "framework" and rig is not None else frames
+    return (
+        _stretched(frames, DROID_COMPOSITE)
+        if composition == "framework" and rig is not None
+        else frames
+    )
 
 
-def compose_views(views: Mapping[str, Any], rig: CameraRig, composition: Composition) -> NDArray[np.uint8]:
-    """One picture of a rig's views, uint8 [H, W, 3]; errors as :func:`~strands_cosmos3.observe.views.compose`, and
+def compose_views(
+    views: Mapping[str, Any], rig: CameraRig, composition: Composition
+) -> NDArray[np.uint8]:
+    """One picture of a rig's views, uint8 [H, W, 3]; errors as
+    :func:`~strands_cosmos3.observe.views.compose`, and
 
     Raises:
         ConfigError: No such composition.
         ShapeError: ``framework`` with a first view of odd width, below which two halves do not fit.
     """
     if composition not in get_args(Composition):
-        raise ConfigError(f"composition {composition!r} does not exist; valid: {', '.join(get_args(Composition))}.")
+        raise ConfigError(
+            f"composition {composition!r} does not exist; valid: "
+            f"{', '.join(get_args(Composition))}."
+        )
     if composition == "letterbox":
         return compose(views, rig)
-    top, left, right = (image_array(as_uint8(view), f"view {name!r}") for name, view in rig_views(views, rig).items())
+    top, left, right = (
+        image_array(as_uint8(view), f"view {name!r}")
+        for name, view in rig_views(views, rig).items()
+    )
     if top.shape[1] % 2:
-        raise ShapeError(f"view {rig.views[0]!r} is {top.shape[1]} pixels wide; two halves below it need an even width.")
+        raise ShapeError(
+            f"view {rig.views[0]!r} is {top.shape[1]} pixels wide; two halves below it need an "
+            "even width."
+        )
     half = top.shape[0] // 2, top.shape[1] // 2
     below: Any = [_stretched(view[None], half)[0] for view in (left, right)]
     return np.concatenate([top, np.concatenate(below, axis=1)])
 
 
 def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:
-    """Frames at another size, of the same type; torch's bilinear kernel on [1, 3, H, W] in the memory format of a picture."""
+    """Frames at another size, of the same type; torch's bilinear kernel on [1, 3, H, W] in the
+    memory format of a picture.
+    """
     if frames.shape[1:3] == hw:
         return frames
     made: list[Any] = []
@@ -101,7 +134,8 @@ def _one(image: Any, composition: Composition) -> Frames:
         image = (image.float() if image.is_floating_point() else image).numpy()
     if not isinstance(image, np.ndarray):
         raise InputError(
-            f"an image is a path, a PIL image, a numpy array or a torch tensor, or a list of those; got {type(image).__name__}."
+            "an image is a path, a PIL image, a numpy array or a torch tensor, or a list of "
+            f"those; got {type(image).__name__}."
         )
     array = _channels_last(image)
     return _in_range(as_uint8(array) if composition == "framework" else array)
@@ -113,18 +147,29 @@ def _opened(path: Path) -> Image.Image:
     try:
         return Image.open(path).convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not a readable image ({error}); for a clip use read_clip or --video.") from None
+        raise InputError(
+            f"{str(path)!r} is not a readable image ({error}); for a clip use read_clip or --video."
+        ) from None
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim not in (3, 4) or 0 in array.shape:
-        raise ShapeError(f"an image is [H, W, 3] or [3, H, W], with or without a frame axis; got {list(array.shape)}.")
+        raise ShapeError(
+            "an image is [H, W, 3] or [3, H, W], with or without a frame axis; got "
+            f"{list(array.shape)}."
+        )
     array = array if array.ndim == 4 else array[None]
     last, first = array.shape[-1] == 3, array.shape[1] == 3
     if last and first:
-        raise ShapeError(f"{list(array.shape)} could be channels first or last; give a picture wider than 3 pixels.")
+        raise ShapeError(
+            f"{list(array.shape)} could be channels first or last; give a picture wider than 3 "
+            "pixels."
+        )
     if not last and not first:
-        raise ShapeError(f"{list(array.shape)} has no axis of three colours; convert grey or transparent pictures to RGB.")
+        raise ShapeError(
+            f"{list(array.shape)} has no axis of three colours; convert grey or transparent "
+            "pictures to RGB."
+        )
     return array if last else np.ascontiguousarray(np.moveaxis(array, 1, -1))
 
 
@@ -132,20 +177,25 @@ def _in_range(array: NDArray[Any]) -> Frames:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
-        raise InputError(f"an image has dtype {array.dtype}; use uint8, or floating values in [0, 1].")
+        raise InputError(
+            f"an image has dtype {array.dtype}; use uint8, or floating values in [0, 1]."
+        )
     if not np.isfinite(array).all():
         raise NonFiniteError("an image holds NaN or infinity.")
     low, high = float(array.min()), float(array.max())
     if low < 0 or high > 1:
         raise InputError(
-            f"a floating image has values {low:g}..{high:g}; they must lie in [0, 1]. For 0..255 use uint8; for -1..1 "
+            f"a floating image has values {low:g}..{high:g}; they must lie in [0, 1]. For 0..255 "
+            "use uint8; for -1..1 "
             "pass (x + 1) / 2."
         )
     return array.astype(np.float32)
 
 
 def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
-    """The first frames of a video, [F, H, W, 3] uint8; raises ResourceNotFoundError, or InputError if it is not readable."""
+    """The first frames of a video, [F, H, W, 3] uint8; raises ResourceNotFoundError, or
+    InputError if it is not readable.
+    """
     import av
 
     path = Path(path)

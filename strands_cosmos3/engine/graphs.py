@@ -1,9 +1,11 @@
 """Run the forward pass of a denoising step directly, compiled, or as a CUDA graph for each shape.
 
-Graphs and compiled code are for fixed shapes. The prompts of all branches are therefore padded to one length, a multiple of
-:data:`BUCKET`, and a mask hides the padding: one graph serves all prompts up to that length. A graph also fixes the addresses
-of its tensors. Each owns copies of its inputs: a replay copies the new values into those that change and reads the fixed
-outputs, without host synchronisation. All graphs of an engine share one memory pool. Shape suffixes as in :mod:`.transformer`.
+Graphs and compiled code are for fixed shapes. The prompts of all branches are therefore padded to
+one length, a multiple of :data:`BUCKET`, and a mask hides the padding: one graph serves all prompts
+up to that length. A graph also fixes the addresses of its tensors. Each owns copies of its inputs:
+a replay copies the new values into those that change and reads the fixed outputs, without host
+synchronisation. All graphs of an engine share one memory pool. Shape suffixes as in
+:mod:`.transformer`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class _Prompts:
 
     def load(self, texts: _Texts) -> TextKV:
         """Copy prompts there unless they are there already."""
-        if len(texts) != len(self._loaded) or any(a is not b for a, b in zip(texts, self._loaded, strict=True)):
+        if len(texts) != len(self._loaded) or any(
+            a is not b for a, b in zip(texts, self._loaded, strict=True)
+        ):
             self.padded.fill(texts)
             self._loaded = texts
         return self.padded
@@ -60,7 +64,8 @@ class VelocityRunner:
     """Runs :meth:`Cosmos3Transformer.velocity`.
 
     Args:
-        device: The model's; a capture and a replay select it, since worker threads start with the first GPU.
+        device: The model's; a capture and a replay select it, since worker threads start with the
+            first GPU.
         capture: Whether to capture and replay CUDA graphs.
         compiler: Backend of ``torch.compile``, e.g. ``inductor``; None does not compile.
         padded: Whether prompts are padded without graphs and compilation as well.
@@ -81,7 +86,9 @@ class VelocityRunner:
         self._transformer = transformer
         self._compiled: Callable[..., Velocities] | None = None
         if compiler is not None:
-            self._compiled = torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend=compiler)
+            self._compiled = torch.compile(
+                transformer.velocity, fullgraph=True, dynamic=False, backend=compiler
+            )
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._prompts: OrderedDict[Hashable, _Prompts] = OrderedDict()
         self._pool: Any = None
@@ -98,8 +105,13 @@ class VelocityRunner:
         vision_group: slice,
         action_group: slice,
     ) -> Velocities:
-        """As :meth:`Cosmos3Transformer.velocity`. Raises ConfigError if the forward pass cannot be compiled."""
-        inputs, groups = (vision_VP, action_TA, time_D, noisy_N1, *rope), (vision_group, action_group)
+        """As :meth:`Cosmos3Transformer.velocity`. Raises ConfigError if the forward pass cannot
+        be compiled.
+        """
+        inputs, groups = (
+            (vision_VP, action_TA, time_D, noisy_N1, *rope),
+            (vision_group, action_group),
+        )
         if not self._padded:
             return self._run(inputs, texts, head, groups)
         tokens = -(-max(text.tokens for text in texts) // BUCKET) * BUCKET
@@ -115,17 +127,34 @@ class VelocityRunner:
         self._prompts.clear()
         self._pool = None
 
-    def _run(self, inputs: tuple[torch.Tensor, ...], texts: _Texts | TextKV, head: ActionHead, groups: _Groups) -> Velocities:
+    def _run(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        texts: _Texts | TextKV,
+        head: ActionHead,
+        groups: _Groups,
+    ) -> Velocities:
         vision_VP, action_TA, time_D, noisy_N1, cos, sin = inputs
         arguments = vision_VP, action_TA, time_D, noisy_N1, (cos, sin), texts, head, *groups
-        return self._transformer.velocity(*arguments) if self._compiled is None else _call_compiled(self._compiled, *arguments)
+        return (
+            self._transformer.velocity(*arguments)
+            if self._compiled is None
+            else _call_compiled(self._compiled, *arguments)
+        )
 
     def _replay(
-        self, inputs: tuple[torch.Tensor, ...], texts: _Texts, prompts: _Prompts, head: ActionHead, groups: _Groups
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        texts: _Texts,
+        prompts: _Prompts,
+        head: ActionHead,
+        groups: _Groups,
     ) -> Velocities:
         bounds = tuple((group.start, group.stop) for group in groups)
         key = (*(tensor.shape for tensor in (*inputs, head.b_in)), prompts.padded.tokens, bounds)
-        captured = _kept(self._graphs, key, lambda: self._captured(inputs, texts, prompts, head, groups))
+        captured = _kept(
+            self._graphs, key, lambda: self._captured(inputs, texts, prompts, head, groups)
+        )
         captured.prompts.load(texts)
         held = (*captured.inputs, *vars(captured.head).values())
         for place, fresh in zip(held, (*inputs, *vars(head).values()), strict=True):
@@ -134,7 +163,12 @@ class VelocityRunner:
         return captured.outputs[0].clone(), captured.outputs[1].clone()
 
     def _captured(
-        self, changing: tuple[torch.Tensor, ...], texts: _Texts, prompts: _Prompts, head: ActionHead, groups: _Groups
+        self,
+        changing: tuple[torch.Tensor, ...],
+        texts: _Texts,
+        prompts: _Prompts,
+        head: ActionHead,
+        groups: _Groups,
     ) -> _Captured:
         inputs = tuple(tensor.clone() for tensor in changing)
         head = ActionHead(**{name: tensor.clone() for name, tensor in vars(head).items()})
@@ -148,13 +182,20 @@ class VelocityRunner:
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _CAPTURING, torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _CAPTURING,
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ),
+        ):
             outputs = run()
         return _Captured(graph, inputs, prompts, head, run, outputs)
 
 
 def _kept(held: OrderedDict[Hashable, _K], key: Hashable, make: Callable[[], _K]) -> _K:
-    """The value of a key, made if it is missing; the least recently used of more than :data:`_KEPT` is dropped."""
+    """The value of a key, made if it is missing; the least recently used of more than
+    :data:`_KEPT` is dropped.
+    """
     if key not in held:
         held[key] = make()
         if len(held) > _KEPT:
@@ -172,4 +213,6 @@ def _call_compiled(velocity: Callable[..., Velocities], *args: Any) -> Velocitie
             return velocity(*args)
     except TorchDynamoException as error:
         reason = " ".join(str(error).split("\n")[:2])
-        raise ConfigError(f"compile failed: {reason}. Leave compile out; on a CPU it needs a C++ compiler (CXX).") from error
+        raise ConfigError(
+            f"compile failed: {reason}. Leave compile out; on a CPU it needs a C++ compiler (CXX)."
+        ) from error

@@ -11,13 +11,24 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.types import Mode
 
 _OF_TEXT = ("text_ids", "text_mask", "neg_text_ids", "neg_text_mask")
-_OF_ACTIONS = ("mode", "domain_id", "action_chunk", "raw_action_dim", "fps", "cond_action", "action_prefix", "history_rows")
+_OF_ACTIONS = (
+    "mode",
+    "domain_id",
+    "action_chunk",
+    "raw_action_dim",
+    "fps",
+    "cond_action",
+    "action_prefix",
+    "history_rows",
+)
 _UNCHANGED = (*_OF_TEXT, *_OF_ACTIONS, "cond_frame_indexes")  # fields that a request takes over
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallSettings:
-    """What one call asks for, resolved from the call itself, the processor's options and the domain."""
+    """What one call asks for, resolved from the call itself, the processor's options and the
+    domain.
+    """
 
     mode: Mode
     embodiment: Embodiment
@@ -41,11 +52,15 @@ class ProcessedInput(CallSettings):
     text_mask: torch.Tensor
     neg_text_ids: torch.Tensor
     neg_text_mask: torch.Tensor
-    pixel_values: torch.Tensor  # [1, 3, frames, height, width] in [-1, 1] on the canvas: the frames that the model is given
-    video_shape: tuple[int, int, int]  # (frames, height, width) in pixels of the whole clip and of the picture's content
+    # [1, 3, frames, height, width] in [-1, 1] on the canvas: the frames that the model is given
+    pixel_values: torch.Tensor
+    # (frames, height, width) in pixels of the whole clip and of the picture's content
+    video_shape: tuple[int, int, int]
     cond_action: torch.Tensor | None  # [1, chunk, action_dim] given actions in the model's scale
-    action_prefix: torch.Tensor | None  # [rows, action_dim] the state row, if any, and rows bound to be executed
-    cond_frame_indexes: tuple[int, ...] | None  # latent frames that are given; None is the mode's own
+    # [rows, action_dim] the state row, if any, and rows bound to be executed
+    action_prefix: torch.Tensor | None
+    # latent frames that are given; None is the mode's own
+    cond_frame_indexes: tuple[int, ...] | None
     prompt: str  # the caption that was tokenised
     history_rows: int = 0  # rows of action_prefix before the state row
 
@@ -58,7 +73,9 @@ class ProcessedInput(CallSettings):
         return_video: bool = True,
         decode_frames: int | None = None,
     ) -> Cosmos3ActionRequest:
-        """The engine's request. What ``sampling`` leaves open is 30 steps without guidance on the checkpoint's schedule."""
+        """The engine's request. What ``sampling`` leaves open is 30 steps without guidance on
+        the checkpoint's schedule.
+        """
         sampling = sampling or Sampling()
         return Cosmos3ActionRequest(
             **{name: getattr(self, name) for name in _UNCHANGED},

@@ -1,6 +1,7 @@
 """A safetensors file that is larger than the memory: mapped to be read only, which reserves none.
 
-safetensors' own mapping for torch is private and writable. The kernel may refuse one that memory could not back.
+safetensors' own mapping for torch is private and writable. The kernel may refuse one that memory
+could not back.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 
 
 class MappedFile:
     """What :mod:`.weight_files` uses of ``safe_open``. Each tensor that it returns is a copy."""
 
     def __init__(self, path: Path):
-        self._checked: Any = safe_open(str(path), framework="np")  # raises SafetensorError for a header that is not sound
+        # raises SafetensorError for a header that is not sound
+        self._checked: Any = safe_open(str(path), framework="np")
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             self._header: dict[str, Any] = json.loads(file.read(size))
@@ -52,7 +59,11 @@ class MappedFile:
         about = self._header[name]
         dtype, shape, (start, _) = _DTYPES[about["dtype"]], about["shape"], about["data_offsets"]
         bits = np.dtype(f"u{dtype.itemsize}")
-        part = np.frombuffer(self._map, bits, math.prod(shape), self._start + start).reshape(shape)[index].copy()
+        part = (
+            np.frombuffer(self._map, bits, math.prod(shape), self._start + start)
+            .reshape(shape)[index]
+            .copy()
+        )
         return torch.from_numpy(np.atleast_1d(part)).view(dtype).reshape(part.shape)
 
 

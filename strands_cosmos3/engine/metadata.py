@@ -17,7 +17,12 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import require_file, shown
 
 METADATA = "checkpoint.json"
-_MOST = {"policy_frames": 1000, "replan_rows": 10_000, "prefix_rows": 10_000, "dynamics_steps": 1000}
+_MOST = {
+    "policy_frames": 1000,
+    "replan_rows": 10_000,
+    "prefix_rows": 10_000,
+    "dynamics_steps": 1000,
+}
 _NAMES = {
     "variant": tuple(VARIANTS),
     "action_space": ("joint_pos", "midtrain"),
@@ -32,7 +37,9 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def read_metadata(root: Path) -> Mapping[str, Any]:
-    """The ``strands_cosmos3`` object of ``checkpoint.json``, empty if there is none; raises LayoutError for invalid values."""
+    """The ``strands_cosmos3`` object of ``checkpoint.json``, empty if there is none; raises
+    LayoutError for invalid values.
+    """
     if not os.path.lexists(root / METADATA):
         return {}
     found = read_config(root / METADATA, root).get("strands_cosmos3", {})
@@ -44,7 +51,9 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
     if found.get("domain") is not None and not FIELDS["domain"][0](found["domain"]):
         raise _invalid("domain", found["domain"], "an embodiment's name")
     tier = found.get("resolution_tier")
-    if tier is not None and (isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS):
+    if tier is not None and (
+        isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS
+    ):
         raise _invalid("resolution_tier", tier, f"one of {', '.join(map(str, TIERS))}")
     for name in CONTRACT_FIELDS:
         if found.get(name) is not None and not FIELDS[name][0](found[name]):
@@ -60,7 +69,11 @@ def _require_files(root: Path, recorded: Any) -> None:
     for name, digest in (recorded or {}).items():
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise _invalid(f"sha256 of {shown(name)}", digest, "64 lower-case hexadecimal digits")
-        require_file(inside(root / name, root), LayoutError, hint=f"{METADATA} records its sha256; download it again.")
+        require_file(
+            inside(root / name, root),
+            LayoutError,
+            hint=f"{METADATA} records its sha256; download it again.",
+        )
 
 
 def read_sampling(metadata: Mapping[str, Any]) -> Sampling | None:
@@ -80,7 +93,9 @@ def read_policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     found = metadata.get("policy_frames", [])
     choices = found if isinstance(found, list) else [found]
     if not all(_count("policy_frames", n) for n in choices):
-        raise _invalid("policy_frames", found, f"whole numbers of at least 1, at most {_MOST['policy_frames']}")
+        raise _invalid(
+            "policy_frames", found, f"whole numbers of at least 1, at most {_MOST['policy_frames']}"
+        )
     return tuple(choices)
 
 
@@ -93,7 +108,9 @@ def read_count(metadata: Mapping[str, Any], name: str) -> int | None:
 
 
 def read_novelty(metadata: Mapping[str, Any]) -> float | None:
-    """The recorded 99.9 % quantile of the reconstruction's RMS error on validation pictures, in 0..1, or None."""
+    """The recorded 99.9 % quantile of the reconstruction's RMS error on validation pictures, in
+    0..1, or None.
+    """
     found = metadata.get("novelty_rmse")
     if found is not None and not (type(found) in (int, float) and 0 < found <= 1):
         raise _invalid("novelty_rmse", found, "a number above 0, at most 1")
@@ -105,4 +122,7 @@ def _count(name: str, value: object) -> bool:
 
 
 def _invalid(name: str, found: object, wanted: str) -> LayoutError:
-    return LayoutError(f"{METADATA}: {name} must be {wanted}, got {shown(found)}. Correct it, or download it again.")
+    return LayoutError(
+        f"{METADATA}: {name} must be {wanted}, got {shown(found)}. Correct it, or download it "
+        "again."
+    )

@@ -1,4 +1,6 @@
-"""What an engine asks of the other ranks when several processes run it together. ``parallel`` implements it."""
+"""What an engine asks of the other ranks when several processes run it together. ``parallel``
+implements it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weight_source import Slices
 
-Velocities = tuple[torch.Tensor, torch.Tensor]  # vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
+# vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
+Velocities = tuple[torch.Tensor, torch.Tensor]
 
 
 class Vae(Protocol):
@@ -23,7 +26,8 @@ class Vae(Protocol):
     @property
     def previews(self) -> bool: ...
     def encode(self, pixels: torch.Tensor) -> torch.Tensor: ...  # normalised latents, on every rank
-    def decode(self, latents: torch.Tensor) -> torch.Tensor | None: ...  # pixels on rank 0, None on the others
+    # pixels on rank 0, None on the others
+    def decode(self, latents: torch.Tensor) -> torch.Tensor | None: ...
 
 
 class ParallelContext:
@@ -31,13 +35,16 @@ class ParallelContext:
 
     device: torch.device
     rank: int = 0  # rank 0 returns pixels and writes files
-    branches: tuple[int, ...] = (0, 1)  # of guidance, computed by this rank at steps with it: conditional 0, unconditional 1
+    # of guidance, computed by this rank at steps with it: conditional 0, unconditional 1
+    branches: tuple[int, ...] = (0, 1)
 
     def check(self, config: TransformerConfig) -> None:
         """Raise ConfigError if a transformer cannot be split over the ranks."""
 
     def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
-        """The part of a stored weight that this rank keeps, by its released name and whole shape; empty for all of it."""
+        """The part of a stored weight that this rank keeps, by its released name and whole
+        shape; empty for all of it.
+        """
         return ()
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
@@ -59,7 +66,9 @@ class ParallelContext:
 
 
 class SingleProcess(ParallelContext):
-    """The context of an engine that runs in one process. ``cuda`` is the GPU of the thread that loads it."""
+    """The context of an engine that runs in one process. ``cuda`` is the GPU of the thread that
+    loads it.
+    """
 
     def __init__(self, device: torch.device):
         unnumbered = device.type == "cuda" and device.index is None and torch.cuda.is_available()

@@ -10,7 +10,13 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.weight_source import Shard, sliced_shape, unsharded
-from strands_cosmos3.engine.weights import TEXT, checkpoint_key, head_shapes, kept_dtype, parameter_shapes
+from strands_cosmos3.engine.weights import (
+    TEXT,
+    checkpoint_key,
+    head_shapes,
+    kept_dtype,
+    parameter_shapes,
+)
 from strands_cosmos3.errors import PreflightError
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,8 +24,17 @@ _HEADROOM = 1.05
 _DROID_TOKENS = 3093
 
 
-def kept_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, decoder: bool, text: bool, shard: Shard = unsharded) -> int:
-    """Bytes of weights on the device with one action head, with or without the VAE's decoder and the text tower."""
+def kept_bytes(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    *,
+    decoder: bool,
+    text: bool,
+    shard: Shard = unsharded,
+) -> int:
+    """Bytes of weights on the device with one action head, with or without the VAE's decoder and
+    the text tower.
+    """
     numbers = sum(math.prod(shape) for shape in head_shapes(checkpoint.config).values())
     for key, shape in checkpoint.vae_weights.shapes.items():
         if decoder or not key.startswith(("decoder.", "post_quant_conv.")):
@@ -42,7 +57,9 @@ def available_bytes(device: torch.device) -> int:
     """Free memory of a device; on a CPU, the kernel's estimate without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+    for line in (
+        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ()
+    ):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 1 << 62  # unknown
@@ -57,12 +74,17 @@ def preflight(
     offload_text: bool,
     shard: Shard = unsharded,
 ) -> None:
-    """Raise PreflightError with all that is wrong; arguments as in :meth:`Cosmos3Engine.from_pretrained`."""
+    """Raise PreflightError with all that is wrong; arguments as in
+    :meth:`Cosmos3Engine.from_pretrained`.
+    """
     failures = []
     if dtype not in _TYPES:
         failures.append(f"dtype {dtype} is not supported; valid: float32, bfloat16, float16")
     if device.type == "cuda" and not torch.cuda.is_available():
-        failures.append(f"device {device} was asked for, but this torch ({torch.__version__}) sees no CUDA device")
+        failures.append(
+            f"device {device} was asked for, but this torch ({torch.__version__}) sees no CUDA "
+            "device"
+        )
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")
     elif dtype in _TYPES:
@@ -71,7 +93,8 @@ def preflight(
         if needed > (free := available_bytes(device)):
             failures.append(
                 f"{device} has {free / 2**30:.2f} GiB left, {needed / 2**30:.2f} GiB are needed "
-                f"({kept / 2**30:.2f} GiB of weights as {dtype}); use bfloat16, decode_video=False, offload_text=True, "
+                f"({kept / 2**30:.2f} GiB of weights as {dtype}); use bfloat16, "
+                "decode_video=False, offload_text=True, "
                 "or another device"
             )
     if failures:

@@ -1,7 +1,8 @@
-"""A small decoder of a VAE's latents, for films: several times cheaper than the VAE's own, and less exact.
+"""A small decoder of a VAE's latents, for films: several times cheaper than the VAE's own, and less
+exact.
 
-Released checkpoints have none. Ours keep it in ``preview_decoder/`` beside ``vae/``; it is trained on the VAE's latents, and
-everything that is judged by its pixels is decoded by the VAE itself.
+Released checkpoints have none. Ours keep it in ``preview_decoder/`` beside ``vae/``; it is trained
+on the VAE's latents, and everything that is judged by its pixels is decoded by the VAE itself.
 
 Shape suffixes: B batch, C channels, F latent frames, H W latent height and width.
 """
@@ -48,20 +49,29 @@ class PreviewDecoder(nn.Module):
 
     @staticmethod
     def from_config(config: Mapping[str, Any], latent_channels: int) -> PreviewDecoder:
-        """Build it from ``preview_decoder/config.json``; raises LayoutError if its ``widths`` are not three sizes."""
+        """Build it from ``preview_decoder/config.json``; raises LayoutError if its ``widths``
+        are not three sizes.
+        """
         try:
-            coarse, middle, fine = (whole_number(width, "widths", 1, 1024) for width in config["widths"])
+            coarse, middle, fine = (
+                whole_number(width, "widths", 1, 1024) for width in config["widths"]
+            )
         except (InputError, KeyError, TypeError, ValueError):
-            raise LayoutError('preview_decoder/config.json needs three "widths" of 1..1024; download it again.') from None
+            raise LayoutError(
+                'preview_decoder/config.json needs three "widths" of 1..1024; download it again.'
+            ) from None
         return PreviewDecoder(latent_channels, (coarse, middle, fine))
 
     def forward(self, latents_BCFHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, 3, 1 + 4 (F - 1), 16 H, 16 W], about [-1, 1]. Later latents do not change earlier frames."""
+        """Return pixels [B, 3, 1 + 4 (F - 1), 16 H, 16 W], about [-1, 1]. Later latents do not
+        change earlier frames.
+        """
         B, _, count, H, W = latents_BCFHW.shape
         before = torch.cat([latents_BCFHW[:, :, :1], latents_BCFHW[:, :, :-1]], dim=2)
         x = torch.cat([latents_BCFHW, before], dim=1).transpose(1, 2).flatten(0, 1)
         x = self.coarse(self.conv_in(x.contiguous(memory_format=torch.channels_last)))
-        x = self.frames(F.silu(x)).reshape(B, count * _FRAMES, -1, H, W)[:, _FRAMES - 1 :]  # the first has one frame, its last
+        # the first has one frame, its last
+        x = self.frames(F.silu(x)).reshape(B, count * _FRAMES, -1, H, W)[:, _FRAMES - 1 :]
         x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         x = self.middle(F.pixel_shuffle(self.to_middle(F.silu(x)), 2))
         x = self.fine(F.pixel_shuffle(self.to_fine(F.silu(x)), 2))
@@ -82,29 +92,37 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Novelty:
-    """How unlike training pictures are: the RMS error of their reconstruction, divided by a quantile of such errors.
+    """How unlike training pictures are: the RMS error of their reconstruction, divided by a
+    quantile of such errors.
 
     Above 1 a picture is unusual: 99.9 % of the validation pictures are below.
 
     Args:
         decoder: The checkpoint's preview decoder, or None if it has none; then nothing is known.
-        quantile: The checkpoint's ``novelty_rmse``, for pixels in 0..1, or None if it states none; then nothing is known.
+        quantile: The checkpoint's ``novelty_rmse``, for pixels in 0..1, or None if it states none;
+            then nothing is known.
     """
 
     decoder: PreviewDecoder | None
     quantile: float | None
 
-    def __call__(self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]) -> list[float]:
+    def __call__(
+        self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]
+    ) -> list[float]:
         """Return the novelty of each picture, or an empty list if it is not known.
 
         Args:
-            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The same tensor is judged
-                once.
-            latents: Normalised latents [C, H, W] of the first frames, all of one size; what lies beyond them is padding.
+            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The
+                same tensor is judged once.
+            latents: Normalised latents [C, H, W] of the first frames, all of one size; what lies
+                beyond them is padding.
         """
         if self.decoder is None or self.quantile is None:
             return []
-        weight, firsts = self.decoder.conv_in.weight, {id(pixels): i for i, pixels in reversed([*enumerate(pictures)])}
+        weight, firsts = (
+            self.decoder.conv_in.weight,
+            {id(pixels): i for i, pixels in reversed([*enumerate(pictures)])},
+        )
         chosen = torch.stack([latents[i] for i in firsts.values()])[:, :, None]
         made = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
         height, width = made.shape[-2:]

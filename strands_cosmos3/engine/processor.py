@@ -1,4 +1,5 @@
-"""From pictures, captions and actions to the engine's tensors, and back. ``observe`` composes pictures and captions.
+"""From pictures, captions and actions to the engine's tensors, and back. ``observe`` composes
+pictures and captions.
 
 Each call resolves mode and domain anew, with everything that follows from them.
 """
@@ -30,7 +31,14 @@ from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.state import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
-from strands_cosmos3.errors import ActionSpaceError, ConfigError, InputError, NonFiniteError, ShapeError, StatisticsError
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    StatisticsError,
+)
 from strands_cosmos3.observe.prompts import compose_prompt, view_point
 from strands_cosmos3.observe.views import Composition, canvas_hw, to_canvas
 from strands_cosmos3.types import Mode
@@ -39,35 +47,45 @@ DEFAULT_TIER = 480
 
 
 class Cosmos3PolicyProcessor:
-    """Makes requests of what a caller holds, and answers of what the engine returns. None follows from the domain.
+    """Makes requests of what a caller holds, and answers of what the engine returns. None follows
+    from the domain.
 
     Args:
         tokenizer_name_or_path: The checkpoint's ``text_tokenizer/``.
-        height, width: Canvas in pixels, multiples of 16; both, or neither for the tier ``image_size``.
+        height, width: Canvas in pixels, multiples of 16; both, or neither for the tier
+            ``image_size``.
         num_frames: Frames of the clip; it must be action_chunk_size + 1.
         mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
-        domain_name, domain_id: An embodiment by name, or an integer domain id; either argument takes both.
+        domain_name, domain_id: An embodiment by name, or an integer domain id; either argument
+            takes both.
         raw_action_dim: Used action channels; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
-        image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints).
-        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``, ``wrist_view``, ``concat_view``,
-            ``top_down_2d_view`` or ``video_game_view``.
+        image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small
+            checkpoints).
+        prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``,
+            ``wrist_view``, ``concat_view``, ``top_down_2d_view`` or ``video_game_view``.
         use_system_prompt: Whether diffusers' system prompt precedes both captions.
         negative_prompt: Caption of the unconditional branch, as it stands.
         composition: ``letterbox``, or ``framework``: cosmos-framework's server, see :mod:`.frames`.
-        history_length: Rows of the state that each call gives, the present one last; the others are past ones.
+        history_length: Rows of the state that each call gives, the present one last; the others are
+            past ones.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
         device, params_dtype: Of the tensors that are made; actions and states stay in float32.
         action_dim: The model's action width. action_space: ``midtrain`` or ``joint_pos``.
-        action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file, or ``ActionStats``.
+        action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file,
+            or ``ActionStats``.
         action_normalization: ``quantile``, ``quantile_rot``, ``meanstd`` or ``minmax``.
-        gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is 1 = open.
+        gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is
+            1 = open.
         state_row: Scale of a ``midtrain`` checkpoint's state row, if it has one.
-        policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions without a video.
+        policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions
+            without a video.
 
     Raises:
-        ConfigError, InputError, UnknownNameError: Options contradict each other or name what does not exist.
-        StatisticsError, ActionSpaceError: The statistics do not fit the domain, or the rows are not normalised ones.
+        ConfigError, InputError, UnknownNameError: Options contradict each other or name what does
+            not exist.
+        StatisticsError, ActionSpaceError: The statistics do not fit the domain, or the rows are not
+            normalised ones.
     """
 
     def __init__(
@@ -102,7 +120,9 @@ class Cosmos3PolicyProcessor:
         policy_frames: int | None = None,
     ):
         if (height is None) != (width is None):
-            raise ConfigError(f"height={height}, width={width}: give both for a canvas of your own, or neither.")
+            raise ConfigError(
+                f"height={height}, width={width}: give both for a canvas of your own, or neither."
+            )
         self._canvas = None if height is None or width is None else (height, width)
         if domain_name is not None and domain_id is not None and domain_name != domain_id:
             _require_same_domain(domain_name, domain_id)
@@ -111,7 +131,11 @@ class Cosmos3PolicyProcessor:
         self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
         self._mode = Mode.parse(mode)
         self._space = action_space
-        self._prompt_format, self._negative, self._system_prompt = prompt_format, negative_prompt, use_system_prompt
+        self._prompt_format, self._negative, self._system_prompt = (
+            prompt_format,
+            negative_prompt,
+            use_system_prompt,
+        )
         self._composition: Composition = composition
         self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
@@ -119,7 +143,11 @@ class Cosmos3PolicyProcessor:
         self._gripper = gripper
         self._state_row, self._policy_frames = state_row, policy_frames
         self._method: Method = action_normalization
-        self._stats = load_action_stats(action_stats_path) if isinstance(action_stats_path, str | Path) else action_stats_path
+        self._stats = (
+            load_action_stats(action_stats_path)
+            if isinstance(action_stats_path, str | Path)
+            else action_stats_path
+        )
         self._tokens = PromptTokenizer(tokenizer_name_or_path)
         self._last: CallSettings | None = None
         if self._domain[0] is not None:
@@ -127,7 +155,9 @@ class Cosmos3PolicyProcessor:
 
     @classmethod
     def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
-        """A processor with a checkpoint's tokenizer, action space, prompt format and tier; ``options`` win."""
+        """A processor with a checkpoint's tokenizer, action space, prompt format and tier;
+        ``options`` win.
+        """
         known = checkpoint.metadata
         defaults = {
             "action_space": checkpoint.action_space,
@@ -146,7 +176,9 @@ class Cosmos3PolicyProcessor:
         frames = given.get("policy_frames")
         if frames is not None and frames not in checkpoint.policy_frames:
             known = " or ".join(map(str, checkpoint.policy_frames)) or "rows + 1 alone, the default"
-            raise ConfigError(f"policy_frames {frames}: this checkpoint was trained to answer with {known}.")
+            raise ConfigError(
+                f"policy_frames {frames}: this checkpoint was trained to answer with {known}."
+            )
         if "domain_id" in given:
             defaults.pop("domain_name")
         return cls(checkpoint.layout.tokenizer, **{**defaults, **given})
@@ -157,39 +189,55 @@ class Cosmos3PolicyProcessor:
         return self._resolve({}).action_chunk + 1
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> np.ndarray:
-        """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as :func:`compose_views`."""
+        """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as
+        :func:`compose_views`.
+        """
         return compose_views(views, rig, self._composition)
 
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
         """Tensors for one call.
 
         Args:
-            raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or ``prompt`` (a string, which
-                may be blank, or a list whose first counts), ``cond_action`` or ``action`` (forward dynamics; in the units that
-                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a ``midtrain`` checkpoint with
-                a state row, pose9 of the Cosmos frame in the base and the open fraction; or [rows, columns] of these, of which
-                the last ``history_length`` count), ``action_prefix`` (rows in those
-                that the arm is bound to execute meanwhile: the answer begins with them), and for this call alone
-                ``mode``, ``domain_name`` or ``domain_id``, ``raw_action_dim``, ``negative_prompt``; ``caption`` is a prompt
+            raw_input: ``images`` (see :func:`read_frames`; views by name are composed), ``task`` or
+                ``prompt`` (a string, which may be blank, or a list whose first counts),
+                ``cond_action`` or ``action`` (forward dynamics; in the units that
+                :meth:`postprocess` returns), ``state`` ([q1..q7, gripper] for ``joint_pos``; for a
+                ``midtrain`` checkpoint with a state row, pose9 of the Cosmos frame in the base and
+                the open fraction; or [rows, columns] of these, of which the last ``history_length``
+                count), ``action_prefix`` (rows in those that the arm is bound to execute meanwhile:
+                the answer begins with them), and for this call alone ``mode``, ``domain_name`` or
+                ``domain_id``, ``raw_action_dim``, ``negative_prompt``; ``caption`` is a prompt
                 taken as it stands, an empty one too.
 
         Raises:
             InputError: A field is missing, unknown or contradicts the mode.
-            ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images or actions cannot be used.
+            ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images or actions
+                cannot be used.
         """
         _require_known(raw_input)
         call = self._resolve(raw_input)
-        frames = read_frames(_needed(raw_input, ("images",)), call.embodiment.rig, self._composition)
+        frames = read_frames(
+            _needed(raw_input, ("images",)), call.embodiment.rig, self._composition
+        )
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
-            raise InputError("inverse_dynamics explains a motion: images must hold more than one frame.")
+            raise InputError(
+                "inverse_dynamics explains a motion: images must hold more than one frame."
+            )
         indexes = self._checked_indexes(call, len(frames))
         height, width = frames.shape[1:3]
-        canvas = to_canvas(frames[: self._frames_needed(call, indexes)], self._canvas or canvas_hw(height, width, self._tier))
+        canvas = to_canvas(
+            frames[: self._frames_needed(call, indexes)],
+            self._canvas or canvas_hw(height, width, self._tier),
+        )
         prompt = _text(raw_input, ("caption",))
-        prompt = self._caption(raw_input, call, canvas.frames.shape[1:3]) if prompt is None else prompt
+        prompt = (
+            self._caption(raw_input, call, canvas.frames.shape[1:3]) if prompt is None else prompt
+        )
         unwanted = _text(raw_input, ("negative_prompt",))
         ids = self._tokens.ids(prompt, self._system_prompt)
-        negative = self._tokens.ids(self._negative if unwanted is None else unwanted, self._system_prompt)
+        negative = self._tokens.ids(
+            self._negative if unwanted is None else unwanted, self._system_prompt
+        )
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
         self._last = call
         return ProcessedInput(
@@ -207,30 +255,39 @@ class Cosmos3PolicyProcessor:
             history_rows=self._history,
         )
 
-    def postprocess(self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None) -> dict[str, Any]:
-        """What a caller can use: actions at their raw width, in their own units where statistics are known.
+    def postprocess(
+        self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None
+    ) -> dict[str, Any]:
+        """What a caller can use: actions at their raw width, in their own units where statistics
+        are known.
 
         Args:
             result: The engine's answer, or its ``action`` alone.
             processed: The input it answers; None is the last one that this processor made.
 
         Returns:
-            ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth around 1: float32 would not
-            survive the way back), and ``pixels`` in [0, 1], if any. Without statistics, actions keep the model's scale.
+            ``action`` [1, chunk, raw_action_dim] float64 (rotation columns vary by a thousandth
+            around 1: float32 would not survive the way back), and ``pixels`` in [0, 1], if any.
+            Without statistics, actions keep the model's scale.
 
         Raises:
             InputError: No ``action`` in the result, or nothing was preprocessed yet.
-            ShapeError, ActionOutOfRangeError: The action is narrower than the domain's, or beyond |z| = 10.
+            ShapeError, ActionOutOfRangeError: The action is narrower than the domain's, or beyond
+                |z| = 10.
         """
         call = processed or self._last or self._resolve({})
         answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)
         if not isinstance(answer.get("action"), torch.Tensor):
-            raise InputError(f"the result holds no tensor `action`; it has: {', '.join(answer) or 'nothing'}.")
+            raise InputError(
+                f"the result holds no tensor `action`; it has: {', '.join(answer) or 'nothing'}."
+            )
         action = answer["action"].detach().float().cpu()
         if action.ndim == 2:
             action = action[None]
         if action.ndim != 3 or action.shape[-1] < call.raw_action_dim:
-            raise ShapeError(f"action must be [1, T, >= {call.raw_action_dim}], got {list(action.shape)}.")
+            raise ShapeError(
+                f"action must be [1, T, >= {call.raw_action_dim}], got {list(action.shape)}."
+            )
         rows = action[..., : call.raw_action_dim].numpy().astype(np.float64)
         affine = self._affine(call)
         if affine is not None:
@@ -249,20 +306,34 @@ class Cosmos3PolicyProcessor:
             domain, width = named[0], None
         width = raw.get("raw_action_dim") or width
         if domain is None:
-            raise ConfigError("no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id.")
+            raise ConfigError(
+                "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
+            )
         embodiment = _embodiment(domain, width)
         space = embodiment.action_space(self._space)
         mode = self._mode if raw.get("mode") is None else Mode.parse(raw["mode"])
         chunk, frames, fps, view = self._options
-        chunk = chunk if chunk is not None else (frames - 1 if frames else embodiment.chunk_rows(space.name))
+        chunk = (
+            chunk
+            if chunk is not None
+            else (frames - 1 if frames else embodiment.chunk_rows(space.name))
+        )
         if chunk < 1 or (frames is not None and frames != chunk + 1):
-            raise ConfigError(f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at least 1.")
+            raise ConfigError(
+                f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at "
+                "least 1."
+            )
         fps = fps if fps is not None else embodiment.fps
         if fps is None or not 0 < fps < float("inf"):
-            raise ConfigError(f"fps is {fps}; domain {embodiment.name!r} has no rate of its own, pass fps above zero.")
+            raise ConfigError(
+                f"fps is {fps}; domain {embodiment.name!r} has no rate of its own, pass fps above "
+                "zero."
+            )
         width = space.width if width is None else width
         if not 1 <= width <= self._action_dim:
-            raise ConfigError(f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width.")
+            raise ConfigError(
+                f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width."
+            )
         return CallSettings(
             mode=mode,
             embodiment=embodiment,
@@ -278,12 +349,14 @@ class Cosmos3PolicyProcessor:
             return None
         if call.space.state_row or not call.space.normalized:
             raise ActionSpaceError(
-                f"{call.space.name!r} rows of {call.embodiment.name!r} are raw; they must not be de-normalised. "
+                f"{call.space.name!r} rows of {call.embodiment.name!r} are raw; they must not be "
+                "de-normalised. "
                 "Statistics belong to 'midtrain' rows: leave action_stats_path unset."
             )
         if call.embodiment.stats != self._stats.domain or call.raw_action_dim != self._stats.width:
             raise StatisticsError(
-                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit {call.embodiment.name!r} "
+                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit "
+                f"{call.embodiment.name!r} "
                 f"({call.raw_action_dim} columns, statistics {call.embodiment.stats!r})."
             )
         return self._stats.normalizer(self._method)
@@ -292,13 +365,20 @@ class Cosmos3PolicyProcessor:
         indexes, latent_frames = self._frame_indexes, call.action_chunk // TEMPORAL_COMPRESSION + 1
         for i in indexes or ():
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < latent_frames:
-                raise InputError(f"cond_frame_indexes {indexes}: {i!r} is not a latent frame 0..{latent_frames - 1}.")
+                raise InputError(
+                    f"cond_frame_indexes {indexes}: {i!r} is not a latent frame "
+                    f"0..{latent_frames - 1}."
+                )
         if indexes == ():
-            raise InputError("cond_frame_indexes is empty; name at least one frame, or leave it unset.")
+            raise InputError(
+                "cond_frame_indexes is empty; name at least one frame, or leave it unset."
+            )
         if indexes is not None and len(set(indexes)) < len(indexes):
             raise InputError(f"cond_frame_indexes {indexes} names a frame twice.")
         if indexes is not None and frames == 1 and indexes != (0,):
-            raise InputError(f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known.")
+            raise InputError(
+                f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
+            )
         return indexes
 
     @staticmethod
@@ -327,20 +407,32 @@ class Cosmos3PolicyProcessor:
         )
 
     def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        given = next((raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None)
+        given = next(
+            (raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None
+        )
         if call.mode is not Mode.FORWARD_DYNAMICS:
             if given is not None:
                 raise InputError(f"cond_action is for forward_dynamics; the mode is {call.mode}.")
             return None
         if given is None:
-            raise InputError("forward_dynamics predicts what known actions do: cond_action is missing.")
+            raise InputError(
+                "forward_dynamics predicts what known actions do: cond_action is missing."
+            )
         rows = _rows(given, "cond_action")
-        if rows.shape[1] == self._action_dim > call.raw_action_dim and not rows[:, call.raw_action_dim :].any():
+        if (
+            rows.shape[1] == self._action_dim > call.raw_action_dim
+            and not rows[:, call.raw_action_dim :].any()
+        ):
             rows = rows[:, : call.raw_action_dim]
         if rows.shape[1] != call.raw_action_dim:
-            raise ShapeError(f"cond_action has {rows.shape[1]} columns, {call.embodiment.name!r} has {call.raw_action_dim}.")
+            raise ShapeError(
+                f"cond_action has {rows.shape[1]} columns, {call.embodiment.name!r} has "
+                f"{call.raw_action_dim}."
+            )
         rows = self._in_model_units(rows, call)
-        repeated = np.concatenate([rows, np.repeat(rows[-1:], max(0, call.action_chunk - len(rows)), axis=0)])
+        repeated = np.concatenate(
+            [rows, np.repeat(rows[-1:], max(0, call.action_chunk - len(rows)), axis=0)]
+        )
         return self._padded(repeated[: call.action_chunk])[None]
 
     def _in_model_units(self, rows: np.ndarray, call: CallSettings) -> np.ndarray:
@@ -350,14 +442,21 @@ class Cosmos3PolicyProcessor:
         return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
 
     def _prefix(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        """The rows of the action sequence that are given: the state, if any, and what is bound to be executed."""
+        """The rows of the action sequence that are given: the state, if any, and what is bound
+        to be executed.
+        """
         state = self._state(raw, call)
         if raw.get("action_prefix") is None:
             return state
         rows = _rows(raw["action_prefix"], "action_prefix")
-        if call.mode is not Mode.POLICY or len(rows) >= call.action_chunk or rows.shape[1] != call.raw_action_dim:
+        if (
+            call.mode is not Mode.POLICY
+            or len(rows) >= call.action_chunk
+            or rows.shape[1] != call.raw_action_dim
+        ):
             raise InputError(
-                f"action_prefix must be fewer than {call.action_chunk} rows of {call.raw_action_dim} columns, in mode "
+                f"action_prefix must be fewer than {call.action_chunk} rows of "
+                f"{call.raw_action_dim} columns, in mode "
                 f"'policy'; got {list(rows.shape)} in mode {str(call.mode)!r}."
             )
         action_prefix = self._padded(self._in_model_units(rows, call))
@@ -366,20 +465,28 @@ class Cosmos3PolicyProcessor:
     def _state(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
         if not call.space.state_row and self._state_row is None:
             if raw.get("state") is not None or self._history:
-                raise InputError(f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}.")
+                raise InputError(
+                    f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}."
+                )
             return None
         scale = None if call.space.state_row else self._state_row
         columns = call.space.columns if scale is None else STATE_COLUMNS
         if raw.get("state") is None:
             numbers = f"{len(columns)} numbers, {_listed(columns)}"
-            raise _missing(raw, f"'state' (--state), with which this checkpoint's sequence starts: {numbers}")
+            raise _missing(
+                raw, f"'state' (--state), with which this checkpoint's sequence starts: {numbers}"
+            )
         state = np.asarray(raw["state"], dtype=object)
         state = _rows((state[None] if state.ndim == 1 else state).tolist(), "state")
         if len(state) <= self._history:
-            raise InputError(f"history_length is {self._history + 1}, and `state` has {len(state)} rows.")
+            raise InputError(
+                f"history_length is {self._history + 1}, and `state` has {len(state)} rows."
+            )
         state = state[-self._history - 1 :]
         if state.shape[1] != len(columns):
-            raise ShapeError(f"state must have {len(columns)} values ({_listed(columns)}), got {state.shape[1]}.")
+            raise ShapeError(
+                f"state must have {len(columns)} values ({_listed(columns)}), got {state.shape[1]}."
+            )
         if scale is not None:
             return self._padded(scale.scaled(state))
         state[:, -1] = self._gripper.to_fraction(state[:, -1])
@@ -390,13 +497,26 @@ class Cosmos3PolicyProcessor:
         return torch.from_numpy(padded).float().to(self._device)
 
 
-_FIELDS = ("images", "task", "prompt", "cond_action", "action", "action_prefix", "state", "mode", "domain_name", "domain_id")
+_FIELDS = (
+    "images",
+    "task",
+    "prompt",
+    "cond_action",
+    "action",
+    "action_prefix",
+    "state",
+    "mode",
+    "domain_name",
+    "domain_id",
+)
 _KNOWN = (*_FIELDS, "raw_action_dim", "caption", "negative_prompt")
 
 
 def _require_known(raw: Mapping[str, Any]) -> None:
     if not isinstance(raw, Mapping):
-        raise InputError(f"the input must be a mapping with images and task, got {type(raw).__name__}.")
+        raise InputError(
+            f"the input must be a mapping with images and task, got {type(raw).__name__}."
+        )
     unknown = [str(key) for key in raw if key not in _KNOWN]
     if unknown:
         raise InputError(f"unknown input fields: {', '.join(unknown)}; valid: {', '.join(_KNOWN)}.")
@@ -431,7 +551,10 @@ def _listed(columns: Sequence[str]) -> str:
 def _embodiment(domain: str | int, width: int | None) -> Embodiment:
     if isinstance(domain, int):
         if width is None:
-            raise InputError(f"domain id {domain} does not tell its raw width; pass raw_action_dim, or a domain name.")
+            raise InputError(
+                f"domain id {domain} does not tell its raw width; pass raw_action_dim, or a "
+                "domain name."
+            )
         return raw_embodiment(domain, width)
     return get_embodiment(domain)
 
@@ -439,7 +562,10 @@ def _embodiment(domain: str | int, width: int | None) -> Embodiment:
 def _require_same_domain(name: str | int, number: str | int) -> None:
     ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
     if ids[0] != ids[1]:
-        raise ConfigError(f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, {ids[1]}).")
+        raise ConfigError(
+            f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, "
+            f"{ids[1]})."
+        )
 
 
 def _rows(value: Any, name: str) -> np.ndarray:
@@ -451,7 +577,9 @@ def _rows(value: Any, name: str) -> np.ndarray:
         raise InputError(f"{name} must be rows of numbers ({error}).") from None
     rows = rows[0] if rows.ndim == 3 and rows.shape[0] == 1 else rows
     if rows.ndim != 2 or rows.size == 0:
-        raise ShapeError(f"{name} must be [rows, columns] (a leading 1 is allowed), got {list(rows.shape)}.")
+        raise ShapeError(
+            f"{name} must be [rows, columns] (a leading 1 is allowed), got {list(rows.shape)}."
+        )
     if not np.isfinite(rows).all():
         raise NonFiniteError(f"{name} holds NaN or infinity.")
     return rows

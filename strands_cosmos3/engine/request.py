@@ -1,4 +1,6 @@
-"""What an engine is asked, as tensors. Everything that can be checked without weights is checked here."""
+"""What an engine is asked, as tensors. Everything that can be checked without weights is checked
+here.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ SPATIAL_COMPRESSION = 16
 
 
 def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """Latent grid (frames, height, width) of that many pixels: 4 x 16 x 16 compression, first frame alone.
+    """Latent grid (frames, height, width) of that many pixels: 4 x 16 x 16 compression, first frame
+    alone.
 
-    Height and width are those of the picture's content; latents that reach into the padding are not counted.
-    Raises InputError if a size is below 1.
+    Height and width are those of the picture's content; latents that reach into the padding are not
+    counted. Raises InputError if a size is below 1.
     """
     if min(frames, height, width) < 1:
-        raise InputError(f"a video of {frames} frames of {height} x {width} pixels is empty; every size must be >= 1.")
+        raise InputError(
+            f"a video of {frames} frames of {height} x {width} pixels is empty; every size must "
+            "be >= 1."
+        )
     rows, columns = (max(n // SPATIAL_COMPRESSION, 1) for n in (height, width))
     return (frames - 1) // TEMPORAL_COMPRESSION + 1, rows, columns
 
@@ -35,31 +41,41 @@ class Cosmos3ActionRequest:
     """One inference.
 
     Args:
-        text_ids, neg_text_ids: [S] or [1, S] ids of the prompt and, if guidance is not 1, of the unconditional branch.
+        text_ids, neg_text_ids: [S] or [1, S] ids of the prompt and, if guidance is not 1, of the
+            unconditional branch.
         text_mask, neg_text_mask: 1 where an id counts; None counts all.
         video_shape: Latent grid (F, H, W), see :func:`pixel_to_latent_shape`.
-        action_chunk: Rows wanted. raw_action_dim: Used action channels. domain_id: Slot of the action heads, 0..31.
-        cond_video_pixels: [1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas. Only those that
-            clean latent frames need are encoded; a clip that is too short repeats its last frame.
+        action_chunk: Rows wanted. raw_action_dim: Used action channels. domain_id: Slot of the
+            action heads, 0..31.
+        cond_video_pixels: [1, 3, frames, height, width] in [-1, 1]: the given frames on their
+            canvas. Only those that clean latent frames need are encoded; a clip that is too short
+            repeats its last frame.
         mode: ``policy``, ``forward_dynamics`` or ``inverse_dynamics``.
-        action_space: ``midtrain`` or ``joint_pos``, which the answer must be in; None is the checkpoint's.
-        cond_action: [rows, D] or [1, rows, D] given actions, for forward dynamics, in the model's scale; D is
-            raw_action_dim, or the model's action width with zeros above it.
-        action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first row is the state,
-            which comes before the chunk and is not part of the answer.
-        history_rows: Rows of action_prefix that precede the state row (or, without one, the chunk): past actions, at temporal
-            positions before it.
-        cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all for inverse dynamics.
+        action_space: ``midtrain`` or ``joint_pos``, which the answer must be in; None is the
+            checkpoint's.
+        cond_action: [rows, D] or [1, rows, D] given actions, for forward dynamics, in the model's
+            scale; D is raw_action_dim, or the model's action width with zeros above it.
+        action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first
+            row is the state, which comes before the chunk and is not part of the answer.
+        history_rows: Rows of action_prefix that precede the state row (or, without one, the chunk):
+            past actions, at temporal positions before it.
+        cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all
+            for inverse dynamics.
         fps: Frames and rows a second.
         guidance_scale: ``v = u + g (c - u)``; 1 runs no unconditional pass.
         guidance_interval: Guidance only where lo < timestep < hi; None is at every step.
         flow_shift: Shift of the flow schedule; None is the checkpoint's.
-        use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native flow schedule.
-        seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality, equal on every device.
-        video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the state row included.
-        return_video: Whether video latents are wanted; without them the last step is a little cheaper.
-        decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and those of eight rows. Decoding
-            costs in proportion. None is all if the engine has its decoder, else none.
+        use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native
+            flow schedule.
+        seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality,
+            equal on every device.
+        video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the
+            state row included.
+        return_video: Whether video latents are wanted; without them the last step is a little
+            cheaper.
+        decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and
+            those of eight rows. Decoding costs in proportion. None is all if the engine has its
+            decoder, else none.
 
     Raises:
         InputError, ShapeError, NonFiniteError, ActionSpaceError: A field cannot be used.
@@ -94,9 +110,17 @@ class Cosmos3ActionRequest:
 
     @property
     def batch_key(self) -> tuple[object, ...]:
-        """What requests must have in common to be computed in one pass (``Cosmos3Engine.step_batch``)."""
+        """What requests must have in common to be computed in one pass
+        (``Cosmos3Engine.step_batch``).
+        """
         rows = self.action_chunk + self.history_rows
-        return self.video_shape, rows, self.num_inference_steps, self.flow_shift, self.use_karras_sigmas
+        return (
+            self.video_shape,
+            rows,
+            self.num_inference_steps,
+            self.flow_shift,
+            self.use_karras_sigmas,
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", Mode.parse(self.mode))
@@ -111,28 +135,40 @@ class Cosmos3ActionRequest:
             raise InputError(f"fps is {self.fps}; it must be a finite number above zero.")
         if self.action_space not in (None, "midtrain", "joint_pos"):
             raise ActionSpaceError(
-                f"action_space {self.action_space!r} is not one that a checkpoint speaks; valid: joint_pos, midtrain."
+                f"action_space {self.action_space!r} is not one that a checkpoint speaks; valid: "
+                "joint_pos, midtrain."
             )
         self._check_video()
         self._check_actions()
         if self.guidance_scale != 1 and self.neg_text_ids is None:
-            raise InputError(f"guidance_scale is {self.guidance_scale}: neg_text_ids are needed; or use scale 1.")
+            raise InputError(
+                f"guidance_scale is {self.guidance_scale}: neg_text_ids are needed; or use scale 1."
+            )
 
     def _check_video(self) -> None:
         pixels = self.cond_video_pixels
         if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
-            raise ShapeError(f"cond_video_pixels must be [1, 3, frames, height, width], got {list(pixels.shape)}.")
+            raise ShapeError(
+                "cond_video_pixels must be [1, 3, frames, height, width], got "
+                f"{list(pixels.shape)}."
+            )
         largest = float(pixels.abs().max())  # NaN if one is
         if not math.isfinite(largest):
             raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
         if largest > 1.5:  # bicubic resampling overshoots 1 a little
             raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
         if len(self.video_shape) != 3 or min(self.video_shape) < 1:
-            raise ShapeError(f"video_shape must be three latent sizes (frames, height, width), got {self.video_shape}.")
+            raise ShapeError(
+                "video_shape must be three latent sizes (frames, height, width), got "
+                f"{self.video_shape}."
+            )
         frames = self.video_shape[0]
         wrong = [i for i in self.cond_frame_indexes or () if not 0 <= i < frames]
         if wrong:
-            raise InputError(f"cond_frame_indexes {wrong} lie outside the {frames} latent frames 0..{frames - 1}.")
+            raise InputError(
+                f"cond_frame_indexes {wrong} lie outside the {frames} latent frames "
+                f"0..{frames - 1}."
+            )
 
     def _check_actions(self) -> None:
         for name in ("cond_action", "action_prefix"):
@@ -141,46 +177,83 @@ class Cosmos3ActionRequest:
                 continue
             value = value[0] if value.ndim == 3 and value.shape[0] == 1 else value
             if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < self.raw_action_dim:
-                raise ShapeError(f"{name} must be [rows, {self.raw_action_dim} or the model's width], got {list(value.shape)}.")
+                raise ShapeError(
+                    f"{name} must be [rows, {self.raw_action_dim} or the model's width], got "
+                    f"{list(value.shape)}."
+                )
             if not torch.isfinite(value).all():
                 raise NonFiniteError(f"{name} holds NaN or infinity.")
             if value[:, self.raw_action_dim :].any():
-                raise ShapeError(f"{name} has values beyond its raw width {self.raw_action_dim}; they must be zero.")
+                raise ShapeError(
+                    f"{name} has values beyond its raw width {self.raw_action_dim}; they must be "
+                    "zero."
+                )
             object.__setattr__(self, name, value)
-        if not 0 <= self.history_rows <= (0 if self.action_prefix is None else len(self.action_prefix)):
-            raise InputError(f"history_rows is {self.history_rows}; these rows must be the first ones of action_prefix.")
+        if (
+            not 0
+            <= self.history_rows
+            <= (0 if self.action_prefix is None else len(self.action_prefix))
+        ):
+            raise InputError(
+                f"history_rows is {self.history_rows}; these rows must be the first ones of "
+                "action_prefix."
+            )
         if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
-            raise InputError("forward_dynamics predicts what known actions do: cond_action is needed.")
+            raise InputError(
+                "forward_dynamics predicts what known actions do: cond_action is needed."
+            )
         if self.mode != Mode.FORWARD_DYNAMICS and self.cond_action is not None:
-            raise InputError(f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for known rows.")
+            raise InputError(
+                f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for "
+                "known rows."
+            )
 
 
-def token_ids(ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int) -> tuple[int, ...]:
-    """The ids of a prompt whose mask is not 0; raises ShapeError unless it is [S] or [1, S], InputError unless 0..vocab - 1."""
+def token_ids(
+    ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int
+) -> tuple[int, ...]:
+    """The ids of a prompt whose mask is not 0; raises ShapeError unless it is [S] or [1, S],
+    InputError unless 0..vocab - 1.
+    """
     flat = ids.reshape(-1)
     if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
         raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
     if mask is not None:
         if mask.numel() != flat.numel():
-            raise ShapeError(f"the mask of {name} has {mask.numel()} values for {flat.numel()} ids.")
+            raise ShapeError(
+                f"the mask of {name} has {mask.numel()} values for {flat.numel()} ids."
+            )
         flat = flat[mask.reshape(-1) != 0]
     values = tuple(int(i) for i in flat.tolist())
     if not values or not all(0 <= i < vocab for i in values):
-        raise InputError(f"{name} must hold at least one id, all of them 0..{vocab - 1} (the model's vocabulary).")
+        raise InputError(
+            f"{name} must hold at least one id, all of them 0..{vocab - 1} (the model's "
+            "vocabulary)."
+        )
     return values
 
 
 def starting_noise(
-    given: torch.Tensor | None, seed: int, shape: tuple[int, ...], name: str, default: torch.Tensor | None = None
+    given: torch.Tensor | None,
+    seed: int,
+    shape: tuple[int, ...],
+    name: str,
+    default: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Float32 noise: the given one (ShapeError if its shape differs), else the default or the seed's, equal on every device."""
+    """Float32 noise: the given one (ShapeError if its shape differs), else the default or the
+    seed's, equal on every device.
+    """
     if given is None:
         if default is not None:
             return default.float()
-        return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
+        return torch.from_numpy(
+            np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+        )
     given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given
     if tuple(given.shape) != shape:
-        raise ShapeError(f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(given.shape)}.")
+        raise ShapeError(
+            f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(given.shape)}."
+        )
     return given.float()
 
 

@@ -1,12 +1,13 @@
-"""UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before the first step.
+"""UniPC (order 2, bh2, predicting clean data, flow sigmas) with every coefficient computed before
+the first step.
 
-With the x0 prediction ``m = x - sigma v``, a step is two linear updates: the corrector computes x from the previous x, the
-two previous predictions and the current one; the predictor the next x from this x and the last two predictions. Coefficients
-are plain numbers, so the loop needs no host synchronisation. sigma is the noise level, alpha = 1 - sigma, lambda =
-log(alpha / sigma).
+With the x0 prediction ``m = x - sigma v``, a step is two linear updates: the corrector computes x
+from the previous x, the two previous predictions and the current one; the predictor the next x from
+this x and the last two predictions. Coefficients are plain numbers, so the loop needs no host
+synchronisation. sigma is the noise level, alpha = 1 - sigma, lambda = log(alpha / sigma).
 
-Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests), ``Cosmos3OmniPipeline``'s native flow
-sigmas, arXiv:2302.04867.
+Sources: diffusers 0.42.1 ``UniPCMultistepScheduler`` (the oracle of the tests),
+``Cosmos3OmniPipeline``'s native flow sigmas, arXiv:2302.04867.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ NEEDED: Mapping[str, Any] = {
     "lower_order_final": True,
     "final_sigmas_type": "zero",
 }
-_REFUSED = ("thresholding", "use_beta_sigmas", "use_exponential_sigmas", "use_dynamic_shifting", "shift_terminal")
+_REFUSED = (
+    "thresholding",
+    "use_beta_sigmas",
+    "use_exponential_sigmas",
+    "use_dynamic_shifting",
+    "shift_terminal",
+)
 _DEFAULTED = ("solver_type", "solver_order", "predict_x0", "lower_order_final", "final_sigmas_type")
 
 
@@ -41,21 +48,34 @@ _DEFAULTED = ("solver_type", "solver_order", "predict_x0", "lower_order_final", 
 class SchedulerConfig:
     """Noise schedule of a checkpoint, from ``scheduler/scheduler_config.json``."""
 
-    use_karras_sigmas: bool  # Karras' rule between sigma_min and sigma_max instead of the flow schedule and its shift
+    # Karras' rule between sigma_min and sigma_max instead of the flow schedule and its shift
+    use_karras_sigmas: bool
     flow_shift: float = 1.0
     sigma_min: float | None = None
     sigma_max: float | None = None
     num_train_timesteps: int = 1000
-    native_flow: bool = False  # a flow schedule of linspace(1 - 1/1000, 0, N + 1)[:-1] instead of diffusers' default
+    # a flow schedule of linspace(1 - 1/1000, 0, N + 1)[:-1] instead of diffusers' default
+    native_flow: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], native_flow: bool = False) -> SchedulerConfig:
-        """Read a released config; raises LayoutError with every key that is not of UniPC order 2 bh2 over flow sigmas."""
+        """Read a released config; raises LayoutError with every key that is not of UniPC order 2
+        bh2 over flow sigmas.
+        """
         values = {**{key: NEEDED[key] for key in _DEFAULTED}, **data}
-        wrong = [f"{k} is {shown(values.get(k))}, supported is {v!r}" for k, v in NEEDED.items() if values.get(k) != v]
-        wrong += [f"{k} is {shown(values[k])}, supported is none" for k in _REFUSED if values.get(k)]
+        wrong = [
+            f"{k} is {shown(values.get(k))}, supported is {v!r}"
+            for k, v in NEEDED.items()
+            if values.get(k) != v
+        ]
+        wrong += [
+            f"{k} is {shown(values[k])}, supported is none" for k in _REFUSED if values.get(k)
+        ]
         wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
-        karras, limits = bool(values.get("use_karras_sigmas")), (values.get("sigma_min"), values.get("sigma_max"))
+        karras, limits = (
+            bool(values.get("use_karras_sigmas")),
+            (values.get("sigma_min"), values.get("sigma_max")),
+        )
         if karras and None in limits:
             wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
         shift, steps = values.get("flow_shift", 1.0), values.get("num_train_timesteps", 1000)
@@ -68,19 +88,28 @@ class SchedulerConfig:
             if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
                 wrong.append(f"{name} is {shown(value)}, not a number above zero")
         if wrong or int(steps) > _MAX_TIMESTEPS:
-            wrong = wrong or [f"num_train_timesteps is {steps}, at most {_MAX_TIMESTEPS} are supported"]
-            raise LayoutError(f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}. Download it again.")
+            wrong = wrong or [
+                f"num_train_timesteps is {steps}, at most {_MAX_TIMESTEPS} are supported"
+            ]
+            raise LayoutError(
+                f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}. Download it "
+                "again."
+            )
         return cls(karras, float(shift), *limits, int(steps), native_flow)
 
-    def schedule(self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None) -> Schedule:
+    def schedule(
+        self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None
+    ) -> Schedule:
         """Noise levels of a run.
 
         Args:
             flow_shift: Shift of the flow schedule; None is the checkpoint's.
-            use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the native flow schedule.
+            use_karras_sigmas: None follows the checkpoint, True its Karras schedule, False the
+                native flow schedule.
 
         Raises:
-            InputError: num_steps or flow_shift is out of range, or the checkpoint has no Karras limits.
+            InputError: num_steps or flow_shift is out of range, or the checkpoint has no Karras
+                limits.
         """
         if num_steps < 1 or num_steps > self.num_train_timesteps:
             raise InputError(f"num_steps is {num_steps}; it must be 1..{self.num_train_timesteps}.")
@@ -95,7 +124,8 @@ class SchedulerConfig:
     def _karras(self, num_steps: int) -> Schedule:
         if self.sigma_min is None or self.sigma_max is None:
             raise InputError(
-                "use_karras_sigmas=True, but the checkpoint's scheduler has no sigma_min and sigma_max; use False, "
+                "use_karras_sigmas=True, but the checkpoint's scheduler has no sigma_min and "
+                "sigma_max; use False, "
                 "the flow schedule."
             )
         low, high = self.sigma_min ** (1 / _KARRAS_RHO), self.sigma_max ** (1 / _KARRAS_RHO)
@@ -105,7 +135,9 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise levels of one run before each step and after the last one (zero), rounded to float32 as the oracle does."""
+    """Noise levels of one run before each step and after the last one (zero), rounded to float32
+    as the oracle does.
+    """
 
     timesteps: tuple[int, ...]
     sigmas: tuple[float, ...]
@@ -129,11 +161,13 @@ def _schedule(sigma: np.ndarray, train_timesteps: int) -> Schedule:
 
 @dataclass(frozen=True)
 class UniPCUpdate:
-    """One linear update of UniPC: from a sample and the x0 predictions at some noise levels to another level.
+    """One linear update of UniPC: from a sample and the x0 predictions at some noise levels to
+    another level.
 
-    ``y = sample_coef x - x0_coef m0 - correction_coef (rho_old (m1 - m0) / ratio + rho_new (m - m0))``, where m0 is the
-    prediction at the level where the update starts, m1 the one before it, and m the one at the level that it reaches
-    (corrector only). ``ratio`` is the step in lambda from m0's level to m1's, divided by the update's; None at order 1.
+    ``y = sample_coef x - x0_coef m0 - correction_coef (rho_old (m1 - m0) / ratio + rho_new (m -
+    m0))``, where m0 is the prediction at the level where the update starts, m1 the one before it,
+    and m the one at the level that it reaches (corrector only). ``ratio`` is the step in lambda
+    from m0's level to m1's, divided by the update's; None at order 1.
     """
 
     sample_coef: float
@@ -143,8 +177,12 @@ class UniPCUpdate:
     rho_old: float
     rho_new: float
 
-    def __call__(self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None) -> torch.Tensor:
-        """The sample at the next level; all tensors have its shape. Rounds in the oracle's order."""
+    def __call__(
+        self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sample at the next level; all tensors have its shape. Rounds in the oracle's
+        order.
+        """
         y = self.sample_coef * x - self.x0_coef * m0
         slope = None
         if self.ratio is not None and m1 is not None:
@@ -157,7 +195,9 @@ class UniPCUpdate:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """Updates of one step: ``corrector`` from the previous level to this one (none at first), ``predictor`` to the next."""
+    """Updates of one step: ``corrector`` from the previous level to this one (none at first),
+    ``predictor`` to the next.
+    """
 
     sigma: float
     corrector: UniPCUpdate | None
@@ -165,7 +205,8 @@ class StepCoefficients:
 
 
 def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
-    """Coefficients of every step: order 2 inside, order 1 at both ends, by the oracle's float32 operations.
+    """Coefficients of every step: order 2 inside, order 1 at both ends, by the oracle's float32
+    operations.
 
     In bfloat16 the last bit of a sample can change the rounding of a token, and the run diverges.
     """
@@ -187,7 +228,8 @@ def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Uni
         return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
 
     sigma_0, sigma_t = sigmas[start], sigmas[start + 1]
-    h = level(start + 1) - level(start)  # infinite where no noise is left: the update then ends at m0
+    # infinite where no noise is left: the update then ends at m0
+    h = level(start + 1) - level(start)
     growth = torch.expm1(-h)
     ratio = None if order == 1 else (level(start - 1) - level(start)) / h
     rho_old, rho_new = 0.5, 0.5
@@ -195,10 +237,14 @@ def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Uni
         phi_2 = growth / -h - 1
         phi_3 = phi_2 / -h - 1 / 2
         system = torch.stack([torch.ones(2), torch.stack([ratio, torch.ones(())])])
-        rho_old, rho_new = torch.linalg.solve(system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])).tolist()
+        rho_old, rho_new = torch.linalg.solve(
+            system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])
+        ).tolist()
     alpha_growth = float((1 - sigma_t) * growth)
     ratio = None if ratio is None else float(ratio)
-    return UniPCUpdate(float(sigma_t / sigma_0), alpha_growth, alpha_growth, ratio, rho_old, rho_new)
+    return UniPCUpdate(
+        float(sigma_t / sigma_0), alpha_growth, alpha_growth, ratio, rho_old, rho_new
+    )
 
 
 @dataclass

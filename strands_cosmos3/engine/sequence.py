@@ -1,9 +1,12 @@
-"""The generation sequence: its tokens, which of them are clean, and their positions in time and space.
+"""The generation sequence: its tokens, which of them are clean, and their positions in time and
+space.
 
-Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token (patch x patch x channels),
-C latent channels, F latent frames, H W latent height and width, d head width; 3 temporal, vertical and horizontal axis.
+Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token
+(patch x patch x channels), C latent channels, F latent frames, H W latent height and width, d head
+width; 3 temporal, vertical and horizontal axis.
 
-Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing), ``Cosmos3VLTextRotaryEmbedding``.
+Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing),
+``Cosmos3VLTextRotaryEmbedding``.
 """
 
 from __future__ import annotations
@@ -22,14 +25,17 @@ TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 class SequenceLayout:
     """Layout of one generation sequence: vision tokens frame by frame, then the action rows."""
 
-    latent_shape: tuple[int, int, int]  # (F, H, W) of the video latents, cropped to the picture's content
+    # (F, H, W) of the video latents, cropped to the picture's content
+    latent_shape: tuple[int, int, int]
     patch: int  # side of a vision token, in latents
     action_rows: int  # a state row included
     clean_frames: tuple[int, ...]  # given latent frames
     clean_rows: int  # given action rows, counted from the first
     raw_action_dim: int  # used action channels; the others stay zero
     fps: float  # frames and rows a second
-    action_offset: int  # temporal position of the first row, in rows: 0 with a state row, else 1, less the rows of history
+    # temporal position of the first row, in rows: 0 with a state row, else 1, less the rows of
+    # history
+    action_offset: int
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -64,7 +70,9 @@ class SequenceLayout:
 
 
 def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
-    """Vision tokens [V, P] of latents [C, F, H, W]: patches ordered (row, column, channel), odd edges padded with zeros."""
+    """Vision tokens [V, P] of latents [C, F, H, W]: patches ordered (row, column, channel), odd
+    edges padded with zeros.
+    """
     C, F, H, W = latent_CFHW.shape
     rows, columns = math.ceil(H / patch), math.ceil(W / patch)
     padded = torch.nn.functional.pad(latent_CFHW, (0, columns * patch - W, 0, rows * patch - H))
@@ -72,7 +80,9 @@ def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
     return split.permute(1, 2, 4, 3, 5, 0).reshape(F * rows * columns, patch * patch * C)
 
 
-def unpatchify(tokens_VP: torch.Tensor, latent_shape: tuple[int, int, int], patch: int) -> torch.Tensor:
+def unpatchify(
+    tokens_VP: torch.Tensor, latent_shape: tuple[int, int, int], patch: int
+) -> torch.Tensor:
     """Latents [C, F, H, W] of vision tokens [V, P]; the inverse of :func:`patchify`."""
     F, H, W = latent_shape
     rows, columns = math.ceil(H / patch), math.ceil(W / patch)
@@ -85,11 +95,14 @@ def text_positions(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32).expand(3, -1)
 
 
-def generation_positions(layout: SequenceLayout, config: TransformerConfig, text_tokens: int) -> torch.Tensor:
+def generation_positions(
+    layout: SequenceLayout, config: TransformerConfig, text_tokens: int
+) -> torch.Tensor:
     """[3, N] positions of the generation tokens, float32.
 
-    Temporal positions of frames and action rows share one clock: the time at ``base_fps`` in latent frames, after the prompt
-    and a margin. Vertical and horizontal positions restart at zero in each frame.
+    Temporal positions of frames and action rows share one clock: the time at ``base_fps`` in latent
+    frames, after the prompt and a margin. Vertical and horizontal positions restart at zero in each
+    frame.
     """
     start = text_tokens + config.unified_3d_mrope_temporal_modality_margin
     spatial = 0 if config.unified_3d_mrope_reset_spatial_ids else start
@@ -97,8 +110,14 @@ def generation_positions(layout: SequenceLayout, config: TransformerConfig, text
     frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, config) + start
     row_t = _times(layout.action_rows, layout.action_offset, layout.fps, config) + start
     t_FHW = frame_t.view(-1, 1, 1).expand(frames, rows, columns)
-    h_FHW = torch.arange(rows, dtype=torch.float32).view(1, -1, 1).expand(frames, rows, columns) + spatial
-    w_FHW = torch.arange(columns, dtype=torch.float32).view(1, 1, -1).expand(frames, rows, columns) + spatial
+    h_FHW = (
+        torch.arange(rows, dtype=torch.float32).view(1, -1, 1).expand(frames, rows, columns)
+        + spatial
+    )
+    w_FHW = (
+        torch.arange(columns, dtype=torch.float32).view(1, 1, -1).expand(frames, rows, columns)
+        + spatial
+    )
     vision_3V = torch.stack([axis.flatten() for axis in (t_FHW, h_FHW, w_FHW)])
     still = torch.full_like(row_t, spatial)
     return torch.cat([vision_3V, torch.stack([row_t, still, still])], dim=1)
@@ -116,9 +135,10 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine [N, d] of interleaved multi-axis RoPE.
 
-    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2, 5, 8, ..., up to the size
-    of those sections, and to the temporal axis otherwise. Angles are products of float32 elements: positions are near 15000,
-    where a coarser dtype or a matrix product in TF32 would merge neighbours.
+    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
+    5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
+    products of float32 elements: positions are near 15000, where a coarser dtype or a matrix
+    product in TF32 would merge neighbours.
     """
     half = config.head_dim // 2
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim

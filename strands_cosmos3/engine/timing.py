@@ -11,7 +11,9 @@ import torch
 
 
 class Stopwatch:
-    """Times named parts of one call: wall-clock time on a CPU, events in the device's current stream on a GPU."""
+    """Times named parts of one call: wall-clock time on a CPU, events in the device's current
+    stream on a GPU.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -29,12 +31,16 @@ class Stopwatch:
         """Milliseconds of each part and their ``total``."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        spent = {p: start.elapsed_time(end) if self._cuda else (end - start) * 1e3 for p, start, end in self._parts}
+        spent = {
+            p: start.elapsed_time(end) if self._cuda else (end - start) * 1e3
+            for p, start, end in self._parts
+        }
         return {**spent, "total": sum(spent.values())}
 
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))  # a thread's own device may be another
+        # a thread's own device may be another
+        event.record(torch.cuda.current_stream(self._device))
         return event

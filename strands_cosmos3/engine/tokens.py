@@ -1,4 +1,6 @@
-"""Tokenise captions: the text tokenizer's chat template, then ``<|im_end|>`` and ``<|vision_start|>``."""
+"""Tokenise captions: the text tokenizer's chat template, then ``<|im_end|>`` and
+``<|vision_start|>``.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ _MAX_FILE_BYTES = 32 << 20
 _LOADING = threading.Lock()
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
-"""What diffusers puts before a caption where ``model_index.json`` says ``default_use_system_prompt`` (its spelling)."""
+"""What diffusers puts before a caption where ``model_index.json`` says
+``default_use_system_prompt`` (its spelling).
+"""
 
 
 class PromptTokenizer:
     """The text tokenizer of a checkpoint: its folder ``text_tokenizer/``, or a hub repository.
 
-    Code in the folder is never run; links out of the checkpoint, pipes and files over 32 MiB are refused. Raises LayoutError
-    if the tokenizer cannot be read, or lacks a chat template or one of the two closing tokens.
+    Code in the folder is never run; links out of the checkpoint, pipes and files over 32 MiB are
+    refused. Raises LayoutError if the tokenizer cannot be read, or lacks a chat template or one of
+    the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):
@@ -32,16 +37,25 @@ class PromptTokenizer:
             self._tokenizer: Any = _load(str(name_or_path))
             known = self._tokenizer.get_vocab()
         except Exception as error:  # whatever transformers and tokenizers raise for their files
-            reason = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode()[:300]
-            raise LayoutError(f"{str(name_or_path)!r} holds no readable tokenizer ({reason}); download it again.") from None
+            reason = f"{type(error).__name__}: {error}".encode(
+                "ascii", "backslashreplace"
+            ).decode()[:300]
+            raise LayoutError(
+                f"{str(name_or_path)!r} holds no readable tokenizer ({reason}); download it again."
+            ) from None
         missing = [token for token in _CLOSING if token not in known]
         if missing or not self._tokenizer.chat_template:
             lacking = ", ".join(missing) or "a chat template"
-            raise LayoutError(f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's text_tokenizer?")
+            raise LayoutError(
+                f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's "
+                "text_tokenizer?"
+            )
         self._closing = [known[token] for token in _CLOSING]
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
-        """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if asked."""
+        """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if
+        asked.
+        """
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
         text = self._tokenizer.apply_chat_template(
             [*messages, {"role": "user", "content": caption}],
@@ -54,7 +68,9 @@ class PromptTokenizer:
 
 
 def _load(name_or_path: str) -> Any:
-    """One at a time: transformers imports its parts on demand, which fails in two threads at once."""
+    """One at a time: transformers imports its parts on demand, which fails in two threads at
+    once.
+    """
     with _LOADING:
         from transformers import AutoTokenizer
 

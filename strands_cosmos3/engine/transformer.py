@@ -1,11 +1,15 @@
-"""The two towers of Cosmos 3: text yields keys and values once; generation reads them at every denoising step.
+"""The two towers of Cosmos 3: text yields keys and values once; generation reads them at every
+denoising step.
 
-Modules carry the names of the released checkpoint. Below ``text.`` and ``generation.`` a parameter's name is its key there.
+Modules carry the names of the released checkpoint. Below ``text.`` and ``generation.`` a
+parameter's name is its key there.
 
-Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P numbers in a vision
-token, A action width, h query heads, k key heads, d head width; B guidance branches in inference, windows in training.
+Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P
+numbers in a vision token, A action width, h query heads, k key heads, d head width; B guidance
+branches in inference, windows in training.
 
-Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests, whose order of rounding is kept for bfloat16.
+Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests, whose order of
+rounding is kept for bfloat16.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-Attend = Callable[[torch.Tensor], torch.Tensor]  # from queries [..., h, n, d] to what they attend to, of the same shape
-Attention = Callable[[torch.Tensor, torch.Tensor], Attend]  # from a layer's own keys and values [..., k, N, d]
+# from queries [..., h, n, d] to what they attend to, of the same shape
+Attend = Callable[[torch.Tensor], torch.Tensor]
+# from a layer's own keys and values [..., k, N, d]
+Attention = Callable[[torch.Tensor, torch.Tensor], Attend]
 ALL_TOKENS = (slice(None),)
 _CPU_BLOCK_ROWS = 1024
 
@@ -58,7 +64,8 @@ GENERATION_NAMES: Mapping[str, str] = {
 class TextKV:
     """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised and rotated.
 
-    ``mask_BS``: For prompts that are padded to one length (:meth:`padded`), 0 at tokens and -inf at padding, else None.
+    ``mask_BS``: For prompts that are padded to one length (:meth:`padded`), 0 at tokens and -inf at
+    padding, else None.
     """
 
     layers: tuple[KeysValues, ...]
@@ -78,7 +85,10 @@ class TextKV:
     def padded(cls, texts: Sequence[TextKV], tokens: int) -> TextKV:
         """Room for B prompts like these, [B, k, tokens, d]; :meth:`fill` copies them into it."""
         first, B = texts[0].layers[0][0], len(texts)
-        layers = [tuple(t.new_zeros(B, t.shape[0], tokens, t.shape[2]) for t in layer) for layer in texts[0].layers]
+        layers = [
+            tuple(t.new_zeros(B, t.shape[0], tokens, t.shape[2]) for t in layer)
+            for layer in texts[0].layers
+        ]
         return cls(tuple((k, v) for k, v in layers), first.new_zeros(B, tokens))
 
     def fill(self, texts: Sequence[TextKV]) -> None:
@@ -94,7 +104,9 @@ class TextKV:
 
 @dataclass(frozen=True)
 class ActionHead:
-    """Projections of one domain: into the model [A, D] and [D], out of it [D, A] and [A]; a leading R for several requests'."""
+    """Projections of one domain: into the model [A, D] and [D], out of it [D, A] and [A]; a
+    leading R for several requests'.
+    """
 
     w_in: torch.Tensor
     b_in: torch.Tensor
@@ -114,7 +126,9 @@ class ActionHead:
 
 
 class RmsNorm(nn.Module):
-    """RMS norm over the last axis. Edge (``nemotron``) multiplies the weight in float32, the others in the weight's dtype."""
+    """RMS norm over the last axis. Edge (``nemotron``) multiplies the weight in float32, the
+    others in the weight's dtype.
+    """
 
     def __init__(self, size: int, config: TransformerConfig):
         super().__init__()
@@ -142,8 +156,11 @@ class Mlp(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         rows = x_ND.flatten(0, -2)
-        if rows.device.type == "cpu" and len(rows) > _CPU_BLOCK_ROWS:  # keep temporaries in the cache and off mmap
-            return torch.cat([self._block(block) for block in rows.split(_CPU_BLOCK_ROWS)]).view_as(x_ND)
+        # keep temporaries in the cache and off mmap
+        if rows.device.type == "cpu" and len(rows) > _CPU_BLOCK_ROWS:
+            return torch.cat([self._block(block) for block in rows.split(_CPU_BLOCK_ROWS)]).view_as(
+                x_ND
+            )
         return self._block(x_ND)
 
     def _block(self, x_ND: torch.Tensor) -> torch.Tensor:
@@ -155,14 +172,18 @@ class Mlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand before every shape.
+    """One layer of either tower: pre-norm attention and MLP with residuals. A leading B may stand
+    before every shape.
 
     Args:
-        names: :data:`TEXT_NAMES` or :data:`GENERATION_NAMES`: role of a module -> its released name.
+        names: :data:`TEXT_NAMES` or :data:`GENERATION_NAMES`: role of a module -> its released
+            name.
         keys_only: Whether to make only what keys and values need.
     """
 
-    def __init__(self, config: TransformerConfig, names: Mapping[str, str], keys_only: bool = False):
+    def __init__(
+        self, config: TransformerConfig, names: Mapping[str, str], keys_only: bool = False
+    ):
         super().__init__()
         D, d, text = config.hidden_size, config.head_dim, names is TEXT_NAMES
         heads, key_heads = config.num_attention_heads * d, config.num_key_value_heads * d
@@ -172,10 +193,22 @@ class DecoderLayer(nn.Module):
             "k_norm": config.qk_norm_for_text or not text,
             "k_norm_for_gen": text and config.text_k_norm_for_gen,
         }
-        modules: dict[str, nn.Module] = {"q": linear(D, heads), "k": linear(D, key_heads), "v": linear(D, key_heads)}
+        modules: dict[str, nn.Module] = {
+            "q": linear(D, heads),
+            "k": linear(D, key_heads),
+            "v": linear(D, key_heads),
+        }
         modules |= {"out": linear(heads, D)}
-        modules |= {role: RmsNorm(d, config) if used else nn.Identity() for role, used in normed.items() if role in names}
-        modules |= {"attention_norm": RmsNorm(D, config), "mlp_norm": RmsNorm(D, config), "mlp": Mlp(config)}
+        modules |= {
+            role: RmsNorm(d, config) if used else nn.Identity()
+            for role, used in normed.items()
+            if role in names
+        }
+        modules |= {
+            "attention_norm": RmsNorm(D, config),
+            "mlp_norm": RmsNorm(D, config),
+            "mlp": Mlp(config),
+        }
         self.names, self.head_dim, self.self_attn = names, d, nn.Module()
         for role, module in modules.items():
             if not keys_only or role in ("k", "v", "k_norm", "k_norm_for_gen", "attention_norm"):
@@ -187,23 +220,35 @@ class DecoderLayer(nn.Module):
         return self.get_submodule(self.names[role])
 
     def forward(
-        self, x_ND: torch.Tensor, rope: Rope, attention: Attention, groups: Sequence[slice] = ALL_TOKENS
+        self,
+        x_ND: torch.Tensor,
+        rope: Rope,
+        attention: Attention,
+        groups: Sequence[slice] = ALL_TOKENS,
     ) -> list[torch.Tensor]:
         """Run the layer for some groups of tokens; all of ``x_ND`` serve as keys and values.
 
-        Groups are computed one by one, so that the numbers of one do not depend on which others are wanted. The layer is
-        one call, so that training can gather its weights from several processes around it.
+        Groups are computed one by one, so that the numbers of one do not depend on which others are
+        wanted. The layer is one call, so that training can gather its weights from several
+        processes around it.
         """
         normed = self.at("attention_norm")(x_ND)
         attend = attention(rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed))
-        return [self._group(x_ND[..., group, :], normed[..., group, :], _part(rope, group), attend) for group in groups]
+        return [
+            self._group(x_ND[..., group, :], normed[..., group, :], _part(rope, group), attend)
+            for group in groups
+        ]
 
-    def _group(self, x_ND: torch.Tensor, normed_ND: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
+    def _group(
+        self, x_ND: torch.Tensor, normed_ND: torch.Tensor, rope: Rope, attend: Attend
+    ) -> torch.Tensor:
         return self.finish(x_ND, attend(self.queries(normed_ND, rope))) if x_ND.shape[-2] else x_ND
 
     def queries(self, normed_ND: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[h, N, d], normalised and rotated."""
-        return rotate(self.at("q_norm")(self._heads(self.at("q")(normed_ND))), rope).transpose(-3, -2)
+        return rotate(self.at("q_norm")(self._heads(self.at("q")(normed_ND))), rope).transpose(
+            -3, -2
+        )
 
     def keys(self, normed_ND: torch.Tensor) -> torch.Tensor:
         """[N, k, d], normalised, not rotated."""
@@ -219,19 +264,25 @@ class DecoderLayer(nn.Module):
         return self.at("mlp")(self.at("mlp_norm")(x_ND)).add_(x_ND)
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.unflatten(-1, (-1, self.head_dim))  # head counts follow from the weights: shards of them work too
+        # head counts follow from the weights: shards of them work too
+        return flat.unflatten(-1, (-1, self.head_dim))
 
 
 class TextTower(nn.Module):
-    """Causal attention over the prompt. The last layer yields keys and values only and has no other modules."""
+    """Causal attention over the prompt. The last layer yields keys and values only and has no
+    other modules.
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         embedding = torch.empty(config.vocab_size, config.hidden_size)
-        embedding.uniform_(-1, 1)  # the default, normal_, makes torch import for seconds on the meta device
+        # the default, normal_, makes torch import for seconds on the meta device
+        embedding.uniform_(-1, 1)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=embedding)
         last = config.num_hidden_layers - 1
-        self.layers = nn.ModuleList(DecoderLayer(config, TEXT_NAMES, keys_only=i == last) for i in range(last + 1))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, TEXT_NAMES, keys_only=i == last) for i in range(last + 1)
+        )
 
     def forward(self, ids_S: torch.Tensor, rope: Rope) -> TextKV:
         """Keys and values of one prompt [S], or of several [B, S] that are padded at their ends."""
@@ -245,7 +296,9 @@ class TextTower(nn.Module):
             kept.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
             if i + 1 < len(self.layers):
                 k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
-                x_SD = layer.finish(x_SD, grouped_attention(layer.queries(normed, rope), k_kSd, v_kSd, causal=True))
+                x_SD = layer.finish(
+                    x_SD, grouped_attention(layer.queries(normed, rope), k_kSd, v_kSd, causal=True)
+                )
         return TextKV(tuple(kept))
 
 
@@ -254,15 +307,23 @@ class GenerationTower(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config, GENERATION_NAMES) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, GENERATION_NAMES) for _ in range(config.num_hidden_layers)
+        )
         self.norm_moe_gen = RmsNorm(config.hidden_size, config)
 
     def forward(
-        self, x_BND: torch.Tensor, rope: Rope, attentions: Sequence[Attention], groups: Sequence[slice]
+        self,
+        x_BND: torch.Tensor,
+        rope: Rope,
+        attentions: Sequence[Attention],
+        groups: Sequence[slice],
     ) -> list[torch.Tensor]:
-        """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing else is computed.
+        """Final hidden states [B, tokens, D] of some groups of tokens; in the last layer nothing
+        else is computed.
 
-        ``attentions``, one for each layer, know the prompts' keys and values there; ``rope`` is cosine and sine [B, N, d].
+        ``attentions``, one for each layer, know the prompts' keys and values there; ``rope`` is
+        cosine and sine [B, N, d].
         """
         *inner, last = zip(self.layers, attentions, strict=True)
         for layer, attention in inner:
@@ -271,7 +332,9 @@ class GenerationTower(nn.Module):
 
 
 class TimeEmbedder(nn.Module):
-    """Sinusoid of a timestep (cosines first, base 10000), then two linear layers; always in float32."""
+    """Sinusoid of a timestep (cosines first, base 10000), then two linear layers; always in
+    float32.
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -282,14 +345,20 @@ class TimeEmbedder(nn.Module):
     def forward(self, timesteps: torch.Tensor) -> torch.Tensor:
         """[steps, D] for integer timesteps [steps]."""
         half = TIME_CHANNELS // 2
-        exponent = -math.log(10000) * torch.arange(half, dtype=torch.float32, device=timesteps.device) / half
+        exponent = (
+            -math.log(10000)
+            * torch.arange(half, dtype=torch.float32, device=timesteps.device)
+            / half
+        )
         angle = (timesteps * self.scale)[:, None].float() * torch.exp(exponent)
         sinusoid = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.linear_1.weight.dtype)
         return self.linear_2(F.silu(self.linear_1(sinusoid)))
 
 
 class Cosmos3Transformer(nn.Module):
-    """Both towers and the projections of tokens; the caller passes the action head, since one of 32 is in use."""
+    """Both towers and the projections of tokens; the caller passes the action head, since one of
+    32 is in use.
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -307,14 +376,23 @@ class Cosmos3Transformer(nn.Module):
         return self.proj_in.weight.dtype
 
     def embed(
-        self, vision_VP: torch.Tensor, action_TA: torch.Tensor, time_D: torch.Tensor, noisy_N1: torch.Tensor, head: ActionHead
+        self,
+        vision_VP: torch.Tensor,
+        action_TA: torch.Tensor,
+        time_D: torch.Tensor,
+        noisy_N1: torch.Tensor,
+        head: ActionHead,
     ) -> torch.Tensor:
-        """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A leading B is allowed."""
+        """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A
+        leading B is allowed.
+        """
         vision_VD = self.proj_in(vision_VP.to(self.dtype))
         action_TD = head.read(action_TA.to(self.dtype)) + self.action_modality_embed
         return torch.cat([vision_VD, action_TD], dim=-2) + noisy_N1 * time_D
 
-    def project(self, vision_ND: torch.Tensor, action_ND: torch.Tensor, head: ActionHead) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(
+        self, vision_ND: torch.Tensor, action_ND: torch.Tensor, head: ActionHead
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Velocities of vision tokens and of action rows from their final hidden states."""
         return self.proj_out(vision_ND), head.write(action_ND)
 
@@ -330,37 +408,57 @@ class Cosmos3Transformer(nn.Module):
         vision_group: slice,
         action_group: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens, A].
+        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens,
+        A].
 
         Args:
             vision_VP: Vision tokens. action_TA: Action rows.
-            time_D: Embedding of the step's timestep, in the model's dtype; it is added to noisy tokens only.
+            time_D: Embedding of the step's timestep, in the model's dtype; it is added to noisy
+                tokens only.
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts, or all of them in one, padded.
 
-        A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one branch after the other's.
+        A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one
+        branch after the other's.
         """
         x_RND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head)
-        x_BND = x_RND.expand(len(rope[0]) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(0, -3)
+        x_BND = x_RND.expand(len(rope[0]) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(
+            0, -3
+        )
         if isinstance(texts, TextKV):
             assert texts.mask_BS is not None, "one TextKV for several prompts is a padded one"
             attentions = [partial(_over_padded, layer, texts.mask_BS) for layer in texts.layers]
         else:
-            attentions = [partial(_over_prompts, layer) for layer in zip(*(text.layers for text in texts), strict=True)]
-        of_vision, of_action = self.generation(x_BND, rope, attentions, (vision_group, action_group))
+            attentions = [
+                partial(_over_prompts, layer)
+                for layer in zip(*(text.layers for text in texts), strict=True)
+            ]
+        of_vision, of_action = self.generation(
+            x_BND, rope, attentions, (vision_group, action_group)
+        )
         return self.project(of_vision, of_action, head)
 
 
-def grouped_attention(q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False) -> torch.Tensor:
+def grouped_attention(
+    q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False
+) -> torch.Tensor:
     """Attention [h, N, d] with grouped heads; a leading B may stand before every shape."""
     if q_hNd.ndim == 4:
-        return F.scaled_dot_product_attention(q_hNd, k_kMd, v_kMd, is_causal=causal, enable_gqa=True)
-    return F.scaled_dot_product_attention(q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True)[0]
+        return F.scaled_dot_product_attention(
+            q_hNd, k_kMd, v_kMd, is_causal=causal, enable_gqa=True
+        )
+    return F.scaled_dot_product_attention(
+        q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True
+    )[0]
 
 
-def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor) -> Attend:
-    """Attention of each branch over its own prompt and its own tokens; branches with prompts of one length share a call."""
+def _over_prompts(
+    prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
+) -> Attend:
+    """Attention of each branch over its own prompt and its own tokens; branches with prompts of
+    one length share a call.
+    """
     by_length: dict[int, list[int]] = {}
     for i, (keys, _) in enumerate(prompts):
         by_length.setdefault(keys.shape[-2], []).append(i)
@@ -368,10 +466,18 @@ def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values
     memory = []
     for which, group in zip(by_length.values(), groups, strict=True):
         read = [torch.stack(tensors) for tensors in zip(*(prompts[i] for i in which), strict=True)]
-        memory.append([torch.cat([p, x[group]], dim=-2) for p, x in zip(read, (keys_BkNd, values_BkNd), strict=True)])
+        memory.append(
+            [
+                torch.cat([p, x[group]], dim=-2)
+                for p, x in zip(read, (keys_BkNd, values_BkNd), strict=True)
+            ]
+        )
 
     def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
-        made = [grouped_attention(queries_BhNd[group], k, v) for group, (k, v) in zip(groups, memory, strict=True)]
+        made = [
+            grouped_attention(queries_BhNd[group], k, v)
+            for group, (k, v) in zip(groups, memory, strict=True)
+        ]
         if len(made) == 1:
             return made[0]
         out = torch.empty_like(queries_BhNd)
@@ -382,15 +488,22 @@ def _over_prompts(prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values
     return attend
 
 
-def _over_padded(prompts: KeysValues, mask_BS: torch.Tensor, keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor) -> Attend:
+def _over_padded(
+    prompts: KeysValues, mask_BS: torch.Tensor, keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
+) -> Attend:
     """The same for prompts [B, k, S, d] of one length, where a mask hides the padding."""
-    keys, values = (torch.cat(pair, dim=-2) for pair in zip(prompts, (keys_BkNd, values_BkNd), strict=True))
+    keys, values = (
+        torch.cat(pair, dim=-2) for pair in zip(prompts, (keys_BkNd, values_BkNd), strict=True)
+    )
     mask = F.pad(mask_BS, (0, keys_BkNd.shape[-2]))[:, None, None]
 
     def attend(q_BhNd: torch.Tensor) -> torch.Tensor:
-        # Kernels with a mask want as many query as key heads: queries that share a key head become rows of one head.
+        # Kernels with a mask want as many query as key heads: queries that share a key head become
+        # rows of one head.
         q_BkgNd = q_BhNd.unflatten(1, (keys.shape[1], -1))
-        attended = F.scaled_dot_product_attention(q_BkgNd.flatten(2, 3), keys, values, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(
+            q_BkgNd.flatten(2, 3), keys, values, attn_mask=mask
+        )
         return attended.view_as(q_BkgNd).flatten(1, 2)
 
     return attend
@@ -401,11 +514,16 @@ def _part(rope: Rope, group: slice) -> Rope:
 
 
 def rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Queries or keys [N, h, d] rotated by their positions; a leading B may stand before every shape."""
+    """Queries or keys [N, h, d] rotated by their positions; a leading B may stand before every
+    shape.
+    """
     cos_Nd, sin_Nd = rope  # both halves of a row are equal
     first, second = x_Nhd.chunk(2, dim=-1)
     if torch.is_grad_enabled():
-        return x_Nhd * cos_Nd[..., None, :] + torch.cat([-second, first], dim=-1) * sin_Nd[..., None, :]
+        return (
+            x_Nhd * cos_Nd[..., None, :]
+            + torch.cat([-second, first], dim=-1) * sin_Nd[..., None, :]
+        )
     sin = sin_Nd[..., None, : first.shape[-1]]
     rotated = x_Nhd * cos_Nd[..., None, :]
     rotated[..., : first.shape[-1]] -= second * sin

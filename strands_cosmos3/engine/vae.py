@@ -18,7 +18,8 @@ from strands_cosmos3.errors import ShapeError
 
 
 class WanVae:
-    """The VAE of a checkpoint, with its decoder only on demand, or with a preview decoder in its place.
+    """The VAE of a checkpoint, with its decoder only on demand, or with a preview decoder in its
+    place.
 
     Raises:
         LayoutError: The config does not describe a Wan VAE with 4 x 16 x 16 compression.
@@ -41,12 +42,16 @@ class WanVae:
         if not decoder or preview is not None:
             self.model.decoder = self.model.post_quant_conv = None
         self.has_decoder = decoder
-        files.read_into(materialise(self.model, lambda _, shape: empty_weight(shape, device, dtype)))
+        files.read_into(
+            materialise(self.model, lambda _, shape: empty_weight(shape, device, dtype))
+        )
         self.model.preview = preview
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)
-        self._inverse_std = (1.0 / torch.tensor(described.latents_std, dtype=dtype)).view(shape).to(device)
+        self._inverse_std = (
+            (1.0 / torch.tensor(described.latents_std, dtype=dtype)).view(shape).to(device)
+        )
         self._frame_scale = frame_scale(described)
 
     @property
@@ -60,13 +65,15 @@ class WanVae:
         return self.model.preview is not None
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in [-1, 1].
+        """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in
+        [-1, 1].
 
         Raises ShapeError if height or width is not a multiple of 16.
         """
         if pixels.shape[-1] % SPATIAL_COMPRESSION or pixels.shape[-2] % SPATIAL_COMPRESSION:
             raise ShapeError(
-                f"pixels are {list(pixels.shape[-2:])} (H, W); both must be multiples of {SPATIAL_COMPRESSION}. "
+                f"pixels are {list(pixels.shape[-2:])} (H, W); both must be multiples of "
+                f"{SPATIAL_COMPRESSION}. "
                 "Cosmos3PolicyProcessor pads them to a canvas that is."
             )
         raw = self.model.encode(pixels.to(self._mean.device, self._mean.dtype))
@@ -75,7 +82,8 @@ class WanVae:
         return (latents - mean) / std
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F, H, W].
+        """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F,
+        H, W].
 
         Leading latents alone give the same leading frames, to the bit.
         """
@@ -86,10 +94,14 @@ class WanVae:
         return self.model.decode(raw).float()
 
 
-def frame_scale(config: WanConfig) -> Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor | float]]:
-    """Return a function from latents [B, C, F, H, W] to mean and deviation [C, F, 1, 1] of their frames, by default (0, 1).
+def frame_scale(
+    config: WanConfig,
+) -> Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor | float]]:
+    """Return a function from latents [B, C, F, H, W] to mean and deviation [C, F, 1, 1] of their
+    frames, by default (0, 1).
 
-    Latents of a clip's later frames hold motion as well and are larger than those of its first frame.
+    Latents of a clip's later frames hold motion as well and are larger than those of its first
+    frame.
     """
     if not config.latent_frames:
         return lambda latents: (0.0, 1.0)
@@ -103,8 +115,11 @@ def frame_scale(config: WanConfig) -> Callable[[torch.Tensor], tuple[torch.Tenso
     return scale
 
 
-def materialise(module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Replace every parameter of a module on the meta device by uninitialised memory; return name -> tensor to fill.
+def materialise(
+    module: nn.Module, empty: Callable[[str, tuple[int, ...]], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Replace every parameter of a module on the meta device by uninitialised memory; return name
+    -> tensor to fill.
 
     ``empty`` makes the tensor that is kept from the name and shape of a parameter.
     """

@@ -1,7 +1,8 @@
-"""Known checkpoints: sizes (source: NVIDIA's model cards and released configs), action spaces and default sampling.
+"""Known checkpoints: sizes (source: NVIDIA's model cards and released configs), action spaces and
+default sampling.
 
-A policy checkpoint has the sizes of its base model, so the action space never follows from them: it comes from this table by
-name, from the checkpoint's metadata, or from the caller.
+A policy checkpoint has the sizes of its base model, so the action space never follows from them: it
+comes from this table by name, from the checkpoint's metadata, or from the caller.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ from strands_cosmos3.observe.views import Composition
 
 PromptFormat = Literal["plain", "json"]
 _HEADS = ("num_attention_heads", "num_key_value_heads")
-_SIZES = ("hidden_size", "num_hidden_layers", *_HEADS, "intermediate_size", "vocab_size", "hidden_act")
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    *_HEADS,
+    "intermediate_size",
+    "vocab_size",
+    "hidden_act",
+)
 
 
 @dataclass(frozen=True)
 class Variant:
     """One released checkpoint, or a small one of the same architecture.
 
-    For the Nano policy the released server sends the plain prompt although the open recipe trains JSON; we could not check
-    it against real weights.
+    For the Nano policy the released server sends the plain prompt although the open recipe trains
+    JSON; we could not check it against real weights.
     """
 
     name: str
@@ -40,9 +48,16 @@ class Variant:
     def check(self, config: TransformerConfig) -> None:
         """Raise VariantError with every size of a config that differs."""
         found = {name: getattr(config, name) for name in self.sizes}
-        wrong = [f"{k} is {found[k]}, {self.name} has {size}" for k, size in self.sizes.items() if found[k] != size]
+        wrong = [
+            f"{k} is {found[k]}, {self.name} has {size}"
+            for k, size in self.sizes.items()
+            if found[k] != size
+        ]
         if wrong:
-            raise VariantError(f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Leave `variant` unset?")
+            raise VariantError(
+                f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Leave `variant` "
+                "unset?"
+            )
 
 
 def _sizes(*values: object) -> Mapping[str, object]:
@@ -58,9 +73,28 @@ _ALL = (
     Variant("edge", f"{_NVIDIA}Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
     Variant("nano", f"{_NVIDIA}Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
     Variant("super", f"{_NVIDIA}Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
-    Variant("nano-policy-droid", f"{_NVIDIA}Nano-Policy-DROID", _NANO, "joint_pos", POLICY_PRESET, "plain", "framework"),
-    Variant("edge-policy-droid", f"{_NVIDIA}Edge-Policy-DROID", _EDGE, "joint_pos", EDGE_POLICY_PRESET, "json", "framework"),
-    *(Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET) for act in _ACTS),
+    Variant(
+        "nano-policy-droid",
+        f"{_NVIDIA}Nano-Policy-DROID",
+        _NANO,
+        "joint_pos",
+        POLICY_PRESET,
+        "plain",
+        "framework",
+    ),
+    Variant(
+        "edge-policy-droid",
+        f"{_NVIDIA}Edge-Policy-DROID",
+        _EDGE,
+        "joint_pos",
+        EDGE_POLICY_PRESET,
+        "json",
+        "framework",
+    ),
+    *(
+        Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET)
+        for act in _ACTS
+    ),
 )
 VARIANTS: Mapping[str, Variant] = MappingProxyType({v.name: v for v in _ALL})
 
@@ -75,7 +109,9 @@ def get_variant(name: str) -> Variant:
 def variant_of_repo(repo_id: str) -> Variant | None:
     """The variant released as this repository or in a local folder of the same name, or None."""
     tail = repo_id.rsplit("/", 1)[-1]
-    return next((v for v in VARIANTS.values() if v.repo_id and v.repo_id.rsplit("/", 1)[-1] == tail), None)
+    return next(
+        (v for v in VARIANTS.values() if v.repo_id and v.repo_id.rsplit("/", 1)[-1] == tail), None
+    )
 
 
 def variant_of_sizes(config: TransformerConfig) -> Variant:

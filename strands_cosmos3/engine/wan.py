@@ -1,8 +1,10 @@
-"""The Wan VAE (residual, 4 x 16 x 16 compression) with the parameter names of the released checkpoints.
+"""The Wan VAE (residual, 4 x 16 x 16 compression) with the parameter names of the released
+checkpoints.
 
-A first frame is encoded alone, then four frames at a time; latent frames are decoded one by one. Convolutions see no later
-frame: each keeps the last frames of its input for the next call. Source of the architecture: Wan 2.2, as in diffusers'
-``AutoencoderKLWan``, with which the tests compare it.
+A first frame is encoded alone, then four frames at a time; latent frames are decoded one by one.
+Convolutions see no later frame: each keeps the last frames of its input for the next call. Source
+of the architecture: Wan 2.2, as in diffusers' ``AutoencoderKLWan``, with which the tests compare
+it.
 
 Shape suffixes: B batch, C channels, T frames, H W height and width.
 """
@@ -45,7 +47,9 @@ class WanConfig:
     latents_mean: tuple[float, ...]
     latents_std: tuple[float, ...]
     latent_frames: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """(mean, std) [z_dim] each of the normalised latents of frames 0, 1, ... of a clip; the last is that of later ones too."""
+    """(mean, std) [z_dim] each of the normalised latents of frames 0, 1, ... of a clip; the last
+    is that of later ones too.
+    """
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WanConfig:
@@ -61,7 +65,9 @@ class WanConfig:
                 z_dim=int(data["z_dim"]),
                 dim_mult=tuple(map(int, data.get("dim_mult", (1, 2, 4, 4)))),
                 num_res_blocks=int(data.get("num_res_blocks", 2)),
-                temporal_downsample=tuple(map(bool, data.get("temperal_downsample", (False, True, True)))),
+                temporal_downsample=tuple(
+                    map(bool, data.get("temperal_downsample", (False, True, True)))
+                ),
                 in_channels=int(data["in_channels"]),
                 out_channels=int(data["out_channels"]),
                 patch_size=int(data.get("patch_size") or 1),
@@ -73,36 +79,66 @@ class WanConfig:
                 ),
             )
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise LayoutError(f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again.") from None
+            raise LayoutError(
+                f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again."
+            ) from None
         config._require_bounds()
         if not data.get("is_residual") or data.get("attn_scales"):
-            raise LayoutError("vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no attn_scales.")
-        if len(config.temporal_downsample) != len(config.dim_mult) - 1 or min(config.dim_mult, default=0) < 1:
-            raise LayoutError("vae/config.json: temperal_downsample must have one value fewer than dim_mult.")
+            raise LayoutError(
+                "vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no "
+                "attn_scales."
+            )
+        if (
+            len(config.temporal_downsample) != len(config.dim_mult) - 1
+            or min(config.dim_mult, default=0) < 1
+        ):
+            raise LayoutError(
+                "vae/config.json: temperal_downsample must have one value fewer than dim_mult."
+            )
         scales = (config.latents_mean, config.latents_std), *config.latent_frames
         if not all(len(values) == config.z_dim for scale in scales for values in scale):
             raise LayoutError(
-                f"vae/config.json: latents_mean, latents_std and every latent_frames must have z_dim = {config.z_dim} values."
+                "vae/config.json: latents_mean, latents_std and every latent_frames must have "
+                f"z_dim = {config.z_dim} values."
             )
         scales = data.get("scale_factor_temporal", 4), data.get("scale_factor_spatial", 8)
-        built = 2 ** sum(config.temporal_downsample), config.patch_size * 2 ** (len(config.dim_mult) - 1)
+        built = (
+            2 ** sum(config.temporal_downsample),
+            config.patch_size * 2 ** (len(config.dim_mult) - 1),
+        )
         if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
-            raise LayoutError(f"vae/config.json compresses (time, space) by {shown(scales)}; Cosmos 3 needs (4, 16).")
+            raise LayoutError(
+                f"vae/config.json compresses (time, space) by {shown(scales)}; Cosmos 3 needs (4, "
+                "16)."
+            )
         return config
 
     def _require_bounds(self) -> None:
-        """Raise LayoutError for sizes that no VAE has, before anything is built of them, and for an unusable scale."""
-        sizes = {name: getattr(self, name) for name in ("base_dim", "decoder_base_dim", "z_dim", "in_channels", "out_channels")}
-        sizes |= {"patch_size": self.patch_size, "num_res_blocks": self.num_res_blocks, "len(dim_mult)": len(self.dim_mult)}
+        """Raise LayoutError for sizes that no VAE has, before anything is built of them, and for
+        an unusable scale.
+        """
+        sizes = {
+            name: getattr(self, name)
+            for name in ("base_dim", "decoder_base_dim", "z_dim", "in_channels", "out_channels")
+        }
+        sizes |= {
+            "patch_size": self.patch_size,
+            "num_res_blocks": self.num_res_blocks,
+            "len(dim_mult)": len(self.dim_mult),
+        }
         sizes["max(dim_mult)"] = max(self.dim_mult, default=1)
         for name, size in sizes.items():
             largest = 4096 if name.endswith(("dim", "channels")) else 16
             if not 0 < size <= largest:
-                raise LayoutError(f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it again.")
+                raise LayoutError(
+                    f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it "
+                    "again."
+                )
         for mean, std in ((self.latents_mean, self.latents_std), *self.latent_frames):
             if not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
                 raise LayoutError(
-                    "vae/config.json: latents_mean must be finite, latents_std above zero, and latent_frames likewise."
+                    "vae/config.json: latents_mean must be finite, latents_std above zero, and "
+                    "latent_frames likewise."
                 )
 
 
@@ -114,26 +150,39 @@ def causal_convolution(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> torch.Tensor:
-    """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges (``padding`` of T, H, W).
+    """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges
+    (``padding`` of T, H, W).
 
     A first frame needs the last temporal tap alone: before it are zeros.
     """
     x = channels_last(x)
     if x.shape[2] == 1 and past is None and stride[0] == 1:
-        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, tuple(stride[1:]), tuple(padding[1:]))[:, :, None]
+        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, tuple(stride[1:]), tuple(padding[1:]))[
+            :, :, None
+        ]
     if padding[0]:
         earlier = [] if past is None else [past]
-        zeros = [torch.zeros_like(x[:, :, :1])] * (2 * padding[0] - sum(frames.shape[2] for frames in earlier))
+        zeros = [torch.zeros_like(x[:, :, :1])] * (
+            2 * padding[0] - sum(frames.shape[2] for frames in earlier)
+        )
         x = torch.cat([*zeros, *earlier, x], dim=2)
     return _convolve(x, weight, bias, stride, (0, *padding[1:]))
 
 
 def _convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Sequence[int], padding: Sequence[int]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
 ) -> torch.Tensor:
-    """In float32 on a CPU, oneDNN's convolution in two or three dimensions: torch takes a slower one for a single clip."""
+    """In float32 on a CPU, oneDNN's convolution in two or three dimensions: torch takes a slower
+    one for a single clip.
+    """
     if _in_planes(x) and torch.backends.mkldnn.is_available():
-        return torch.mkldnn_convolution(x, channels_last(weight), bias, padding, stride, (1,) * len(stride), 1)
+        return torch.mkldnn_convolution(
+            x, channels_last(weight), bias, padding, stride, (1,) * len(stride), 1
+        )
     return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, tuple(stride), tuple(padding))
 
 
@@ -146,13 +195,17 @@ def _plane_by_plane(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The same [B, C, H, W] or [B, C, T, H, W] with a pixel's channels side by side, where oneDNN convolves it."""
+    """The same [B, C, H, W] or [B, C, T, H, W] with a pixel's channels side by side, where
+    oneDNN convolves it.
+    """
     layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
     return x.contiguous(memory_format=layout) if _in_planes(x) else x
 
 
 def empty_weight(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a weight of this shape, laid out as :func:`causal_convolution` reads it: tap by tap, channels last."""
+    """Memory for a weight of this shape, laid out as :func:`causal_convolution` reads it: tap by
+    tap, channels last.
+    """
     if not _plane_by_plane(device, dtype) or len(shape) not in (4, 5):
         return torch.empty(shape, device=device, dtype=dtype)
     if len(shape) == 4:
@@ -184,7 +237,8 @@ class ChannelNorm(nn.Module):
         C = self.gamma.shape[0]
         if not _in_planes(x):
             return F.normalize(x.float(), dim=1).to(x.dtype) * C**0.5 * self.gamma
-        last = x.movedim(1, -1)  # sums and their inverses as matrix products, which read a pixel's channels at once
+        # sums and their inverses as matrix products, which read a pixel's channels at once
+        last = x.movedim(1, -1)
         out = last.square()
         mean = (out.reshape(-1, C) @ x.new_full((C, 1), 1 / C)).clamp_min_(1e-24)
         scale = mean.rsqrt_() @ self.gamma.view(1, C)
@@ -203,7 +257,12 @@ class Attention(nn.Module):
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         B, C, T, H, W = x_BCTHW.shape
         frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
-        qkv = self.to_qkv(self.norm(frames)).reshape(B * T, 1, 3 * C, -1).permute(0, 1, 3, 2).contiguous()
+        qkv = (
+            self.to_qkv(self.norm(frames))
+            .reshape(B * T, 1, 3 * C, -1)
+            .permute(0, 1, 3, 2)
+            .contiguous()
+        )
         attended = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))
         attended = attended.squeeze(1).permute(0, 2, 1).reshape(B * T, C, H, W)
         return self.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
@@ -215,7 +274,10 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, out: int):
         super().__init__()
         self.norm1, self.norm2 = ChannelNorm(channels, 3), ChannelNorm(out, 3)
-        self.conv1, self.conv2 = CausalConv3d(channels, out, 3, padding=1), CausalConv3d(out, out, 3, padding=1)
+        self.conv1, self.conv2 = (
+            CausalConv3d(channels, out, 3, padding=1),
+            CausalConv3d(out, out, 3, padding=1),
+        )
         self.conv_shortcut = CausalConv3d(channels, out, 1) if channels != out else None
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
@@ -241,8 +303,12 @@ class Downsample(nn.Module):
 
     def __init__(self, channels: int, in_time: bool):
         super().__init__()
-        self.resample = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(channels, channels, 3, stride=2))
-        self.time_conv = CausalConv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if in_time else None
+        self.resample = nn.Sequential(
+            nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(channels, channels, 3, stride=2)
+        )
+        self.time_conv = (
+            CausalConv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if in_time else None
+        )
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
         x = _each_frame(self.resample, x_BCTHW)
@@ -257,13 +323,18 @@ class Upsample(nn.Module):
 
     def __init__(self, channels: int, in_time: bool):
         super().__init__()
-        self.resample = nn.Sequential(nn.Identity(), DoublingConv2d(channels, channels, 3, padding=1))
-        self.time_conv = CausalConv3d(channels, 2 * channels, (3, 1, 1), padding=(1, 0, 0)) if in_time else None
+        self.resample = nn.Sequential(
+            nn.Identity(), DoublingConv2d(channels, channels, 3, padding=1)
+        )
+        self.time_conv = (
+            CausalConv3d(channels, 2 * channels, (3, 1, 1), padding=(1, 0, 0)) if in_time else None
+        )
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
         x = x_BCTHW
         if self.time_conv is not None and self not in past:
-            past[self] = x[:, :, :0]  # the first latent frame is one pixel frame; its features are not seen by the next
+            # the first latent frame is one pixel frame; its features are not seen by the next
+            past[self] = x[:, :, :0]
         elif self.time_conv is not None:
             halves = self.time_conv(x, past).unflatten(1, (2, -1))
             x = torch.stack([halves[:, 0], halves[:, 1]], dim=3).flatten(2, 3)
@@ -273,9 +344,10 @@ class Upsample(nn.Module):
 class DoublingConv2d(nn.Conv2d):
     """A 3 x 3 convolution of pictures whose pixels are first repeated 2 x 2.
 
-    A doubled picture has only 2 x 2 different pixels under the kernel, so that each of four places in a pixel has a kernel of
-    that size: in float32 on a CPU their sums are taken at the picture's own size, 4 / 9 of the products. Where columns beside
-    the picture are given instead of padded (``padding`` (1, 0)), they are columns of the picture's own size.
+    A doubled picture has only 2 x 2 different pixels under the kernel, so that each of four places
+    in a pixel has a kernel of that size: in float32 on a CPU their sums are taken at the picture's
+    own size, 4 / 9 of the products. Where columns beside the picture are given instead of padded
+    (``padding`` (1, 0)), they are columns of the picture's own size.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -283,12 +355,14 @@ class DoublingConv2d(nn.Conv2d):
         if not _in_planes(x):
             doubled = F.interpolate(x.float(), scale_factor=2.0, mode="nearest-exact").type_as(x)
             return super().forward(doubled if padding[1] else doubled[..., 1:-1])
-        sums = self.weight.new_tensor([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]])  # place, small row, row
+        # place, small row, row
+        sums = self.weight.new_tensor([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]])
         kernels = torch.einsum("apy,bqx,oiyx->aboipq", sums, sums, self.weight).flatten(0, 2)
         bias = None if self.bias is None else self.bias.repeat(4)
         x = channels_last(F.pad(x, (padding[1], padding[1], padding[0], padding[0])))
         made = _convolve(x, kernels, bias, (1, 1), (0, 0))
-        made = made.unflatten(1, (2, 2, -1)).permute(1, 2, 0, 4, 5, 3)  # places, pictures, rows, columns, channels
+        # places, pictures, rows, columns, channels
+        made = made.unflatten(1, (2, 2, -1)).permute(1, 2, 0, 4, 5, 3)
         _, _, B, H, W, C = made.shape
         out = x.new_empty(B, H - 1, 2, W - 1, 2, C)
         for i, j in product(range(2), repeat=2):
@@ -335,7 +409,9 @@ class UpBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Patches [B, C, T, H, W] of the first frame, or of the next four, to twice as many channels as latents have."""
+    """Patches [B, C, T, H, W] of the first frame, or of the next four, to twice as many channels
+    as latents have.
+    """
 
     def __init__(self, config: WanConfig):
         super().__init__()
@@ -344,7 +420,10 @@ class Encoder(nn.Module):
         last = len(widths) - 2
         self.conv_in = CausalConv3d(config.in_channels, widths[0], 3, padding=1)
         self.down_blocks = nn.ModuleList(
-            [DownBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i]) for i in range(last + 1)]
+            [
+                DownBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i])
+                for i in range(last + 1)
+            ]
         )
         self.mid_block = MidBlock(widths[-1])
         self.norm_out = ChannelNorm(widths[-1], 3)
@@ -358,17 +437,24 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One latent frame [B, C, 1, H, W] to the patches of its frames: one for the first, four for each other."""
+    """One latent frame [B, C, 1, H, W] to the patches of its frames: one for the first, four for
+    each other.
+    """
 
     def __init__(self, config: WanConfig):
         super().__init__()
-        widths = [config.decoder_base_dim * n for n in (config.dim_mult[-1], *config.dim_mult[::-1])]
+        widths = [
+            config.decoder_base_dim * n for n in (config.dim_mult[-1], *config.dim_mult[::-1])
+        ]
         in_time = (*config.temporal_downsample[::-1], False)
         last = len(widths) - 2
         self.conv_in = CausalConv3d(config.z_dim, widths[0], 3, padding=1)
         self.mid_block = MidBlock(widths[0])
         self.up_blocks = nn.ModuleList(
-            [UpBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i]) for i in range(last + 1)]
+            [
+                UpBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i])
+                for i in range(last + 1)
+            ]
         )
         self.norm_out = ChannelNorm(widths[-1], 3)
         self.conv_out = CausalConv3d(widths[-1], config.out_channels, 3, padding=1)
@@ -393,15 +479,21 @@ class WanAutoencoder(nn.Module):
         self.preview: nn.Module | None = None  # decodes in its place
 
     def encode(self, pixels_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W]; further frames are dropped."""
+        """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W];
+        further frames are dropped.
+        """
         x, past = channels_last(_patches(pixels_BCTHW, self.config.patch_size)), Past()
         starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
         parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
-        moments = self.quant_conv(torch.cat([self.encoder(part, past) for part in parts], dim=2), past)
+        moments = self.quant_conv(
+            torch.cat([self.encoder(part, past) for part in parts], dim=2), past
+        )
         return moments.chunk(2, dim=1)[0]
 
     def decode(self, latents_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, 1 + 4 n, 16 H, 16 W] of latents [B, z_dim, 1 + n, H, W]; none depends on later latents."""
+        """Pixels [B, 3, 1 + 4 n, 16 H, 16 W] of latents [B, z_dim, 1 + n, H, W]; none depends on
+        later latents.
+        """
         assert self.decoder is not None
         assert self.post_quant_conv is not None
         past = Past()
@@ -417,15 +509,24 @@ def _each_frame(module: nn.Module, x_BCTHW: torch.Tensor) -> torch.Tensor:
 
 
 def _averaged(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor:
-    """Blocks of ``frames`` x ``size`` x ``size`` as channels, averaged in groups to ``out`` channels."""
+    """Blocks of ``frames`` x ``size`` x ``size`` as channels, averaged in groups to ``out``
+    channels.
+    """
     x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % frames, 0)) if x.shape[2] % frames else x
     B, C, T, H, W = x.shape
-    x = x.view(B, C, T // frames, frames, H // size, size, W // size, size).permute(0, 1, 3, 5, 7, 2, 4, 6).contiguous()
+    x = (
+        x.view(B, C, T // frames, frames, H // size, size, W // size, size)
+        .permute(0, 1, 3, 5, 7, 2, 4, 6)
+        .contiguous()
+    )
     return x.view(B, out, -1, T // frames, H // size, W // size).mean(dim=2)
 
 
-def _add_repeated(y: torch.Tensor, x: torch.Tensor, frames: int, size: int, first: bool) -> torch.Tensor:
-    """Add to y, in place, the inverse arrangement of x: its channels, repeated, as blocks of ``frames`` x ``size`` x ``size``.
+def _add_repeated(
+    y: torch.Tensor, x: torch.Tensor, frames: int, size: int, first: bool
+) -> torch.Tensor:
+    """Add to y, in place, the inverse arrangement of x: its channels, repeated, as blocks of
+    ``frames`` x ``size`` x ``size``.
 
     Of a clip's first frame only the last of a block's frames is made.
     """
@@ -438,7 +539,9 @@ def _add_repeated(y: torch.Tensor, x: torch.Tensor, frames: int, size: int, firs
 
 
 def _patches(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[B, C, T, H, W] -> [B, C size^2, T, H / size, W / size]; a patch's columns come before its rows."""
+    """[B, C, T, H, W] -> [B, C size^2, T, H / size, W / size]; a patch's columns come before its
+    rows.
+    """
     B, C, T, H, W = x.shape
     x = x.view(B, C, T, H // size, size, W // size, size).permute(0, 1, 6, 4, 2, 3, 5)
     return x.reshape(B, C * size * size, T, H // size, W // size)

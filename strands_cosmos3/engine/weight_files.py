@@ -1,6 +1,8 @@
-"""Safetensors files of one component of a checkpoint; nothing is unpickled, and headers are checked first.
+"""Safetensors files of one component of a checkpoint; nothing is unpickled, and headers are checked
+first.
 
-Weights are read once, tensor by tensor, into the caller's memory, so loading needs little more than the loaded weights.
+Weights are read once, tensor by tensor, into the caller's memory, so loading needs little more than
+the loaded weights.
 """
 
 from __future__ import annotations
@@ -27,30 +29,39 @@ _HINT = "A Cosmos 3 checkpoint has this file; download it again."
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:
-    """Read a JSON object; raises LayoutError if the file is missing, outside the checkpoint, or not a JSON object."""
+    """Read a JSON object; raises LayoutError if the file is missing, outside the checkpoint, or
+    not a JSON object.
+    """
     return read_json(inside(path, root), LayoutError, _HINT)
 
 
 def inside(path: Path, root: Path) -> Path:
-    """Return ``path`` if it lies inside the checkpoint ``root``; raises LayoutError if a link leads out of it."""
+    """Return ``path`` if it lies inside the checkpoint ``root``; raises LayoutError if a link
+    leads out of it.
+    """
     return contained(path, root, "checkpoint", LayoutError)
 
 
 class WeightFiles(WeightSource):
-    """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the checkpoint ``root`` is opened,
-    and neither are pipes and files whose header is larger than 4 MiB.
+    """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the
+    checkpoint ``root`` is opened, and neither are pipes and files whose header is larger than 4
+    MiB.
 
     Args:
         folder, root: The folder of the files, and that of the checkpoint.
         stem: Name of the file, or of the index, without its suffix.
-        dtypes: Dtypes that may occur; None leaves that to :meth:`check`, for files with weights that are not loaded.
+        dtypes: Dtypes that may occur; None leaves that to :meth:`check`, for files with weights
+            that are not loaded.
 
     Raises:
-        LayoutError: There are no safetensors files, an index or header is unreadable, or a path leads outside ``root``.
+        LayoutError: There are no safetensors files, an index or header is unreadable, or a path
+            leads outside ``root``.
         WeightsError: An index and the headers disagree, or a dtype is not supported.
     """
 
-    def __init__(self, folder: Path, root: Path, stem: str = STEM, dtypes: tuple[str, ...] | None = DTYPES):
+    def __init__(
+        self, folder: Path, root: Path, stem: str = STEM, dtypes: tuple[str, ...] | None = DTYPES
+    ):
         self.folder = folder
         self._allowed = dtypes
         self._root = root
@@ -81,39 +92,61 @@ class WeightFiles(WeightSource):
         pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
         if pickled:
             raise LayoutError(
-                f"{self.folder} holds pickled weights ({', '.join(pickled)}), which can run code when read; "
+                f"{self.folder} holds pickled weights ({', '.join(pickled)}), which can run code "
+                "when read; "
                 "only safetensors are loaded. Convert them first."
             )
-        raise LayoutError(f"{self.folder} holds neither {single.name} nor {index.name}; is the download complete?")
+        raise LayoutError(
+            f"{self.folder} holds neither {single.name} nor {index.name}; is the download complete?"
+        )
 
     def _from_index(self, index: Path) -> dict[str, Path]:
         weight_map = read_config(index, self._root).get("weight_map")
         if not isinstance(weight_map, dict) or not 0 < len(weight_map) <= _MAX_TENSORS:
-            raise LayoutError(f"{index} has no weight_map of at most {_MAX_TENSORS} tensors; download it again.")
+            raise LayoutError(
+                f"{index} has no weight_map of at most {_MAX_TENSORS} tensors; download it again."
+            )
         located = {}
         for key, name in weight_map.items():
-            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise LayoutError(f"{index} maps {shown(key)} to {shown(name)}; only safetensors files beside it are opened.")
+            if (
+                not isinstance(name, str)
+                or Path(name).name != name
+                or not name.endswith(".safetensors")
+            ):
+                raise LayoutError(
+                    f"{index} maps {shown(key)} to {shown(name)}; only safetensors files beside "
+                    "it are opened."
+                )
             located[key] = self.folder / name
         for file in sorted(set(located.values())):
             inside(file, self._root)
             if not os.path.isfile(file):
-                raise LayoutError(f"{index} names {shown(file.name)}, no file beside it; is the download complete?")
+                raise LayoutError(
+                    f"{index} names {shown(file.name)}, no file beside it; is the download "
+                    "complete?"
+                )
         return located
 
     def _read_header(self, path: Path, mine: set[str]) -> None:
         with opened(path) as file:
             held = set(file.keys())
             if held != mine:
-                raise WeightsError(f"{path} {_difference(mine, held)} against its index; download it again.")
+                raise WeightsError(
+                    f"{path} {_difference(mine, held)} against its index; download it again."
+                )
             for key in mine:
                 view = file.get_slice(key)
                 if self._allowed is not None and view.get_dtype() not in self._allowed:
-                    raise WeightsError(f"{key} is stored as {view.get_dtype()}; only {', '.join(self._allowed)} are loaded.")
+                    raise WeightsError(
+                        f"{key} is stored as {view.get_dtype()}; only {', '.join(self._allowed)} "
+                        "are loaded."
+                    )
                 self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
     def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parts file by file; see :class:`WeightSource`. Raises LayoutError if a file cannot be read."""
+        """Yield the parts file by file; see :class:`WeightSource`. Raises LayoutError if a file
+        cannot be read.
+        """
         by_file: dict[Path, list[str]] = {}
         for key, (name, _) in wanted.items():
             by_file.setdefault(self._file_of[name], []).append(key)
@@ -122,7 +155,12 @@ class WeightFiles(WeightSource):
                 for key in sorted(keys):
                     name, index = wanted[key]
                     whole = not self.shapes[name]
-                    yield key, file.get_tensor(name) if whole else file.get_slice(name)[slice(None) if index == () else index]
+                    yield (
+                        key,
+                        file.get_tensor(name)
+                        if whole
+                        else file.get_slice(name)[slice(None) if index == () else index],
+                    )
 
 
 def verify(path: Path, wanted: str) -> None:
@@ -132,7 +170,9 @@ def verify(path: Path, wanted: str) -> None:
 
 
 def opened(path: Path) -> Any:
-    """Open a safetensors file for reading, after a look at its header; raises LayoutError if it is not one."""
+    """Open a safetensors file for reading, after a look at its header; raises LayoutError if it
+    is not one.
+    """
     require_file(path, LayoutError)
     try:
         with path.open("rb") as file:
@@ -145,7 +185,9 @@ def opened(path: Path) -> Any:
             return MappedFile(path)
     except (SafetensorError, OSError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
-        raise LayoutError(f"{path} is not a readable safetensors file ({reason}); download it again.") from None
+        raise LayoutError(
+            f"{path} is not a readable safetensors file ({reason}); download it again."
+        ) from None
 
 
 def sha256(path: Path) -> str:

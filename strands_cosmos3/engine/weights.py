@@ -1,4 +1,5 @@
-"""The released layout of the weights: names, shapes and dtypes, read off the model on the meta device.
+"""The released layout of the weights: names, shapes and dtypes, read off the model on the meta
+device.
 
 Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, whose state dict is the layout.
 Shape suffixes: D hidden, A action width.
@@ -16,7 +17,8 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import TEXT_NAMES, Cosmos3Transformer, DecoderLayer
 
 Shape = tuple[int, ...]
-HEAD_KEYS: Mapping[str, str] = {  # field of ActionHead -> key of the matrix that holds one row a domain
+# field of ActionHead -> key of the matrix that holds one row a domain
+HEAD_KEYS: Mapping[str, str] = {
     "w_in": "action_proj_in.fc.weight",
     "b_in": "action_proj_in.bias.weight",
     "w_out": "action_proj_out.fc.weight",
@@ -45,7 +47,9 @@ def head_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 @cache
 def parameter_shapes(config: TransformerConfig) -> Mapping[str, Shape]:
-    """Every parameter of the transformer with its shape: what is loaded, apart from action heads."""
+    """Every parameter of the transformer with its shape: what is loaded, apart from action
+    heads.
+    """
     with torch.device("meta"):
         return _shapes(Cosmos3Transformer(config))
 
@@ -54,13 +58,22 @@ def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """Every key of the released layout with its shape, including what is not loaded."""
     shapes = {checkpoint_key(name): shape for name, shape in parameter_shapes(config).items()}
     domains, D, vocab = config.num_embodiment_domains, config.hidden_size, config.vocab_size
-    shapes |= {HEAD_KEYS[field]: (domains, math.prod(shape)) for field, shape in head_shapes(config).items()}
+    shapes |= {
+        HEAD_KEYS[field]: (domains, math.prod(shape))
+        for field, shape in head_shapes(config).items()
+    }
     with torch.device("meta"):
         last = _shapes(DecoderLayer(config, TEXT_NAMES))
-    shapes |= {f"layers.{config.num_hidden_layers - 1}.{name}": shape for name, shape in last.items()}
+    shapes |= {
+        f"layers.{config.num_hidden_layers - 1}.{name}": shape for name, shape in last.items()
+    }
     shapes |= {"norm.weight": (D,), "lm_head.weight": (vocab, D)}
     if S := config.sound_dim:
-        shapes |= {"audio_proj_in.weight": (D, S), "audio_proj_in.bias": (D,), "audio_proj_out.weight": (S, D)}
+        shapes |= {
+            "audio_proj_in.weight": (D, S),
+            "audio_proj_in.bias": (D,),
+            "audio_proj_out.weight": (S, D),
+        }
         shapes |= {"audio_proj_out.bias": (S,), "audio_modality_embed": (D,)}
     return shapes
 

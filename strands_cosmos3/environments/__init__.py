@@ -5,13 +5,17 @@
     gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Table-v0", task="pick")
     gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Libero-v0", suite="libero_object", task=3)
 
-Importing this package registers both; Gymnasium comes with the extra ``gym``, LIBERO with the extra ``libero``. Evaluations
-drive the same simulations without Gymnasium (:mod:`strands_cosmos3.evaluation`).
+Importing this package registers both; Gymnasium comes with the extra ``gym``, LIBERO with the extra
+``libero``. Evaluations drive the same simulations without Gymnasium
+(:mod:`strands_cosmos3.evaluation`).
 """
 
 from strands_cosmos3.extras import EXTRAS
 
-IDS = {"strands_cosmos3/Table-v0": "table:TableEnv", "strands_cosmos3/Libero-v0": "libero:LiberoEnv"}
+IDS = {
+    "strands_cosmos3/Table-v0": "table:TableEnv",
+    "strands_cosmos3/Libero-v0": "libero:LiberoEnv",
+}
 
 
 def register() -> None:

@@ -1,4 +1,6 @@
-"""The settings of LIBERO's protocol, each with its source; where published evaluations differ, both are here."""
+"""The settings of LIBERO's protocol, each with its source; where published evaluations differ,
+both are here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.observe.libero_prompts import CAPTIONS, Caption
 
 CONTROL_HZ = 20
-"""Steps per second; a step is 25 physics steps of 2 ms (robosuite 1.4.0, LIBERO's ``ControlEnv``)."""
+"""Steps per second; a step is 25 physics steps of 2 ms (robosuite 1.4.0, LIBERO's
+``ControlEnv``).
+"""
 OPEN, CLOSE = -1.0, 1.0
 """The gripper's command; 0 holds (robosuite's ``PandaGripper.format_action``)."""
 
@@ -21,12 +25,15 @@ class LiberoConfig:
     """How episodes are run.
 
     Args:
-        wait_steps: Steps without motion before the first action, in which objects fall into place. 10: cosmos-framework
-            ``closed_loop_eval.py`` 664-671, openpi ``main.py`` 37, lerobot ``envs/libero.py``.
-        wait_counts: Whether they count towards the horizon. cosmos-framework: yes (664-671); openpi: no (104).
+        wait_steps: Steps without motion before the first action, in which objects fall into place.
+            10: cosmos-framework ``closed_loop_eval.py`` 664-671, openpi ``main.py`` 37, lerobot
+            ``envs/libero.py``.
+        wait_counts: Whether they count towards the horizon. cosmos-framework: yes (664-671);
+            openpi: no (104).
         picture_px: Edge of the square pictures. 256: all three.
-        caption: For models in this process: the ``checkpoint``'s own caption of the clip, or NVIDIA's JSON, with the sentence
-            about the views' layout where its server leaves it (in ``description``) or where training has it (in ``framing``).
+        caption: For models in this process: the ``checkpoint``'s own caption of the clip, or
+            NVIDIA's JSON, with the sentence about the views' layout where its server leaves it (in
+            ``description``) or where training has it (in ``framing``).
 
     Raises:
         InputError, UnknownNameError: A value is invalid.

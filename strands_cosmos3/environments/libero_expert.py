@@ -1,7 +1,8 @@
-"""A scripted expert for ``libero_object`` and its variants: it puts the object that the instruction names into the basket.
+"""A scripted expert for ``libero_object`` and its variants: it puts the object that the instruction
+names into the basket.
 
-It is a backend that reads the simulator's state and answers single rows of the ``libero`` domain, normalised as a checkpoint's,
-so that its success depends on the whole convention of rows.
+It is a backend that reads the simulator's state and answers single rows of the ``libero`` domain,
+normalised as a checkpoint's, so that its success depends on the whole convention of rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _FINGERS_DOWN = np.diag([1.0, -1.0, -1.0])  # at yaw 0
 _UNIT_M, _UNIT_RAD = 0.05, 0.5  # of an action (robosuite's osc_pose.json)
 _GAIN = 2.0  # the controller's goal lies this far ahead, because it never arrives
 _CLEAR_M = 0.10  # height above objects
-_GRASP_DEPTH_M, _FLOOR_M = 0.035, 0.012  # below the object's top, but this far above its lowest point
+# below the object's top, but this far above its lowest point
+_GRASP_DEPTH_M, _FLOOR_M = 0.035, 0.012
 _ABOVE_WITHIN_M, _DOWN_WITHIN_M, _BASKET_WITHIN_M = 0.012, 0.006, 0.020
 _CLOSE_STEPS, _DOWN_STEPS, _OPEN_STEPS = 12, 25, 15
 _LOST_M = 0.08  # a held object is no further than this from the fingers
@@ -61,12 +63,21 @@ class LiberoExpert(Backend):
             InstructionError: The instruction names no object of the scene, or there is no basket.
         """
         if request.privileged is None:
-            raise BackendError("the scripted LIBERO expert needs the simulator's state, and the request has none.")
+            raise BackendError(
+                "the scripted LIBERO expert needs the simulator's state, and the request has none."
+            )
         action = self.act(request.privileged, request.instruction)
-        return ActionChunk(normalize_actions(action[None]), request.action_space, request.embodiment, seed=request.seed)
+        return ActionChunk(
+            normalize_actions(action[None]),
+            request.action_space,
+            request.embodiment,
+            seed=request.seed,
+        )
 
     def act(self, state: Mapping[str, F64], instruction: str) -> F64:
-        """Return the next action [7] for a state as :func:`.libero_objects.privileged` returns it. Errors as :meth:`infer`."""
+        """Return the next action [7] for a state as :func:`.libero_objects.privileged` returns
+        it. Errors as :meth:`infer`.
+        """
         scene = {name: extent for name, extent in state.items() if name != TCP}
         item, basket = scene[named_object(instruction, scene)], scene[_basket(scene)]
         p, R = state[TCP][:3, 3], state[TCP][:3, :3]
@@ -89,23 +100,32 @@ class LiberoExpert(Backend):
             return grasp
         if self.phase is Phase.LIFT:
             return np.array([*p[:2], carry])
-        return np.array([*(p + basket.mean(0) - centre)[:2], carry])  # the object, not the hand, over the basket
+        # the object, not the hand, over the basket
+        return np.array([*(p + basket.mean(0) - centre)[:2], carry])
 
     def _advance(self, p: F64, item: F64, basket: F64) -> None:
         """Enter the next phase if the present one is done."""
         phase, centre = self.phase, item.mean(0)
         target = self._target(p, item, basket)
-        if Phase.CLOSE < phase < Phase.OPEN and np.linalg.norm(centre - p) > _LOST_M + np.ptp(item[:, 2]) / 2:
+        if (
+            Phase.CLOSE < phase < Phase.OPEN
+            and np.linalg.norm(centre - p) > _LOST_M + np.ptp(item[:, 2]) / 2
+        ):
             self._enter(Phase.ABOVE)
         elif phase is Phase.ABOVE and np.linalg.norm(target - p) < _ABOVE_WITHIN_M:
             self._enter(Phase.DOWN)
-        elif phase is Phase.DOWN and (np.linalg.norm(target - p) < _DOWN_WITHIN_M or self._steps >= _DOWN_STEPS):
+        elif phase is Phase.DOWN and (
+            np.linalg.norm(target - p) < _DOWN_WITHIN_M or self._steps >= _DOWN_STEPS
+        ):
             self._enter(Phase.CLOSE)
         elif phase is Phase.CLOSE and self._steps >= _CLOSE_STEPS:
             self._enter(Phase.LIFT)
         elif phase is Phase.LIFT and item[0, 2] > basket[1, 2] + _FLOOR_M:
             self._enter(Phase.ACROSS)
-        elif phase is Phase.ACROSS and np.linalg.norm((basket.mean(0) - centre)[:2]) < _BASKET_WITHIN_M:
+        elif (
+            phase is Phase.ACROSS
+            and np.linalg.norm((basket.mean(0) - centre)[:2]) < _BASKET_WITHIN_M
+        ):
             self._enter(Phase.OPEN)
         elif phase is Phase.OPEN and self._steps >= _OPEN_STEPS:
             self._enter(Phase.ABOVE)
@@ -115,9 +135,11 @@ class LiberoExpert(Backend):
 
 
 def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
-    """Return the object of a scene that an instruction names: the one with the most words of its name's end in it.
+    """Return the object of a scene that an instruction names: the one with the most words of its
+    name's end in it.
 
-    So ``red_cream_cheese_1`` of a variant is "the cream cheese". InstructionError if nothing is named.
+    So ``red_cream_cheese_1`` of a variant is "the cream cheese". InstructionError if nothing is
+    named.
     """
     said = f" {instruction.lower()} "
     names = {name: name.rsplit("_", 1)[0].split("_") for name in scene if BASKET not in name}
@@ -126,12 +148,17 @@ def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
     found = max(length, key=lambda name: (length[name], -len(names[name])), default="")
     if not length.get(found):
         have = ", ".join(" ".join(words) for words in names.values())
-        raise InstructionError(f"the LIBERO expert puts an object into the basket; {instruction!r} names none of: {have}.")
+        raise InstructionError(
+            f"the LIBERO expert puts an object into the basket; {instruction!r} names none of: "
+            f"{have}."
+        )
     return found
 
 
 def _basket(scene: Mapping[str, F64]) -> str:
     found = [name for name in scene if BASKET in name]
     if not found:
-        raise InstructionError(f"the scripted LIBERO expert needs a basket; the scene has {', '.join(scene)}.")
+        raise InstructionError(
+            f"the scripted LIBERO expert needs a basket; the scene has {', '.join(scene)}."
+        )
     return found[0]

@@ -1,8 +1,8 @@
 """LIBERO's pictures: as policies are trained on them, and as people see the scene.
 
-robosuite returns pictures with the bottom row first. Everybody trains on pictures turned by 180 degrees, which are upright
-but mirrored left to right (cosmos-framework ``closed_loop_eval.py`` 396-397, openpi ``main.py`` 115-122, lerobot
-``LiberoProcessorStep``).
+robosuite returns pictures with the bottom row first. Everybody trains on pictures turned by 180
+degrees, which are upright but mirrored left to right (cosmos-framework ``closed_loop_eval.py``
+396-397, openpi ``main.py`` 115-122, lerobot ``LiberoProcessorStep``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 Picture = NDArray[np.uint8]
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-"""View -> robosuite's camera, in the order in which they stand side by side (cosmos-framework ``closed_loop_eval.py`` 404)."""
+"""View -> robosuite's camera, in the order in which they stand side by side (cosmos-framework
+``closed_loop_eval.py`` 404).
+"""
 
 
 def as_trained(rendered: Picture) -> Picture:

@@ -1,10 +1,11 @@
 """The simulation behind one LIBERO task, without pictures unless they are asked for.
 
-Four things make an episode repeatable, and published evaluations have missed some of them. Fixtures stand where
-``numpy.random`` puts them at every reset, so it is seeded before. The controller's goal and the gripper's ramp outlive a state
-that is merely set, so the reset comes first. Objects fall for some steps before the first action. And what robosuite observes
-after a step, poses and pictures alike, was sampled some physics steps earlier; how many depends on how often the environment
-was reset, so here the clocks of all sensors start anew, as in a fresh environment.
+Four things make an episode repeatable, and published evaluations have missed some of them. Fixtures
+stand where ``numpy.random`` puts them at every reset, so it is seeded before. The controller's goal
+and the gripper's ramp outlive a state that is merely set, so the reset comes first. Objects fall
+for some steps before the first action. And what robosuite observes after a step, poses and pictures
+alike, was sampled some physics steps earlier; how many depends on how often the environment was
+reset, so here the clocks of all sensors start anew, as in a fresh environment.
 """
 
 from __future__ import annotations
@@ -61,12 +62,17 @@ class LiberoWorld:
         self._look(False)
 
     def reset(self, init_state: int | None, seed: int = 0) -> None:
-        """Begin the episode of an official initial state, 0 to 49, wait, and look; ``seed`` places the fixtures.
+        """Begin the episode of an official initial state, 0 to 49, wait, and look; ``seed`` places
+        the fixtures.
 
         None is a layout that the seed draws from the regions of the problem file.
         """
         self._require_open()
-        number = None if init_state is None else whole_number(init_state, "init_state", 0, INIT_STATES - 1)
+        number = (
+            None
+            if init_state is None
+            else whole_number(init_state, "init_state", 0, INIT_STATES - 1)
+        )
         outside = np.random.get_state()  # noqa: NPY002 - LIBERO draws from it
         try:
             np.random.seed(seed)  # noqa: NPY002
@@ -75,23 +81,37 @@ class LiberoWorld:
             self._env.reset()
         finally:
             np.random.set_state(outside)  # noqa: NPY002
-        official = None if number is None else load_init_states(self.task.suite.name, self.task.number)[number]
-        self._observed = self._env.set_init_state(self._env.get_sim_state() if official is None else official)
+        official = (
+            None
+            if number is None
+            else load_init_states(self.task.suite.name, self.task.number)[number]
+        )
+        self._observed = self._env.set_init_state(
+            self._env.get_sim_state() if official is None else official
+        )
         if self.can_draw and not self.config.wait_steps:
             self._views = self.rendered()
         for step in range(self.config.wait_steps):
-            self.step([0, 0, 0, 0, 0, 0, OPEN], look=self.can_draw and step == self.config.wait_steps - 1)
+            self.step(
+                [0, 0, 0, 0, 0, 0, OPEN], look=self.can_draw and step == self.config.wait_steps - 1
+            )
         self.steps = 0
 
     def step(self, action: Any, look: bool = False) -> bool:
-        """Apply an action [7] for a twentieth of a second; return whether the task's goal is fulfilled.
+        """Apply an action [7] for a twentieth of a second; return whether the task's goal is
+        fulfilled.
 
-        ``look`` also takes the pictures that :meth:`views` returns; in software they cost ten times the step.
+        ``look`` also takes the pictures that :meth:`views` returns; in software they cost ten times
+        the step.
         """
         self._require_reset()
         self._look(look)
         self._observed, _, fulfilled, _ = self._env.step(finite_array(action, "action", (7,)))
-        self._views = {view: self._observed.pop(f"{camera}_image") for view, camera in CAMERAS.items()} if look else {}
+        self._views = (
+            {view: self._observed.pop(f"{camera}_image") for view, camera in CAMERAS.items()}
+            if look
+            else {}
+        )
         self._look(False)
         self.steps += 1
         return bool(fulfilled)
@@ -100,7 +120,9 @@ class LiberoWorld:
         """Switch the cameras on or off, in step with the other sensors."""
         if not self.can_draw:
             if look:
-                raise ConfigError("this LIBERO world was made without pictures; make another with pictures=True.")
+                raise ConfigError(
+                    "this LIBERO world was made without pictures; make another with pictures=True."
+                )
             return
         clock = self._sensors["robot0_eef_pos"]
         for camera in CAMERAS.values():
@@ -108,7 +130,10 @@ class LiberoWorld:
             if sensor.is_enabled() != look:
                 sensor.set_enabled(look)
                 sensor.set_active(look)
-                sensor._time_since_last_sample, sensor._sampled = clock._time_since_last_sample, clock._sampled
+                sensor._time_since_last_sample, sensor._sampled = (
+                    clock._time_since_last_sample,
+                    clock._sampled,
+                )
 
     @property
     def _sensors(self) -> dict[str, Any]:
@@ -125,32 +150,44 @@ class LiberoWorld:
 
     @property
     def observed(self) -> dict[str, Any]:
-        """robosuite's observation after the last step; it includes the objects' poses, which no policy may see."""
+        """robosuite's observation after the last step; it includes the objects' poses, which no
+        policy may see.
+        """
         self._require_reset()
         return self._observed
 
     @property
     def state(self) -> F64:
-        """Position [3] of the point between the fingers in the world, its rotation vector [3], and the fingers' travel [2]."""
+        """Position [3] of the point between the fingers in the world, its rotation vector [3],
+        and the fingers' travel [2].
+        """
         seen = self.observed
         position, xyzw = seen["robot0_eef_pos"], seen["robot0_eef_quat"]
         return np.concatenate((position, _rotation_vector(xyzw), seen["robot0_gripper_qpos"]))
 
     def views(self) -> dict[str, Picture]:
-        """Return the pictures of the last step, or of the reset, bottom row first: :mod:`.libero_views` turns them.
+        """Return the pictures of the last step, or of the reset, bottom row first:
+        :mod:`.libero_views` turns them.
 
         Raises:
             ConfigError: That step did not look.
         """
         if not self._views:
-            raise ConfigError("the last step of this LIBERO world took no pictures; call step(action, look=True).")
+            raise ConfigError(
+                "the last step of this LIBERO world took no pictures; call step(action, look=True)."
+            )
         return self._views
 
     def rendered(self) -> dict[str, Picture]:
-        """Draw the views as they are now, e.g. for a film; :meth:`views` are robosuite's own observation."""
+        """Draw the views as they are now, e.g. for a film; :meth:`views` are robosuite's own
+        observation.
+        """
         self._require_reset()
         px = self.config.picture_px
-        return {view: self._env.sim.render(width=px, height=px, camera_name=camera) for view, camera in CAMERAS.items()}
+        return {
+            view: self._env.sim.render(width=px, height=px, camera_name=camera)
+            for view, camera in CAMERAS.items()
+        }
 
     @property
     def simulation(self) -> Any:
@@ -174,7 +211,9 @@ class LiberoWorld:
 
 
 def _rotation_vector(xyzw: F64) -> F64:
-    """Return a quaternion's rotation vector as robosuite's ``quat2axisangle``: of length up to 2 pi, not the shorter way."""
+    """Return a quaternion's rotation vector as robosuite's ``quat2axisangle``: of length up to 2
+    pi, not the shorter way.
+    """
     w = float(np.clip(xyzw[3], -1, 1))
     sine = np.sqrt(1 - w * w)
     return np.zeros(3) if np.isclose(sine, 0) else xyzw[:3] * 2 * np.arccos(w) / sine

@@ -1,6 +1,7 @@
 """LIBERO's suites and their tasks: names, horizons, and what each task's files say.
 
-Suites are data; only :func:`load_tasks` and :func:`load_init_states` import LIBERO (the extra ``libero``).
+Suites are data; only :func:`load_tasks` and :func:`load_init_states` import LIBERO (the extra
+``libero``).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Suite:
 
     Args:
         horizon: Most steps of an episode, waiting steps not counted.
-        instruction: Where a task's instruction stands: in its ``title`` (the file's name), or in the ``problem`` file.
-            Titles are what policies are trained on. In the ``_task`` and ``_lan`` variants they are still the base suite's,
-            and only the problem says what is asked.
+        instruction: Where a task's instruction stands: in its ``title`` (the file's name), or in
+            the ``problem`` file. Titles are what policies are trained on. In the ``_task`` and
+            ``_lan`` variants they are still the base suite's, and only the problem says what is
+            asked.
     """
 
     name: str
@@ -42,7 +44,9 @@ class Suite:
 
 
 _HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520}
-"""openpi @15a9616a ``examples/libero/main.py`` 61-69, cosmos-framework @5eee9ed5 ``closed_loop_eval.py`` 66-72."""
+"""openpi @15a9616a ``examples/libero/main.py`` 61-69, cosmos-framework @5eee9ed5
+``closed_loop_eval.py`` 66-72.
+"""
 _VARIANTS: Mapping[str, Literal["title", "problem"]] = {
     "swap": "title",  # objects have changed places
     "object": "title",  # objects look different
@@ -87,8 +91,14 @@ class LiberoTask:
     things: frozenset[str]
 
     def can_judge(self, goal: Goal) -> bool:
-        """Whether everything that a goal names, or the thing that a region belongs to, is in this task's scene."""
-        return all(any(name.startswith(thing) for thing in self.things) for _, *names in goal for name in names)
+        """Whether everything that a goal names, or the thing that a region belongs to, is in
+        this task's scene.
+        """
+        return all(
+            any(name.startswith(thing) for thing in self.things)
+            for _, *names in goal
+            for name in names
+        )
 
 
 @cache

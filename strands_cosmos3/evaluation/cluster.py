@@ -17,24 +17,47 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, WorkerCrashedError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
 
 ONE_THREAD: Mapping[str, str] = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS", "MALLOC_ARENA_MAX"), "1"
+    (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "LP_NUM_THREADS",
+        "MALLOC_ARENA_MAX",
+    ),
+    "1",
 )
-"""For every process that simulates or infers on the CPU; numpy, torch and software OpenGL would each use all cores. With an
-arena of memory for each of Ray's threads, a worker that compiles LIBERO's scenes grows from 1.3 to 4 GB."""
-WORKER_FAILURES = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
+"""For every process that simulates or infers on the CPU; numpy, torch and software OpenGL would
+each use all cores. With an arena of memory for each of Ray's threads, a worker that compiles
+LIBERO's scenes grows from 1.3 to 4 GB.
+"""
+WORKER_FAILURES = (
+    RayActorError,
+    WorkerCrashedError,
+    OutOfMemoryError,
+    NodeDiedError,
+    ObjectLostError,
+)
 """Raised by Ray if a process, or the machine it ran on, is gone."""
 _PREFIX = "sc3-ray-"
 _HERE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "GLOO_SOCKET_IFNAME": "lo",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # off: Ray stays on 127.0.0.1 instead of the machine's address
+    # off: Ray stays on 127.0.0.1 instead of the machine's address
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-_OBJECT_STORE_BYTES = 128 * 2**20  # requests with images are some megabytes; videos are transferred one at a time
+# requests with images are some megabytes; videos are transferred one at a time
+_OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_S = 10.0
 _LONGEST_FOLDER = 32  # Ray's socket paths are some 70 characters longer, and limited to 107
 
@@ -52,17 +75,23 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
     """Provide Ray while the evaluation runs.
 
     Args:
-        address: A running cluster (``host:port`` or ``auto``), or None to start Ray on this machine, in a temporary folder.
+        address: A running cluster (``host:port`` or ``auto``), or None to start Ray on this
+            machine, in a temporary folder.
         cpus: For Ray started here: processes (not cores) that may run at the same time.
 
     Raises:
         EvaluationError: No cluster responds at the address, or Ray does not start.
     """
     if ray.is_initialized():
-        raise EvaluationError("Ray is already in use in this process; evaluate from a process of its own.")
+        raise EvaluationError(
+            "Ray is already in use in this process; evaluate from a process of its own."
+        )
     if address is not None:
         _check_address(address)
-        options: dict[str, Any] = {"address": address, "runtime_env": {"env_vars": dict(ONE_THREAD)}}
+        options: dict[str, Any] = {
+            "address": address,
+            "runtime_env": {"env_vars": dict(ONE_THREAD)},
+        }
         with _joined(options):
             yield _resources()
         return
@@ -77,7 +106,11 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
         "_system_config": {"worker_niceness": 0},  # Ray's default slows the workers down
     }
     try:
-        with _environment({**ONE_THREAD, **_HERE, **_auth_token()}), _on_loopback(), _joined(options):
+        with (
+            _environment({**ONE_THREAD, **_HERE, **_auth_token()}),
+            _on_loopback(),
+            _joined(options),
+        ):
             yield _resources()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,7 +125,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise EvaluationError(
-            f"no server listens at --address {address} ({error.strerror or error}). Start a cluster there with "
+            f"no server listens at --address {address} ({error.strerror or error}). Start a "
+            "cluster there with "
             "`ray start --head`, or leave the address out to run on this machine."
         ) from None
 
@@ -111,7 +145,8 @@ def _joined(options: dict[str, Any]) -> Iterator[None]:
 def _start(options: dict[str, Any]) -> None:
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray reports a failed start with many types, bare Exception among them
+    except Exception as error:
+        # Ray reports a failed start with many types, bare Exception among them
         where = f"at {options['address']!r}" if "address" in options else "on this machine"
         raise EvaluationError(f"Ray does not start {where}: {error}") from error
 
@@ -123,14 +158,18 @@ def _resources() -> Resources:
 
 @cache
 def _auth_token() -> Mapping[str, str]:
-    """Return a token for Ray started here, which would otherwise write one to the home folder. Ray caches it, so do we."""
+    """Return a token for Ray started here, which would otherwise write one to the home folder.
+    Ray caches it, so do we.
+    """
     named = [name for name in os.environ if name.startswith("RAY_AUTH_")]
     return {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_HERE` when it was imported."""
+    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_HERE` when
+    it was imported.
+    """
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -143,7 +182,9 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for Ray's processes. They do not affect this process, whose libraries are loaded already."""
+    """Set variables for Ray's processes. They do not affect this process, whose libraries are
+    loaded already.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -172,7 +213,8 @@ def _remove_stale_folders() -> None:
 def end_actor(actor: Any, pid: int, node: str) -> None:
     """End an actor at once. Idempotent.
 
-    A stopped process ignores Ray, so one on this machine (``node`` is Ray's id of its own) is killed by ``pid``; 0 if unknown.
+    A stopped process ignores Ray, so one on this machine (``node`` is Ray's id of its own) is
+    killed by ``pid``; 0 if unknown.
     """
     ray.kill(actor, no_restart=True)
     if pid and node == ray.get_runtime_context().get_node_id():
@@ -184,7 +226,9 @@ def require_gpus(resources: Resources, wanted: int, where: str | None) -> None:
     """Raise a ConfigError if the cluster has fewer GPUs than wanted."""
     if wanted > resources.gpus:
         raise ConfigError(
-            f"num_gpus={wanted}, but Ray sees {resources.gpus or 'no'} GPU{'s' if resources.gpus > 1 else ''} "
-            f"{'on this machine' if where is None else f'in the cluster at {where}'}. Use num_gpus={resources.gpus}, or "
+            f"num_gpus={wanted}, but Ray sees {resources.gpus or 'no'} "
+            f"GPU{'s' if resources.gpus > 1 else ''} "
+            f"{'on this machine' if where is None else f'in the cluster at {where}'}. Use "
+            f"num_gpus={resources.gpus}, or "
             "--address of a cluster that has them."
         )

@@ -1,10 +1,11 @@
 """The queue of episodes, and what happens when a worker dies or hangs.
 
-Only the driver writes files. An idle worker takes the next assignment, so slow episodes delay no other worker; its record
-returns through Ray and is stored at once. A worker that dies is replaced and its assignment goes to the front of the queue; an
-assignment whose workers died ``MAX_ATTEMPTS`` times is given up and named. A worker that exceeds ``Settings.episode_timeout``
-is killed and its assignment runs once more; the second time it is stored as a failure. Films of failures follow the episodes.
-They are chosen by index, so they too are the same with any number of workers.
+Only the driver writes files. An idle worker takes the next assignment, so slow episodes delay no
+other worker; its record returns through Ray and is stored at once. A worker that dies is replaced
+and its assignment goes to the front of the queue; an assignment whose workers died ``MAX_ATTEMPTS``
+times is given up and named. A worker that exceeds ``Settings.episode_timeout`` is killed and its
+assignment runs once more; the second time it is stored as a failure. Films of failures follow the
+episodes. They are chosen by index, so they too are the same with any number of workers.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Sim
 class Progress:
     """Progress of an evaluation, updated while it runs.
 
-    ``total``, ``done`` and ``successes`` are counted by (perturbation, task). ``workers`` of the ``wanted`` workers
-    are ready. ``busy_s`` is the wall-clock time since the first worker was ready, while episodes remain [s].
+    ``total``, ``done`` and ``successes`` are counted by (perturbation, task). ``workers`` of the
+    ``wanted`` workers are ready. ``busy_s`` is the wall-clock time since the first worker was
+    ready, while episodes remain [s].
     """
 
     total: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -105,9 +107,11 @@ class _Job:
 
 
 class Driver:
-    """Runs the episodes that are missing from a folder on a number of simulators, which share ``replicas`` if given.
+    """Runs the episodes that are missing from a folder on a number of simulators, which share
+    ``replicas`` if given.
 
-    ``report`` is called several times a second with the progress. ``records`` holds the stored episodes by key.
+    ``report`` is called several times a second with the progress. ``records`` holds the stored
+    episodes by key.
     """
 
     def __init__(
@@ -132,7 +136,9 @@ class Driver:
         self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
         self._heard_s = time.monotonic()
-        self._model_sha256: str | None = next((r["model_sha256"] for r in self.records.values() if r.get("model_sha256")), None)
+        self._model_sha256: str | None = next(
+            (r["model_sha256"] for r in self.records.values() if r.get("model_sha256")), None
+        )
 
     @property
     def missing(self) -> int:
@@ -145,16 +151,20 @@ class Driver:
         return {slot.pid: slot.job.assignment for slot in self._slots if slot.job is not None}
 
     def run(self) -> None:
-        """Run every missing episode, then film failures. Ctrl-C stops it between two replies; finished episodes are stored.
+        """Run every missing episode, then film failures. Ctrl-C stops it between two replies;
+        finished episodes are stored.
 
         Raises:
-            EvaluationError, ConfigError: Workers do not start, a service is gone, or the folder belongs to another checkpoint.
+            EvaluationError, ConfigError: Workers do not start, a service is gone, or the folder
+                belongs to another checkpoint.
         """
         with deferred_interrupt() as interrupt:
             for stage in ("running", "filming failures"):
                 self.progress.stage = stage
                 if stage != "running":
-                    self._queue.extend(_Job(assignment, film=True) for assignment in self._missing_films())
+                    self._queue.extend(
+                        _Job(assignment, film=True) for assignment in self._missing_films()
+                    )
                     self.progress.films_total = len(self._queue)
                 while self._queue or any(slot.job for slot in self._slots):
                     if stage == "running":
@@ -182,7 +192,9 @@ class Driver:
 
     def _assign(self) -> None:
         """Start missing workers, and give jobs to idle ones."""
-        while len(self._slots) < min(self.progress.wanted, len(self._queue) + sum(bool(s.job) for s in self._slots)):
+        while len(self._slots) < min(
+            self.progress.wanted, len(self._queue) + sum(bool(s.job) for s in self._slots)
+        ):
             number = len(self._slots)
             actor = RemoteSimulator.remote(number)
             self._slots.append(_Slot(number, actor, self._open(actor, number)))
@@ -194,7 +206,9 @@ class Driver:
                 slot.pending, slot.since_s = method.remote(slot.job.assignment), time.monotonic()
 
     def _open(self, actor: Any, number: int) -> Any:
-        return actor.open.remote(self.settings, None if self.replicas is None else self.replicas.handle(number))
+        return actor.open.remote(
+            self.settings, None if self.replicas is None else self.replicas.handle(number)
+        )
 
     def _collect(self) -> None:
         """Wait briefly for replies, process them, and end workers that exceed the time limit."""
@@ -204,20 +218,27 @@ class Driver:
         for reference in ready:
             self._process(waiting[reference])
         for slot in self._slots:
-            if slot.job is not None and time.monotonic() - slot.since_s > self.settings.episode_timeout:
+            if (
+                slot.job is not None
+                and time.monotonic() - slot.since_s > self.settings.episode_timeout
+            ):
                 self._end_hung(slot, slot.job)
         if self.replicas is not None:
             self.progress.restarts = self.replicas.restarts()
 
     def _check_ray(self, heard: bool) -> None:
-        """Raise if the cluster has no machine left; Ray itself would wait for another one forever."""
+        """Raise if the cluster has no machine left; Ray itself would wait for another one
+        forever.
+        """
         now = time.monotonic()
         if heard:
             self._heard_s = now
         elif now - self._heard_s > _QUIET_S:
             self._heard_s = now
             if not any(node["Alive"] for node in ray.nodes()):
-                raise EvaluationError("Ray's own processes died. Finished episodes are stored; --resume continues.")
+                raise EvaluationError(
+                    "Ray's own processes died. Finished episodes are stored; --resume continues."
+                )
 
     def _process(self, slot: _Slot) -> None:
         job = slot.job
@@ -248,13 +269,17 @@ class Driver:
         self.progress.workers += 1
         slot.pid, slot.node = about["pid"], about["node"]
         if about["version"] != __version__:
-            raise EvaluationError(f"a worker runs version {about['version']} of this package, the driver {__version__}.")
+            raise EvaluationError(
+                f"a worker runs version {about['version']} of this package, the driver "
+                f"{__version__}."
+            )
         if self._model_sha256 is None:
             self._model_sha256 = about["model_sha256"]
         elif about["model_sha256"] != self._model_sha256:
             raise ConfigError(
                 f"the episodes in {self.folder.path} were run with another checkpoint (SHA-256 "
-                f"{self._model_sha256[:12]}..., now {str(about['model_sha256'])[:12]}...); choose another --out."
+                f"{self._model_sha256[:12]}..., now {str(about['model_sha256'])[:12]}...); choose "
+                "another --out."
             )
 
     def _store(self, job: _Job, record: Record) -> None:
@@ -279,12 +304,15 @@ class Driver:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_ATTEMPTS:
                 raise EvaluationError(
-                    f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there enough memory?"
+                    f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there "
+                    "enough memory?"
                 )
         self._restart(slot)
 
     def _end_hung(self, slot: _Slot, job: _Job) -> None:
-        """Kill a worker that exceeds the time limit; queue its job again, or store that it failed."""
+        """Kill a worker that exceeds the time limit; queue its job again, or store that it
+        failed.
+        """
         self.progress.hangs += 1
         self._hangs[job] += 1
         if self._hangs[job] < MAX_HANGS:
@@ -293,7 +321,9 @@ class Driver:
             self.progress.lost.append(job.label)
         else:
             limit = f"did not end within {self.settings.episode_timeout:g} s of wall-clock time"
-            record = failed_record(job.assignment, f"{limit}, {MAX_HANGS} times; its simulator was killed")
+            record = failed_record(
+                job.assignment, f"{limit}, {MAX_HANGS} times; its simulator was killed"
+            )
             record["times"]["hung"] = MAX_HANGS
             self._store(job, record)
         self._restart(slot)
@@ -321,12 +351,19 @@ class Driver:
 def failures_to_film(
     plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record], settings: Settings
 ) -> list[Assignment]:
-    """Return the first ``settings.films`` failures of each row, by index. Following the policy's instruction is no failure."""
+    """Return the first ``settings.films`` failures of each row, by index. Following the policy's
+    instruction is no failure.
+    """
     chosen: list[Assignment] = []
     taken: Counter[tuple[str, str]] = Counter()
     for assignment in plan:
         record = records.get(assignment.key)
-        if record is None or record["success"] or record["success_told"] or not record["times"].get("answer_ms"):
+        if (
+            record is None
+            or record["success"]
+            or record["success_told"]
+            or not record["times"].get("answer_ms")
+        ):
             continue
         if taken[assignment.row] < settings.films:
             taken[assignment.row] += 1

@@ -1,7 +1,8 @@
-"""What every simulator of an evaluation does around an episode: make its policy, time it, film it, record what failed.
+"""What every simulator of an evaluation does around an episode: make its policy, time it, film it,
+record what failed.
 
-A record depends on its assignment only, not on earlier episodes of the same process: each episode makes a new policy and keeps
-only the weights.
+A record depends on its assignment only, not on earlier episodes of the same process: each episode
+makes a new policy and keeps only the weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import ActionOutOfRangeError, ControlError, NonFiniteError, ServiceChunkError, ShapeError
+from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
+    ControlError,
+    NonFiniteError,
+    ServiceChunkError,
+    ShapeError,
+)
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.policy_source import PolicySource
@@ -21,7 +28,9 @@ from strands_cosmos3.policy import Policy
 from strands_cosmos3.types import Outcome
 
 AS_TOLD = "as_told"
-"""Outcome of an episode in which the policy followed its own instruction, which differs from the goal's."""
+"""Outcome of an episode in which the policy followed its own instruction, which differs from the
+goal's.
+"""
 UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
 """Errors that count as the policy's failure, not the evaluation's."""
 
@@ -43,7 +52,8 @@ class EpisodeRunner(ABC):
         return self.source.model_sha256
 
     def run(self, assignment: Assignment) -> Record:
-        """Run an episode and return its record; ``times`` contains everything that depends on wall-clock time.
+        """Run an episode and return its record; ``times`` contains everything that depends on
+        wall-clock time.
 
         Raises:
             Cosmos3Error: Something other than the policy failed; the episode does not count.
@@ -51,7 +61,9 @@ class EpisodeRunner(ABC):
         return self._episode(assignment, None)
 
     def film(self, assignment: Assignment) -> tuple[Record, bytes]:
-        """Run the same episode again and return its record and video (mp4, the policy's views). Errors: as :meth:`run`."""
+        """Run the same episode again and return its record and video (mp4, the policy's views).
+        Errors: as :meth:`run`.
+        """
         with tempfile.TemporaryDirectory(prefix="sc3-film-") as folder:
             path = Path(folder) / "film.mp4"
             record = self._episode(assignment, path)
@@ -63,7 +75,9 @@ class EpisodeRunner(ABC):
 
     @abstractmethod
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
-        """Make the scene ready; return arguments for :class:`~strands_cosmos3.policy.Cosmos3Policy` and caption."""
+        """Make the scene ready; return arguments for
+        :class:`~strands_cosmos3.policy.Cosmos3Policy` and caption.
+        """
 
     @abstractmethod
     def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:
@@ -78,13 +92,19 @@ class EpisodeRunner(ABC):
             figures = failed_record(assignment, f"{type(error).__name__}: {error}")
         if watch.lost is not None:
             raise watch.lost
-        times = {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s, "answer_ms": watch.answer_ms}
+        times = {
+            "wall_s": time.perf_counter() - wall_s,
+            "cpu_s": time.process_time() - cpu_s,
+            "answer_ms": watch.answer_ms,
+        }
         figures["times"] |= {name: _rounded(value) for name, value in times.items()}
         return figures
 
 
 def failed_record(assignment: Assignment, message: str) -> Record:
-    """Return the record of an episode without figures: its first chunk could not be executed, or it never ended."""
+    """Return the record of an episode without figures: its first chunk could not be executed, or
+    it never ended.
+    """
     return {
         **assignment.instructions(),
         "seed": assignment.seed,

@@ -41,11 +41,13 @@ def evaluate(
         address: Address of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
         about: Further facts for the report, e.g. versions.
-        dynamics: Computes figures of dynamics, if the settings have clips and the folder has no figures.
+        dynamics: Computes figures of dynamics, if the settings have clips and the folder has no
+            figures.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
-        CheckpointError: The model's folder cannot be read, or states another domain; nothing was started.
+        CheckpointError: The model's folder cannot be read, or states another domain; nothing was
+            started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
     if settings.topology.replicas:
@@ -56,20 +58,28 @@ def evaluate(
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
-        write_json(folder.path / "run.json", {"settings": settings.to_dict(), **(about or {}), "started": _now()})
+        write_json(
+            folder.path / "run.json",
+            {"settings": settings.to_dict(), **(about or {}), "started": _now()},
+        )
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
             _evaluate_dynamics(driver, dynamics)
         finally:
-            facts = {**(about or {}), **_facts(driver, address, workers, time.monotonic() - started_s)}
+            facts = {
+                **(about or {}),
+                **_facts(driver, address, workers, time.monotonic() - started_s),
+            }
             report = make_report(folder, driver.records, facts, driver.progress.lost)
             write_report(folder, report)
     return report, driver.progress
 
 
 def _require_domain(settings: Settings) -> None:
-    """Refuse a checkpoint in a folder here that is of another domain, before anything is started."""
+    """Refuse a checkpoint in a folder here that is of another domain, before anything is
+    started.
+    """
     model = settings.policy.model
     if model is None or not Path(model).is_dir():  # a hub repository is read by whoever loads it
         return
@@ -91,7 +101,11 @@ def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> 
     return {
         "ran_on": ran_on + (f"; Ray at {address}" if address else ""),
         "finished": _now(),
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {
+            "platform": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
         "run": {
             "wall_s": wall_s,
             "new_episodes": state.new,
@@ -124,7 +138,9 @@ def _run(driver: Driver, address: str | None, workers: int) -> None:
 
 
 def default_workers(settings: Settings, cores: int) -> int:
-    """Return the default number of simulators: one for each core that no CPU rank needs, limited by what replicas can feed."""
+    """Return the default number of simulators: one for each core that no CPU rank needs, limited
+    by what replicas can feed.
+    """
     topology = settings.topology
     free = cores - (0 if topology.num_gpus else topology.ranks)
     most = topology.replicas * _WORKERS_PER_REPLICA or free

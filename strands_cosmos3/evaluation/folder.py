@@ -1,15 +1,17 @@
-"""The folder of an evaluation. Each episode is a file, written atomically and identified by its settings.
+"""The folder of an evaluation. Each episode is a file, written atomically and identified by its
+settings.
 
 ::
 
     run/run.json                                    the settings of the last start, versions
     run/episodes/<condition>/<task>/<index>.json    one episode
-    run/films/<condition>/<task>-<index>.mp4        video of a failure, run again; "-differs" if the result differed
-    run/dynamics.json                               figures of forward and inverse dynamics, if requested
-    run/report.json, run/report.html                the report
+    run/films/<condition>/<task>-<index>.mp4        video of a failure, run again; "-differs" if the
+    result differed run/dynamics.json                               figures of forward and inverse
+    dynamics, if requested run/report.json, run/report.html                the report
 
-An episode whose file has the right identity is never run again. The files are the only state, so after a kill at any moment the
-next start sees exactly the finished episodes. Each has a checksum: an episode whose file was damaged or edited is run again.
+An episode whose file has the right identity is never run again. The files are the only state, so
+after a kill at any moment the next start sees exactly the finished episodes. Each has a checksum:
+an episode whose file was damaged or edited is run again.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ _KEYS = {"success", "success_told", "outcome", "duration_s", "times"}  # what ev
 
 
 class RunFolder:
-    """The folder of one evaluation, created and locked against others; ``resume`` allows one with episodes.
+    """The folder of one evaluation, created and locked against others; ``resume`` allows one with
+    episodes.
 
     Attributes:
         damaged: Files of episodes that were damaged or edited, so that :meth:`read` ignored them.
         unverified: Files of episodes without a checksum (version 0.1 wrote none), which count.
 
     Raises:
-        ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes and ``resume`` is False.
+        ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes
+            and ``resume`` is False.
     """
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
@@ -52,15 +56,22 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise ConfigError(f"another evaluation is writing to {self.path}; wait for it, or choose another --out.") from None
+            raise ConfigError(
+                f"another evaluation is writing to {self.path}; wait for it, or choose another "
+                "--out."
+            ) from None
         except OSError as error:
             self.close()
-            raise ConfigError(f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another place.") from None
+            raise ConfigError(
+                f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another "
+                "place."
+            ) from None
         try:
             self._tidy()
             if not resume and (stored := list(self.path.glob("episodes/*/*/*.json"))):
                 raise ConfigError(
-                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} already; add --resume to "
+                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
+                    "already; add --resume to "
                     "continue with them, or choose another --out."
                 )
         except ConfigError:
@@ -79,15 +90,27 @@ class RunFolder:
         return self.path / "episodes" / condition / task / f"{index:05d}.json"
 
     def film_of(self, assignment: Assignment) -> tuple[Path, bool] | None:
-        """Return the path of an episode's video and whether its run was bit-equal; None if there is no video."""
-        return next(((path, same) for same in (True, False) if (path := self._film_path(assignment, same)).exists()), None)
+        """Return the path of an episode's video and whether its run was bit-equal; None if there
+        is no video.
+        """
+        return next(
+            (
+                (path, same)
+                for same in (True, False)
+                if (path := self._film_path(assignment, same)).exists()
+            ),
+            None,
+        )
 
     def _film_path(self, assignment: Assignment, same: bool) -> Path:
         condition, task, index = assignment.key
-        return self.path / "films" / condition / f"{task}-{index:05d}{'' if same else '-differs'}.mp4"
+        return (
+            self.path / "films" / condition / f"{task}-{index:05d}{'' if same else '-differs'}.mp4"
+        )
 
     def read(self, assignment: Assignment) -> Record | None:
-        """Return a stored episode; None if there is none, or it is damaged or edited (see :attr:`damaged`).
+        """Return a stored episode; None if there is none, or it is damaged or edited (see
+        :attr:`damaged`).
 
         Raises:
             ConfigError: It was run with other settings; the message names those that differ.
@@ -103,20 +126,29 @@ class RunFolder:
         if "checksum" in record and record["checksum"] != _checksum(record):
             self.damaged[path] = "was damaged or edited: its checksum does not fit its contents"
             return None
-        if not isinstance(record.get("identity"), dict) or not record.keys() >= _KEYS or not isinstance(record["times"], dict):
+        if (
+            not isinstance(record.get("identity"), dict)
+            or not record.keys() >= _KEYS
+            or not isinstance(record["times"], dict)
+        ):
             self.damaged[path] = "lacks what every record has"
             return None
         if "checksum" not in record:
             self.unverified.add(path)
         if record.get("digest") != self.settings.digest(assignment):
-            raise ConfigError(f"{path} is another episode: {self._difference(record, assignment)}. Choose another --out.")
+            raise ConfigError(
+                f"{path} is another episode: {self._difference(record, assignment)}. Choose "
+                "another --out."
+            )
         return record
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
         wanted = _flat(self.settings.identity(assignment))
         found = _flat(record["identity"])
         different = [
-            f"{name} was {found.get(name)!r} and is {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
+            f"{name} was {found.get(name)!r} and is {wanted[name]!r}"
+            for name in wanted
+            if found.get(name) != wanted[name]
         ]
         return "; ".join(different[:3]) or "its contents are invalid"
 
@@ -150,11 +182,18 @@ class RunFolder:
             stored = json.loads((self.path / "dynamics.json").read_text())
         except (OSError, ValueError):
             return None
-        return stored if isinstance(stored, dict) and stored.get("identity") == self.settings.dynamics_identity() else None
+        return (
+            stored
+            if isinstance(stored, dict)
+            and stored.get("identity") == self.settings.dynamics_identity()
+            else None
+        )
 
     def write_dynamics(self, figures: Mapping[str, Any]) -> None:
         """Store figures of dynamics atomically."""
-        write_json(self.path / "dynamics.json", {**figures, "identity": self.settings.dynamics_identity()})
+        write_json(
+            self.path / "dynamics.json", {**figures, "identity": self.settings.dynamics_identity()}
+        )
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
         """Store another file, such as the report, atomically."""
@@ -175,18 +214,24 @@ class RunFolder:
 
 
 def without_times(record: Record) -> Record:
-    """Return a record without its wall-clock times and its checksum: bit-equal for any number of workers."""
+    """Return a record without its wall-clock times and its checksum: bit-equal for any number of
+    workers.
+    """
     return {name: value for name, value in record.items() if name not in ("times", "checksum")}
 
 
 def _checksum(record: Record) -> str:
     """Return the SHA-256 of a record's contents, the checksum excepted."""
-    contents = json.loads(json.dumps({name: value for name, value in record.items() if name != "checksum"}))
+    contents = json.loads(
+        json.dumps({name: value for name, value in record.items() if name != "checksum"})
+    )
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= (
+            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        )
     return flat

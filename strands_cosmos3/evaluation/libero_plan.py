@@ -1,4 +1,6 @@
-"""The episodes of an evaluation on LIBERO, and what its settings must be: index i of a task is its official initial state i."""
+"""The episodes of an evaluation on LIBERO, and what its settings must be: index i of a task is
+its official initial state i.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,24 @@ _FIXED = ("duration", "control_frequency", "instruction")
 
 
 def libero_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of an evaluation with LIBERO's defaults: all tasks and initial states, the suite's horizon.
+    """Return options of an evaluation with LIBERO's defaults: all tasks and initial states, the
+    suite's horizon.
 
     Raises:
         ConfigError, UnknownNameError: An option is fixed by the suite; no such suite.
     """
     horizon = get_suite(given["suite"]).horizon
     if fixed := [name for name in _FIXED if name in given]:
-        raise ConfigError(f"{', '.join(fixed)}: the suite {given['suite']!r} fixes that; leave it out.")
+        raise ConfigError(
+            f"{', '.join(fixed)}: the suite {given['suite']!r} fixes that; leave it out."
+        )
     defaults = {"tasks": LIBERO_TASKS, "seeds": INIT_STATES}
-    return {**defaults, **given, "duration": horizon / CONTROL_HZ, "control_frequency": float(CONTROL_HZ)}
+    return {
+        **defaults,
+        **given,
+        "duration": horizon / CONTROL_HZ,
+        "control_frequency": float(CONTROL_HZ),
+    }
 
 
 def libero_policy(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,24 +52,44 @@ def libero_policy(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("backend") != "service":
         return {}
     if (dialect := given.get("dialect") or "libero") != "libero":
-        raise ConfigError(f"dialect {dialect!r} carries DROID's columns; LIBERO's rows travel in dialect libero.")
+        raise ConfigError(
+            f"dialect {dialect!r} carries DROID's columns; LIBERO's rows travel in dialect libero."
+        )
     return {"dialect": dialect}
 
 
-def require_libero(name: str, seeds: int, clips: int, backend: str, conditions: Sequence[Perturbation]) -> None:
+def require_libero(
+    name: str, seeds: int, clips: int, backend: str, conditions: Sequence[Perturbation]
+) -> None:
     """Raise ConfigError or UnknownNameError for settings that LIBERO does not have."""
     suite = get_suite(name).name
     if seeds > INIT_STATES:
-        raise ConfigError(f"seeds={seeds}: each task of {suite} has {INIT_STATES} initial states; use at most that.")
+        raise ConfigError(
+            f"seeds={seeds}: each task of {suite} has {INIT_STATES} initial states; use at most "
+            "that."
+        )
     if clips:
-        raise ConfigError(f"clips={clips}: dynamics are evaluated on our table; leave it out with {suite}.")
+        raise ConfigError(
+            f"clips={clips}: dynamics are evaluated on our table; leave it out with {suite}."
+        )
     if backend == "scripted" and not suite.startswith("libero_object"):
-        raise ConfigError(f"the scripted expert solves libero_object and its variants, not {suite}; choose a policy.")
+        raise ConfigError(
+            f"the scripted expert solves libero_object and its variants, not {suite}; choose a "
+            "policy."
+        )
     for condition in conditions:
         if condition.text == "paraphrased":
-            raise ConfigError(f"condition {condition.name!r}: other wordings are suites of their own, e.g. libero_object_lan.")
-        if foreign := [key for key, value in condition.identity().items() if key not in _HERE and value]:
-            raise ConfigError(f"condition {condition.name!r}: {', '.join(foreign)} belongs to our table, not to {suite}.")
+            raise ConfigError(
+                f"condition {condition.name!r}: other wordings are suites of their own, e.g. "
+                "libero_object_lan."
+            )
+        if foreign := [
+            key for key, value in condition.identity().items() if key not in _HERE and value
+        ]:
+            raise ConfigError(
+                f"condition {condition.name!r}: {', '.join(foreign)} belongs to our table, not to "
+                f"{suite}."
+            )
 
 
 def plan_libero(
@@ -68,7 +98,8 @@ def plan_libero(
     """Return every episode, by condition, task and initial state.
 
     Raises:
-        MissingDependencyError, ConfigError: LIBERO is not installed; no other instruction can be judged in a task's scene.
+        MissingDependencyError, ConfigError: LIBERO is not installed; no other instruction can be
+            judged in a task's scene.
     """
     tasks, plan = load_tasks(suite), []
     for condition in conditions:
@@ -81,15 +112,20 @@ def plan_libero(
     return tuple(plan)
 
 
-def _told(perturbation: Perturbation, task: LiberoTask, tasks: tuple[LiberoTask, ...], seed: int) -> str:
-    """Return the policy's instruction: for ``swapped`` that of another task whose goal can be fulfilled in this scene."""
+def _told(
+    perturbation: Perturbation, task: LiberoTask, tasks: tuple[LiberoTask, ...], seed: int
+) -> str:
+    """Return the policy's instruction: for ``swapped`` that of another task whose goal can be
+    fulfilled in this scene.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(perturbation.text.encode())])
     if perturbation.text not in ("swapped", "shuffled"):
         return perturbation.policy_instruction(task.instruction, rng)
     others = [other for other in tasks if other.goal != task.goal and task.can_judge(other.goal)]
     if not others:
         raise ConfigError(
-            f"condition {perturbation.name!r}: no other instruction of {task.suite.name} can be judged in the scene of task "
+            f"condition {perturbation.name!r}: no other instruction of {task.suite.name} can be "
+            "judged in the scene of task "
             f"{task.number} ({task.instruction!r}); choose other tasks or another suite."
         )
     choices = others if perturbation.text == "swapped" else [task, *others]
@@ -97,7 +133,13 @@ def _told(perturbation: Perturbation, task: LiberoTask, tasks: tuple[LiberoTask,
 
 
 def told_task(assignment: Assignment) -> LiberoTask:
-    """Return the task of the policy's instruction, else (if that is the goal's, or means nothing) the episode's own."""
+    """Return the task of the policy's instruction, else (if that is the goal's, or means
+    nothing) the episode's own.
+    """
     tasks = load_tasks(assignment.suite)
     same = (task for task in tasks if task.instruction == assignment.policy_instruction)
-    return tasks[int(assignment.task)] if not assignment.goals_differ else next(same, tasks[int(assignment.task)])
+    return (
+        tasks[int(assignment.task)]
+        if not assignment.goals_differ
+        else next(same, tasks[int(assignment.task)])
+    )

@@ -1,4 +1,6 @@
-"""LIBERO for an evaluation: the world of one task at a time, a policy, and assignments turned into records."""
+"""LIBERO for an evaluation: the world of one task at a time, a policy, and assignments turned
+into records.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,15 @@ class LiberoSimulator(EpisodeRunner):
         self._world = None
 
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
-        return {"embodiment": self.settings.embodiment, "prompt": caption(assignment.policy_instruction, self._config.caption)}
+        return {
+            "embodiment": self.settings.embodiment,
+            "prompt": caption(assignment.policy_instruction, self._config.caption),
+        }
 
     def _world_of(self, assignment: Assignment, pictures: bool) -> LiberoWorld:
-        """Return the world of an episode's task; the last one is kept, because making one takes seconds."""
+        """Return the world of an episode's task; the last one is kept, because making one takes
+        seconds.
+        """
         task, world = load_tasks(assignment.suite)[int(assignment.task)], self._world
         if world is None or world.task != task or (pictures and not world.can_draw):
             if world is not None:
@@ -59,14 +66,24 @@ class LiberoSimulator(EpisodeRunner):
         policy.reset(assignment.noise_seed(self.settings.noise_seed))
         other, counters, outcome, fault = told_task(assignment), Counter[str](), Outcome.TIMEOUT, {}
         with ExitStack() as stack:
-            film = None if video is None else stack.enter_context(VideoWriter(video, CONTROL_HZ / _FILM_EVERY))
+            film = (
+                None
+                if video is None
+                else stack.enter_context(VideoWriter(video, CONTROL_HZ / _FILM_EVERY))
+            )
             try:
                 while outcome is Outcome.TIMEOUT and not world.time_is_up:
-                    actions = next_actions(policy, world, assignment.policy_instruction)[: world.horizon - world.steps]
+                    actions = next_actions(policy, world, assignment.policy_instruction)[
+                        : world.horizon - world.steps
+                    ]
                     counters["chunks"] += 1
                     for row, action in enumerate(actions, 1):
                         if film is not None and world.steps % _FILM_EVERY == 0:
-                            film.write(side_by_side({name: as_seen(view) for name, view in world.rendered().items()}))
+                            film.write(
+                                side_by_side(
+                                    {name: as_seen(view) for name, view in world.rendered().items()}
+                                )
+                            )
                         if world.step(action, look=policy.requires_images and row == len(actions)):
                             outcome = Outcome.SUCCESS
                         elif other != world.task and world.fulfilled(other.goal):
@@ -83,7 +100,9 @@ class LiberoSimulator(EpisodeRunner):
             "seed": assignment.seed,
             "task": assignment.task,
             "success": succeeded,
-            "success_told": outcome is Outcome.INTERRUPTED if assignment.goals_differ else succeeded,
+            "success_told": outcome is Outcome.INTERRUPTED
+            if assignment.goals_differ
+            else succeeded,
             "outcome": AS_TOLD if outcome is Outcome.INTERRUPTED else str(outcome),
             "counters": {"steps": world.steps, **counters},
             "duration_s": world.steps / CONTROL_HZ,

@@ -47,28 +47,42 @@ summary { cursor: pointer; color: var(--dim); font-size: 13px; }
 .facts dd { margin: 0; overflow-wrap: anywhere; }
 """
 _HOW_TO_READ = (
-    "An episode succeeds if the goal of its task was reached, judged from the physics by the goal instruction, whatever "
-    "instruction the policy received. Intervals are Wilson score intervals at 95 % (Wilson 1927). Every episode's scene and "
-    "noise follow from the evaluation's seed, the task and the index, so rows can be compared episode by episode."
+    "An episode succeeds if the goal of its task was reached, judged from the physics by the goal "
+    "instruction, whatever "
+    "instruction the policy received. Intervals are Wilson score intervals at 95 % (Wilson 1927). "
+    "Every episode's scene and "
+    "noise follow from the evaluation's seed, the task and the index, so rows can be compared "
+    "episode by episode."
 )
 _READING = (
-    "The policy's instruction names another colour than the goal instruction. A policy that reads it follows it; one that "
+    "The policy's instruction names another colour than the goal instruction. A policy that reads "
+    "it follows it; one that "
     "ignores it reaches the goal, or neither."
 )
-_LATENCY = (
-    "Wall-clock time from a request to the policy until its answer, including the wait for a replica that simulators share."
-)
+_LATENCY = "Wall-clock time from a request to the policy until its answer, including the wait for a replica that simulators share."
 _DYNAMICS = (
-    "{clips} chunks of the unperturbed expert on scenes that were not used in training, {steps} denoising steps: mean PSNR of "
+    "{clips} chunks of the unperturbed expert on scenes that were not used in training, {steps} "
+    "denoising steps: mean PSNR of "
     "frames predicted from actions, and the end-point error of actions recovered from frames."
 )
-_EXPERIENCED = "The control loop itself saw a latency of at most {max_ms:.1f} ms on its own clock ({clock})."
+_EXPERIENCED = (
+    "The control loop itself saw a latency of at most {max_ms:.1f} ms on its own clock ({clock})."
+)
 
 
 def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
-    """Return the page of a report. ``films``: path of each video -> the URL that its player loads (a data URI, or the path)."""
+    """Return the page of a report. ``films``: path of each video -> the URL that its player
+    loads (a data URI, or the path).
+    """
     rows = report["rows"]
-    body = [_head(report), *_notices(report), _success(rows), _colours(rows), _dynamics(report), _latency(report)]
+    body = [
+        _head(report),
+        *_notices(report),
+        _success(rows),
+        _colours(rows),
+        _dynamics(report),
+        _latency(report),
+    ]
     body += [_failures(report, films), _foot(report)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_title(report)}</title>'
     main = "\n".join(body)
@@ -90,21 +104,36 @@ def _title(report: Mapping[str, Any]) -> str:
 
 def _head(report: Mapping[str, Any]) -> str:
     settings, policy = report["settings"], report["settings"]["policy"]
-    shown = ("num_steps", "guidance_scale", "policy_frames", "replan_rows", "device", "host", "port")
+    shown = (
+        "num_steps",
+        "guidance_scale",
+        "policy_frames",
+        "replan_rows",
+        "device",
+        "host",
+        "port",
+    )
     options = {name: policy[name] for name in shown}
     facts = {
         "suite": None if settings["suite"] == "table" else settings["suite"],
         "robot": _robot(report.get("robot")),
         "policy": f"{policy['backend']}" + (f", {policy['model']}" if policy["model"] else ""),
-        "options": ", ".join(f"{name} {value}" for name, value in options.items() if value is not None) or "presets",
+        "options": ", ".join(
+            f"{name} {value}" for name, value in options.items() if value is not None
+        )
+        or "presets",
         "SHA-256 of the checkpoint": report["model_sha256"],
-        "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task and condition, seed "
-        f"{settings['seed']}, at most {settings['duration']:g} s, {settings['control_frequency']:g} Hz",
+        "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task "
+        "and condition, seed "
+        f"{settings['seed']}, at most {settings['duration']:g} s, "
+        f"{settings['control_frequency']:g} Hz",
         "ran on": report.get("ran_on"),
         "finished": report.get("finished"),
         "command": report.get("command"),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items() if value)
+    listed = "".join(
+        f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items() if value
+    )
     about = '<p class="dim">strands-cosmos3: closed loop, real dynamics in MuJoCo</p>'
     return f'<h1>{_title(report)}</h1>{about}<dl class="facts">{listed}</dl>'
 
@@ -114,7 +143,11 @@ def _robot(robot: Mapping[str, Any] | None) -> str | None:
         return None
     notes = [robot["name"]]
     notes += ["some of its limits are assumed"] if robot["assumed"] else []
-    notes += [f"driven by the rows of {robot['borrowed_domain']}, another robot's"] if robot["borrowed_domain"] else []
+    notes += (
+        [f"driven by the rows of {robot['borrowed_domain']}, another robot's"]
+        if robot["borrowed_domain"]
+        else []
+    )
     return "; ".join(notes)
 
 
@@ -124,16 +157,26 @@ def _notices(report: Mapping[str, Any]) -> list[str]:
         texts.append(f"This checkpoint's label: {report['model_label']}.")
     if not report["complete"]:
         missing = report["planned"] - report["episodes"]
-        texts.append(f"Not finished: {missing} episodes are missing. Run the same command with --resume to continue.")
+        texts.append(
+            f"Not finished: {missing} episodes are missing. Run the same command with --resume to "
+            "continue."
+        )
     if report["hung"]:
-        texts.append(f"Counted as failures because they exceeded the time limit: {', '.join(report['hung'])}.")
+        texts.append(
+            "Counted as failures because they exceeded the time limit: "
+            f"{', '.join(report['hung'])}."
+        )
     if report["given_up"]:
-        texts.append(f"Given up because their process died repeatedly: {', '.join(report['given_up'])}.")
+        texts.append(
+            f"Given up because their process died repeatedly: {', '.join(report['given_up'])}."
+        )
     return [f'<div class="card notice">{escape(text)}</div>' for text in texts]
 
 
 def labelled(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield rows, each with its condition if that differs from the row before, else an empty string."""
+    """Yield rows, each with its condition if that differs from the row before, else an empty
+    string.
+    """
     last = None
     for row in rows:
         yield row, row["condition"] if row["condition"] != last else ""
@@ -164,7 +207,9 @@ def _success(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def colours_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the colours of the goals' cubes in some rows; none if there is one row's and one colour at most."""
+    """Return the colours of the goals' cubes in some rows; none if there is one row's and one
+    colour at most.
+    """
     found = list(dict.fromkeys(colour for row in rows for colour in row.get("by_colour", ())))
     return found if len(found) > 1 else []
 
@@ -183,11 +228,20 @@ def _colours(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of rows whose policy instruction differs from the goal instruction, if there are any."""
+    """Return the table of rows whose policy instruction differs from the goal instruction, if
+    there are any.
+    """
     told = [row for row in rows if "told" in row]
     if not told:
         return ""
-    heads = ["condition", "task", "policy instruction fulfilled", "share of episodes that fulfilled either", "%", "interval"]
+    heads = [
+        "condition",
+        "task",
+        "policy instruction fulfilled",
+        "share of episodes that fulfilled either",
+        "%",
+        "interval",
+    ]
     heads += ["equal instructions by chance"]
 
     def cells(row: Mapping[str, Any]) -> list[str]:
@@ -200,7 +254,9 @@ def _reading(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         return [*shown, _cell("" if row["chance"] is None else f"{percent(row['chance'])} %")]
 
-    return f'<h2>Reading</h2><p class="dim">{_READING}</p>{_table(heads, told, cells, left=(0, 1, 3))}'
+    return (
+        f'<h2>Reading</h2><p class="dim">{_READING}</p>{_table(heads, told, cells, left=(0, 1, 3))}'
+    )
 
 
 def _dynamics(report: Mapping[str, Any]) -> str:
@@ -219,27 +275,52 @@ def dynamics_facts(figures: Mapping[str, Any]) -> dict[str, str]:
     moving, controls = figures["moving"], figures["controls"]
     said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in controls.items())
     return {
-        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to repeating the given frame "
+        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to "
+        "repeating the given frame "
         f"({figures['copy_frame_psnr']:.2f} dB); the VAE alone: {figures['vae_psnr']:.2f} dB",
-        "moving pixels": f"{moving['forward_db']:.2f} dB, {moving['forward_db'] - moving['copy_frame_psnr']:+.2f} dB relative "
+        "moving pixels": f"{moving['forward_db']:.2f} dB, "
+        f"{moving['forward_db'] - moving['copy_frame_psnr']:+.2f} dB relative "
         f"to repeating the given frame; the VAE alone: {moving['vae_psnr']:.2f} dB",
-        "error relative to that with the true actions": f"{said} (latents; foreign: a sentence of another goal)",
-        "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of {figures['moved_mm']:.1f} mm moved",
+        "error relative to that with the true "
+        "actions": f"{said} (latents; foreign: a sentence of another goal)",
+        "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of "
+        f"{figures['moved_mm']:.1f} mm moved",
     }
 
 
 def _latency(report: Mapping[str, Any]) -> str:
     rows, loop = report["rows"], report.get("loop_latency")
-    heads = ["condition", "task", "p50 ms", "p95 ms", "p99 ms", "max ms", "chunks", "seconds to success"]
-    heads += ["waited, s per episode", "jump at a seam, rad/s", "tracking mean / max mm", "CPU s per episode"]
+    heads = [
+        "condition",
+        "task",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "max ms",
+        "chunks",
+        "seconds to success",
+    ]
+    heads += [
+        "waited, s per episode",
+        "jump at a seam, rad/s",
+        "tracking mean / max mm",
+        "CPU s per episode",
+    ]
 
     def cells(row: Mapping[str, Any]) -> list[str]:
         answer = row["answer_ms"]
-        shown = [""] * 5 if answer is None else [f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")]
+        shown = (
+            [""] * 5
+            if answer is None
+            else [f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")]
+        )
         shown += [] if answer is None else [str(answer["of"])]
         mean, most, seam = row["tracking_mean_mm"], row["tracking_max_mm"], row["seam_rad_s"]
         shown += [_number(row["seconds_to_success"]), _number(row["waited_s_mean"])]
-        shown += ["" if seam is None else f"{seam['p50']:.3f}", "" if mean is None else f"{mean:.2f} / {most:.2f}"]
+        shown += [
+            "" if seam is None else f"{seam['p50']:.3f}",
+            "" if mean is None else f"{mean:.2f} / {most:.2f}",
+        ]
         return [_cell(text) for text in (*shown, _number(row["cpu_s_mean"]))]
 
     table = _table(heads, rows, cells, left=(0, 1))
@@ -253,8 +334,12 @@ def _table(
     cells: Callable[[Mapping[str, Any]], list[str]],
     left: Sequence[int],
 ) -> str:
-    """Return a table of rows labelled by condition and task; each condition is named once, its row for all tasks is bold."""
-    head = "".join(f'<th class="{"l" if i in left else "r"}">{text}</th>' for i, text in enumerate(heads))
+    """Return a table of rows labelled by condition and task; each condition is named once, its
+    row for all tasks is bold.
+    """
+    head = "".join(
+        f'<th class="{"l" if i in left else "r"}">{text}</th>' for i, text in enumerate(heads)
+    )
     body: list[str] = []
     for row, condition in labelled(rows):
         marks = {"first": condition and body, "all": row["task"] is None}
@@ -285,11 +370,14 @@ def _whisker(rate: Mapping[str, Any], width: int = 230) -> str:
 
     band = max(at(rate["high"]) - at(rate["low"]), 1)
     quarters = (at(quarter / 4) for quarter in range(5))
-    ticks = "".join(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="3" y2="17" stroke="var(--line)"/>' for x in quarters)
+    ticks = "".join(
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="3" y2="17" stroke="var(--line)"/>' for x in quarters
+    )
     return (
         f'<svg width="{width}" height="20" role="img" aria-label="{percent(rate["rate"])} %">'
         f'<rect x="6" y="8" rx="2" width="{width - 12}" height="4" fill="var(--track)"/>{ticks}'
-        f'<rect x="{at(rate["low"]):.1f}" y="6" rx="3" width="{band:.1f}" height="8" fill="var(--mark)" opacity="0.35"/>'
+        f'<rect x="{at(rate["low"]):.1f}" y="6" rx="3" width="{band:.1f}" height="8" '
+        'fill="var(--mark)" opacity="0.35"/>'
         f'<circle cx="{at(rate["rate"]):.1f}" cy="10" r="4.5" fill="var(--mark)"/></svg>'
     )
 
@@ -312,11 +400,25 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str], views: int) -
     if failure["fault"]:
         lines.append(failure["fault"])
     if failure["film_is_same"] is False:
-        lines.append("The recorded run with the same seed differs: this policy is not deterministic.")
-    tags = [failure["condition"], f"{failure['task']} {failure['index']}", f"seed {failure['seed']}", failure["outcome"]]
-    spans = "".join(f'<span class="tag">{escape(tag)}</span>' for tag in (*tags, f"{failure['duration_s']:.1f} s"))
+        lines.append(
+            "The recorded run with the same seed differs: this policy is not deterministic."
+        )
+    tags = [
+        failure["condition"],
+        f"{failure['task']} {failure['index']}",
+        f"seed {failure['seed']}",
+        failure["outcome"],
+    ]
+    spans = "".join(
+        f'<span class="tag">{escape(tag)}</span>'
+        for tag in (*tags, f"{failure['duration_s']:.1f} s")
+    )
     shape = "" if views == 3 else f' style="aspect-ratio:{16 * views}/9"'
-    video = f'<video controls muted loop preload="metadata"{shape} src="{escape(film)}"></video>' if film else ""
+    video = (
+        f'<video controls muted loop preload="metadata"{shape} src="{escape(film)}"></video>'
+        if film
+        else ""
+    )
     text = "".join(f"<p>{escape(line)}</p>" for line in lines) + f"<p>{spans}</p>"
     if failure["repeat"]:
         text += f"<details><summary>repeat this episode</summary><pre>{escape(failure['repeat'])}</pre></details>"
@@ -325,9 +427,7 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str], views: int) -
 
 def _foot(report: Mapping[str, Any]) -> str:
     whole = {name: report.get(name) for name in ("settings", "versions", "machine", "run")}
-    details = (
-        f"<details><summary>settings, versions, machine</summary><pre>{escape(json.dumps(whole, indent=1))}</pre></details>"
-    )
+    details = f"<details><summary>settings, versions, machine</summary><pre>{escape(json.dumps(whole, indent=1))}</pre></details>"
     return f'<h2>How to read this</h2><div class="card"><p>{_HOW_TO_READ}</p>{details}</div>'
 
 

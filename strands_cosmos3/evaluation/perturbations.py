@@ -1,16 +1,24 @@
 """Perturbations of a policy's input, its scene or its time. Each is a row of the report.
 
-A perturbation changes one thing and keeps the seed and the judge, so rows can be compared episode by episode:
+A perturbation changes one thing and keeps the seed and the judge, so rows can be compared episode
+by episode:
 
 - ``blank``: every image is black. The success of a policy that uses images falls to chance.
-- ``swapped``: the policy's instruction names another colour than the goal. A policy that reads it does the other thing.
-- ``shuffled``: the policy's instruction names a random colour. Success falls to chance for a policy that reads it.
-- ``random``: the policy's instruction is letters without a meaning, and no check refuses them. Success falls to chance.
-- ``paraphrased``: the same goal in words that no template of this package's demonstrations contains.
+- ``swapped``: the policy's instruction names another colour than the goal. A policy that reads it
+  does the other thing.
+- ``shuffled``: the policy's instruction names a random colour. Success falls to chance for a policy
+  that reads it.
+- ``random``: the policy's instruction is letters without a meaning, and no check refuses them.
+  Success falls to chance.
+- ``paraphrased``: the same goal in words that no template of this package's demonstrations
+  contains.
 - ``steps=N``, ``replan=N``: N denoising steps, or a new chunk after N rows.
-- ``latency=S``, ``limit=S``: an inference takes S simulated seconds; an episode ends after S seconds.
-- ``light=F``, ``table=NAME``, ``camera=CM``: lights times F, another table, the wrist camera moved by CM centimetres.
-- ``cubes=MM``, ``close``, ``crowded``: cubes of another size, another cube 6.5 cm from the goal's, two cubes of other colours.
+- ``latency=S``, ``limit=S``: an inference takes S simulated seconds; an episode ends after S
+  seconds.
+- ``light=F``, ``table=NAME``, ``camera=CM``: lights times F, another table, the wrist camera moved
+  by CM centimetres.
+- ``cubes=MM``, ``close``, ``crowded``: cubes of another size, another cube 6.5 cm from the goal's,
+  two cubes of other colours.
 """
 
 from __future__ import annotations
@@ -83,9 +91,12 @@ class Perturbation:
     Args:
         images: ``seen``, or ``blank`` for black images of the same size.
         text: The policy's instruction: ``asked`` for the goal's own, or one of the other three.
-        num_steps, replan_rows: Denoising steps, and rows before the next chunk; None for the evaluation's own.
-        latency_s, limit_s: Simulated duration of an inference, and longest duration of an episode; None for 0 and its own.
-        light, table: Factor on all lights, and one of :data:`~strands_cosmos3.sim.appearance.TABLES`; None as it is.
+        num_steps, replan_rows: Denoising steps, and rows before the next chunk; None for the
+            evaluation's own.
+        latency_s, limit_s: Simulated duration of an inference, and longest duration of an episode;
+            None for 0 and its own.
+        light, table: Factor on all lights, and one of
+            :data:`~strands_cosmos3.sim.appearance.TABLES`; None as it is.
         camera_cm: Displacement of the wrist camera in a random direction, None for none.
         cubes_mm: Edge of the cubes, None for 40.
         close: Whether another cube stands 6.5 cm from the goal's, centre to centre.
@@ -111,8 +122,15 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ConfigError(f"conditions: {self.name!r} must consist of a-z, 0-9 and . _ = + -, because it names a folder.")
-        for name, value, known in (("images", self.images, IMAGES), ("text", self.text, TEXTS), ("table", self.table, TABLES)):
+            raise ConfigError(
+                f"conditions: {self.name!r} must consist of a-z, 0-9 and . _ = + -, because it "
+                "names a folder."
+            )
+        for name, value, known in (
+            ("images", self.images, IMAGES),
+            ("text", self.text, TEXTS),
+            ("table", self.table, TABLES),
+        ):
             if value not in known and not (name == "table" and value is None):
                 raise UnknownNameError(f"{name} of a condition", value, known)
         for name, least, largest in _NUMBERS.values():
@@ -120,25 +138,42 @@ class Perturbation:
             if value is not None and not _is_number(value, least, largest, name in _WHOLE):
                 whole = "a whole number" if name in _WHOLE else "a number"
                 raise ConfigError(
-                    f"condition {self.name!r}: {name} must be {whole} from {least:g} to {largest:g}, got {value!r}."
+                    f"condition {self.name!r}: {name} must be {whole} from {least:g} to "
+                    f"{largest:g}, got {value!r}."
                 )
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"condition {self.name!r}: {name} must be true or false, got {getattr(self, name)!r}.")
+                raise ConfigError(
+                    f"condition {self.name!r}: {name} must be true or false, got "
+                    f"{getattr(self, name)!r}."
+                )
 
     @property
     def changes_scene(self) -> bool:
         """Whether the scene differs from that of other conditions."""
-        return any((self.light, self.table, self.camera_cm, self.cubes_mm, self.close, self.crowded))
+        return any(
+            (self.light, self.table, self.camera_cm, self.cubes_mm, self.close, self.crowded)
+        )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines an episode; fields that version 0.1 lacks only where they are set, so that it is the same."""
-        later = (*(name for name, _, _ in _NUMBERS.values() if name not in _WHOLE), "table", *_FLAGS)
-        return {name: value for name, value in vars(self).items() if name not in later or value not in (None, False)}
+        """Return what determines an episode; fields that version 0.1 lacks only where they are
+        set, so that it is the same.
+        """
+        later = (
+            *(name for name, _, _ in _NUMBERS.values() if name not in _WHOLE),
+            "table",
+            *_FLAGS,
+        )
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in later or value not in (None, False)
+        }
 
     @classmethod
     def parse(cls, text: str) -> Perturbation:
-        """Return a perturbation from its short form: names and settings joined by ``+``, e.g. ``swapped+replan=8``.
+        """Return a perturbation from its short form: names and settings joined by ``+``, e.g.
+        ``swapped+replan=8``.
 
         Raises:
             UnknownNameError, ConfigError: It cannot be parsed, or sets the same thing twice.
@@ -158,7 +193,8 @@ class Perturbation:
         """Return a perturbation from a table of a TOML file.
 
         Raises:
-            UnknownNameError, ConfigError: A key is unknown, the name is missing, or a value is invalid.
+            UnknownNameError, ConfigError: A key is unknown, the name is missing, or a value is
+                invalid.
         """
         known = [f.name for f in fields(cls)]
         for key in values:
@@ -177,7 +213,10 @@ class Perturbation:
         if self.text == "asked":
             return goal_instruction
         if self.text == "random":
-            return " ".join("".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), rng.integers(2, 8))) for _ in range(5))
+            return " ".join(
+                "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), rng.integers(2, 8)))
+                for _ in range(5)
+            )
         goal = parse_instruction(goal_instruction)
         if self.text == "paraphrased":
             return _worded(rng.choice(PARAPHRASES[goal.verb]), goal)
@@ -198,7 +237,9 @@ def _change(part: str) -> dict[str, Any]:
         try:
             return {field: int(value) if field in _WHOLE else float(value)}
         except ValueError:
-            raise ConfigError(f"condition {part!r}: {value!r} is no {'whole ' * (field in _WHOLE)}number.") from None
+            raise ConfigError(
+                f"condition {part!r}: {value!r} is no {'whole ' * (field in _WHOLE)}number."
+            ) from None
     if not equals and part in _FLAGS:
         return {part: True}
     if equals or part not in CONTROLS:
@@ -228,5 +269,7 @@ def distinct(perturbations: tuple[Perturbation, ...]) -> tuple[Perturbation, ...
     """Return the perturbations; raise a ConfigError if there is none or two have the same name."""
     names = [perturbation.name for perturbation in perturbations]
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"conditions {names}: an evaluation needs at least one, each with its own name.")
+        raise ConfigError(
+            f"conditions {names}: an evaluation needs at least one, each with its own name."
+        )
     return perturbations

@@ -1,4 +1,6 @@
-"""Apply a condition to requests between the policy and its backend, so that scene and judge know nothing of it."""
+"""Apply a condition to requests between the policy and its backend, so that scene and judge know
+nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,33 @@ class PerturbedBackend(Backend):
         lost: Error of a lost server or replica, which is not the policy's failure; else None.
     """
 
-    def __init__(self, inner: Backend, condition: Perturbation, policy_instruction: str, prompt: str | None = None):
-        self._inner, self._condition, self._instruction, self._prompt = inner, condition, policy_instruction, prompt
-        self.name, self.model_sha256, self.action_space = inner.name, inner.model_sha256, inner.action_space
+    def __init__(
+        self,
+        inner: Backend,
+        condition: Perturbation,
+        policy_instruction: str,
+        prompt: str | None = None,
+    ):
+        self._inner, self._condition, self._instruction, self._prompt = (
+            inner,
+            condition,
+            policy_instruction,
+            prompt,
+        )
+        self.name, self.model_sha256, self.action_space = (
+            inner.name,
+            inner.model_sha256,
+            inner.action_space,
+        )
         self.needs_privileged, self.requires_images = inner.needs_privileged, inner.requires_images
         self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
         self.chunk_rows, self.language = inner.chunk_rows, inner.language
         self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
         self.instruction_free_actions = inner.instruction_free_actions
-        self.example_instruction, self.recorded_robot = inner.example_instruction, inner.recorded_robot
+        self.example_instruction, self.recorded_robot = (
+            inner.example_instruction,
+            inner.recorded_robot,
+        )
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 
@@ -64,11 +84,17 @@ class PerturbedBackend(Backend):
 
     def shown(self, request: Request) -> Request:
         """Return the perturbed request."""
-        request = replace(request, instruction=self._instruction, prompt=self._prompt or request.prompt)
+        request = replace(
+            request, instruction=self._instruction, prompt=self._prompt or request.prompt
+        )
         if self._condition.images == "seen":
             return request
         composite = None if request.composite is None else _black(request.composite)
-        return replace(request, composite=composite, images={name: _black(view) for name, view in request.images.items()})
+        return replace(
+            request,
+            composite=composite,
+            images={name: _black(view) for name, view in request.images.items()},
+        )
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -1,4 +1,6 @@
-"""Another project's policy under a condition: any object with ``get_actions_sync(observation, instruction)``."""
+"""Another project's policy under a condition: any object with ``get_actions_sync(observation,
+instruction)``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from strands_cosmos3.policy.contract import Step
 
 
 def load_policy(name: str) -> Any:
-    """Return the policy that ``module:name`` makes: a class or function that is called without arguments.
+    """Return the policy that ``module:name`` makes: a class or function that is called without
+    arguments.
 
     Raises:
         ConfigError: It cannot be imported, or what it makes has no ``get_actions_sync``.
@@ -25,9 +28,14 @@ def load_policy(name: str) -> Any:
     try:
         policy = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"policy {name!r} cannot be made ({error}); give module:name of a class or function.") from None
+        raise ConfigError(
+            f"policy {name!r} cannot be made ({error}); give module:name of a class or function."
+        ) from None
     if not hasattr(policy, "get_actions_sync"):
-        raise ConfigError(f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, instruction).")
+        raise ConfigError(
+            f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, "
+            "instruction)."
+        )
     return policy
 
 
@@ -43,10 +51,14 @@ class PerturbedPolicy(Policy):
 
     lost: BackendError | None = None
 
-    def __init__(self, inner: Any, condition: Perturbation, policy_instruction: str, replan_rows: int | None):
+    def __init__(
+        self, inner: Any, condition: Perturbation, policy_instruction: str, replan_rows: int | None
+    ):
         self._inner, self._condition, self._instruction = inner, condition, policy_instruction
         self.requires_images = self._member("requires_images")
-        self.actions_per_step = self._member("actions_per_step") if replan_rows is None else replan_rows
+        self.actions_per_step = (
+            self._member("actions_per_step") if replan_rows is None else replan_rows
+        )
         self.answer_ms: list[float] = []
 
     @property
@@ -54,15 +66,24 @@ class PerturbedPolicy(Policy):
         """Name of the object's class."""
         return type(self._inner).__name__
 
-    async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
+    async def get_actions(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
         """As :meth:`get_actions_sync`."""
         return self.get_actions_sync(observation_dict, instruction, **kwargs)
 
-    def get_actions_sync(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
-        """Return the object's steps for the perturbed observation and the condition's instruction."""
+    def get_actions_sync(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """Return the object's steps for the perturbed observation and the condition's
+        instruction.
+        """
         shown = dict(observation_dict)
         if self._condition.images == "blank":
-            shown = {key: np.zeros_like(value) if np.ndim(value) == 3 else value for key, value in shown.items()}
+            shown = {
+                key: np.zeros_like(value) if np.ndim(value) == 3 else value
+                for key, value in shown.items()
+            }
         started = time.perf_counter()
         steps = list(self._inner.get_actions_sync(shown, self._instruction, **kwargs))
         self.answer_ms.append((time.perf_counter() - started) * 1e3)

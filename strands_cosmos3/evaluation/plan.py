@@ -1,4 +1,6 @@
-"""The episodes of an evaluation. Each depends on its perturbation, task and index only, so it is the same wherever it runs."""
+"""The episodes of an evaluation. Each depends on its perturbation, task and index only, so it is
+the same wherever it runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Assignment:
     """One episode to run: number ``index``, from 0, of its task and perturbation.
 
     ``seed`` is that of the scene, the same for every perturbation. The episode is judged by
-    ``goal_instruction``; the policy receives ``policy_instruction``. ``suite`` is ``table`` or one of LIBERO's.
+    ``goal_instruction``; the policy receives ``policy_instruction``. ``suite`` is ``table`` or one
+    of LIBERO's.
     """
 
     perturbation: Perturbation
@@ -49,7 +52,9 @@ class Assignment:
 
     @property
     def goals(self) -> tuple[Goal, Goal]:
-        """Goals of the two instructions; they differ if the perturbation swaps or shuffles the text. Random text has none."""
+        """Goals of the two instructions; they differ if the perturbation swaps or shuffles the
+        text. Random text has none.
+        """
         if self.perturbation.text == "random":
             goal = parse_instruction(self.goal_instruction)
             return goal, goal
@@ -63,8 +68,14 @@ class Assignment:
         return self.goals[0] != self.goals[1]
 
     def noise_seed(self, base: int | None) -> int:
-        """Return the seed of the policy's noise: the scene's, or for a base seed another one for each scene."""
-        return self.seed if base is None else int(np.random.SeedSequence([base, self.seed]).generate_state(1)[0] >> 1)
+        """Return the seed of the policy's noise: the scene's, or for a base seed another one for
+        each scene.
+        """
+        return (
+            self.seed
+            if base is None
+            else int(np.random.SeedSequence([base, self.seed]).generate_state(1)[0] >> 1)
+        )
 
     def instructions(self) -> dict[str, str]:
         """Return both instructions for JSON, also under the names of version 0.1 (until 0.3)."""
@@ -77,17 +88,22 @@ class Assignment:
 
 
 def episode_seed(base: int, task: str, index: int) -> int:
-    """Return the seed of an episode, below 2**31: a hash of the evaluation's seed, the task and the index.
+    """Return the seed of an episode, below 2**31: a hash of the evaluation's seed, the task and the
+    index.
 
     ``numpy.random.SeedSequence`` gives the same value on every machine and in every version.
     """
-    return int(np.random.SeedSequence([base, zlib.crc32(task.encode()), index]).generate_state(1)[0] >> 1)
+    return int(
+        np.random.SeedSequence([base, zlib.crc32(task.encode()), index]).generate_state(1)[0] >> 1
+    )
 
 
 def goal_instruction(task: str, index: int, template: str = "") -> str:
-    """Return the instruction of an episode. The colours, and for stacking all pairs, rotate with the index; a bar has none.
+    """Return the instruction of an episode. The colours, and for stacking all pairs, rotate with
+    the index; a bar has none.
 
-    ``template`` is another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the task's own.
+    ``template`` is another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for the
+    task's own.
     """
     if get_task(task).bar is not None:
         return template or get_task(task).instruction
@@ -97,9 +113,15 @@ def goal_instruction(task: str, index: int, template: str = "") -> str:
 
 
 def make_plan(
-    tasks: Sequence[str], seeds: int, base: int, perturbations: Sequence[Perturbation], template: str = ""
+    tasks: Sequence[str],
+    seeds: int,
+    base: int,
+    perturbations: Sequence[Perturbation],
+    template: str = "",
 ) -> tuple[Assignment, ...]:
-    """Return every episode, by perturbation, task and index; an InputError if an instruction names no verb or colour."""
+    """Return every episode, by perturbation, task and index; an InputError if an instruction
+    names no verb or colour.
+    """
     plan = []
     for perturbation in perturbations:
         for task in tasks:
@@ -107,5 +129,14 @@ def make_plan(
                 seed = episode_seed(base, task, index)
                 goal = goal_instruction(task, index, template)
                 rng = np.random.default_rng([seed, zlib.crc32(perturbation.text.encode())])
-                plan.append(Assignment(perturbation, task, index, seed, goal, perturbation.policy_instruction(goal, rng)))
+                plan.append(
+                    Assignment(
+                        perturbation,
+                        task,
+                        index,
+                        seed,
+                        goal,
+                        perturbation.policy_instruction(goal, rng),
+                    )
+                )
     return tuple(plan)

@@ -1,4 +1,6 @@
-"""The policy of an evaluation: a new one for each episode, on backends that are opened once for each kind of condition."""
+"""The policy of an evaluation: a new one for each episode, on backends that are opened once for
+each kind of condition.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from strands_cosmos3.policy import Cosmos3Policy, Policy
 
 
 class Watch(Protocol):
-    """What an episode's policy has answered: ``answer_ms`` of each, and the error of a ``lost`` server or replica, if any."""
+    """What an episode's policy has answered: ``answer_ms`` of each, and the error of a ``lost``
+    server or replica, if any.
+    """
 
     @property
     def answer_ms(self) -> list[float]: ...
@@ -36,7 +40,9 @@ class PolicySource:
         self._policy = settings.policy
         self._libero = settings.is_libero
         self._engine = engine
-        self._foreign = load_policy(settings.policy.policy) if settings.policy.policy is not None else None
+        self._foreign = (
+            load_policy(settings.policy.policy) if settings.policy.policy is not None else None
+        )
         self._opened_for: tuple[int | None, bool] = settings.policy.num_steps, True
         self._backend = self._open(*self._opened_for) if self._foreign is None else None
 
@@ -45,25 +51,42 @@ class PolicySource:
         """Digest of the checkpoint, if there is one."""
         return None if self._backend is None else self._backend.model_sha256
 
-    def policy(self, assignment: Assignment, prompt: str | None = None, **arm: Any) -> tuple[Policy, Watch]:
+    def policy(
+        self, assignment: Assignment, prompt: str | None = None, **arm: Any
+    ) -> tuple[Policy, Watch]:
         """Return an episode's policy, and what watches its answers.
 
         Args:
-            prompt: The whole caption for a model in this process, instead of its own around the instruction.
+            prompt: The whole caption for a model in this process, instead of its own around the
+                instruction.
             arm: Further arguments of :class:`~strands_cosmos3.policy.Cosmos3Policy`.
         """
         perturbation, chosen = assignment.perturbation, self._policy
-        replan = chosen.replan_rows if perturbation.replan_rows is None else perturbation.replan_rows
+        replan = (
+            chosen.replan_rows if perturbation.replan_rows is None else perturbation.replan_rows
+        )
         if self._foreign is not None:
-            watched = PerturbedPolicy(self._foreign, perturbation, assignment.policy_instruction, replan)
+            watched = PerturbedPolicy(
+                self._foreign, perturbation, assignment.policy_instruction, replan
+            )
             return watched, watched
-        watch = PerturbedBackend(self._backend_for(perturbation), perturbation, assignment.policy_instruction, prompt)
-        return Cosmos3Policy(backend=watch, actions_per_step=replan, action_space=chosen.action_space, **arm), watch
+        watch = PerturbedBackend(
+            self._backend_for(perturbation), perturbation, assignment.policy_instruction, prompt
+        )
+        return Cosmos3Policy(
+            backend=watch, actions_per_step=replan, action_space=chosen.action_space, **arm
+        ), watch
 
     def _backend_for(self, perturbation: Perturbation) -> Backend:
-        """Return the backend for a condition: its denoising steps, and without a check of text that is meant to be random."""
-        num_steps = self._policy.num_steps if perturbation.num_steps is None else perturbation.num_steps
-        if (wanted := (num_steps, perturbation.text != "random")) != self._opened_for or self._backend is None:
+        """Return the backend for a condition: its denoising steps, and without a check of text
+        that is meant to be random.
+        """
+        num_steps = (
+            self._policy.num_steps if perturbation.num_steps is None else perturbation.num_steps
+        )
+        if (
+            wanted := (num_steps, perturbation.text != "random")
+        ) != self._opened_for or self._backend is None:
             if self._engine is None:
                 self.close()
             self._backend, self._opened_for = self._open(*wanted), wanted
@@ -79,7 +102,9 @@ class PolicySource:
         if policy.backend == "service":
             options = ServiceOptions(policy.host, policy.port, policy.token, None, policy.dialect)
             steps = InferenceOptions(num_steps=num_steps)
-            return make_backend("service", options=steps, action_space=policy.action_space, service=options)
+            return make_backend(
+                "service", options=steps, action_space=policy.action_space, service=options
+            )
         if policy.backend == "scripted" and self._libero:
             from strands_cosmos3.environments.libero_expert import LiberoExpert
 
@@ -100,5 +125,6 @@ class PolicySource:
         if self._engine is not None:
             return EngineBackend(self._engine, options)
         backend = make_backend(policy.backend, policy.model, options)
-        self._engine = backend.engine if isinstance(backend, EngineBackend) else None  # the next one shares its weights
+        # the next one shares its weights
+        self._engine = backend.engine if isinstance(backend, EngineBackend) else None
         return backend

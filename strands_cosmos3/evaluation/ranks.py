@@ -70,8 +70,13 @@ class RayRankHandle(RankHandle):
     def statuses(self, wait_s: float) -> Sequence[RankStatus]:
         """See :meth:`RankHandle.statuses`."""
         if self._heartbeat is None and time.monotonic() >= self._next_heartbeat_s:
-            self._heartbeat, self._next_heartbeat_s = self.actor.heartbeat.remote(), time.monotonic() + HEARTBEAT_S
-        waiting = [reference for reference in (self._work, self._heartbeat) if reference is not None]
+            self._heartbeat, self._next_heartbeat_s = (
+                self.actor.heartbeat.remote(),
+                time.monotonic() + HEARTBEAT_S,
+            )
+        waiting = [
+            reference for reference in (self._work, self._heartbeat) if reference is not None
+        ]
         if not waiting:
             time.sleep(wait_s)
             return []
@@ -90,7 +95,9 @@ class RayRankHandle(RankHandle):
         return status
 
     def _lost(self) -> RankLostError:
-        return RankLostError(f"{self.name} ended. All ranks of its replica were ended, and start again.")
+        return RankLostError(
+            f"{self.name} ended. All ranks of its replica were ended, and start again."
+        )
 
     def kill(self) -> None:
         """See :meth:`RankHandle.kill`."""

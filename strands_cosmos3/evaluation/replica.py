@@ -1,11 +1,12 @@
 """A replica on Ray: a group of ranks in one placement group, led by an actor that simulators share.
 
-The leader gives all ranks the same requests in the same order, one at a time, so simulators need not coordinate. If a rank
-dies, hangs or fails, the leader ends all of them, starts others in the same placement group and repeats the request: an
-inference has no memory, so a simulator only waits longer. If the leader itself is killed, its ranks end with it, and the driver
-starts another one.
+The leader gives all ranks the same requests in the same order, one at a time, so simulators need
+not coordinate. If a rank dies, hangs or fails, the leader ends all of them, starts others in the
+same placement group and repeats the request: an inference has no memory, so a simulator only waits
+longer. If the leader itself is killed, its ranks end with it, and the driver starts another one.
 
-Requests and results travel as the bytes of ``parallel.payload``. The leader does not decode them and loads no torch.
+Requests and results travel as the bytes of ``parallel.payload``. The leader does not decode them
+and loads no torch.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Replica:
                     return work()
                 except RanksError as error:
                     failure = str(error)
-            raise EvaluationError(f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}")
+            raise EvaluationError(
+                f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}"
+            )
 
         return Reply.of(attempts)
 
@@ -100,11 +103,18 @@ class Replica:
         topology, policy = self._settings.topology, self._settings.policy
         placement = self._placed()
         actor: Any = ray.remote(RayRank)
-        needs = {"num_cpus": 1, "num_gpus": topology.gpus_per_rank, "max_restarts": 0, "max_concurrency": 2}
+        needs = {
+            "num_cpus": 1,
+            "num_gpus": topology.gpus_per_rank,
+            "max_restarts": 0,
+            "max_concurrency": 2,
+        }
         handles: list[RayRankHandle] = []
         for rank in range(topology.ranks_per_replica):
             where = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank)
-            handles.append(RayRankHandle(rank, actor.options(scheduling_strategy=where, **needs).remote()))
+            handles.append(
+                RayRankHandle(rank, actor.options(scheduling_strategy=where, **needs).remote())
+            )
             end.callback(handles[-1].kill)
         for handle in handles:
             handle.connect()
@@ -126,10 +136,15 @@ class Replica:
 
     def _placed(self) -> PlacementGroup:
         """Return one bundle for each rank, on one machine if one is large enough."""
-        topology, resource = self._settings.topology, "GPU" if self._settings.topology.num_gpus else "CPU"
+        topology, resource = (
+            self._settings.topology,
+            "GPU" if self._settings.topology.num_gpus else "CPU",
+        )
         count = topology.ranks_per_replica
         if self._placement is None:
-            fits = any(node["Resources"].get(resource, 0) >= count for node in ray.nodes() if node["Alive"])
+            fits = any(
+                node["Resources"].get(resource, 0) >= count for node in ray.nodes() if node["Alive"]
+            )
             bundles: list[dict[str, float]] = [{"CPU": 1.0, resource: 1.0} for _ in range(count)]
             self._placement = placement_group(bundles, strategy="STRICT_PACK" if fits else "PACK")
         try:
@@ -137,7 +152,8 @@ class Replica:
         except GetTimeoutError:
             has = ray.cluster_resources()
             raise EvaluationError(
-                f"the cluster has had no room for a replica of {count} for {_PLACEMENT_S:.0f} s; it has "
+                f"the cluster has had no room for a replica of {count} for {_PLACEMENT_S:.0f} s; "
+                "it has "
                 f"{has.get('GPU', 0):.0f} GPUs and {has.get('CPU', 0):.0f} CPUs."
             ) from None
         return self._placement
@@ -173,7 +189,9 @@ class ReplicaPool:
         return self._actors[index]
 
     def restarts(self) -> int:
-        """Return how often ranks of any replica were restarted, as far as known; waits for nothing."""
+        """Return how often ranks of any replica were restarted, as far as known; waits for
+        nothing.
+        """
         for index, actor in enumerate(self._actors):
             if index not in self._pending.values():
                 self._pending[actor.restarts.remote()] = index
@@ -222,7 +240,9 @@ class ReplicaClient:
 
 
 def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
-    """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be read here."""
+    """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be
+    read here.
+    """
     from strands_cosmos3.parallel.engine import RankGroupEngine
 
     return RankGroupEngine(check_model(settings), False, ReplicaClient(replica))

@@ -1,4 +1,6 @@
-"""What an actor returns: a value, or an error as text, because not every process can unpickle every error."""
+"""What an actor returns: a value, or an error as text, because not every process can unpickle
+every error.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from strands_cosmos3.parallel.group import error_from_name
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of an actor's method: ``done`` with a value; ``error`` with type name and message; or ``lost``, an error
-    after which the episode should run again because its replica is gone.
+    """The outcome of an actor's method: ``done`` with a value; ``error`` with type name and
+    message; or ``lost``, an error after which the episode should run again because its replica is
+    gone.
     """
 
     kind: Literal["done", "lost", "error"]

@@ -24,15 +24,21 @@ _EMBED_BYTES = 32 * 2**20  # further videos are linked, to keep the page small
 
 
 def make_report(
-    folder: RunFolder, records: dict[tuple[str, str, int], Record], about: Mapping[str, Any], lost: list[str]
+    folder: RunFolder,
+    records: dict[tuple[str, str, int], Record],
+    about: Mapping[str, Any],
+    lost: list[str],
 ) -> Report:
     """Return the figures of a folder's episodes.
 
-    ``about`` holds facts about this run (versions, machine, times), ``lost`` the episodes that were given up.
+    ``about`` holds facts about this run (versions, machine, times), ``lost`` the episodes that were
+    given up.
     """
     settings = folder.settings
     plan = settings.plan()
-    digest = next((record["model_sha256"] for record in records.values() if record.get("model_sha256")), None)
+    digest = next(
+        (record["model_sha256"] for record in records.values() if record.get("model_sha256")), None
+    )
     return {
         "complete": len(records) == len(plan),
         "episodes": len(records),
@@ -40,9 +46,13 @@ def make_report(
         "rows": summarise(plan, records),
         "dynamics": folder.read_dynamics() if settings.clips else None,
         "loop_latency": _loop_latency(records.values()),
-        "failures": [_failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)],
+        "failures": [
+            _failure(folder, a, records[a.key]) for a in failures_to_film(plan, records, settings)
+        ],
         "given_up": lost,
-        "damaged": [f"{path.relative_to(folder.path)} {why}" for path, why in folder.damaged.items()],
+        "damaged": [
+            f"{path.relative_to(folder.path)} {why}" for path, why in folder.damaged.items()
+        ],
         "without_checksum": len(folder.unverified),
         "hung": [a.label for a in plan if a.key in records and "hung" in records[a.key]["times"]],
         "model_sha256": digest,
@@ -64,16 +74,25 @@ def write_report(folder: RunFolder, report: Report) -> None:
             continue
         data = (folder.path / film).read_bytes()
         room -= len(data)
-        films[film] = f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if room >= 0 else film
-    folder.write_file("report.html", lambda hidden: hidden.write_text(page(report, films), encoding="utf-8"))
+        films[film] = (
+            f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if room >= 0 else film
+        )
+    folder.write_file(
+        "report.html", lambda hidden: hidden.write_text(page(report, films), encoding="utf-8")
+    )
 
 
 def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
-    """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is wall-clock time."""
+    """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is
+    wall-clock time.
+    """
     known = [record for record in records if "latency_clock" in record]
     if not known:
         return None
-    return {"max_ms": max(record["latency_ms"]["max"] for record in known), "clock": known[0]["latency_clock"]}
+    return {
+        "max_ms": max(record["latency_ms"]["max"] for record in known),
+        "clock": known[0]["latency_clock"],
+    }
 
 
 def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[str, Any]:
@@ -94,8 +113,9 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
 
 
 def _repeat(settings: Settings, assignment: Assignment) -> str | None:
-    """Return the command that runs the same episode again. None if ``rollout`` cannot: it knows no perturbation of images or
-    text, and chooses the dtype by the device."""
+    """Return the command that runs the same episode again. None if ``rollout`` cannot: it knows
+    no perturbation of images or text, and chooses the dtype by the device.
+    """
     perturbation, policy, topology = assignment.perturbation, settings.policy, settings.topology
     same = (
         not settings.is_libero
@@ -106,7 +126,11 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
     if not same or policy.dtype is not None or policy.policy is not None:
         return None
     split = topology.ranks_per_replica > 1
-    on_cpu = "cpu" if policy.backend == "native" and not topology.num_gpus and topology.replicas else None
+    on_cpu = (
+        "cpu"
+        if policy.backend == "native" and not topology.num_gpus and topology.replicas
+        else None
+    )
     options: dict[str, Any] = {
         "task": assignment.task,
         "instruction": assignment.goal_instruction,
@@ -121,23 +145,33 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         "device": policy.device or on_cpu,
         "replan_rows": perturbation.replan_rows or policy.replan_rows,
         "latency": perturbation.latency_s,
-        "noise_seed": None if settings.noise_seed is None else assignment.noise_seed(settings.noise_seed),
+        "noise_seed": None
+        if settings.noise_seed is None
+        else assignment.noise_seed(settings.noise_seed),
         "video": "again.mp4",
     }
     options |= {"backend": "distributed"} if split else {}
     options |= {"robot": settings.robot} if identity_of(settings.robot) else {}
-    given = [f"--{k.replace('_', '-')} {shlex.quote(str(value))}" for k, value in options.items() if value is not None]
+    given = [
+        f"--{k.replace('_', '-')} {shlex.quote(str(value))}"
+        for k, value in options.items()
+        if value is not None
+    ]
     return f"strands-cosmos3 rollout {' '.join(given)}{' --borrow-domain' * settings.borrow_domain}"
 
 
 def _robot(settings: Settings, records: Iterable[Record]) -> dict[str, Any]:
-    """Return the robot's name, its policy's cameras, whether limits are assumed, and the domain that a model borrows."""
+    """Return the robot's name, its policy's cameras, whether limits are assumed, and the domain
+    that a model borrows.
+    """
     robot, found = evaluated_robot(settings.robot), list(records)
     return {
         "name": robot.name,
         "views": list(view_names_of(robot)),
         "assumed": any(record.get("assumed", False) for record in found),
-        "borrowed_domain": next((record["borrowed_domain"] for record in found if record.get("borrowed_domain")), None),
+        "borrowed_domain": next(
+            (record["borrowed_domain"] for record in found if record.get("borrowed_domain")), None
+        ),
     }
 
 

@@ -1,4 +1,6 @@
-"""The robot of an evaluation on our table: its tasks, the conditions that it can have, and what identifies it."""
+"""The robot of an evaluation on our table: its tasks, the conditions that it can have, and what
+identifies it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def evaluated_robot(name: str) -> RobotSpec:
     """
     robot = get_robot(name)
     if not _is_file(name) and robot.name not in ROBOTS:
-        raise ConfigError(f"robot {robot.name!r} is not simulated (docs/robots.md); these are: {', '.join(ROBOTS)}.")
+        raise ConfigError(
+            f"robot {robot.name!r} is not simulated (docs/robots.md); these are: "
+            f"{', '.join(ROBOTS)}."
+        )
     return robot
 
 
@@ -53,25 +58,33 @@ def embodiment_of(robot: RobotSpec) -> str:
 
 
 def require_conditions(robot: RobotSpec, conditions: Iterable[Perturbation]) -> None:
-    """Raise ConfigError for a condition that changes nothing of what the robot's policy sees or does."""
+    """Raise ConfigError for a condition that changes nothing of what the robot's policy sees or
+    does.
+    """
     views, of_bar = view_names_of(robot), len(robot.limbs) > 1
     for one in conditions:
         if one.camera_cm is not None and _WRIST not in views:
             raise ConfigError(
-                f"condition {one.name!r} moves the wrist camera, but the pictures of {robot.name!r} are {', '.join(views)}; "
+                f"condition {one.name!r} moves the wrist camera, but the pictures of "
+                f"{robot.name!r} are {', '.join(views)}; "
                 "leave it out, or use light=F or table=NAME."
             )
         if of_bar and (one.cubes_mm is not None or one.close or one.crowded):
-            raise ConfigError(f"condition {one.name!r} changes cubes, and {robot.name!r} has a bar; leave it out.")
+            raise ConfigError(
+                f"condition {one.name!r} changes cubes, and {robot.name!r} has a bar; leave it out."
+            )
         if of_bar and one.text not in ("asked", "random"):
             raise ConfigError(
-                f"condition {one.name!r} names another colour or wording, and there is one bar; leave it out, or use random."
+                f"condition {one.name!r} names another colour or wording, and there is one bar; "
+                "leave it out, or use random."
             )
 
 
 @lru_cache(maxsize=32)
 def identity_of(name: str) -> dict[str, Any]:
-    """Return what identifies a robot among episodes: nothing for the Panda, as in version 0.1; else its name and its files."""
+    """Return what identifies a robot among episodes: nothing for the Panda, as in version 0.1;
+    else its name and its files.
+    """
     robot = get_robot(name)
     if robot == PANDA:
         return {}

@@ -1,4 +1,6 @@
-"""Settings of an evaluation, from options or TOML, and the part of them that determines an episode's result."""
+"""Settings of an evaluation, from options or TOML, and the part of them that determines an
+episode's result.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from strands_cosmos3.checks import instance_of, seed_number
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.environments.libero_config import get_protocol
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
-from strands_cosmos3.evaluation.libero_plan import LIBERO_TASKS, libero_options, libero_policy, plan_libero, require_libero
+from strands_cosmos3.evaluation.libero_plan import (
+    LIBERO_TASKS,
+    libero_options,
+    libero_policy,
+    plan_libero,
+    require_libero,
+)
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction, make_plan
 from strands_cosmos3.evaluation.robots import (
@@ -38,10 +46,12 @@ MODEL_BACKENDS = ("native", "diffusers")
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a ConfigError or UnknownNameError.
+    """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a
+    ConfigError or UnknownNameError.
 
-    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to ``token`` to ``service``,
-    ``policy`` to ``python``: ``module:name`` of what makes an object with ``get_actions_sync``. None stands for the preset.
+    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to
+    ``token`` to ``service``, ``policy`` to ``python``: ``module:name`` of what makes an object with
+    ``get_actions_sync``. None stands for the preset.
     """
 
     backend: str = "scripted"
@@ -65,40 +75,51 @@ class PolicySettings:
             raise UnknownNameError("backend", self.backend, BACKENDS)
         if (self.backend in MODEL_BACKENDS) != (self.model is not None):
             raise ConfigError(
-                f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or hub repository belongs to "
+                f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or "
+                "hub repository belongs to "
                 f"{' and '.join(MODEL_BACKENDS)}, which need one."
             )
         if (self.backend == "python") != (self.policy is not None):
             raise ConfigError(
-                f"backend {self.backend!r} with policy={self.policy!r}: backend python needs one, as module:name."
+                f"backend {self.backend!r} with policy={self.policy!r}: backend python needs one, "
+                "as module:name."
             )
         given = {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS}
         require_backend(self.backend, given | self.engine.given)
         if self.action_space is not None and self.backend != "service":
-            raise ConfigError(f"action_space belongs to backend service, not to {self.backend}; leave it out.")
+            raise ConfigError(
+                f"action_space belongs to backend service, not to {self.backend}; leave it out."
+            )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """An evaluation: ``seeds`` episodes of each task and condition. A condition is a row of the report.
+    """An evaluation: ``seeds`` episodes of each task and condition. A condition is a row of the
+    report.
 
     Args:
         seed: The evaluation's seed, from which the episodes' seeds are derived.
         noise_seed: Seed of the policy's noise, mixed with each scene's; None is the scene's own.
-        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each task's own.
+        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each
+            task's own.
         duration: Maximum duration of an episode [simulated s].
         control_frequency: Control ticks per second; it must divide 600.
         workers: Number of simulators; None for the number of free cores.
-        episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included; then its simulator is hung.
+        episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included;
+            then its simulator is hung.
         films: Failures of each row that are filmed.
-        clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for neither.
-        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.environments.suites.SUITES`), whose tasks are numbers.
+        clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for
+            neither.
+        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.environments.suites.SUITES`),
+            whose tasks are numbers.
         robot: Of our table: a name, or a .toml file (docs/robots.md).
-        borrow_domain: Whether a model may drive a robot that Cosmos 3 has no domain for, by droid's rows.
+        borrow_domain: Whether a model may drive a robot that Cosmos 3 has no domain for, by droid's
+            rows.
         protocol: For LIBERO: one of :data:`~strands_cosmos3.environments.libero_config.PROTOCOLS`.
 
     Raises:
-        ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or written.
+        ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or
+            written.
     """
 
     policy: PolicySettings = field(default_factory=PolicySettings)
@@ -124,7 +145,9 @@ class Settings:
         robot = evaluated_robot(self.robot)
         known = LIBERO_TASKS if self.is_libero else tasks_of(robot)
         if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ConfigError(f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once.")
+            raise ConfigError(
+                f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once."
+            )
         for task in self.tasks:
             if task not in known:
                 raise UnknownNameError("task", task, known)
@@ -134,16 +157,29 @@ class Settings:
             seed_number(self.noise_seed, "noise_seed")
         for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or value < least
+            ):
+                raise ConfigError(
+                    f"{name} must be a whole number of at least {least}, got {value!r}."
+                )
         for name in ("duration", "episode_timeout"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value!r}; it must be a finite number of seconds above zero.")
+            if (
+                not isinstance(value, int | float)
+                or isinstance(value, bool)
+                or not 0 < value < float("inf")
+            ):
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a finite number of seconds above zero."
+                )
         physics_steps_per_tick(self.control_frequency)
         get_protocol(self.protocol)
         if robot != PANDA and (self.is_libero or self.clips):
-            raise ConfigError(f"{'suite ' + self.suite if self.is_libero else 'clips'} has the Panda, not {robot.name!r}.")
+            raise ConfigError(
+                f"{'suite ' + self.suite if self.is_libero else 'clips'} has the Panda, not "
+                f"{robot.name!r}."
+            )
         if self.is_libero:
             require_libero(self.suite, self.seeds, self.clips, self.policy.backend, self.conditions)
         else:
@@ -167,13 +203,17 @@ class Settings:
         if not self.instruction:
             return
         if len(self.tasks) > 1:
-            raise ConfigError(f"one instruction cannot ask for {', '.join(self.tasks)}; name one task, or leave it out.")
+            raise ConfigError(
+                f"one instruction cannot ask for {', '.join(self.tasks)}; name one task, or leave "
+                "it out."
+            )
         try:
             for task in self.tasks:
                 parse_instruction(goal_instruction(task, 0, self.instruction))
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"instruction {self.instruction!r} cannot be judged ({error}); write e.g. 'pick up the {{a}} cube', where "
+                f"instruction {self.instruction!r} cannot be judged ({error}); write e.g. 'pick "
+                f"up the {{a}} cube', where "
                 "{a} and {b} are colours."
             ) from None
 
@@ -181,22 +221,39 @@ class Settings:
         policy, sharded = self.policy, self.topology.replicas > 0
         if sharded and policy.backend != "native":
             raise ConfigError(
-                f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in every worker, so leave num_gpus, "
+                f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in "
+                "every worker, so leave num_gpus, "
                 "tp_size, cfg_size and total_shard out."
             )
         if sharded:
-            policy.engine.require_runnable("cuda" if self.topology.num_gpus else "cpu", self.topology.tp_size)
+            policy.engine.require_runnable(
+                "cuda" if self.topology.num_gpus else "cpu", self.topology.tp_size
+            )
         if sharded and policy.device is not None:
-            raise ConfigError(f"device {policy.device!r}: num_gpus decides where replicas run; leave the device out.")
+            raise ConfigError(
+                f"device {policy.device!r}: num_gpus decides where replicas run; leave the device "
+                "out."
+            )
         if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
-            raise ConfigError("cfg_size=2 with guidance_scale=1: there is no second pass to compute; use cfg_size=1.")
+            raise ConfigError(
+                "cfg_size=2 with guidance_scale=1: there is no second pass to compute; use "
+                "cfg_size=1."
+            )
         if self.clips and policy.backend != "native":
-            raise ConfigError(f"clips={self.clips}: dynamics are evaluated with backend 'native', not with {policy.backend!r}.")
+            raise ConfigError(
+                f"clips={self.clips}: dynamics are evaluated with backend 'native', not with "
+                f"{policy.backend!r}."
+            )
         for row in self.conditions:
             if row.images == "blank" and policy.backend == "scripted":
-                raise ConfigError(f"condition {row.name!r}: the scripted expert uses no images; blank ones change nothing.")
+                raise ConfigError(
+                    f"condition {row.name!r}: the scripted expert uses no images; blank ones "
+                    "change nothing."
+                )
             if row.num_steps is not None and policy.backend not in MODEL_BACKENDS:
-                raise ConfigError(f"condition {row.name!r}: {policy.backend!r} has no denoising steps to set.")
+                raise ConfigError(
+                    f"condition {row.name!r}: {policy.backend!r} has no denoising steps to set."
+                )
 
     def plan(self) -> tuple[Assignment, ...]:
         """Return every episode, in the order of the report."""
@@ -205,12 +262,17 @@ class Settings:
         return make_plan(self.tasks, self.seeds, self.seed, self.conditions, self.instruction)
 
     def identity(self, assignment: Assignment) -> dict[str, Any]:
-        """Return everything that determines an episode's result. A stored episode counts if its identity is equal.
+        """Return everything that determines an episode's result. A stored episode counts if its
+        identity is equal.
 
-        The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to it. The keys are those of
-        version 0.1, so that its folders can be resumed.
+        The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to
+        it. The keys are those of version 0.1, so that its folders can be resumed.
         """
-        rounding = {name: value for name, value in self.policy.engine.given.items() if name in ("compile", "cuda_graphs")}
+        rounding = {
+            name: value
+            for name, value in self.policy.engine.given.items()
+            if name in ("compile", "cuda_graphs")
+        }
         return {
             "policy": self._policy_dict() | rounding,
             "tp_size": self.topology.tp_size,
@@ -227,12 +289,21 @@ class Settings:
             **({} if self.noise_seed is None else {"noise_seed": self.noise_seed}),
             **identity_of(self.robot),
             **({"borrow_domain": True} if self.borrow_domain else {}),
-            **({"suite": self.suite, "protocol": vars(get_protocol(self.protocol))} if self.is_libero else {}),
+            **(
+                {"suite": self.suite, "protocol": vars(get_protocol(self.protocol))}
+                if self.is_libero
+                else {}
+            ),
         }
 
     def dynamics_identity(self) -> dict[str, Any]:
         """Return everything that determines the figures of dynamics."""
-        return {"model": self.policy.model, "num_steps": self.policy.num_steps, "clips": self.clips, "seed": self.seed}
+        return {
+            "model": self.policy.model,
+            "num_steps": self.policy.num_steps,
+            "clips": self.clips,
+            "seed": self.seed,
+        }
 
     def digest(self, assignment: Assignment) -> str:
         """Return a hash of :meth:`identity`, 16 characters."""
@@ -241,20 +312,45 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""
-        values = {**vars(self), "tasks": list(self.tasks), "conditions": [c.identity() for c in self.conditions]}
+        values = {
+            **vars(self),
+            "tasks": list(self.tasks),
+            "conditions": [c.identity() for c in self.conditions],
+        }
         topology = {**vars(self.topology), "replicas": self.topology.replicas}
-        return {**values, "policy": self._policy_dict() | self.policy.engine.given, "topology": topology}
+        return {
+            **values,
+            "policy": self._policy_dict() | self.policy.engine.given,
+            "topology": topology,
+        }
 
     def _policy_dict(self) -> dict[str, Any]:
         values = {name: getattr(self.policy, name) for name in _POLICY}
-        return values if self.policy.policy is not None else {k: v for k, v in values.items() if k != "policy"}  # as in 0.1
+        # as in 0.1
+        return (
+            values
+            if self.policy.policy is not None
+            else {k: v for k, v in values.items() if k != "policy"}
+        )
 
 
 _TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
-_POLICY = tuple(option.name for option in fields(PolicySettings) if option.name not in ("token", "engine"))
+_POLICY = tuple(
+    option.name for option in fields(PolicySettings) if option.name not in ("token", "engine")
+)
 _ENGINE = tuple(option.name for option in fields(EngineOptions))
 _EPISODES = (
-    *("suite", "protocol", "robot", "borrow_domain", "tasks", "seeds", "seed", "noise_seed", "conditions"),
+    *(
+        "suite",
+        "protocol",
+        "robot",
+        "borrow_domain",
+        "tasks",
+        "seeds",
+        "seed",
+        "noise_seed",
+        "conditions",
+    ),
     *("instruction", "duration", "control_frequency"),
 )
 _RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
@@ -264,15 +360,19 @@ OPTIONS = (*_RUN, *_POLICY, *_ENGINE, *_TOPOLOGY, *_PLACE)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the options of a TOML file: at its top, in ``[model]`` (``path`` is the checkpoint), and ``[[conditions]]``.
+    """Return the options of a TOML file: at its top, in ``[model]`` (``path`` is the checkpoint),
+    and ``[[conditions]]``.
 
     Raises:
-        ResourceNotFoundError, ConfigError, UnknownNameError: Unreadable, not TOML, or an option is unknown or repeated.
+        ResourceNotFoundError, ConfigError, UnknownNameError: Unreadable, not TOML, or an option is
+            unknown or repeated.
     """
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ResourceNotFoundError(f"cannot read the configuration {str(path)!r} ({error.strerror}).") from None
+        raise ResourceNotFoundError(
+            f"cannot read the configuration {str(path)!r} ({error.strerror})."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
     section = values.pop("model", {})
@@ -288,14 +388,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         if key not in OPTIONS or key == "model":
             raise UnknownNameError(f"option in {path}", key, OPTIONS)
     if twice := sorted(set(values) & set(section)):
-        raise ConfigError(f"{path} gives {', '.join(twice)} at its top and again in [model]; give it once.")
+        raise ConfigError(
+            f"{path} gives {', '.join(twice)} at its top and again in [model]; give it once."
+        )
     return values | section
 
 
 def make_settings(options: Mapping[str, Any], token: str | None = None) -> Settings:
-    """Return settings from some of :data:`OPTIONS`; ``out`` and ``address`` are ignored, None stands for the default.
+    """Return settings from some of :data:`OPTIONS`; ``out`` and ``address`` are ignored, None
+    stands for the default.
 
-    Conditions may be short forms, tables, or both. ``token`` is a policy server's. Errors: as :class:`Settings`.
+    Conditions may be short forms, tables, or both. ``token`` is a policy server's. Errors: as
+    :class:`Settings`.
     """
     given = {name: value for name, value in options.items() if value is not None}
     run = {name: given[name] for name in _RUN if name in given}
@@ -322,7 +426,10 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
 def _names(value: Any, option: str) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{option} are names, separated by commas on the command line and a list in TOML; got {value!r}.")
+        raise ConfigError(
+            f"{option} are names, separated by commas on the command line and a list in TOML; got "
+            f"{value!r}."
+        )
     return tuple(name.strip() for name in names)
 
 
@@ -331,5 +438,8 @@ def _conditions(value: Any) -> tuple[Perturbation, ...]:
         return parse_conditions(_names(value, "conditions"))
     if not isinstance(value, list | tuple):
         raise ConfigError(f"conditions are short forms or tables, got {value!r}.")
-    made = [Perturbation.from_dict(one) if isinstance(one, Mapping) else Perturbation.parse(str(one)) for one in value]
+    made = [
+        Perturbation.from_dict(one) if isinstance(one, Mapping) else Perturbation.parse(str(one))
+        for one in value
+    ]
     return distinct(tuple(made))

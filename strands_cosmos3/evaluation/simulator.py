@@ -1,4 +1,6 @@
-"""Our table for an evaluation: robot, scene, policy and renderer, which turn assignments into records. Independent of Ray."""
+"""Our table for an evaluation: robot, scene, policy and renderer, which turn assignments into
+records. Independent of Ray.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class Simulator(EpisodeRunner):
 
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
         self._robot, self._layout = self.stages.prepare(assignment)
-        rows = {"embodiment": self.settings.embodiment, "borrow_domain": self.settings.borrow_domain}
+        rows = {
+            "embodiment": self.settings.embodiment,
+            "borrow_domain": self.settings.borrow_domain,
+        }
         return {"robot": self.settings.robot, "limits": self._robot.limits, **rows}
 
     def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:
@@ -49,11 +54,17 @@ class Simulator(EpisodeRunner):
 
 
 class GoalMonitor:
-    """Ends an episode when the policy has followed its own instruction, if that differs from the goal's."""
+    """Ends an episode when the policy has followed its own instruction, if that differs from the
+    goal's.
+    """
 
     def __init__(self, assignment: Assignment, robot: Robot):
         goal, policy_goal = assignment.goals
-        self._judge = None if goal == policy_goal else Judge(get_task(assignment.task), robot.scene, policy_goal)
+        self._judge = (
+            None
+            if goal == policy_goal
+            else Judge(get_task(assignment.task), robot.scene, policy_goal)
+        )
         self.saw_success = False
 
     @property

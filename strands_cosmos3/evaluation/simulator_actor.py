@@ -16,7 +16,9 @@ from strands_cosmos3.evaluation.simulator import Simulator
 
 
 class SimulatorActor:
-    """A simulator in a process of its own. :meth:`open` makes it, so that a failure can give its reason."""
+    """A simulator in a process of its own. :meth:`open` makes it, so that a failure can give its
+    reason.
+    """
 
     def __init__(self, number: int):
         self._number = number

@@ -22,19 +22,24 @@ _MAX_DRAWS = 1000
 
 
 class Stages:
-    """A robot in the scenes that an evaluation needs, built when they are first asked for; a name, or a .toml file."""
+    """A robot in the scenes that an evaluation needs, built when they are first asked for; a
+    name, or a .toml file.
+    """
 
     def __init__(self, robot: str = PANDA.name) -> None:
         self._name, self._spec = robot, get_robot(robot)
         self._robots: dict[tuple[object, ...], Robot] = {}
 
     def prepare(self, assignment: Assignment) -> tuple[Robot, Layout | None]:
-        """Return an episode's robot, and its layout where that is not the scene's own for the seed."""
+        """Return an episode's robot, and its layout where that is not the scene's own for the
+        seed.
+        """
         perturbation, rng = assignment.perturbation, np.random.default_rng([assignment.seed, 17])
         robot = self._robot(perturbation, assignment.task)
         direction = rng.normal(0, 1, 3)
         offset_m = direction / np.linalg.norm(direction) * (perturbation.camera_cm or 0.0) / 100
-        wrist = cameras(robot.scene.appearance, self._spec).get("wrist")  # where it is when nothing displaces it
+        # where it is when nothing displaces it
+        wrist = cameras(robot.scene.appearance, self._spec).get("wrist")
         if wrist is not None:
             for plant in (robot.scene.model, robot.model):
                 plant.cam_pos[plant.cam("wrist").id] = np.array(wrist.position_m) + offset_m
@@ -45,26 +50,48 @@ class Stages:
 
     def _robot(self, perturbation: Perturbation, task: str) -> Robot:
         bar = bar_for(task, self._spec)
-        key = (perturbation.table, perturbation.light, perturbation.cubes_mm, perturbation.crowded, bar)
+        key = (
+            perturbation.table,
+            perturbation.light,
+            perturbation.cubes_mm,
+            perturbation.crowded,
+            bar,
+        )
         if key not in self._robots:
             given = {"table": perturbation.table, "light": perturbation.light}
-            appearance = replace(nominal(self._spec), **{name: value for name, value in given.items() if value is not None})
+            appearance = replace(
+                nominal(self._spec),
+                **{name: value for name, value in given.items() if value is not None},
+            )
             edge_m = (perturbation.cubes_mm or 1e3 * DEFAULT_CUBES[0].edge_m) / 1e3
             cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
-            cubes = None if len(self._spec.limbs) > 1 else (*cubes, *DISTRACTORS) if perturbation.crowded else cubes
+            cubes = (
+                None
+                if len(self._spec.limbs) > 1
+                else (*cubes, *DISTRACTORS)
+                if perturbation.crowded
+                else cubes
+            )
             scene = Scene(cubes, appearance=appearance, robot=self._spec, bar=bar)
             self._robots[key] = Robot(self._name, scene=scene)
         return self._robots[key]
 
 
-def bring_close(layout: Layout, cube: str, rng: np.random.Generator, workspace: Workspace = PANDA.workspace) -> Layout:
-    """Move the next cube to ``CLOSE_M`` from a cube, inside the workspace and clear of the others."""
+def bring_close(
+    layout: Layout, cube: str, rng: np.random.Generator, workspace: Workspace = PANDA.workspace
+) -> Layout:
+    """Move the next cube to ``CLOSE_M`` from a cube, inside the workspace and clear of the
+    others.
+    """
     at, other = layout.names.index(cube), (layout.names.index(cube) + 1) % len(layout.names)
     rest = [i for i in range(len(layout.names)) if i not in (at, other)]
     for _ in range(_MAX_DRAWS):
         angle = rng.uniform(0, 2 * np.pi)
         xy = layout.xy_m[at] + CLOSE_M * np.array([np.cos(angle), np.sin(angle)])
-        inside = all(low <= at_m <= high for at_m, (low, high) in zip(xy, (workspace.x_m, workspace.y_m), strict=True))
+        inside = all(
+            low <= at_m <= high
+            for at_m, (low, high) in zip(xy, (workspace.x_m, workspace.y_m), strict=True)
+        )
         if inside and all(np.linalg.norm(xy - layout.xy_m[i]) >= SEPARATION_M for i in rest):
             moved = layout.xy_m.copy()
             moved[other] = xy

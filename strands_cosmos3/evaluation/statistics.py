@@ -20,8 +20,8 @@ CONFIDENCE = 0.95
 def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the Wilson score interval (lower, upper) of a success rate, both in [0, 1].
 
-    ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` (E. B. Wilson 1927, J. Am. Stat. Assoc. 22, 209-212, without
-    continuity correction), computed by scipy. (0, 1) without episodes.
+    ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` (E. B. Wilson 1927, J. Am. Stat. Assoc.
+    22, 209-212, without continuity correction), computed by scipy. (0, 1) without episodes.
     """
     from scipy.stats import binomtest
 
@@ -46,14 +46,23 @@ class Rate:
     def to_dict(self) -> dict[str, Any]:
         """Return the rate and its interval for JSON."""
         low, high = wilson(self.successes, self.of)
-        return {"successes": self.successes, "of": self.of, "rate": self.rate, "low": low, "high": high}
+        return {
+            "successes": self.successes,
+            "of": self.of,
+            "rate": self.rate,
+            "low": low,
+            "high": high,
+        }
 
 
-def summarise(plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]) -> list[dict[str, Any]]:
-    """Return a row for each perturbation and task, and one for all tasks together (task None) if there are several.
+def summarise(
+    plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
+) -> list[dict[str, Any]]:
+    """Return a row for each perturbation and task, and one for all tasks together (task None) if
+    there are several.
 
-    See :func:`row_of` for the contents of a row. ``delta_points`` compares a row with the first perturbation's row of the same
-    task, in percentage points, over the episodes that both have.
+    See :func:`row_of` for the contents of a row. ``delta_points`` compares a row with the first
+    perturbation's row of the same task, in percentage points, over the episodes that both have.
     """
     rows = []
     perturbations = list({a.perturbation.name: a.perturbation for a in plan}.values())
@@ -69,15 +78,20 @@ def summarise(plan: Sequence[Assignment], records: dict[tuple[str, str, int], Re
 
 
 def row_of(
-    perturbation: Perturbation, task: str | None, plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
+    perturbation: Perturbation,
+    task: str | None,
+    plan: Sequence[Assignment],
+    records: dict[tuple[str, str, int], Record],
 ) -> dict[str, Any]:
     """Return one row of the report.
 
-    ``success`` is judged by the goal instruction; ``by_colour`` is the same for each colour of the goal's cube. If the text was
-    swapped or shuffled, ``told`` is the rate at which the policy's instruction was fulfilled, ``reads`` the same among the
-    episodes that fulfilled either instruction, and ``chance`` the share of episodes in which both are equal by chance.
-    ``waited_s_mean`` is how long the arm had no motion to follow, in simulated seconds per episode. ``seam_rad_s`` is how much
-    the fastest joint's velocity changes where a chunk joins the motion: percentiles of episodes' medians.
+    ``success`` is judged by the goal instruction; ``by_colour`` is the same for each colour of the
+    goal's cube. If the text was swapped or shuffled, ``told`` is the rate at which the policy's
+    instruction was fulfilled, ``reads`` the same among the episodes that fulfilled either
+    instruction, and ``chance`` the share of episodes in which both are equal by chance.
+    ``waited_s_mean`` is how long the arm had no motion to follow, in simulated seconds per episode.
+    ``seam_rad_s`` is how much the fastest joint's velocity changes where a chunk joins the motion:
+    percentiles of episodes' medians.
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     found = [record for _, record in pairs]
@@ -89,13 +103,25 @@ def row_of(
         "missing": len(plan) - len(found),
         "success": Rate(sum(bool(record["success"]) for record in found), len(found)).to_dict(),
         "outcomes": dict(sorted(Counter(record["outcome"] for record in found).items())),
-        "seconds_to_success": _mean([record["duration_s"] for record in found if record["success"]]),
-        "tracking_mean_mm": _mean([record["tracking"]["mean_mm"] for record in found if "tracking" in record]),
-        "tracking_max_mm": max((record["tracking"]["max_mm"] for record in found if "tracking" in record), default=None),
-        "waited_s_mean": _mean([_waited_s(record) for record in found if record.get("counters", {}).get("ticks")]),
-        "seam_rad_s": percentiles(np.array([record["seam_rad_s"]["p50"] for record in found if record.get("seam_rad_s")])),
+        "seconds_to_success": _mean(
+            [record["duration_s"] for record in found if record["success"]]
+        ),
+        "tracking_mean_mm": _mean(
+            [record["tracking"]["mean_mm"] for record in found if "tracking" in record]
+        ),
+        "tracking_max_mm": max(
+            (record["tracking"]["max_mm"] for record in found if "tracking" in record), default=None
+        ),
+        "waited_s_mean": _mean(
+            [_waited_s(record) for record in found if record.get("counters", {}).get("ticks")]
+        ),
+        "seam_rad_s": percentiles(
+            np.array([record["seam_rad_s"]["p50"] for record in found if record.get("seam_rad_s")])
+        ),
         "answer_ms": percentiles(answers),
-        "cpu_s_mean": _mean([record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]),
+        "cpu_s_mean": _mean(
+            [record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]
+        ),
     }
     if plan[0].suite == TABLE and (colours := _by_colour(pairs)):
         row["by_colour"] = colours
@@ -104,9 +130,13 @@ def row_of(
         row["instruction"] = instructions.pop()
     if perturbation.text in ("swapped", "shuffled"):
         told = [bool(record["success_told"]) for record in found]
-        other = [(record["success"], record["success_told"]) for a, record in pairs if a.goals_differ]
+        other = [
+            (record["success"], record["success_told"]) for a, record in pairs if a.goals_differ
+        ]
         row["told"] = Rate(sum(told), len(told)).to_dict()
-        row["reads"] = Rate(sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)).to_dict()
+        row["reads"] = Rate(
+            sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)
+        ).to_dict()
         row["chance"] = 1 - len(other) / len(pairs) if pairs else None
     return row
 
@@ -131,13 +161,25 @@ def percentiles(values: np.ndarray) -> dict[str, float] | None:
     if not len(values):
         return None
     p50, p95, p99 = np.percentile(values, [50, 95, 99])
-    return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "max": float(values.max()), "of": len(values)}
+    return {
+        "p50": float(p50),
+        "p95": float(p95),
+        "p99": float(p99),
+        "max": float(values.max()),
+        "of": len(values),
+    }
 
 
-def _delta(mine: Sequence[Assignment], base: Perturbation, records: dict[tuple[str, str, int], Record]) -> float | None:
+def _delta(
+    mine: Sequence[Assignment], base: Perturbation, records: dict[tuple[str, str, int], Record]
+) -> float | None:
     """Return the difference to the base row in percentage points, over common episodes."""
     pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in mine]
-    both = [(int(bool(a["success"])), int(bool(b["success"]))) for a, b in pairs if a is not None and b is not None]
+    both = [
+        (int(bool(a["success"])), int(bool(b["success"])))
+        for a, b in pairs
+        if a is not None and b is not None
+    ]
     return 100.0 * float(np.mean([a - b for a, b in both])) if both else None
 
 

@@ -1,7 +1,8 @@
 """Find each view that the model was trained on in a flat observation.
 
-A view is found under its own name (``wrist``), under its key on the openpi wire (``observation/wrist_image_left``, with or
-without ``observation/``), under LeRobot's (``observation.images.wrist``), or under the name that the user maps to it.
+A view is found under its own name (``wrist``), under its key on the openpi wire
+(``observation/wrist_image_left``, with or without ``observation/``), under LeRobot's
+(``observation.images.wrist``), or under the name that the user maps to it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class CameraMapping:
 
     Args:
         views: View -> the names under which it is looked for, in this order.
-        mapped: View -> key, for views that the user mapped; they are looked for under that key only.
+        mapped: View -> key, for views that the user mapped; they are looked for under that key
+            only.
     """
 
     views: Mapping[str, tuple[str, ...]]
@@ -51,7 +53,8 @@ class CameraMapping:
         """Refuse names among which a view is not.
 
         Raises:
-            ObservationError: The message says which views are missing, what there is, and how to map it.
+            ObservationError: The message says which views are missing, what there is, and how to
+                map it.
         """
         names = tuple(names)
         if missing := [view for view in self.views if self.key_of(view, names) is None]:
@@ -61,7 +64,8 @@ class CameraMapping:
         """The pictures by view.
 
         Raises:
-            ObservationError: One is missing; the message says which, what there is, and how to map it.
+            ObservationError: One is missing; the message says which, what there is, and how to map
+                it.
         """
         cameras = [str(name) for name, value in flat.items() if getattr(value, "ndim", 0) == 3]
         found = {view: self.key_of(view, flat) for view in self.views}
@@ -78,7 +82,9 @@ class CameraMapping:
 def cameras_of(rig: CameraRig | None) -> CameraMapping:
     """The views of a rig, found by name; without a rig, the one picture that there is."""
     if rig is None:
-        return CameraMapping({ONE_VIEW: (ONE_VIEW, "observation/image", "observation.images.image")}, {})
+        return CameraMapping(
+            {ONE_VIEW: (ONE_VIEW, "observation/image", "observation.images.image")}, {}
+        )
     views = {
         view: (view, wire, wire.removeprefix("observation/"), f"observation.images.{view}")
         for view, wire in zip(rig.views, rig.wire_names, strict=True)
@@ -89,17 +95,21 @@ def cameras_of(rig: CameraRig | None) -> CameraMapping:
 def _lacks(looked_for: list[str], views: list[str], cameras: Iterable[str]) -> ObservationError:
     of = "" if looked_for == views else f" (view {', '.join(map(repr, views))})"
     return ObservationError(
-        f"the observation lacks camera {', '.join(map(repr, looked_for))}{of}; it has: {', '.join(cameras) or 'no camera'}. "
+        f"the observation lacks camera {', '.join(map(repr, looked_for))}{of}; it has: "
+        f"{', '.join(cameras) or 'no camera'}. "
         f"Map another name to it with observation_mapping={{{views[0]!r}: '<its camera>'}}."
     )
 
 
 def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
-    """Return the picture of an embodiment that composes no views; ObservationError if there is none, or more than one."""
+    """Return the picture of an embodiment that composes no views; ObservationError if there is
+    none, or more than one.
+    """
     if ONE_VIEW in images:
         return images[ONE_VIEW]
     if len(images) != 1:
         raise ObservationError(
-            f"embodiment {embodiment!r} composes no views and takes one picture, got {', '.join(images) or 'none'}."
+            f"embodiment {embodiment!r} composes no views and takes one picture, got "
+            f"{', '.join(images) or 'none'}."
         )
     return next(iter(images.values()))

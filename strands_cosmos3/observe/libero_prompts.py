@@ -1,8 +1,9 @@
 """NVIDIA's captions for LIBERO, to the character, where its server and its training differ.
 
-Its client appends two sentences about the views to the instruction, and the server puts all of that into ``description``. In
-training the sentence about the layout is part of ``framing``. Sources: cosmos-framework @5eee9ed5 ``closed_loop_eval.py``
-75-106, ``action_policy_server_libero.py`` 844-864, ``libero_lerobot_dataset.py`` 291-296.
+Its client appends two sentences about the views to the instruction, and the server puts all of that
+into ``description``. In training the sentence about the layout is part of ``framing``. Sources:
+cosmos-framework @5eee9ed5 ``closed_loop_eval.py`` 75-106, ``action_policy_server_libero.py``
+844-864, ``libero_lerobot_dataset.py`` 291-296.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 Caption = Literal["checkpoint", "nvidia_server", "nvidia_training"]
 CAPTIONS = ("checkpoint", "nvidia_server", "nvidia_training")
 _VIEWS = VIEW_SENTENCES["concat"]
-_LAYOUT = "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+_LAYOUT = (
+    "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+)
 
 
 def client_prompt(instruction: str) -> str:
@@ -25,7 +28,9 @@ def client_prompt(instruction: str) -> str:
 
 
 def caption(instruction: str, style: Caption) -> str | None:
-    """Return the whole caption of a chunk of 16 rows on the canvas of 192 x 320; None leaves it to the checkpoint."""
+    """Return the whole caption of a chunk of 16 rows on the canvas of 192 x 320; None leaves it
+    to the checkpoint.
+    """
     if style == "checkpoint":
         return None
     trained = style == "nvidia_training"

@@ -1,7 +1,9 @@
-"""From a flat observation (strands-robots' kind) to :class:`Observation`, and from joint targets to action dictionaries.
+"""From a flat observation (strands-robots' kind) to :class:`Observation`, and from joint targets to
+action dictionaries.
 
-The canonical names are those of the ``joint_pos`` space: ``joint_0`` .. ``joint_6`` and ``gripper``. A mapping says which
-key of the robot stands behind each, and in what unit its gripper is.
+The canonical names are those of the ``joint_pos`` space: ``joint_0`` .. ``joint_6`` and
+``gripper``. A mapping says which key of the robot stands behind each, and in what unit its gripper
+is.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from strands_cosmos3.embodiments import (
     CameraRig,
     GripperConvention,
 )
-from strands_cosmos3.errors import ConfigError, InputError, ObservationError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    InputError,
+    ObservationError,
+    ResourceNotFoundError,
+    UnknownNameError,
+)
 from strands_cosmos3.observe.cameras import CameraMapping, cameras_of
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import Limb
@@ -36,15 +44,28 @@ CANONICAL = JOINT_POS.columns
 _GRIPPER = CANONICAL[-1]
 
 GRIPPER_UNITS: Mapping[str, GripperConvention] = MappingProxyType(
-    {"fraction": MODEL_GRIPPER, "closed_fraction": WIRE_GRIPPER, "finger_m": PANDA_FINGER, "tendon": PANDA_TENDON}
+    {
+        "fraction": MODEL_GRIPPER,
+        "closed_fraction": WIRE_GRIPPER,
+        "finger_m": PANDA_FINGER,
+        "tendon": PANDA_TENDON,
+    }
 )
-"""How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its tendon actuator's 0..255."""
+"""How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its
+tendon actuator's 0..255.
+"""
 
 
 def _limb_keys(limb: Limb, prefix: str = "") -> dict[str, str]:
-    """Canonical name -> the limb's joint, and its gripper's first; of one limb of several with its name as a prefix."""
+    """Canonical name -> the limb's joint, and its gripper's first; of one limb of several with
+    its name as a prefix.
+    """
     joints = {f"{prefix}joint_{i}": name for i, name in enumerate(limb.joints)}
-    return joints if limb.gripper is None else {**joints, f"{prefix}{_GRIPPER}": limb.gripper.joints[0]}
+    return (
+        joints
+        if limb.gripper is None
+        else {**joints, f"{prefix}{_GRIPPER}": limb.gripper.joints[0]}
+    )
 
 
 def _prefix(limb: Limb, limbs: tuple[Limb, ...]) -> str:
@@ -73,8 +94,12 @@ class RobotMapping:
     cameras: CameraMapping
     observed_gripper: GripperConvention = MODEL_GRIPPER
     commanded_gripper: GripperConvention = MODEL_GRIPPER
-    gripper_units: Mapping[str, GripperConvention] = field(default_factory=lambda: MappingProxyType({}))
-    commanded_units: Mapping[str, GripperConvention] = field(default_factory=lambda: MappingProxyType({}))
+    gripper_units: Mapping[str, GripperConvention] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    commanded_units: Mapping[str, GripperConvention] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -112,24 +137,33 @@ class RobotMapping:
         """Return the observation in a flat dictionary.
 
         Args:
-            flat: Joint angles [rad] and a gripper by key, ``<joint>.vel`` [rad/s] where known, cameras as uint8 [H, W, 3].
+            flat: Joint angles [rad] and a gripper by key, ``<joint>.vel`` [rad/s] where known,
+                cameras as uint8 [H, W, 3].
             t_capture_s: Its time stamp.
             images: Whether to read the cameras.
             t_motion_s: Its time on the motion's own clock.
-            state: Whether the joints and the gripper must be there. Zeros and an open gripper stand for missing ones.
+            state: Whether the joints and the gripper must be there. Zeros and an open gripper stand
+                for missing ones.
 
         Raises:
-            ObservationError: A key is missing or holds something else; the message lists what there is.
+            ObservationError: A key is missing or holds something else; the message lists what there
+                is.
         """
         if not isinstance(flat, Mapping):
-            raise ObservationError(f"an observation is a mapping from names to values, got {type(flat).__name__}.")
+            raise ObservationError(
+                f"an observation is a mapping from names to values, got {type(flat).__name__}."
+            )
         if state:
             self.require_state(flat)
         missing = None if state else 0.0
         q = [self._number(flat, key, missing) for key in self.joint_keys]
         qd = [self._number(flat, f"{key}.vel", default=0.0) for key in self.joint_keys]
         opening = [
-            float(self.gripper_units.get(name, self.observed_gripper).to_fraction(self._number(flat, self.observed[name])))
+            float(
+                self.gripper_units.get(name, self.observed_gripper).to_fraction(
+                    self._number(flat, self.observed[name])
+                )
+            )
             if state or self.observed[name] in flat
             else 1.0
             for name in self.grippers
@@ -138,25 +172,53 @@ class RobotMapping:
         views = self.cameras.read(flat) if images else {}
         return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
 
-    def write(self, q_rad: NDArray[np.float64], gripper: float | NDArray[np.float64] | None) -> dict[str, float]:
-        """One step of actions, as Python floats: joint angles [rad] and the gripper(s) in the robot's own unit."""
-        step = {self.commanded[name]: float(angle) for name, angle in zip(self.joints, q_rad, strict=True)}
-        for name, opening in zip(self.grippers, () if gripper is None else np.atleast_1d(gripper), strict=gripper is not None):
+    def write(
+        self, q_rad: NDArray[np.float64], gripper: float | NDArray[np.float64] | None
+    ) -> dict[str, float]:
+        """One step of actions, as Python floats: joint angles [rad] and the gripper(s) in the
+        robot's own unit.
+        """
+        step = {
+            self.commanded[name]: float(angle)
+            for name, angle in zip(self.joints, q_rad, strict=True)
+        }
+        for name, opening in zip(
+            self.grippers,
+            () if gripper is None else np.atleast_1d(gripper),
+            strict=gripper is not None,
+        ):
             unit = {**self.gripper_units, **self.commanded_units}.get(name, self.commanded_gripper)
             step[self.commanded[name]] = float(unit.from_fraction(opening))
         return step
 
     def with_unit_of(self, other: RobotMapping) -> RobotMapping:
-        """Return this mapping with the unit of another one's commanded gripper(s), where both command the same key."""
-        kept = {name: unit for name, unit in other.commanded_units.items() if self.commanded.get(name) == other.commanded[name]}
+        """Return this mapping with the unit of another one's commanded gripper(s), where both
+        command the same key.
+        """
+        kept = {
+            name: unit
+            for name, unit in other.commanded_units.items()
+            if self.commanded.get(name) == other.commanded[name]
+        }
         same = self.commanded.get(_GRIPPER) == other.commanded.get(_GRIPPER)
-        return replace(self, commanded_units=kept, **({"commanded_gripper": other.commanded_gripper} if same else {}))
+        return replace(
+            self,
+            commanded_units=kept,
+            **({"commanded_gripper": other.commanded_gripper} if same else {}),
+        )
 
     def commanding(self, units: Sequence[GripperConvention | None]) -> RobotMapping:
-        """Return this mapping with other units of the commanded grippers, limb by limb; None keeps the present one."""
+        """Return this mapping with other units of the commanded grippers, limb by limb; None
+        keeps the present one.
+        """
         if len(units) != len(self.grippers):
-            raise InputError(f"{len(units)} units for the grippers {', '.join(self.grippers)}; give one for each.")
-        found = {name: unit for name, unit in zip(self.grippers, units, strict=True) if unit is not None}
+            raise InputError(
+                f"{len(units)} units for the grippers {', '.join(self.grippers)}; give one for "
+                "each."
+            )
+        found = {
+            name: unit for name, unit in zip(self.grippers, units, strict=True) if unit is not None
+        }
         if self.grippers == (_GRIPPER,):
             return replace(self, commanded_gripper=found.get(_GRIPPER, self.commanded_gripper))
         return replace(self, commanded_units=found)
@@ -171,8 +233,10 @@ class RobotMapping:
             have = ", ".join(map(str, names)) or "nothing"
             keys = ", ".join(repr(self.observed[name]) for name in missing)
             raise ObservationError(
-                f"the observation lacks {keys}; it has: {have}. Of the {len(self.observed)} state keys, "
-                f"{', '.join(missing)} has none: give the policy the robot whose names these are (robot='panda'), or "
+                f"the observation lacks {keys}; it has: {have}. Of the {len(self.observed)} state "
+                "keys, "
+                f"{', '.join(missing)} has none: give the policy the robot whose names these are "
+                "(robot='panda'), or "
                 f"observation_mapping={{{missing[0]!r}: '<its key>'}}."
             )
 
@@ -185,7 +249,9 @@ class RobotMapping:
                 raise ValueError("not a single number")
             return float(value.reshape(()))
         except (TypeError, ValueError):
-            raise ObservationError(f"observation {key!r} must be one number, got {flat[key]!r}.") from None
+            raise ObservationError(
+                f"observation {key!r} must be one number, got {flat[key]!r}."
+            ) from None
 
 
 def resolve_mapping(
@@ -197,38 +263,53 @@ def resolve_mapping(
     observed_gripper: str | GripperConvention | None = None,
     commanded_gripper: str | GripperConvention | None = None,
 ) -> RobotMapping:
-    """Return the mapping for a robot: its built-in one, or the user's state keys in order; explicit entries win.
+    """Return the mapping for a robot: its built-in one, or the user's state keys in order; explicit
+    entries win.
 
     Args:
-        robot: Name of a robot, or None. Of several limbs, canonical names begin with the limb's: ``left_joint_0``.
+        robot: Name of a robot, or None. Of several limbs, canonical names begin with the limb's:
+            ``left_joint_0``.
         state_keys: Seven joints and a gripper, in order; a robot keeps its own.
-        observation_mapping: Canonical or view name -> key of the observation; for cameras also the other way round, as
-            strands-robots writes it: camera -> ``observation/wrist_image_left``.
+        observation_mapping: Canonical or view name -> key of the observation; for cameras also the
+            other way round, as strands-robots writes it: camera ->
+            ``observation/wrist_image_left``.
         action_mapping: Canonical name -> key of the action.
         rig: The cameras of the embodiment.
-        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is that of the robot's finger joint (metres for a
-            Panda's), else the fraction.
+        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is that of the robot's
+            finger joint (metres for a Panda's), else the fraction.
         commanded_gripper: Likewise.
 
     Raises:
-        ConfigError: No built-in mapping for the robot, an unknown name in a mapping, two names for one key, or a limb that
-            is commanded by another's key.
+        ConfigError: No built-in mapping for the robot, an unknown name in a mapping, two names for
+            one key, or a limb that is commanded by another's key.
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
     keys = _keys_of(limbs := _limbs_of(robot), state_keys)
     states, views = split_observation_mapping(observation_mapping, cameras_of(rig), tuple(keys))
     observed = {**keys, **states}
-    commanded = {**keys, **{name: key for name, key in (action_mapping or {}).items() if name in keys}}
+    commanded = {
+        **keys,
+        **{name: key for name, key in (action_mapping or {}).items() if name in keys},
+    }
     for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
         _require_injective(what, entries)
     _require_uncrossed(observed, commanded, limbs)
     cameras = cameras_of(rig).with_mapped(views)
     if len(limbs) > 1:
-        own = {f"{_prefix(limb, limbs)}{_GRIPPER}": limb.gripper.opening for limb in limbs if limb.gripper is not None}
+        own = {
+            f"{_prefix(limb, limbs)}{_GRIPPER}": limb.gripper.opening
+            for limb in limbs
+            if limb.gripper is not None
+        }
         units = {} if observed_gripper or commanded_gripper else own
         return RobotMapping(
-            observed, commanded, cameras, _gripper(observed_gripper, "", None), _gripper(commanded_gripper, "", None), units
+            observed,
+            commanded,
+            cameras,
+            _gripper(observed_gripper, "", None),
+            _gripper(commanded_gripper, "", None),
+            units,
         )
     limb = limbs[0] if limbs else None
     return RobotMapping(
@@ -247,9 +328,13 @@ def _limbs_of(robot: str | None) -> tuple[Limb, ...]:
     try:
         limbs = get_robot(robot).limbs
     except (UnknownNameError, InputError, ConfigError, ResourceNotFoundError) as error:
-        raise ConfigError(f"robot {robot!r} has no built-in mapping: {error} Or give None with state keys.") from None
+        raise ConfigError(
+            f"robot {robot!r} has no built-in mapping: {error} Or give None with state keys."
+        ) from None
     if any(limb.gripper is None for limb in limbs):
-        raise ConfigError(f"robot {robot!r} has no gripper, and a policy commands one; give None with state keys.")
+        raise ConfigError(
+            f"robot {robot!r} has no gripper, and a policy commands one; give None with state keys."
+        )
     return limbs
 
 
@@ -258,11 +343,16 @@ def _keys_of(limbs: tuple[Limb, ...], state_keys: Sequence[str] | None) -> dict[
     if state_keys is not None:
         require_state_keys(state_keys)
     if limbs:
-        return {name: key for limb in limbs for name, key in _limb_keys(limb, _prefix(limb, limbs)).items()}
+        return {
+            name: key
+            for limb in limbs
+            for name, key in _limb_keys(limb, _prefix(limb, limbs)).items()
+        }
     keys = CANONICAL if state_keys is None else state_keys
     if len(keys) != len(CANONICAL):
         raise InputError(
-            f"set_robot_state_keys: got {len(keys)} state keys{_missing_of(keys)}; without robot='panda' they must be eight, "
+            f"set_robot_state_keys: got {len(keys)} state keys{_missing_of(keys)}; without "
+            "robot='panda' they must be eight, "
             f"{', '.join(CANONICAL)}, in this order and under the robot's own names."
         )
     return dict(zip(CANONICAL, keys, strict=True))
@@ -281,7 +371,8 @@ def _missing_of(keys: Sequence[str]) -> str:
 def split_observation_mapping(
     given: Mapping[str, str] | None, cameras: CameraMapping, canonical: Sequence[str] = CANONICAL
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """An observation mapping's states (one of the ``canonical`` names -> key) and views (view -> key).
+    """An observation mapping's states (one of the ``canonical`` names -> key) and views (view ->
+    key).
 
     Raises:
         ConfigError: An entry names neither; the message lists the valid names.
@@ -293,18 +384,22 @@ def split_observation_mapping(
             states[name] = key
         elif name in cameras.names:
             views[cameras.names[name]] = key
-        elif key in cameras.names and key.startswith("observation/"):  # camera -> server key, as strands-robots has it
+        elif key in cameras.names and key.startswith("observation/"):
+            # camera -> server key, as strands-robots has it
             views[cameras.names[key]] = name
         else:
             raise ConfigError(
-                f"observation_mapping: {name!r} stands for nothing. It maps a canonical name to a key of the observation; "
+                f"observation_mapping: {name!r} stands for nothing. It maps a canonical name to a "
+                "key of the observation; "
                 f"valid names: {', '.join((*canonical, *cameras.views))}."
             )
     _require_injective("observation_mapping", views)
     return states, views
 
 
-def rename_columns(columns: Sequence[str], action_mapping: Mapping[str, str] | None) -> tuple[str, ...]:
+def rename_columns(
+    columns: Sequence[str], action_mapping: Mapping[str, str] | None
+) -> tuple[str, ...]:
     """What an action's raw columns are called, where ``action_mapping`` names some of them.
 
     Raises:
@@ -313,7 +408,8 @@ def rename_columns(columns: Sequence[str], action_mapping: Mapping[str, str] | N
     given = dict(_entries("action_mapping", action_mapping))
     if unknown := [name for name in given if name not in columns]:
         raise ConfigError(
-            f"action_mapping: {', '.join(map(repr, unknown))} is no column of the action; valid: {', '.join(columns)}."
+            f"action_mapping: {', '.join(map(repr, unknown))} is no column of the action; valid: "
+            f"{', '.join(columns)}."
         )
     names = {column: given.get(column, column) for column in columns}
     _require_injective("action_mapping", names)
@@ -323,7 +419,9 @@ def rename_columns(columns: Sequence[str], action_mapping: Mapping[str, str] | N
 def _entries(what: str, given: Mapping[str, str] | None) -> list[tuple[str, str]]:
     if given is None:
         return []
-    if not isinstance(given, Mapping) or not all(isinstance(text, str) and text for item in given.items() for text in item):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(text, str) and text for item in given.items() for text in item
+    ):
         raise ConfigError(f"{what} maps names to names, got {given!r}.")
     return list(given.items())
 
@@ -333,12 +431,17 @@ def _require_injective(what: str, entries: Mapping[str, str]) -> None:
     if twice:
         names = [name for name, key in entries.items() if key == twice[0]]
         raise ConfigError(
-            f"{what}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name needs its own key."
+            f"{what}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name "
+            "needs its own key."
         )
 
 
-def _require_uncrossed(observed: Mapping[str, str], commanded: Mapping[str, str], limbs: tuple[Limb, ...]) -> None:
-    """Refuse a key that is commanded for one limb, but observed as another's or called after the other; names may differ."""
+def _require_uncrossed(
+    observed: Mapping[str, str], commanded: Mapping[str, str], limbs: tuple[Limb, ...]
+) -> None:
+    """Refuse a key that is commanded for one limb, but observed as another's or called after the
+    other; names may differ.
+    """
     limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, _prefix(limb, limbs))}
     observed_as = {key: name for name, key in observed.items()}
     for name, key in commanded.items() if len(limbs) > 1 else ():
@@ -346,7 +449,8 @@ def _require_uncrossed(observed: Mapping[str, str], commanded: Mapping[str, str]
         other = observed_as.get(key, name)
         if limb_of[other] != limb_of[name] or (len(seen) == len(called) == 1 and seen != called):
             raise ConfigError(
-                f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is another arm's; the arms would "
+                f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is "
+                "another arm's; the arms would "
                 "be exchanged. Map it to one arm in observation_mapping and action_mapping."
             )
 
@@ -356,7 +460,9 @@ def _limbs_called(key: str, limbs: tuple[Limb, ...]) -> set[str]:
     return set(re.split(r"[\W\d_]+", key.lower())) & {limb.name for limb in limbs}
 
 
-def _gripper(given: str | GripperConvention | None, key: str, limb: Limb | None) -> GripperConvention:
+def _gripper(
+    given: str | GripperConvention | None, key: str, limb: Limb | None
+) -> GripperConvention:
     if given is None:
         own = (PANDA.limbs[0] if limb is None else limb).gripper
         return own.opening if own is not None and key in own.joints else MODEL_GRIPPER
@@ -370,8 +476,14 @@ def _gripper(given: str | GripperConvention | None, key: str, limb: Limb | None)
 def require_state_keys(state_keys: object) -> None:
     """Raise InputError unless these are distinct, non-empty names in a sequence."""
     if isinstance(state_keys, str) or not isinstance(state_keys, Sequence) or not state_keys:
-        raise InputError(f"set_robot_state_keys: robot_state_keys must be a non-empty list of names, got {state_keys!r}.")
-    if not all(isinstance(key, str) and key.strip() for key in state_keys) or len(set(state_keys)) != len(state_keys):
         raise InputError(
-            f"set_robot_state_keys: each name must be a non-empty string and occur once, got {list(state_keys)!r}."
+            "set_robot_state_keys: robot_state_keys must be a non-empty list of names, got "
+            f"{state_keys!r}."
+        )
+    if not all(isinstance(key, str) and key.strip() for key in state_keys) or len(
+        set(state_keys)
+    ) != len(state_keys):
+        raise InputError(
+            "set_robot_state_keys: each name must be a non-empty string and occur once, got "
+            f"{list(state_keys)!r}."
         )

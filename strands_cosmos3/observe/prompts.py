@@ -1,9 +1,12 @@
-"""The exact texts that Cosmos 3 action models were trained on: plain and JSON captions around an instruction.
+"""The exact texts that Cosmos 3 action models were trained on: plain and JSON captions around an
+instruction.
 
-Sources: cosmos-framework (``viewpoint_utils``, the DROID policy server) and diffusers 0.42.1 (``_build_action_json_prompt``).
-A caption tells the length of the clip (chunk + 1 frames) and the size of the padded canvas, not of the picture on it.
-A blank instruction is a valid caption: an empty description in JSON, as diffusers writes it; empty text in the plain format, as
-cosmos-framework leaves it. The robot policy refuses it (:mod:`strands_cosmos3.backends.model_input`).
+Sources: cosmos-framework (``viewpoint_utils``, the DROID policy server) and diffusers 0.42.1
+(``_build_action_json_prompt``). A caption tells the length of the clip (chunk + 1 frames) and the
+size of the padded canvas, not of the picture on it. A blank instruction is a valid caption: an
+empty description in JSON, as diffusers writes it; empty text in the plain format, as
+cosmos-framework leaves it. The robot policy refuses it
+(:mod:`strands_cosmos3.backends.model_input`).
 """
 
 from __future__ import annotations
@@ -22,17 +25,22 @@ PromptFormat = Literal["plain", "json"]
 VIEW_SENTENCES: Mapping[ViewPoint, str] = MappingProxyType(
     {
         "ego": "This video is captured from a first-person perspective looking at the scene.",
-        "third_person": ("This video is captured from a third-person perspective looking towards the agent from the front."),
+        "third_person": (
+            "This video is captured from a third-person perspective looking towards the agent "
+            "from the front."
+        ),
         "wrist": "This video is captured from a wrist-mounted camera.",
         "concat": "This video contains concatenated views from multiple camera perspectives.",
         "top_down_2d": "This video is captured from a top-down view of a flat 2D scene.",
-        "video_game": "This video is captured from an in-game camera perspective in a virtual environment.",
+        "video_game": "This video is captured from an in-game camera perspective in a virtual "
+        "environment.",
     }
 )
 """View point -> the sentence that names it."""
 
 DROID_LAYOUT = (
-    "The top row is from the wrist-mounted camera. The bottom row contains two horizontally concatenated third-person "
+    "The top row is from the wrist-mounted camera. The bottom row contains two horizontally "
+    "concatenated third-person "
     "perspective views of the scene from opposite sides, with the robot visible."
 )
 """What follows the view sentence where the picture is DROID's composite."""
@@ -66,7 +74,8 @@ def compose_prompt(
     """The caption for an instruction.
 
     Args:
-        instruction: What is to be done, or blank; a full stop is added unless it ends in one (in JSON also in "!" or "?").
+        instruction: What is to be done, or blank; a full stop is added unless it ends in one (in
+            JSON also in "!" or "?").
         prompt_format: ``plain`` or ``json``.
         view: View point, e.g. ``concat``.
         num_frames: Frames of the clip, the given one included: chunk + 1.
@@ -86,7 +95,8 @@ def compose_prompt(
         if not text:
             return ""
         return (
-            f"{text.removesuffix('.')}. {framing} The video is {float(int(seconds)):.1f} seconds long and is of {fps:.0f} FPS. "
+            f"{text.removesuffix('.')}. {framing} The video is {float(int(seconds)):.1f} seconds "
+            f"long and is of {fps:.0f} FPS. "
             f"This video is of {height}x{width} resolution."
         )
     if prompt_format != "json":
@@ -95,7 +105,9 @@ def compose_prompt(
     return _json_caption(description, framing, seconds, fps, height, width)
 
 
-def _json_caption(description: str, framing: str, seconds: float, fps: float, height: int, width: int) -> str:
+def _json_caption(
+    description: str, framing: str, seconds: float, fps: float, height: int, width: int
+) -> str:
     minutes, rest = divmod(round(seconds), 60)
     caption: dict[str, Any] = {
         "cinematography": {"framing": framing},

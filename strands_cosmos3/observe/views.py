@@ -1,10 +1,13 @@
-"""Pictures for the model: letterboxed views, DROID's composite, resolution tiers, and the padded canvas. numpy and scipy only.
+"""Pictures for the model: letterboxed views, DROID's composite, resolution tiers, and the padded
+canvas. numpy and scipy only.
 
-Shape suffixes: H W height and width in pixels, C = 3. Pictures are uint8 [H, W, 3]; canvases are float32 in [-1, 1].
+Shape suffixes: H W height and width in pixels, C = 3. Pictures are uint8 [H, W, 3]; canvases are
+float32 in [-1, 1].
 
-Sources: cosmos-framework's DROID server and its client (views letterboxed to 360 x 640, wrist on top, exteriors below at half
-size, composite 540 x 640); diffusers 0.42.1 ``Cosmos3OmniPipeline`` (tiers, nearest aspect, no upscaling, bicubic
-antialiased downscaling, reflect padding at the right and the bottom).
+Sources: cosmos-framework's DROID server and its client (views letterboxed to 360 x 640, wrist on
+top, exteriors below at half size, composite 540 x 640); diffusers 0.42.1 ``Cosmos3OmniPipeline``
+(tiers, nearest aspect, no upscaling, bicubic antialiased downscaling, reflect padding at the right
+and the bottom).
 """
 
 from __future__ import annotations
@@ -35,14 +38,18 @@ TIERS: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
         720: ((960, 960), (832, 1104), (1104, 832), (720, 1280), (1280, 720)),
     }
 )
-"""Canvases (height, width) by resolution tier. 128 is no released tier: small checkpoints of this project's own use it."""
+"""Canvases (height, width) by resolution tier. 128 is no released tier: small checkpoints of
+this project's own use it.
+"""
 
 DROID_COMPOSITE = (540, 640)
 """(height, width) of DROID's composite at its released resolution."""
 
 Composition = Literal["letterbox", "framework"]
-"""How views become one picture: ``letterbox`` keeps their aspect (:func:`compose`); ``framework`` is cosmos-framework's policy
-server (:mod:`strands_cosmos3.engine.frames`), for which the released DROID policies were made."""
+"""How views become one picture: ``letterbox`` keeps their aspect (:func:`compose`);
+``framework`` is cosmos-framework's policy server (:mod:`strands_cosmos3.engine.frames`), for
+which the released DROID policies were made.
+"""
 
 Kernel = Literal["bilinear", "bicubic"]
 _REACH = {"bilinear": 1.0, "bicubic": 2.0}
@@ -53,7 +60,8 @@ class Canvas:
     """Frames as the VAE takes them.
 
     Args:
-        frames: [F, H, W, 3] float32 in [-1, 1] (bicubic resampling overshoots a little), H and W multiples of 16.
+        frames: [F, H, W, 3] float32 in [-1, 1] (bicubic resampling overshoots a little), H and W
+            multiples of 16.
         content_hw: Height and width of the picture at its top left; the rest is padding.
     """
 
@@ -61,7 +69,9 @@ class Canvas:
     content_hw: tuple[int, int]
 
 
-def resize(picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, antialias: bool = True) -> F32:
+def resize(
+    picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, antialias: bool = True
+) -> F32:
     """A picture at another size, in float32 and unrounded.
 
     Args:
@@ -74,20 +84,29 @@ def resize(picture: NDArray[np.generic], hw: tuple[int, int], kernel: Kernel, an
         ShapeError: A size is below 1.
     """
     if min(hw) < 1 or min(picture.shape[-3:-1]) < 1:
-        raise ShapeError(f"cannot resize {list(picture.shape)} to {list(hw)}: every size must be at least 1.")
+        raise ShapeError(
+            f"cannot resize {list(picture.shape)} to {list(hw)}: every size must be at least 1."
+        )
     height, width, channels = picture.shape[-3:]
-    rows, columns = _weights(height, hw[0], kernel, antialias), _weights(width, hw[1], kernel, antialias)
+    rows, columns = (
+        _weights(height, hw[0], kernel, antialias),
+        _weights(width, hw[1], kernel, antialias),
+    )
     out = np.empty((*picture.shape[:-3], *hw, channels), np.float32)
     for one in np.ndindex(picture.shape[:-3]):
         tall = rows @ picture[one].astype(np.float32).reshape(height, width * channels)
-        columns_first = tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, hw[0] * channels)
+        columns_first = (
+            tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, hw[0] * channels)
+        )
         out[one] = (columns @ columns_first).reshape(hw[1], hw[0], channels).swapaxes(0, 1)
     return out
 
 
 @lru_cache(maxsize=8)
 def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> csr_array:
-    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges renormalised."""
+    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges
+    renormalised.
+    """
     scale = size / wanted
     stretch = max(scale, 1.0) if antialias else 1.0
     centre = (np.arange(wanted) + 0.5) * scale
@@ -116,12 +135,19 @@ def _rounded(picture: F32) -> Image:
 
 
 def as_uint8(picture: object) -> NDArray[np.generic]:
-    """A picture of numbers in 0..255 as cosmos-framework's server reads it: clipped, fractions cut off, uint8.
+    """A picture of numbers in 0..255 as cosmos-framework's server reads it: clipped, fractions cut
+    off, uint8.
 
-    One within [0, 1] is returned as it is, since its scale could be either, and so is anything that is not finite numbers.
+    One within [0, 1] is returned as it is, since its scale could be either, and so is anything that
+    is not finite numbers.
     """
     array = np.asarray(picture)
-    if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or not np.isfinite(array).all():
+    if (
+        array.dtype == np.uint8
+        or array.dtype.kind not in "fiu"
+        or not array.size
+        or not np.isfinite(array).all()
+    ):
         return array
     return np.clip(array, 0, 255).astype(np.uint8) if array.max() > 1 else array
 
@@ -144,7 +170,9 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
 
 
 def letterbox_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int]:
-    """Size to which a picture is scaled to fit into another one: one side fills it, the other is cut to whole pixels."""
+    """Size to which a picture is scaled to fit into another one: one side fills it, the other is
+    cut to whole pixels.
+    """
     if hw[0] * width <= hw[1] * height:
         return hw[0], max(1, width * hw[0] // height)
     return max(1, height * hw[1] // width), hw[1]
@@ -153,17 +181,22 @@ def letterbox_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int
 def rig_views(views: Mapping[str, Image], rig: CameraRig) -> dict[str, Image]:
     """A rig's three views in its order; errors as :func:`compose`."""
     if len(rig.views) != 3:
-        raise ConfigError(f"a composite is made of three views, this rig has {len(rig.views)}: {', '.join(rig.views)}.")
+        raise ConfigError(
+            f"a composite is made of three views, this rig has {len(rig.views)}: "
+            f"{', '.join(rig.views)}."
+        )
     missing = [name for name in rig.views if name not in views]
     if missing:
         raise ObservationError(
-            f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: {', '.join(views) or 'none'}."
+            f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: "
+            f"{', '.join(views) or 'none'}."
         )
     return {name: views[name] for name in rig.views}
 
 
 def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
-    """The composite of a rig's three views: the first on top, the others below it at half height and half width.
+    """The composite of a rig's three views: the first on top, the others below it at half height
+    and half width.
 
     Args:
         views: Pictures by view name; others than the rig's are not looked at.
@@ -177,7 +210,9 @@ def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
         ShapeError: A view is not uint8 [H, W, 3].
         ConfigError: The rig does not have three views.
     """
-    top, left, right = (letterbox(np.asarray(view), rig.view_hw) for view in rig_views(views, rig).values())
+    top, left, right = (
+        letterbox(np.asarray(view), rig.view_hw) for view in rig_views(views, rig).values()
+    )
     half = rig.view_hw[0] // 2, rig.view_hw[1] // 2
     below = [_rounded(resize(view, half, "bilinear", antialias=False)) for view in (left, right)]
     return np.concatenate([top, np.concatenate(below, axis=1)], axis=0)
@@ -190,7 +225,9 @@ def canvas_hw(height: int, width: int, tier: int) -> tuple[int, int]:
         ConfigError: No such tier; the message lists them.
     """
     if tier not in TIERS:
-        raise ConfigError(f"resolution tier {tier} does not exist; valid: {', '.join(map(str, TIERS))}.")
+        raise ConfigError(
+            f"resolution tier {tier} does not exist; valid: {', '.join(map(str, TIERS))}."
+        )
     return min(TIERS[tier], key=lambda hw: abs(hw[0] / hw[1] - height / width))
 
 
@@ -201,7 +238,8 @@ def content_hw(height: int, width: int, hw: tuple[int, int]) -> tuple[int, int]:
 
 
 def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
-    """Frames shrunk to fit a canvas (never enlarged), at its top left, the rest padded by reflection.
+    """Frames shrunk to fit a canvas (never enlarged), at its top left, the rest padded by
+    reflection.
 
     Where the padding is not smaller than the content, the edge is repeated instead.
 
@@ -215,11 +253,19 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
     if frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
         raise ShapeError(f"frames must be [F, H, W, 3] and not be empty, got {list(frames.shape)}.")
     if hw[0] % 16 or hw[1] % 16 or min(hw) < 16:
-        raise ShapeError(f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width).")
+        raise ShapeError(
+            f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width)."
+        )
     height, width = frames.shape[1:3]
     content = content_hw(height, width, hw)
-    shrunk = frames.astype(np.float32) if content == (height, width) else resize(frames, content, "bicubic")
-    signed: F32 = (shrunk / np.float32(255) if frames.dtype == np.uint8 else shrunk) * np.float32(2) - np.float32(1)
+    shrunk = (
+        frames.astype(np.float32)
+        if content == (height, width)
+        else resize(frames, content, "bicubic")
+    )
+    signed: F32 = (shrunk / np.float32(255) if frames.dtype == np.uint8 else shrunk) * np.float32(
+        2
+    ) - np.float32(1)
     bottom, right = hw[0] - content[0], hw[1] - content[1]
     mode = "edge" if right >= content[1] or bottom >= content[0] else "reflect"
     padded = np.pad(signed, ((0, 0), (0, bottom), (0, right), (0, 0)), mode=mode)

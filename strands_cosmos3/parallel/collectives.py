@@ -1,4 +1,6 @@
-"""Process groups and their exchanges, each counted in :class:`Traffic`. Nothing else in this package sends tensors."""
+"""Process groups and their exchanges, each counted in :class:`Traffic`. Nothing else in this
+package sends tensors.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ import torch.distributed as dist
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, RankLostError
 
 _ANSWER_S = 2.0
-_EXCHANGE = re.compile("gloo|nccl|connection|timed out", re.IGNORECASE)  # gloo's errors have no type of their own
+# gloo's errors have no type of their own
+_EXCHANGE = re.compile("gloo|nccl|connection|timed out", re.IGNORECASE)
 
 
 @dataclass
 class Traffic:
-    """What this rank contributed to exchanges, by kind: their number, and the bytes of its tensors in them.
+    """What this rank contributed to exchanges, by kind: their number, and the bytes of its tensors
+    in them.
 
     A halo counts once for each neighbour that it was sent to.
     """
@@ -42,7 +46,9 @@ class Traffic:
 
 
 class Group:
-    """Ranks that exchange tensors; all make the same calls in the same order. ``group`` None is a group of one."""
+    """Ranks that exchange tensors; all make the same calls in the same order. ``group`` None is
+    a group of one.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic):
         self._group = group
@@ -71,11 +77,17 @@ class Group:
         return parts
 
     def gather_widths(self, x: torch.Tensor, widths: Sequence[int], kind: str) -> torch.Tensor:
-        """Concatenate tensors [..., widths[rank]] of all ranks along the last axis, on every rank."""
+        """Concatenate tensors [..., widths[rank]] of all ranks along the last axis, on every
+        rank.
+        """
         parts = self.gather(_padded(x, max(widths)), kind)
-        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
+        return torch.cat(
+            [part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1
+        )
 
-    def collect(self, x: torch.Tensor, widths: Sequence[int], kind: str) -> list[torch.Tensor] | None:
+    def collect(
+        self, x: torch.Tensor, widths: Sequence[int], kind: str
+    ) -> list[torch.Tensor] | None:
         """Return the tensors [..., widths[rank]] of all ranks on rank 0, None on the others."""
         if self.size == 1:
             return [x]
@@ -85,27 +97,40 @@ class Group:
             self._traffic.add(kind, padded)
         with naming_lost_ranks(kind):
             dist.gather(padded, parts, group=self._group, group_dst=0)
-        return None if parts is None else [part[..., :width] for part, width in zip(parts, widths, strict=True)]
+        return (
+            None
+            if parts is None
+            else [part[..., :width] for part, width in zip(parts, widths, strict=True)]
+        )
 
     def neighbours(
         self, to_left: torch.Tensor | None, to_right: torch.Tensor | None, kind: str
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Send tensors to both neighbours and return what they sent: (from the left, from the right).
+        """Send tensors to both neighbours and return what they sent: (from the left, from the
+        right).
 
-        All ranks pass tensors of the same shape, or None for a direction that is not used. The result is None where there is
-        no neighbour.
+        All ranks pass tensors of the same shape, or None for a direction that is not used. The
+        result is None where there is no neighbour.
         """
         received: list[torch.Tensor | None] = []
         operations: list[dist.P2POp] = []
         for step, out in ((-1, to_right), (1, to_left)):  # what moves right arrives from the left
-            buffer = torch.empty_like(out) if out is not None and 0 <= self.rank + step < self.size else None
+            buffer = (
+                torch.empty_like(out)
+                if out is not None and 0 <= self.rank + step < self.size
+                else None
+            )
             received.append(buffer)
             if buffer is not None:
-                operations.append(dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=self.rank + step))
+                operations.append(
+                    dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=self.rank + step)
+                )
         for step, out in ((-1, to_left), (1, to_right)):
             if out is not None and 0 <= self.rank + step < self.size:
                 self._traffic.add(kind, out)
-                operations.append(dist.P2POp(dist.isend, out, group=self._group, group_peer=self.rank + step))
+                operations.append(
+                    dist.P2POp(dist.isend, out, group=self._group, group_peer=self.rank + step)
+                )
         with naming_lost_ranks(kind):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
@@ -114,18 +139,25 @@ class Group:
 
 @contextmanager
 def naming_lost_ranks(doing: str) -> Iterator[None]:
-    """Raise :class:`RankLostError`, which names the ranks that are gone, where an exchange fails with torch's own error.
+    """Raise :class:`RankLostError`, which names the ranks that are gone, where an exchange fails
+    with torch's own error.
 
-    Every rank that is still there says so in the group's store; those that do not within two seconds are gone, or hang.
+    Every rank that is still there says so in the group's store; those that do not within two
+    seconds are gone, or hang.
     """
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, Cosmos3Error) or not (isinstance(error, dist.DistError) or _EXCHANGE.search(str(error))):
+        if isinstance(error, Cosmos3Error) or not (
+            isinstance(error, dist.DistError) or _EXCHANGE.search(str(error))
+        ):
             raise
-        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        said = (
+            str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        )
         raise RankLostError(
-            f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or hangs. Its own error, if any, is "
+            f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or "
+            "hangs. Its own error, if any, is "
             f"above; start all ranks again. (torch: {said})"
         ) from None
 
@@ -141,11 +173,15 @@ def _lost_ranks() -> str:
             time.sleep(0.05)
     except RuntimeError:  # the store was on the rank that is gone
         return "another rank (rank 0, if it held the store)"
-    return f"rank {', '.join(map(str, sorted(waiting)))}" if waiting else "another rank's connection"
+    return (
+        f"rank {', '.join(map(str, sorted(waiting)))}" if waiting else "another rank's connection"
+    )
 
 
 def world_size() -> int:
-    """Return the number of processes that this one runs with: an initialised group's, torchrun's, or 1."""
+    """Return the number of processes that this one runs with: an initialised group's,
+    torchrun's, or 1.
+    """
     if not dist.is_available():
         return 1
     if dist.is_initialized():
@@ -156,7 +192,8 @@ def world_size() -> int:
 def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
     """Join the process group of this process, if there is more than one process.
 
-    Returns this rank's device, and whether the process group was made here and should be destroyed here.
+    Returns this rank's device, and whether the process group was made here and should be destroyed
+    here.
     """
     if dist.is_available() and dist.is_initialized():
         return _own_device(device), False
@@ -166,15 +203,21 @@ def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
     return device, True
 
 
-def connect(device: torch.device, timeout_s: float, init_method: str, rank: int = -1, size: int = -1) -> None:
-    """Initialise the process group, NCCL between GPUs, gloo between CPUs; return when every rank has connected.
+def connect(
+    device: torch.device, timeout_s: float, init_method: str, rank: int = -1, size: int = -1
+) -> None:
+    """Initialise the process group, NCCL between GPUs, gloo between CPUs; return when every rank
+    has connected.
 
     Raises:
         ConfigError: This torch was built without torch.distributed.
         RankLostError: Other ranks do not connect.
     """
     if not dist.is_available():
-        raise ConfigError("this torch was built without torch.distributed; install one with it, or use one process.")
+        raise ConfigError(
+            "this torch was built without torch.distributed; install one with it, or use one "
+            "process."
+        )
     cuda = device.type == "cuda"
     try:
         dist.init_process_group(
@@ -187,7 +230,8 @@ def connect(device: torch.device, timeout_s: float, init_method: str, rank: int 
         )
     except RuntimeError as error:
         raise RankLostError(
-            f"rank {rank if rank >= 0 else os.environ.get('RANK', '?')} could not connect to the other ranks within "
+            f"rank {rank if rank >= 0 else os.environ.get('RANK', '?')} could not connect to the "
+            "other ranks within "
             f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}); start all ranks again."
         ) from None
 

@@ -23,9 +23,11 @@ class ParallelConfig:
 
     Args:
         tp_size: Ranks that split every layer.
-        cfg_size: 2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1 on one.
-        vae_split: How all ranks share the VAE: ``exact`` splits the width into shards that exchange halos; ``tiles`` decodes
-            overlapping tiles, which is approximate; ``off`` encodes on each rank and decodes on rank 0.
+        cfg_size: 2 computes the conditional and the unconditional pass of guidance on two groups of
+            ranks; 1 on one.
+        vae_split: How all ranks share the VAE: ``exact`` splits the width into shards that exchange
+            halos; ``tiles`` decodes overlapping tiles, which is approximate; ``off`` encodes on
+            each rank and decodes on rank 0.
         timeout_s: Time limit of one exchange between ranks [s].
 
     Raises:
@@ -43,11 +45,17 @@ class ParallelConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
         if self.cfg_size > 2:
-            raise ConfigError(f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2.")
+            raise ConfigError(
+                f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2."
+            )
         if self.vae_split not in VAE_SPLITS:
-            raise ConfigError(f"vae_split {self.vae_split!r} is not one of {', '.join(VAE_SPLITS)}.")
+            raise ConfigError(
+                f"vae_split {self.vae_split!r} is not one of {', '.join(VAE_SPLITS)}."
+            )
         if not 0 < self.timeout_s < float("inf"):
-            raise ConfigError(f"timeout_s is {self.timeout_s}; it must be a finite number of seconds above zero.")
+            raise ConfigError(
+                f"timeout_s is {self.timeout_s}; it must be a finite number of seconds above zero."
+            )
 
     @property
     def world_size(self) -> int:
@@ -64,7 +72,8 @@ class ParallelConfig:
             there = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
                 f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.world_size} process"
-                f"{'' if self.world_size == 1 else 'es'}, but {there}. Start them with: {self.torchrun_line()}"
+                f"{'' if self.world_size == 1 else 'es'}, but {there}. Start them with: "
+                f"{self.torchrun_line()}"
             )
 
     def torchrun_line(self) -> str:
@@ -72,12 +81,15 @@ class ParallelConfig:
         if self.world_size == 1:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
         return (
-            f"torchrun --nproc-per-node={self.world_size} -m strands_cosmos3 infer --cfg {self.cfg_size} "
+            f"torchrun --nproc-per-node={self.world_size} -m strands_cosmos3 infer --cfg "
+            f"{self.cfg_size} "
             f"--tp {self.tp_size} ..."
         )
 
     def join(self, device: torch.device) -> Mesh:
-        """Join the process group of torchrun or of the caller's ``init_process_group``; a ConfigError if its size is wrong."""
+        """Join the process group of torchrun or of the caller's ``init_process_group``; a
+        ConfigError if its size is wrong.
+        """
         from strands_cosmos3.parallel import collectives
         from strands_cosmos3.parallel.mesh import Mesh
 
@@ -90,9 +102,10 @@ class ParallelConfig:
 class RankOptions:
     """How every rank loads and computes. All values can be written as JSON.
 
-    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus ``first_gpu``. ``dtype`` as in
-    ``Cosmos3Engine.from_pretrained``. ``action_space`` is for a checkpoint that does not state its own. ``threads`` are CPU
-    threads of each rank; None keeps torch's default.
+    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus
+    ``first_gpu``. ``dtype`` as in ``Cosmos3Engine.from_pretrained``. ``action_space`` is for a
+    checkpoint that does not state its own. ``threads`` are CPU threads of each rank; None keeps
+    torch's default.
     """
 
     device: str = "cpu"
@@ -104,4 +117,5 @@ class RankOptions:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "engine", EngineOptions.of(self.engine))  # a dictionary, when read from JSON
+        # a dictionary, when read from JSON
+        object.__setattr__(self, "engine", EngineOptions.of(self.engine))

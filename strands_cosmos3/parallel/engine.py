@@ -30,7 +30,8 @@ class Ranks(Protocol):
 
 
 class RankGroupEngine:
-    """Answers like a ``Cosmos3Engine``, computed by a group of ranks. After a failure the next call starts new ranks.
+    """Answers like a ``Cosmos3Engine``, computed by a group of ranks. After a failure the next call
+    starts new ranks.
 
     The ranks are started here, which may raise any Cosmos3Error. Only they load weights.
     """
@@ -54,26 +55,33 @@ class RankGroupEngine:
         """Start one process for each rank on this machine and load a checkpoint in them.
 
         Raises:
-            ConfigError, CheckpointError: The transformer cannot be split so (nothing was started), or not be loaded.
+            ConfigError, CheckpointError: The transformer cannot be split so (nothing was started),
+                or not be loaded.
         """
         options = options or RankOptions()
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         tensor.check(checkpoint.config, parallel.tp_size)
         options.engine.require_runnable(options.device.partition(":")[0], parallel.tp_size)
-        dtype = choose_dtype(options.dtype, torch.device(options.device), checkpoint.config)  # once for all ranks
+        # once for all ranks
+        dtype = choose_dtype(options.dtype, torch.device(options.device), checkpoint.config)
         options = replace(options, dtype=str(dtype).removeprefix("torch."))
-        return cls(checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts))
+        return cls(
+            checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts)
+        )
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Answer one request; see ``Cosmos3Engine.step``. Errors: as :meth:`step_batch`."""
         return self.step_batch((request,), on_step)[0]
 
-    def step_batch(self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None) -> list[dict[str, Any]]:
+    def step_batch(
+        self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None
+    ) -> list[dict[str, Any]]:
         """Answer several requests in one pass; see ``Cosmos3Engine.step_batch``.
 
         Raises:
-            RanksError, InputError: A rank failed and every process was ended; or the ranks rejected a request.
+            RanksError, InputError: A rank failed and every process was ended; or the ranks rejected
+                a request.
         """
         if self._closed:
             raise ConfigError("this engine was closed; make another.")

@@ -1,7 +1,8 @@
 """A group of ranks: send them requests, wait for all of them, and end all of them if one fails.
 
-The group knows its ranks through :class:`RankHandle`, so processes and Ray actors are supervised alike. A working rank sends a
-heartbeat every second; a rank that is silent for some seconds counts as stopped. Importing this loads no torch.
+The group knows its ranks through :class:`RankHandle`, so processes and Ray actors are supervised
+alike. A working rank sends a heartbeat every second; a rank that is silent for some seconds counts
+as stopped. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strands_cosmos3 import errors
-from strands_cosmos3.errors import BackendError, Cosmos3Error, RankFailedError, RanksError, RankSilentError
+from strands_cosmos3.errors import (
+    BackendError,
+    Cosmos3Error,
+    RankFailedError,
+    RanksError,
+    RankSilentError,
+)
 
 HEARTBEAT_S = 1.0
 """Interval between two heartbeats of a working rank."""
@@ -31,11 +38,13 @@ class RankStatus:
     """A message from a rank.
 
     Args:
-        kind: ``ready`` after loading, ``heartbeat`` during work, then one ``answer`` or ``error`` for each request.
+        kind: ``ready`` after loading, ``heartbeat`` during work, then one ``answer`` or ``error``
+            for each request.
         progress: Heartbeats: a counter that grows as work proceeds.
         step: Heartbeats: denoising steps done, and their total.
         payload: Rank 0's answer.
-        error: Type name and message of an error. After an error of this package the rank accepts the next request.
+        error: Type name and message of an error. After an error of this package the rank accepts
+            the next request.
     """
 
     kind: Literal["ready", "heartbeat", "answer", "error"]
@@ -53,7 +62,9 @@ class RankHandle(ABC):
 
     @abstractmethod
     def submit(self, payload: bytes) -> None:
-        """Send a request without waiting; a RankLostError or RankSilentError if the rank cannot be reached."""
+        """Send a request without waiting; a RankLostError or RankSilentError if the rank cannot
+        be reached.
+        """
 
     @abstractmethod
     def statuses(self, wait_s: float) -> Sequence[RankStatus]:
@@ -70,7 +81,9 @@ class RankHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the rank at once, even if it is stopped or hangs, and wait until it is gone. Idempotent."""
+        """End the rank at once, even if it is stopped or hangs, and wait until it is gone.
+        Idempotent.
+        """
 
     def close(self) -> None:
         """Let the rank end by itself; end it if it takes more than a few seconds."""
@@ -79,7 +92,9 @@ class RankHandle(ABC):
 
 @dataclass(frozen=True)
 class RankTimeouts:
-    """How long a group waits [s]: for all ranks to load, a heartbeat of a working rank, and progress of any rank."""
+    """How long a group waits [s]: for all ranks to load, a heartbeat of a working rank, and
+    progress of any rank.
+    """
 
     start_s: float = 900.0
     silent_s: float = 8.0
@@ -87,13 +102,18 @@ class RankTimeouts:
 
 
 class RankGroup:
-    """Ranks that answer requests together. The first request starts them, and so does the first one after a failure.
+    """Ranks that answer requests together. The first request starts them, and so does the first one
+    after a failure.
 
-    ``start`` returns their handles, rank 0 first, and registers on the given stack what ends them. ``handles`` are those
-    running; ``starts`` counts how often ranks were started.
+    ``start`` returns their handles, rank 0 first, and registers on the given stack what ends them.
+    ``handles`` are those running; ``starts`` counts how often ranks were started.
     """
 
-    def __init__(self, start: Callable[[ExitStack], Sequence[RankHandle]], timeouts: RankTimeouts | None = None):
+    def __init__(
+        self,
+        start: Callable[[ExitStack], Sequence[RankHandle]],
+        timeouts: RankTimeouts | None = None,
+    ):
         self.timeouts = timeouts or RankTimeouts()
         self.handles: tuple[RankHandle, ...] = ()
         self.starts = 0
@@ -101,7 +121,8 @@ class RankGroup:
         self._end = ExitStack()
 
     def start(self) -> None:
-        """Start the ranks, if they are not running, and wait until all have loaded. After any error every rank was ended.
+        """Start the ranks, if they are not running, and wait until all have loaded. After any error
+        every rank was ended.
 
         If one was lost between two requests, all are started again.
         """
@@ -117,7 +138,8 @@ class RankGroup:
             on_failure.pop_all()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
-        """Let all ranks answer a request (``payload.encode_requests``); return rank 0's answer (``payload.decode_results``).
+        """Let all ranks answer a request (``payload.encode_requests``); return rank 0's answer
+        (``payload.decode_results``).
 
         ``on_step`` is called with (denoising steps done, total), as rank 0 reports them.
 
@@ -127,7 +149,8 @@ class RankGroup:
         """
         self.start()
         with ExitStack() as on_failure:
-            on_failure.callback(self.kill)  # also when the caller is interrupted: the next answer would be this request's
+            # also when the caller is interrupted: the next answer would be this request's
+            on_failure.callback(self.kill)
             for handle in self.handles:
                 handle.submit(payload)
             answers = self._collect("answer", self.timeouts.silent_s, on_step)
@@ -147,7 +170,9 @@ class RankGroup:
         self.handles = ()
         self._end.close()
 
-    def _collect(self, wanted: str, silent_s: float, on_step: OnStep | None = None) -> list[RankStatus]:
+    def _collect(
+        self, wanted: str, silent_s: float, on_step: OnStep | None = None
+    ) -> list[RankStatus]:
         return _Round(self.handles, wanted, silent_s, self.timeouts, on_step).collect()
 
 
@@ -155,10 +180,20 @@ class _Round:
     """One wait for all ranks: one answer, or one known error, of each."""
 
     def __init__(
-        self, handles: Sequence[RankHandle], wanted: str, silent_s: float, timeouts: RankTimeouts, on_step: OnStep | None
+        self,
+        handles: Sequence[RankHandle],
+        wanted: str,
+        silent_s: float,
+        timeouts: RankTimeouts,
+        on_step: OnStep | None,
     ):
         now = time.monotonic()
-        self._handles, self._wanted, self._silent_s, self._on_step = handles, wanted, silent_s, on_step
+        self._handles, self._wanted, self._silent_s, self._on_step = (
+            handles,
+            wanted,
+            silent_s,
+            on_step,
+        )
         self._stalled_s = max(timeouts.stalled_s, silent_s)
         self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if wanted == "ready" else 0.0)
         self._heard_at, self._progress = [now] * len(handles), [0] * len(handles)
@@ -166,7 +201,9 @@ class _Round:
         self._answers: dict[int, RankStatus] = {}
 
     def collect(self) -> list[RankStatus]:
-        """Return one status of each rank, all of the same kind and error. Errors: as :meth:`RankGroup.infer`."""
+        """Return one status of each rank, all of the same kind and error. Errors: as
+        :meth:`RankGroup.infer`.
+        """
         while len(self._answers) < len(self._handles):
             pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
             for rank in pending:
@@ -176,7 +213,10 @@ class _Round:
         answers = [self._answers[rank] for rank in range(len(self._handles))]
         if len({(status.kind, status.error) for status in answers}) > 1:
             pairs = zip(self._handles, answers, strict=True)
-            said = "; ".join(f"{handle.name}: {status.kind} {': '.join(status.error)}" for handle, status in pairs)
+            said = "; ".join(
+                f"{handle.name}: {status.kind} {': '.join(status.error)}"
+                for handle, status in pairs
+            )
             raise RankFailedError(f"ranks disagree ({said}). {RESTART_NOTE}")
         return answers
 
@@ -200,23 +240,35 @@ class _Round:
         for rank in pending:
             if (silent_s := now - self._heard_at[rank]) > self._silent_s:
                 raise RankSilentError(
-                    f"{self._handles[rank].name} has sent no heartbeat for {silent_s:.0f} s: it was stopped, or hangs. "
+                    f"{self._handles[rank].name} has sent no heartbeat for {silent_s:.0f} s: it "
+                    "was stopped, or hangs. "
                     f"{RESTART_NOTE}"
                 )
         if now - self._moved_at > self._stalled_s:
-            raise RankSilentError(f"no rank has made progress for {now - self._moved_at:.0f} s. {RESTART_NOTE}")
+            raise RankSilentError(
+                f"no rank has made progress for {now - self._moved_at:.0f} s. {RESTART_NOTE}"
+            )
         if pending and now - self._rejected_at > self._grace_s:
-            kind, message = next(status.error for status in self._answers.values() if status.kind == "error")
-            raise RankFailedError(f"some ranks rejected a request that others work on ({kind}: {message}). {RESTART_NOTE}")
+            kind, message = next(
+                status.error for status in self._answers.values() if status.kind == "error"
+            )
+            raise RankFailedError(
+                f"some ranks rejected a request that others work on ({kind}: {message}). "
+                f"{RESTART_NOTE}"
+            )
 
     def _raise_failure(self, rank: int, status: RankStatus) -> None:
-        """Raise for the rank at fault: one that lost its neighbour fails too, and often reports first."""
+        """Raise for the rank at fault: one that lost its neighbour fails too, and often reports
+        first.
+        """
         deadline = time.monotonic() + _ATTRIBUTION_S
         while time.monotonic() < deadline:
             for handle in self._handles:
                 if handle is not self._handles[rank]:
                     handle.statuses(_WAIT_S)  # raises if that rank is lost
-        raise RankFailedError(f"{self._handles[rank].name} failed with {': '.join(status.error)}. {RESTART_NOTE}")
+        raise RankFailedError(
+            f"{self._handles[rank].name} failed with {': '.join(status.error)}. {RESTART_NOTE}"
+        )
 
 
 def _raise_error(status: RankStatus) -> None:
@@ -226,11 +278,17 @@ def _raise_error(status: RankStatus) -> None:
 
 def _is_known(name: str) -> bool:
     kind = vars(errors).get(name)
-    return isinstance(kind, type) and issubclass(kind, Cosmos3Error) and not issubclass(kind, RanksError)
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, Cosmos3Error)
+        and not issubclass(kind, RanksError)
+    )
 
 
 def error_from_name(name: str, message: str) -> Cosmos3Error:
-    """Return an error of this package that another process raised; a ``BackendError`` for any other name."""
+    """Return an error of this package that another process raised; a ``BackendError`` for any
+    other name.
+    """
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Cosmos3Error)):
         return BackendError(f"{name}: {message}")

@@ -16,12 +16,16 @@ from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
 
 class Mesh(ParallelContext):
-    """The parallel context of one rank among several; see :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
+    """The parallel context of one rank among several; see
+    :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
 
-    ``owns_world``: whether :meth:`close` destroys the process group. ``traffic``: what this rank sent.
+    ``owns_world``: whether :meth:`close` destroys the process group. ``traffic``: what this rank
+    sent.
     """
 
-    def __init__(self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, owns_world: bool):
+    def __init__(
+        self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, owns_world: bool
+    ):
         self.device = device
         self.traffic = Traffic()
         self._vae_split = vae_split
@@ -58,7 +62,9 @@ class Mesh(ParallelContext):
         return vae if self.all.size == 1 else ShardedVae(vae, self.all, self._vae_split)
 
     def exchange(self, velocities: Velocities) -> Velocities:
-        """Gather both branches' velocities in one packed exchange between the two guidance groups."""
+        """Gather both branches' velocities in one packed exchange between the two guidance
+        groups.
+        """
         if self.cfg.size == 1:
             return velocities
         packed = torch.cat([velocity.flatten() for velocity in velocities])

@@ -1,7 +1,8 @@
-"""Requests and results as bytes: tensors as safetensors, everything else as JSON in its header. Nothing is pickled.
+"""Requests and results as bytes: tensors as safetensors, everything else as JSON in its header.
+Nothing is pickled.
 
-A frame is the output of ``safetensors.torch.save``: header length (8 bytes, little-endian), JSON header, tensor data. Our JSON
-is the metadata entry ``strands_cosmos3`` of the header.
+A frame is the output of ``safetensors.torch.save``: header length (8 bytes, little-endian), JSON
+header, tensor data. Our JSON is the metadata entry ``strands_cosmos3`` of the header.
 """
 
 from __future__ import annotations
@@ -40,29 +41,41 @@ def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         about = json.loads(json.loads(frame[8 : 8 + length])["__metadata__"][_KEY])
         tensors = load(bytes(frame))
     except (struct.error, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise WireFormatError(f"these {len(frame)} bytes are not a frame of tensors and JSON ({error}).") from None
+        raise WireFormatError(
+            f"these {len(frame)} bytes are not a frame of tensors and JSON ({error})."
+        ) from None
     if not isinstance(about, dict):
         raise WireFormatError(f"the frame's JSON is a {type(about).__name__}, not an object.")
     return tensors, about
 
 
 def encode_requests(requests: Sequence[Cosmos3ActionRequest]) -> bytes:
-    """Return the requests of a batch as one frame. A tensor that several of them hold is sent once."""
+    """Return the requests of a batch as one frame. A tensor that several of them hold is sent
+    once.
+    """
     return _encode_all(
-        [{name: getattr(request, name) for name in _FIELDS} | {"mode": str(request.mode)} for request in requests]
+        [
+            {name: getattr(request, name) for name in _FIELDS} | {"mode": str(request.mode)}
+            for request in requests
+        ]
     )
 
 
 def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
-    """Return the requests in a frame, validated like any others; tensors that were sent once are one object again.
+    """Return the requests in a frame, validated like any others; tensors that were sent once are
+    one object again.
 
     Raises:
-        WireFormatError, InputError: The frame is damaged or holds no requests; or a field is invalid.
+        WireFormatError, InputError: The frame is damaged or holds no requests; or a field is
+            invalid.
     """
     requests = []
     for values in _decode_all(frame):
         if set(values) != set(_FIELDS):
-            raise WireFormatError(f"not a request: its fields differ in {', '.join(sorted(set(values) ^ set(_FIELDS)))}.")
+            raise WireFormatError(
+                "not a request: its fields differ in "
+                f"{', '.join(sorted(set(values) ^ set(_FIELDS)))}."
+            )
         values |= {name: tuple(values[name]) for name in _TUPLES if values[name] is not None}
         requests.append(Cosmos3ActionRequest(**values))
     return requests
@@ -74,15 +87,27 @@ def encode_results(results: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def decode_results(frame: bytes) -> list[dict[str, Any]]:
-    """Return the results in a frame; a WireFormatError if it is damaged. See ``Cosmos3Engine.step_batch``."""
+    """Return the results in a frame; a WireFormatError if it is damaged. See
+    ``Cosmos3Engine.step_batch``.
+    """
     return _decode_all(frame)
 
 
 def _encode_all(items: Sequence[Mapping[str, Any]]) -> bytes:
-    """Maps of tensors and JSON values as a frame; a tensor is replaced by ``{"tensor": its name in the frame}``."""
-    tensors = {str(id(value)): value for item in items for value in item.values() if isinstance(value, torch.Tensor)}
+    """Maps of tensors and JSON values as a frame; a tensor is replaced by ``{"tensor": its name
+    in the frame}``.
+    """
+    tensors = {
+        str(id(value)): value
+        for item in items
+        for value in item.values()
+        if isinstance(value, torch.Tensor)
+    }
     plain = [
-        {name: {"tensor": str(id(value))} if isinstance(value, torch.Tensor) else value for name, value in item.items()}
+        {
+            name: {"tensor": str(id(value))} if isinstance(value, torch.Tensor) else value
+            for name, value in item.items()
+        }
         for item in items
     ]
     return encode(tensors, {"items": plain})
@@ -92,11 +117,16 @@ def _decode_all(frame: bytes) -> list[dict[str, Any]]:
     tensors, about = decode(frame)
     try:
         return [
-            {name: tensors[value["tensor"]] if _is_tensor(value) else value for name, value in item.items()}
+            {
+                name: tensors[value["tensor"]] if _is_tensor(value) else value
+                for name, value in item.items()
+            }
             for item in about["items"]
         ]
     except (AttributeError, KeyError, TypeError) as error:
-        raise WireFormatError(f"the frame holds no list of requests or results ({error!r}).") from None
+        raise WireFormatError(
+            f"the frame holds no list of requests or results ({error!r})."
+        ) from None
 
 
 def _is_tensor(value: Any) -> bool:

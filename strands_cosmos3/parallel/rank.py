@@ -1,4 +1,6 @@
-"""One rank of an engine, in the process that hosts it: a subprocess or a Ray actor. Importing this loads no torch."""
+"""One rank of an engine, in the process that hosts it: a subprocess or a Ray actor. Importing
+this loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """One rank. Its methods report errors as a status, because the rank's group decides for all ranks.
+    """One rank. Its methods report errors as a status, because the rank's group decides for all
+    ranks.
 
     ``progress`` grows during inference. Any thread may read it.
     """
@@ -24,14 +27,22 @@ class Rank:
         self._engine: Cosmos3Engine | None = None
 
     def load(
-        self, checkpoint: str, parallel: ParallelConfig, rank: int, init_method: str, options: RankOptions | None = None
+        self,
+        checkpoint: str,
+        parallel: ParallelConfig,
+        rank: int,
+        init_method: str,
+        options: RankOptions | None = None,
     ) -> RankStatus:
-        """Connect to the other ranks and load this rank's shard of the weights; ``ready`` once every rank has loaded.
+        """Connect to the other ranks and load this rank's shard of the weights; ``ready`` once
+        every rank has loaded.
 
         Args:
-            checkpoint: A folder in the released layout, or a hub repository that every rank can fetch.
+            checkpoint: A folder in the released layout, or a hub repository that every rank can
+                fetch.
             rank: This rank's number, 0 .. ``parallel.world_size - 1``.
-            init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``, where rank 0 listens.
+            init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``,
+                where rank 0 listens.
         """
 
         def load() -> bytes:
@@ -40,7 +51,14 @@ class Rank:
 
         return _report("ready", load)
 
-    def _load(self, checkpoint: str, parallel: ParallelConfig, rank: int, init_method: str, options: RankOptions) -> None:
+    def _load(
+        self,
+        checkpoint: str,
+        parallel: ParallelConfig,
+        rank: int,
+        init_method: str,
+        options: RankOptions,
+    ) -> None:
         import torch
         import torch.distributed as dist
 
@@ -51,12 +69,16 @@ class Rank:
         if not 0 <= rank < parallel.world_size:
             raise ConfigError(f"rank {rank} is not one of 0..{parallel.world_size - 1}.")
         if dist.is_initialized():
-            raise ConfigError("this process is a rank of another group already; one process hosts one rank.")
+            raise ConfigError(
+                "this process is a rank of another group already; one process hosts one rank."
+            )
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         device = torch.device(options.device)
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1))
+            device = torch.device(
+                "cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1)
+            )
         if parallel.world_size > 1:
             connect(device, parallel.timeout_s, init_method, rank, parallel.world_size)
         self._rank = rank
@@ -72,9 +94,11 @@ class Rank:
         self._engine.parallel_context.barrier()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> RankStatus:
-        """Answer a request together with the other ranks, which must get the same bytes (``payload.encode_requests``).
+        """Answer a request together with the other ranks, which must get the same bytes
+        (``payload.encode_requests``).
 
-        Returns ``answer``, whose payload on rank 0 is for ``payload.decode_results``. ``on_step``: as in the engine's ``step``.
+        Returns ``answer``, whose payload on rank 0 is for ``payload.decode_results``. ``on_step``:
+        as in the engine's ``step``.
         """
         from strands_cosmos3.parallel.payload import decode_requests, encode_results
 

@@ -1,7 +1,9 @@
-"""Ranks in processes on this machine: the process that hosts a rank, and the handle that starts and controls it.
+"""Ranks in processes on this machine: the process that hosts a rank, and the handle that starts and
+controls it.
 
-The two ends of a socket pair are ``multiprocessing.connection`` connections. A message is one line of JSON, then raw bytes;
-nothing is pickled. A process whose parent is gone ends by itself, whatever it waits for. No port is opened except torch's own.
+The two ends of a socket pair are ``multiprocessing.connection`` connections. A message is one line
+of JSON, then raw bytes; nothing is pickled. A process whose parent is gone ends by itself, whatever
+it waits for. No port is opened except torch's own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from typing import Any
 
 from strands_cosmos3.errors import RankLostError, RankSilentError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.group import HEARTBEAT_S, RESTART_NOTE, RankGroup, RankHandle, RankStatus, RankTimeouts
+from strands_cosmos3.parallel.group import (
+    HEARTBEAT_S,
+    RESTART_NOTE,
+    RankGroup,
+    RankHandle,
+    RankStatus,
+    RankTimeouts,
+)
 from strands_cosmos3.parallel.process_exit import exit_rank
 from strands_cosmos3.parallel.rank import Rank
 
@@ -34,7 +43,10 @@ _CLOSE_S = 5.0
 
 
 def rank_processes(
-    checkpoint: str | Path, parallel: ParallelConfig, options: RankOptions, timeouts: RankTimeouts | None = None
+    checkpoint: str | Path,
+    parallel: ParallelConfig,
+    options: RankOptions,
+    timeouts: RankTimeouts | None = None,
 ) -> RankGroup:
     """Return a group with one process for each rank, on this machine. Nothing is started yet.
 
@@ -61,7 +73,8 @@ def rank_processes(
 class RankProcess(RankHandle):
     """A rank in a process of its own.
 
-    ``transfer_s``: how long the process may neither take nor send a byte in the middle of a message.
+    ``transfer_s``: how long the process may neither take nor send a byte in the middle of a
+    message.
     """
 
     def __init__(self, rank: int, transfer_s: float):
@@ -72,9 +85,15 @@ class RankProcess(RankHandle):
         self._connection = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "strands_cosmos3.parallel.rank_process", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "strands_cosmos3.parallel.rank_process",
+                    str(theirs.fileno()),
+                ],
                 pass_fds=(theirs.fileno(),),
-                env={"GLOO_SOCKET_IFNAME": "lo", **os.environ},  # ranks of one machine use its loopback
+                # ranks of one machine use its loopback
+                env={"GLOO_SOCKET_IFNAME": "lo", **os.environ},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the parent handles Ctrl-C
             )
@@ -86,7 +105,9 @@ class RankProcess(RankHandle):
         try:
             self._connection.send_bytes(_pack(about, payload))
         except BlockingIOError:
-            raise RankSilentError(f"{self.name} takes no request: it was stopped, or hangs. {RESTART_NOTE}") from None
+            raise RankSilentError(
+                f"{self.name} takes no request: it was stopped, or hangs. {RESTART_NOTE}"
+            ) from None
         except OSError:
             raise self._lost() from None
 
@@ -101,7 +122,9 @@ class RankProcess(RankHandle):
             while self._connection.poll(0.0 if found else wait_s):
                 found.append(_status(self._connection.recv_bytes()))
         except BlockingIOError:
-            raise RankSilentError(f"{self.name} stopped in the middle of a message. {RESTART_NOTE}") from None
+            raise RankSilentError(
+                f"{self.name} stopped in the middle of a message. {RESTART_NOTE}"
+            ) from None
         except (EOFError, OSError):
             if not found:  # its last messages come first
                 raise self._lost() from None
@@ -133,7 +156,11 @@ class RankProcess(RankHandle):
         except subprocess.TimeoutExpired:
             how = "closed its connection"
         else:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            how = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with status {code}"
+            )
         return RankLostError(f"{self.name} {how}. {RESTART_NOTE}")
 
 
@@ -163,7 +190,12 @@ class _Parent:
 
     def send(self, status: RankStatus) -> None:
         """Send a status; end this process if the parent is gone."""
-        about = {"kind": status.kind, "progress": status.progress, "step": status.step, "error": status.error}
+        about = {
+            "kind": status.kind,
+            "progress": status.progress,
+            "step": status.step,
+            "error": status.error,
+        }
         try:
             with self._sending:
                 self._connection.send_bytes(_pack(about, status.payload))
@@ -183,7 +215,11 @@ def main(connection: Connection) -> None:
     parent, rank = _Parent(connection), Rank()
     settings, _ = parent.requests.get()
     degrees, options = ParallelConfig(**settings["parallel"]), RankOptions(**settings["options"])
-    parent.send(rank.load(settings["checkpoint"], degrees, settings["rank"], settings["init_method"], options))
+    parent.send(
+        rank.load(
+            settings["checkpoint"], degrees, settings["rank"], settings["init_method"], options
+        )
+    )
     while True:
         about, payload = parent.requests.get()
         if about["command"] == "close":
@@ -202,7 +238,9 @@ def _infer(parent: _Parent, rank: Rank, payload: bytes) -> RankStatus:
     beating = threading.Thread(target=beat, daemon=True)
     beating.start()
     try:
-        return rank.infer(payload, lambda *step: parent.send(RankStatus("heartbeat", rank.progress, step)))
+        return rank.infer(
+            payload, lambda *step: parent.send(RankStatus("heartbeat", rank.progress, step))
+        )
     finally:
         done.set()
         beating.join()

@@ -1,12 +1,14 @@
 """The VAE divided among all ranks by width.
 
-Exact: each rank holds the activations of some latent columns and fetches what it needs beyond them. Before a convolution three
-columns wide that is one column of each neighbour (of the right one only, if the convolution halves the width); in the middle
-block's attention it is the keys and values of all ranks. Every other layer acts on single columns or on pairs. A shard is a
-whole number of latent columns, 16 pixels each, so it never splits a pair.
+Exact: each rank holds the activations of some latent columns and fetches what it needs beyond them.
+Before a convolution three columns wide that is one column of each neighbour (of the right one only,
+if the convolution halves the width); in the middle block's attention it is the keys and values of
+all ranks. Every other layer acts on single columns or on pairs. A shard is a whole number of latent
+columns, 16 pixels each, so it never splits a pair.
 
-Tiles: each rank decodes its columns and a margin without any exchange, and neighbours are blended over the margin. This is
-approximate, because the attention sees one tile only. Images are always encoded exactly.
+Tiles: each rank decodes its columns and a margin without any exchange, and neighbours are blended
+over the margin. This is approximate, because the attention sees one tile only. Images are always
+encoded exactly.
 
 Shape suffixes: B batch, C channels, T frames, H height, W this rank's width.
 """
@@ -37,7 +39,8 @@ def shard_widths(columns: int, ranks: int) -> list[int]:
 class HaloExchange:
     """Fetches the columns beside this rank's shard: a neighbour's, or zeros at the image's edge.
 
-    ``widths`` are the latent columns of each rank while an image is split; None while this rank has all of it.
+    ``widths`` are the latent columns of each rank while an image is split; None while this rank has
+    all of it.
     """
 
     def __init__(self, group: Group):
@@ -56,7 +59,9 @@ class HaloExchange:
 
 
 class HaloConv(nn.Module):
-    """A causal convolution, three columns wide, whose width padding (its own is removed) is the neighbours' columns."""
+    """A causal convolution, three columns wide, whose width padding (its own is removed) is the
+    neighbours' columns.
+    """
 
     def __init__(self, inner: CausalConv3d, halo: HaloExchange):
         super().__init__()
@@ -99,9 +104,15 @@ class GatheredAttention(nn.Module):
         B, C, T, H, W = x_BCTHW.shape
         frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
         query, memory = self.inner.to_qkv(self.inner.norm(frames)).split([C, 2 * C], dim=1)
-        keys, values = self._halo.group.gather_widths(memory, self._halo.widths, "attention").chunk(2, dim=1)
-        q, k, v = (t.flatten(2).transpose(1, 2)[:, None].contiguous() for t in (query, keys, values))
-        attended = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(B * T, C, H, W)
+        keys, values = self._halo.group.gather_widths(memory, self._halo.widths, "attention").chunk(
+            2, dim=1
+        )
+        q, k, v = (
+            t.flatten(2).transpose(1, 2)[:, None].contiguous() for t in (query, keys, values)
+        )
+        attended = (
+            F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(B * T, C, H, W)
+        )
         projected = self.inner.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4)
         return projected + x_BCTHW
 
@@ -109,7 +120,8 @@ class GatheredAttention(nn.Module):
 class ShardedVae:
     """A VAE whose weights every rank holds (modified in place) and whose work is divided by width.
 
-    An image with fewer latent columns than ranks is not split: every rank encodes it, rank 0 decodes it.
+    An image with fewer latent columns than ranks is not split: every rank encodes it, rank 0
+    decodes it.
     """
 
     def __init__(self, vae: Vae, group: Group, split: str):
@@ -142,10 +154,14 @@ class ShardedVae:
             return self._vae.encode(pixels)
         widths = shard_widths(columns, self._group.size)
         mine = _own(pixels, [width * SPATIAL_COMPRESSION for width in widths], self._group.rank)
-        return self._group.gather_widths(self._together(widths, self._vae.encode, mine), widths, "latents")
+        return self._group.gather_widths(
+            self._together(widths, self._vae.encode, mine), widths, "latents"
+        )
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
-        """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see :meth:`WanVae.decode`."""
+        """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see
+        :meth:`WanVae.decode`.
+        """
         columns = latents.shape[-1]
         if self._split == "off" or self.previews or columns < self._group.size:
             return self._vae.decode(latents) if self._group.rank == 0 else None
@@ -153,7 +169,9 @@ class ShardedVae:
         if self._split == "tiles":
             return self._decode_tiles(latents, widths)
         mine = self._together(widths, self._vae.decode, _own(latents, widths, self._group.rank))
-        parts = self._group.collect(mine, [width * SPATIAL_COMPRESSION for width in widths], "pixels")
+        parts = self._group.collect(
+            mine, [width * SPATIAL_COMPRESSION for width in widths], "pixels"
+        )
         return None if parts is None else torch.cat(parts, dim=-1)
 
     def _together(self, widths: list[int], run: Any, x: torch.Tensor) -> torch.Tensor:
@@ -166,11 +184,15 @@ class ShardedVae:
     def _decode_tiles(self, latents: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         ends = list(accumulate(widths, initial=0))
         columns = ends[-1]
-        tiles = [(max(a - TILE_MARGIN, 0), min(b + TILE_MARGIN, columns)) for a, b in pairwise(ends)]
+        tiles = [
+            (max(a - TILE_MARGIN, 0), min(b + TILE_MARGIN, columns)) for a, b in pairwise(ends)
+        ]
         first, last = tiles[self._group.rank]
         mine = self._vae.decode(latents[..., first:last].contiguous())
         assert mine is not None
-        parts = self._group.collect(mine, [(b - a) * SPATIAL_COMPRESSION for a, b in tiles], "pixels")
+        parts = self._group.collect(
+            mine, [(b - a) * SPATIAL_COMPRESSION for a, b in tiles], "pixels"
+        )
         return None if parts is None else _blended(parts, tiles, columns)
 
 
@@ -178,7 +200,9 @@ def _own(x: torch.Tensor, widths: Sequence[int], rank: int) -> torch.Tensor:
     return x.split(list(widths), dim=-1)[rank].contiguous()
 
 
-def _blended(parts: list[torch.Tensor], tiles: Sequence[tuple[int, int]], columns: int) -> torch.Tensor:
+def _blended(
+    parts: list[torch.Tensor], tiles: Sequence[tuple[int, int]], columns: int
+) -> torch.Tensor:
     """Blend overlapping tiles; weights fall linearly over the overlap."""
     size = SPATIAL_COMPRESSION
     total = parts[0].new_zeros(*parts[0].shape[:-1], columns * size)
@@ -213,4 +237,5 @@ def _widened(resample: nn.Sequential, halo: HaloExchange) -> nn.Sequential:
     if conv.stride[1] == 1:  # doubles the size; padding of one on every side
         conv.padding = (1, 0)
         return nn.Sequential(before, Widen(halo, left=True), conv)
-    return nn.Sequential(Widen(halo, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)  # halves the width: padded right and below
+    # halves the width: padded right and below
+    return nn.Sequential(Widen(halo, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)

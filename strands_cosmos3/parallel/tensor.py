@@ -1,10 +1,13 @@
-"""Tensor parallelism: the slice of each stored weight that a rank keeps, and where the model sums over ranks.
+"""Tensor parallelism: the slice of each stored weight that a rank keeps, and where the model sums
+over ranks.
 
-The model itself is unchanged. Query, key, value, gate and up projections are split by rows (each rank has its own heads and
-neurons), ``out`` and ``down`` by columns (each rank's output is a summand), the embedding by columns (each rank has a part of
-every token's vector). Norms, input and output projections and action heads are replicated. Each layer sums twice.
+The model itself is unchanged. Query, key, value, gate and up projections are split by rows (each
+rank has its own heads and neurons), ``out`` and ``down`` by columns (each rank's output is a
+summand), the embedding by columns (each rank has a part of every token's vector). Norms, input and
+output projections and action heads are replicated. Each layer sums twice.
 
-With fewer key heads than ranks, several ranks keep the same head: rank r keeps head ``r * heads // ranks``.
+With fewer key heads than ranks, several ranks keep the same head: rank r keeps head ``r * heads //
+ranks``.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ _COLUMNS = re.compile(r".*\.(to_out|to_add_out|down_proj)\.weight|embed_tokens\.
 
 
 def check(config: TransformerConfig, tp_size: int) -> None:
-    """Raise a ConfigError that lists the valid degrees if layers cannot be split into equal parts."""
+    """Raise a ConfigError that lists the valid degrees if layers cannot be split into equal
+    parts.
+    """
     if not _divides(config, tp_size):
         valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
         raise ConfigError(
-            f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} heads, "
-            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, width {config.hidden_size}) into "
+            f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} "
+            "heads, "
+            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, width "
+            f"{config.hidden_size}) into "
             f"equal parts; valid: {', '.join(map(str, valid))}."
         )
 
@@ -49,8 +56,12 @@ def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
     return range(first, first + max(k // size, 1))
 
 
-def shard(key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int) -> Slices:
-    """Return the slices that a rank keeps of a stored weight (name in the released layout, full shape); empty for all of it."""
+def shard(
+    key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int
+) -> Slices:
+    """Return the slices that a rank keeps of a stored weight (name in the released layout, full
+    shape); empty for all of it.
+    """
     if size == 1:
         return ()
     if _KEY_HEADS.fullmatch(key):
@@ -68,7 +79,9 @@ def _part(n: int, rank: int, size: int) -> slice:
 
 
 def parallelize(transformer: Cosmos3Transformer, group: Group) -> None:
-    """Add the sums over ranks to a model of sharded weights: after each attention projection and after each MLP."""
+    """Add the sums over ranks to a model of sharded weights: after each attention projection and
+    after each MLP.
+    """
     if group.size == 1:
         return
 

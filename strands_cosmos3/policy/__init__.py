@@ -1,4 +1,6 @@
-"""The policy: observation and instruction in, motion out. The same object serves our Robot and strands-robots."""
+"""The policy: observation and instruction in, motion out. The same object serves our Robot and
+strands-robots.
+"""
 
 from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy

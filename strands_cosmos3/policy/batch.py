@@ -28,25 +28,38 @@ class BatchAnswers(Policy):
     @abstractmethod
     def _start_over(self) -> None: ...
     @abstractmethod
-    def _observation(self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None) -> Observation: ...
+    def _observation(
+        self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None
+    ) -> Observation: ...
     @abstractmethod
     def _request(
-        self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any
+        self,
+        observation: Observation,
+        instruction: str,
+        raw_actions: Any,
+        video: Any,
+        action_prefix: Any,
     ) -> Request: ...
     @abstractmethod
-    def _solved(self, chunk: Any, observation: Observation, infer_ms: float) -> JointTrajectory | ActionChunk: ...
+    def _solved(
+        self, chunk: Any, observation: Observation, infer_ms: float
+    ) -> JointTrajectory | ActionChunk: ...
     @abstractmethod
-    def _next_steps(self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int) -> list[Step]: ...
+    def _next_steps(
+        self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int
+    ) -> list[Step]: ...
 
     @typed("observations")
     def get_actions_batch(
         self, observations: Sequence[Mapping[str, Any]], instructions: str | Sequence[str]
     ) -> list[list[Step]]:
-        """The next steps for each of several flat observations, by one inference: of several robots, or candidates for one.
+        """The next steps for each of several flat observations, by one inference: of several
+        robots, or candidates for one.
 
-        Item i is what ``get_actions_sync`` answers at the beginning of an episode, with the seed of the i-th call from now on:
-        the same observation given K times yields K candidates, which share its encoding. The policy's own episode ends;
-        ``last_rollout`` is that of the last item.
+        Item i is what ``get_actions_sync`` answers at the beginning of an episode, with the seed of
+        the i-th call from now on: the same observation given K times yields K candidates, which
+        share its encoding. The policy's own episode ends; ``last_rollout`` is that of the last
+        item.
 
         Args:
             observations: As of ``get_actions_sync``.
@@ -60,9 +73,16 @@ class BatchAnswers(Policy):
         instance_of(observations, Sequence, "observations")
         if self.mode is not Mode.POLICY:
             raise ConfigError(f"a batch is answered in mode 'policy', not in {str(self.mode)!r}.")
-        texts = [instructions] * len(observations) if isinstance(instructions, str) else list(instructions)
+        texts = (
+            [instructions] * len(observations)
+            if isinstance(instructions, str)
+            else list(instructions)
+        )
         if len(texts) != len(observations):
-            raise InputError(f"{len(texts)} instructions for {len(observations)} observations; give one for each, or one text.")
+            raise InputError(
+                f"{len(texts)} instructions for {len(observations)} observations; give one for "
+                "each, or one text."
+            )
         with self._planning:
             self._require_open()
             first = self._calls
@@ -80,5 +100,7 @@ class BatchAnswers(Policy):
             for i, (chunk, observation) in enumerate(zip(chunks, read, strict=True)):
                 self._start_over()
                 self._calls = first + i
-                answers.append(self._next_steps(self._solved(chunk, observation, infer_ms), observation, 0))
+                answers.append(
+                    self._next_steps(self._solved(chunk, observation, infer_ms), observation, 0)
+                )
             return answers

@@ -1,10 +1,11 @@
 """The contract of strands-robots' ``Policy``, without a dependency on strands-robots.
 
-Members, meanings and defaults are those of strands-robots 0.5.3 (``policies/base.py``, and what its ``PolicyRunner`` and
-MuJoCo engine call); ``get_actions``, ``set_robot_state_keys`` and ``provider_name`` are all that 0.3.8 has. The order of a
-rollout there: ``preflight``, the constructor, ``set_robot_state_keys``, ``set_sim_context``, ``reset`` (with a seed only),
-``set_control_frequency``, and then, for each chunk, ``set_rtc_observed_delay`` and ``get_actions``. It never calls ``close``:
-whoever made the policy does.
+Members, meanings and defaults are those of strands-robots 0.5.3 (``policies/base.py``, and what its
+``PolicyRunner`` and MuJoCo engine call); ``get_actions``, ``set_robot_state_keys`` and
+``provider_name`` are all that 0.3.8 has. The order of a rollout there: ``preflight``, the
+constructor, ``set_robot_state_keys``, ``set_sim_context``, ``reset`` (with a seed only),
+``set_control_frequency``, and then, for each chunk, ``set_rtc_observed_delay`` and ``get_actions``.
+It never calls ``close``: whoever made the policy does.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ class Policy(ABC):
     """Everything that a runner may read and call.
 
     Attributes:
-        requires_images: Whether observations must hold camera frames; a simulator need not draw them otherwise.
-        actions_per_step: Steps of a chunk to execute before the next call; None leaves it to the policy.
-        supports_rtc: Whether a chunk requested while the last one still runs continues it without a jump. Only then may a
-            runner overlap inference and motion.
+        requires_images: Whether observations must hold camera frames; a simulator need not draw
+            them otherwise.
+        actions_per_step: Steps of a chunk to execute before the next call; None leaves it to the
+            policy.
+        supports_rtc: Whether a chunk requested while the last one still runs continues it without a
+            jump. Only then may a runner overlap inference and motion.
         reads_instruction: Whether the instruction shapes the actions.
         instruction_free_actions: Description of the actions if it does not.
         requires_action_controller: Why the robot's own actuators are not enough, or None.
-        required_bodies: Bodies whose world poses every observation must hold (``body.<name>.pos`` and so on).
+        required_bodies: Bodies whose world poses every observation must hold (``body.<name>.pos``
+            and so on).
         children: Policies that this one delegates to.
         control_frequency: The executor's steps a second, once set.
-        rtc_observed_delay_steps: Steps executed between an observation and the first action that answers it, once set.
+        rtc_observed_delay_steps: Steps executed between an observation and the first action that
+            answers it, once set.
         model_sha256: Digest of the checkpoint behind the policy, or None.
     """
 
@@ -58,8 +63,12 @@ class Policy(ABC):
         """Name under which the policy is registered."""
 
     @abstractmethod
-    async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
-        """The next actions, one dictionary of Python floats a step. Unknown keyword arguments are ignored."""
+    async def get_actions(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """The next actions, one dictionary of Python floats a step. Unknown keyword arguments
+        are ignored.
+        """
 
     @abstractmethod
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
@@ -81,8 +90,12 @@ class Policy(ABC):
             ValueError: The configuration cannot use them.
         """
 
-    def get_actions_sync(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
-        """:meth:`get_actions` without ``await``, also where an event loop is already running (in a notebook, say)."""
+    def get_actions_sync(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """:meth:`get_actions` without ``await``, also where an event loop is already running (in
+        a notebook, say).
+        """
 
         def call() -> list[Step]:
             return asyncio.run(self.get_actions(observation_dict, instruction, **kwargs))
@@ -106,7 +119,8 @@ class Policy(ABC):
         self.control_frequency = positive(hz, name)
 
     def set_rtc_observed_delay(self, steps: int | None) -> None:
-        """Set how many steps are executed between the next observation and the first action that answers it.
+        """Set how many steps are executed between the next observation and the first action that
+        answers it.
 
         Args:
             steps: 0 if the world waits for the answer; None if unknown.
@@ -138,7 +152,9 @@ class Policy(ABC):
         return {}
 
     def cancel(self) -> None:  # noqa: B027 - optional for implementers
-        """Break off an inference that runs in another thread, where the policy can; that call raises."""
+        """Break off an inference that runs in another thread, where the policy can; that call
+        raises.
+        """
 
     def close(self) -> None:  # noqa: B027 - optional for implementers
         """Free all resources; calling it twice is harmless."""
@@ -146,5 +162,10 @@ class Policy(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -21,7 +21,12 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.cameras import only_picture
-from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, require_state_keys, resolve_mapping
+from strands_cosmos3.observe.mapping import (
+    RobotMapping,
+    rename_columns,
+    require_state_keys,
+    resolve_mapping,
+)
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm
@@ -32,7 +37,8 @@ from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_o
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
-_CLOSE_S, _NUDGE_S = 10.0, 0.05  # how long a call under way is waited for, and how often it is told to end
+# how long a call under way is waited for, and how often it is told to end
+_CLOSE_S, _NUDGE_S = 10.0, 0.05
 
 
 class Cosmos3Policy(BatchAnswers):
@@ -40,58 +46,86 @@ class Cosmos3Policy(BatchAnswers):
 
     Args:
         embodiment: Name of the embodiment, e.g. ``"droid"``.
-        robot: ``"panda"`` or another robot turns chunks into joint targets for it; None passes raw columns through.
-        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine), ``"distributed"`` (the same on several
-            processes, which it starts), ``"diffusers"`` (the stock diffusers pipeline), ``"service"`` (a policy server), or a
-            :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"`` (``"distributed"`` with
-            ``parallel``), and ``"service"`` where its host, port, api_key or client is given.
-        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository; None is the bundled
-            policy, which knows one simulated table. For ``replay``, a path or ``Recording``.
-        mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict the video: give
-            ``raw_actions=``; the video is in ``last_rollout["video"]``) and ``"inverse_dynamics"`` (give ``video=``).
-        action_space: Name of the backend's action space: the checkpoint's, for a service ``joint_pos``, or the embodiment's.
-        observation_mapping: Canonical or view name -> key of the observation, added to the robot's own. Map no camera or all of
-            the rig. strands-robots' direction, camera -> ``observation/<view>``, is understood too.
-        action_mapping: Canonical name -> key of the action, likewise; without a robot, column -> key.
+        robot: ``"panda"`` or another robot turns chunks into joint targets for it; None passes raw
+            columns through.
+        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine),
+            ``"distributed"`` (the same on several processes, which it starts), ``"diffusers"`` (the
+            stock diffusers pipeline), ``"service"`` (a policy server), or a
+            :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"``
+            (``"distributed"`` with ``parallel``), and ``"service"`` where its host, port, api_key
+            or client is given.
+        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub
+            repository; None is the bundled policy, which knows one simulated table. For ``replay``,
+            a path or ``Recording``.
+        mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict
+            the video: give ``raw_actions=``; the video is in ``last_rollout["video"]``) and
+            ``"inverse_dynamics"`` (give ``video=``).
+        action_space: Name of the backend's action space: the checkpoint's, for a service
+            ``joint_pos``, or the embodiment's.
+        observation_mapping: Canonical or view name -> key of the observation, added to the robot's
+            own. Map no camera or all of the rig. strands-robots' direction, camera ->
+            ``observation/<view>``, is understood too.
+        action_mapping: Canonical name -> key of the action, likewise; without a robot, column ->
+            key.
         cameras: Names of the robot's cameras, if known, so that a missing view is an error here.
-        observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or ``tendon``
-            (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or a ``GripperConvention``; None is metres for a Panda's
-            finger joint, else the open fraction.
-        commanded_gripper: Unit of the action's gripper, likewise; None also follows a host's model (:meth:`set_sim_context`).
-        servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in a simulator
-            whose model states them. Elsewhere, and with False, targets are the planned joint angles.
-        prompt: Used where a call gives an empty instruction. seed: Noise seed; it grows by one with each call of an episode.
-        actions_per_step: Most steps that a call returns; None returns the checkpoint's ``replan_rows``, or the whole
-            chunk. Our Robot executes that many rows before it requests the next chunk.
-        chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may return another number.
+        observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``,
+            ``finger_m`` or ``tendon`` (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or
+            a ``GripperConvention``; None is metres for a Panda's finger joint, else the open
+            fraction.
+        commanded_gripper: Unit of the action's gripper, likewise; None also follows a host's model
+            (:meth:`set_sim_context`).
+        servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a
+            Panda's) in a simulator whose model states them. Elsewhere, and with False, targets are
+            the planned joint angles.
+        prompt: Used where a call gives an empty instruction. seed: Noise seed; it grows by one with
+            each call of an episode.
+        actions_per_step: Most steps that a call returns; None returns the checkpoint's
+            ``replan_rows``, or the whole chunk. Our Robot executes that many rows before it
+            requests the next chunk.
+        chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may
+            return another number.
         arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
-        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of our Robot, else none.
+        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of
+            our Robot, else none.
         borrow_domain: Whether a model's rows may drive a robot that Cosmos 3 has no domain for.
-        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.panda.JointLimits`); None: the Panda's.
+        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.panda.JointLimits`);
+            None: the Panda's.
         num_steps, guidance_scale, guidance_interval, device, dtype: As in
-            :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of embodiment and checkpoint.
-        engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of them (docs/engine.md).
-        composition: For the same: ``framework`` or ``letterbox``, how three views are composed; None is the checkpoint's way.
+            :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of
+            embodiment and checkpoint.
+        engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of
+            them (docs/engine.md).
+        composition: For the same: ``framework`` or ``letterbox``, how three views are composed;
+            None is the checkpoint's way.
         parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
-        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3] uint8; ``"preview"`` is cheaper.
-        decode_frames: Number of its first frames to decode: the given one and one for each row. None is all of them.
-        policy_frames: 1 predicts actions only, several times faster. None: see :class:`InferenceOptions`.
-        host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token, or a ``PolicyClient``.
-        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` (heeds ``num_steps``), ``roboarena``, or
-            ``libero`` (NVIDIA's LIBERO server, HTTP). ``transport`` is ``"raw"``.
+        decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3]
+            uint8; ``"preview"`` is cheaper.
+        decode_frames: Number of its first frames to decode: the given one and one for each row.
+            None is all of them.
+        policy_frames: 1 predicts actions only, several times faster. None: see
+            :class:`InferenceOptions`.
+        host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token,
+            or a ``PolicyClient``.
+        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` (heeds
+            ``num_steps``), ``roboarena``, or ``libero`` (NVIDIA's LIBERO server, HTTP).
+            ``transport`` is ``"raw"``.
 
     Attributes:
-        last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16), ``sound``, ``seed``, ``timing``,
-            ``action_space``; if known ``quantiles``, ``novelty``, ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
+        last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16),
+            ``sound``, ``seed``, ``timing``, ``action_space``; if known ``quantiles``, ``novelty``,
+            ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
 
     Raises:
-        ConfigError: Options that contradict each other or are not available, or a mapping that names nothing.
+        ConfigError: Options that contradict each other or are not available, or a mapping that
+            names nothing.
         ObservationError: ``cameras`` lacks one that is needed.
         UnknownNameError: An unknown embodiment, mode or backend; the message lists the valid ones.
     """
 
     default_backend: ClassVar[str | None] = None
-    """Backend when no option names one: the bundled policy (None), or ``service`` for policies that a host makes by name."""
+    """Backend when no option names one: the bundled policy (None), or ``service`` for policies
+    that a host makes by name.
+    """
 
     @typed("backend", "cameras")
     def __init__(
@@ -135,34 +169,58 @@ class Cosmos3Policy(BatchAnswers):
         borrow_domain: bool = False,
     ):
         if transport != "raw":
-            raise ConfigError(f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack).")
+            raise ConfigError(
+                f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack)."
+            )
         self.embodiment = get_embodiment(embodiment)
         self.robot = robot
         self.mode = Mode.parse(mode)
         self.action_space = self.embodiment.action_space(action_space)
-        self.actions_per_step = None if actions_per_step is None else whole_number(actions_per_step, "actions_per_step", 1)
-        self._chunk_rows = None if chunk_rows is None else whole_number(chunk_rows, "chunk_rows", 1, 256)
+        self.actions_per_step = (
+            None
+            if actions_per_step is None
+            else whole_number(actions_per_step, "actions_per_step", 1)
+        )
+        self._chunk_rows = (
+            None if chunk_rows is None else whole_number(chunk_rows, "chunk_rows", 1, 256)
+        )
         self.prompt = prompt
-        self.decode_frames = None if decode_frames is None else whole_number(decode_frames, "decode_frames", 0)
+        self.decode_frames = (
+            None if decode_frames is None else whole_number(decode_frames, "decode_frames", 0)
+        )
         self.last_rollout: dict[str, Any] = {}
         self.robot_state_keys: list[str] = []
         self._action_mapping = action_mapping
-        self._mapped = (observation_mapping, action_mapping, self.embodiment.rig, observed_gripper, commanded_gripper)
+        self._mapped = (
+            observation_mapping,
+            action_mapping,
+            self.embodiment.rig,
+            observed_gripper,
+            commanded_gripper,
+        )
         self._mapping = resolve_mapping(robot, None, *self._mapped)
         self._gripper_is_given = commanded_gripper is not None
         self._first_seed = 0 if seed is None else seed_number(seed)
-        self._planning = threading.RLock()  # get_actions runs in worker threads; solver, clock and counters are shared
+        # get_actions runs in worker threads; solver, clock and counters are shared
+        self._planning = threading.RLock()
         self._closed = False
         preflight.require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
-        self.borrowed_domain = preflight.borrowed(robot, self.embodiment.name, backend, borrow_domain)
-        self._arm = None if robot is None else arm_of(arm_model, limits, servo_lead, obstacles, get_robot(robot))
+        self.borrowed_domain = preflight.borrowed(
+            robot, self.embodiment.name, backend, borrow_domain
+        )
+        self._arm = (
+            None
+            if robot is None
+            else arm_of(arm_model, limits, servo_lead, obstacles, get_robot(robot))
+        )
         options = InferenceOptions(
             device=device,
             dtype=dtype,
             num_steps=num_steps,
             guidance_scale=guidance_scale,
             guidance_interval=guidance_interval,
-            decode_video=decode_video or bool(decode_frames) or self.mode is Mode.FORWARD_DYNAMICS,  # which answers only so
+            # which answers only so
+            decode_video=decode_video or bool(decode_frames) or self.mode is Mode.FORWARD_DYNAMICS,
             policy_frames=policy_frames,
             composition=composition,
             engine=EngineOptions.of(engine_options),
@@ -180,20 +238,29 @@ class Cosmos3Policy(BatchAnswers):
             unmade.pop_all()
         self._start_over()
 
-    def _configure_from_backend(self, action_space: str | None, cameras: Sequence[str] | None) -> None:
+    def _configure_from_backend(
+        self, action_space: str | None, cameras: Sequence[str] | None
+    ) -> None:
         """Take over what the backend declares."""
         if self.mode not in self.backend.modes:
             raise ConfigError(
-                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only {', '.join(self.backend.modes)}; "
+                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only "
+                f"{', '.join(self.backend.modes)}; "
                 "use backend='native'."
             )
-        if action_space is None and (declared := self.backend.action_space_for(self.embodiment)) is not None:
+        if (
+            action_space is None
+            and (declared := self.backend.action_space_for(self.embodiment)) is not None
+        ):
             self.action_space = self.embodiment.action_space(declared)
         self.requires_images = self.backend.requires_images
         self.instruction_free_actions = self.backend.instruction_free_actions
         self.model_sha256 = self.backend.model_sha256
         self.reads_instruction = self.instruction_free_actions is None
-        rename_columns(tuple(self._mapping.observed) if self.robot else self.action_space.columns, self._action_mapping)
+        rename_columns(
+            tuple(self._mapping.observed) if self.robot else self.action_space.columns,
+            self._action_mapping,
+        )
         if self.requires_images:
             preflight.require_every_camera(self._mapping, cameras)
         preflight.require_recorded(self.backend, self.robot)
@@ -218,9 +285,11 @@ class Cosmos3Policy(BatchAnswers):
 
     @property
     def execution_horizon(self) -> int:
-        """Steps to execute before the next call: ``actions_per_step``, the checkpoint's own, or the whole chunk.
+        """Steps to execute before the next call: ``actions_per_step``, the checkpoint's own, or the
+        whole chunk.
 
-        Until the first call that is what a chunk takes at the control frequency; after it, what the last call answered.
+        Until the first call that is what a chunk takes at the control frequency; after it, what the
+        last call answered.
         """
         if self.actions_per_step is not None:
             return self.actions_per_step
@@ -231,57 +300,80 @@ class Cosmos3Policy(BatchAnswers):
 
     @property
     def replan_rows(self) -> int | None:
-        """Rows to execute before the next inference: ``actions_per_step``, else the checkpoint's own; None is all of them."""
+        """Rows to execute before the next inference: ``actions_per_step``, else the checkpoint's
+        own; None is all of them.
+        """
         return self.backend.replan_rows if self.actions_per_step is None else self.actions_per_step
 
     @property
     def _reads_state(self) -> bool:
-        """Whether joint angles are needed: by an arm, and by a domain whose checkpoints may answer them."""
+        """Whether joint angles are needed: by an arm, and by a domain whose checkpoints may
+        answer them.
+        """
         return self._arm is not None or "joint_pos" in self.embodiment.spaces
 
     @property
     def _rows_asked(self) -> int:
-        return self._chunk_rows or self.backend.chunk_rows or self.embodiment.chunk_rows(self.action_space.name)
+        return (
+            self._chunk_rows
+            or self.backend.chunk_rows
+            or self.embodiment.chunk_rows(self.action_space.name)
+        )
 
     def _steps_of(self, rows: int, lead: int = 1) -> int:
-        by_time = self._arm is not None or self.action_space.meaning == "joint_position"  # raw deltas are a step each
-        return steps_of_rows(rows, self.embodiment.fps if by_time else None, self.control_frequency, lead)
+        # raw deltas are a step each
+        by_time = self._arm is not None or self.action_space.meaning == "joint_position"
+        return steps_of_rows(
+            rows, self.embodiment.fps if by_time else None, self.control_frequency, lead
+        )
 
     @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
-        """Refuse what cannot be run on such observations, before a checkpoint is loaded or a server dialled.
+        """Refuse what cannot be run on such observations, before a checkpoint is loaded or a server
+        dialled.
 
         Raises:
-            ObservationError: A joint, the gripper or a camera is missing; the message says which and what there is.
-            ConfigError, UnknownNameError: An option cannot be had, or no action would reach the robot.
+            ObservationError: A joint, the gripper or a camera is missing; the message says which
+                and what there is.
+            ConfigError, UnknownNameError: An option cannot be had, or no action would reach the
+                robot.
         """
         preflight.require_options(policy_config, inspect.signature(cls).parameters)
         preflight.check_inputs(observation_keys, **policy_config)
 
     def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
-        """Name the robot's state entries: seven joints and the gripper, in order. A built-in robot mapping keeps its own."""
+        """Name the robot's state entries: seven joints and the gripper, in order. A built-in
+        robot mapping keeps its own.
+        """
         require_state_keys(robot_state_keys)
         if self._reads_state:
-            self._mapping = resolve_mapping(self.robot, robot_state_keys, *self._mapped).with_unit_of(self._mapping)
+            self._mapping = resolve_mapping(
+                self.robot, robot_state_keys, *self._mapped
+            ).with_unit_of(self._mapping)
         self.robot_state_keys = list(robot_state_keys)
 
     @typed()
     def set_obstacles(self, obstacles: Sequence[Obstacle]) -> None:
-        """Name what planned rows must not meet, where the policy was given no obstacles and its arm's model is not compiled."""
+        """Name what planned rows must not meet, where the policy was given no obstacles and its
+        arm's model is not compiled.
+        """
         if self._arm is not None:
             self._arm.surround(obstacles)
 
     def set_sim_context(self, model: Any, namespace: str) -> None:
-        """Bind the simulator's arms: take their grippers' units and their servos' lag. They must be the policy's robot.
+        """Bind the simulator's arms: take their grippers' units and their servos' lag. They must be
+        the policy's robot.
 
-        strands-robots' MuJoCo engine calls this and drops errors, so the next call raises them again.
+        strands-robots' MuJoCo engine calls this and drops errors, so the next call raises them
+        again.
 
         Args:
             model: The compiled ``mujoco.MjModel``.
             namespace: Prefix of the robot's names in it.
 
         Raises:
-            ConfigError: With ``robot=``: the model's arms or grippers are not the robot's, or not those that are commanded.
+            ConfigError: With ``robot=``: the model's arms or grippers are not the robot's, or not
+                those that are commanded.
         """
         if self._arm is None:
             return
@@ -298,9 +390,11 @@ class Cosmos3Policy(BatchAnswers):
             self.backend.reset(seed)
 
     def close(self) -> None:
-        """Free the backend: its sockets, threads and memory. A closed policy raises an error when asked.
+        """Free the backend: its sockets, threads and memory. A closed policy raises an error when
+        asked.
 
-        A call under way in another thread is cancelled first, if the backend can do so; it would connect again otherwise.
+        A call under way in another thread is cancelled first, if the backend can do so; it would
+        connect again otherwise.
         """
         self._closed = True
         until_s = time.monotonic() + _CLOSE_S
@@ -312,9 +406,15 @@ class Cosmos3Policy(BatchAnswers):
                 break
         self.backend.close()
 
-    async def get_actions(self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any) -> list[Step]:
-        """As :meth:`get_actions_sync`, in a worker thread, so that the caller's event loop goes on."""
-        return await asyncio.to_thread(self.get_actions_sync, observation_dict, instruction, **kwargs)
+    async def get_actions(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """As :meth:`get_actions_sync`, in a worker thread, so that the caller's event loop goes
+        on.
+        """
+        return await asyncio.to_thread(
+            self.get_actions_sync, observation_dict, instruction, **kwargs
+        )
 
     def get_actions_sync(
         self,
@@ -327,17 +427,21 @@ class Cosmos3Policy(BatchAnswers):
     ) -> list[Step]:
         """The next steps for a flat observation.
 
-        With a robot: joint angles [rad] and the gripper in the robot's unit, at the control frequency once one was set,
-        else at the chunk's rate. Without: the model's raw columns, one dictionary a row; joint angles come at the control
-        frequency, deltas at the chunk's rate. In forward dynamics: nothing; the video is in ``last_rollout["video"]``.
+        With a robot: joint angles [rad] and the gripper in the robot's unit, at the control
+        frequency once one was set, else at the chunk's rate. Without: the model's raw columns, one
+        dictionary a row; joint angles come at the control frequency, deltas at the chunk's rate. In
+        forward dynamics: nothing; the video is in ``last_rollout["video"]``.
 
-        Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out. The motion continues from the end
-        of the previous steps, so execute :attr:`execution_horizon` of them before the next call, or reset.
+        Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out. The
+        motion continues from the end of the previous steps, so execute :attr:`execution_horizon` of
+        them before the next call, or reset.
 
         Args:
             observation_dict: Joint angles, gripper and views by the robot's own names.
-            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics; too few are filled up by the last.
-            video: [F, H, W, 3] uint8 frames of ``observe.views.compose``, or a file's path, for inverse dynamics.
+            raw_actions: [rows, D] known actions in the model's scale, for forward dynamics; too few
+                are filled up by the last.
+            video: [F, H, W, 3] uint8 frames of ``observe.views.compose``, or a file's path, for
+                inverse dynamics.
 
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.
@@ -351,17 +455,25 @@ class Cosmos3Policy(BatchAnswers):
                 return []
             return self._next_steps(plan, observation, delay)
 
-    def _next_steps(self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int) -> list[Step]:
+    def _next_steps(
+        self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int
+    ) -> list[Step]:
         """The plan's steps that a call returns, which become the timeline of the next call."""
         steps, motion_s = self._steps(plan, observation)
-        start_s = observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
+        start_s = (
+            observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
+        )
         over = min(delay, len(steps) - 1)  # always leave a step
-        most = self.actions_per_step or (None if self.replan_rows is None else self._steps_of(self.replan_rows))
+        most = self.actions_per_step or (
+            None if self.replan_rows is None else self._steps_of(self.replan_rows)
+        )
         kept = steps[over:][:most]
         self._timeline = StepTimeline(start_s, motion_s).skip(over).first(len(kept))
         return kept
 
-    def _steps(self, plan: JointTrajectory | ActionChunk, observation: Observation) -> tuple[list[Step], F64]:
+    def _steps(
+        self, plan: JointTrajectory | ActionChunk, observation: Observation
+    ) -> tuple[list[Step], F64]:
         """Return a plan as action dictionaries, and the motion time at the end of each [K]."""
         hz = self.control_frequency
         if isinstance(plan, ActionChunk) or self._arm is None:
@@ -371,11 +483,15 @@ class Cosmos3Policy(BatchAnswers):
             return [dict(zip(names, map(float, row), strict=True)) for row in rows], due_s
         steps, motion_s = self._arm.steps(plan, observation, hz)
         gripper = [None] * len(steps.q_rad) if steps.gripper is None else steps.gripper.tolist()
-        return [dict(self._mapping.write(q, g)) for q, g in zip(steps.q_rad, gripper, strict=True)], motion_s
+        return [
+            dict(self._mapping.write(q, g)) for q, g in zip(steps.q_rad, gripper, strict=True)
+        ], motion_s
 
     @property
     def takes_action_prefix(self) -> bool:
-        """Whether :meth:`plan` takes ``action_prefix`` rows; a checkpoint that declares ``prefix_rows`` does."""
+        """Whether :meth:`plan` takes ``action_prefix`` rows; a checkpoint that declares
+        ``prefix_rows`` does.
+        """
         return self.mode is Mode.POLICY and self.backend.takes_action_prefix
 
     @property
@@ -383,7 +499,8 @@ class Cosmos3Policy(BatchAnswers):
         """Longest ``action_prefix`` that :meth:`plan` takes."""
         if not self.takes_action_prefix:
             return 0
-        longest, declared = self._rows_asked - 1, self.backend.prefix_rows  # the answer must add a row
+        # the answer must add a row
+        longest, declared = self._rows_asked - 1, self.backend.prefix_rows
         return longest if declared is None else min(longest, declared)
 
     @property
@@ -392,7 +509,9 @@ class Cosmos3Policy(BatchAnswers):
         return self.backend.counters
 
     def cancel(self) -> None:
-        """Break off an inference under way in another thread, where the backend can; that call raises."""
+        """Break off an inference under way in another thread, where the backend can; that call
+        raises.
+        """
         self.backend.cancel()
 
     @typed("observation")
@@ -407,29 +526,38 @@ class Cosmos3Policy(BatchAnswers):
     ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
-        It departs from the observation's anchor (else from the measured pose) at the chunk's own row times; the backend is told
-        the measured state. In forward dynamics the chunk is what was given. A flat observation's motion time is the wall-clock
-        time since the episode's first call.
+        It departs from the observation's anchor (else from the measured pose) at the chunk's own
+        row times; the backend is told the measured state. In forward dynamics the chunk is what was
+        given. A flat observation's motion time is the wall-clock time since the episode's first
+        call.
 
         Args:
             instruction, raw_actions, video: As :meth:`get_actions_sync`'s.
-            action_prefix: [rows, D] rows that the arm executes during this inference, counted from the observation, in the
-                model's scale (rows of the last ``last_rollout["action"]``), at most :attr:`prefix_rows`. The chunk begins
-                with them and continues.
+            action_prefix: [rows, D] rows that the arm executes during this inference, counted from
+                the observation, in the model's scale (rows of the last ``last_rollout["action"]``),
+                at most :attr:`prefix_rows`. The chunk begins with them and continues.
 
         Raises:
             ConfigError: The backend takes no action prefix, or none that long.
         """
-        action_prefix = None if action_prefix is None else finite_array(action_prefix, "action_prefix", (None, None))
+        action_prefix = (
+            None
+            if action_prefix is None
+            else finite_array(action_prefix, "action_prefix", (None, None))
+        )
         if action_prefix is not None and len(action_prefix) > self.prefix_rows:
             raise ConfigError(
-                f"an action prefix of {len(action_prefix)} rows, and backend {self.backend.name!r} in mode {str(self.mode)!r} "
-                f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows were trained with one."
+                f"an action prefix of {len(action_prefix)} rows, and backend "
+                f"{self.backend.name!r} in mode {str(self.mode)!r} "
+                f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows "
+                "were trained with one."
             )
         with self._planning:
             self._require_open()
             observation = self._observation(observation)
-            request = self._request(observation, instruction or self.prompt, raw_actions, video, action_prefix)
+            request = self._request(
+                observation, instruction or self.prompt, raw_actions, video, action_prefix
+            )
             started = time.perf_counter()
             chunk = self.backend.infer(request)
             return self._solved(chunk, observation, (time.perf_counter() - started) * 1e3)
@@ -440,9 +568,14 @@ class Cosmos3Policy(BatchAnswers):
         if self._arm is not None:
             self._arm.require_known()
 
-    def _solved(self, chunk: Any, observation: Observation, infer_ms: float) -> JointTrajectory | ActionChunk:
+    def _solved(
+        self, chunk: Any, observation: Observation, infer_ms: float
+    ) -> JointTrajectory | ActionChunk:
         if not isinstance(chunk, ActionChunk):
-            raise ConfigError(f"backend {self.backend.name!r} must return an ActionChunk, got {type(chunk).__name__}.")
+            raise ConfigError(
+                f"backend {self.backend.name!r} must return an ActionChunk, got "
+                f"{type(chunk).__name__}."
+            )
         started = time.perf_counter()
         self._calls += 1
         arm = None if self.mode is Mode.FORWARD_DYNAMICS else self._arm
@@ -461,18 +594,33 @@ class Cosmos3Policy(BatchAnswers):
         }
         return plan
 
-    def _observation(self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None) -> Observation:
+    def _observation(
+        self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None
+    ) -> Observation:
         if isinstance(given, Observation):
             return given
         now_s = time.monotonic()
         first_s = now_s if self._first_call_s is None else self._first_call_s
         elapsed_s = now_s - first_s if t_motion_s is None else t_motion_s
-        observation = self._mapping.read(given, now_s, self.requires_images, elapsed_s, state=self._reads_state)
+        observation = self._mapping.read(
+            given, now_s, self.requires_images, elapsed_s, state=self._reads_state
+        )
         self._first_call_s = first_s
         return observation
 
-    def _request(self, observation: Observation, instruction: str, raw_actions: Any, video: Any, action_prefix: Any) -> Request:
-        known: Any = self._arm.known(observation, self.embodiment) if self._arm else {"gripper": observation.gripper}
+    def _request(
+        self,
+        observation: Observation,
+        instruction: str,
+        raw_actions: Any,
+        video: Any,
+        action_prefix: Any,
+    ) -> Request:
+        known: Any = (
+            self._arm.known(observation, self.embodiment)
+            if self._arm
+            else {"gripper": observation.gripper}
+        )
         return Request(
             embodiment=self.embodiment,
             action_space=self.action_space,
@@ -481,7 +629,9 @@ class Cosmos3Policy(BatchAnswers):
             q_rad=observation.q_rad,
             composite=self._composite(observation),
             seed=(self._first_seed + self._calls) % 2**32,
-            t_motion_s=observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s,
+            t_motion_s=observation.t_capture_s
+            if observation.t_motion_s is None
+            else observation.t_motion_s,
             privileged=observation.privileged if self.backend.needs_privileged else None,
             images=observation.images if self.backend.takes_views else {},
             mode=self.mode,
@@ -497,4 +647,8 @@ class Cosmos3Policy(BatchAnswers):
             return None
         if self.embodiment.rig is None:
             return only_picture(observation.images, self.embodiment.name)
-        return None if self.backend.takes_views else self.backend.compose(observation.images, self.embodiment.rig)
+        return (
+            None
+            if self.backend.takes_views
+            else self.backend.compose(observation.images, self.embodiment.rig)
+        )

@@ -1,4 +1,6 @@
-"""Checks of options and observations before a checkpoint is loaded, a server dialled or an arm moved."""
+"""Checks of options and observations before a checkpoint is loaded, a server dialled or an arm
+moved.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None
     if left_out := mapping.cameras.unmapped():
         entries = ", ".join(f"{view!r}: '<its camera>'" for view in left_out)
         raise ConfigError(
-            f"observation_mapping names cameras but none for {', '.join(map(repr, left_out))}; the model wants "
+            f"observation_mapping names cameras but none for {', '.join(map(repr, left_out))}; "
+            "the model wants "
             f"{', '.join(mapping.cameras.views)}. Add {entries}."
         )
     if cameras is None:
@@ -43,32 +46,44 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None
 
 
 def require_arm(robot: str | None, **options: Any) -> None:
-    """Raise ConfigError for options of an arm that are given without a robot: they would be ignored."""
+    """Raise ConfigError for options of an arm that are given without a robot: they would be
+    ignored.
+    """
     for name, value in options.items():
         if robot is None and value is not None:
-            raise ConfigError(f"{name} describes an arm, and robot=None answers raw columns; add robot='panda'.")
+            raise ConfigError(
+                f"{name} describes an arm, and robot=None answers raw columns; add robot='panda'."
+            )
 
 
 def borrowed(robot: str | None, embodiment: str, backend: Any, allowed: bool) -> str | None:
-    """Return the embodiment whose domain a model's rows borrow for a robot that Cosmos 3 has none for; None if none is.
+    """Return the embodiment whose domain a model's rows borrow for a robot that Cosmos 3 has none
+    for; None if none is.
 
     Raises:
         ConfigError: A model's domain would be borrowed, and that is not allowed.
     """
     known = backend if backend is None or isinstance(backend, str) else adapted(backend)
-    if robot is None or not needs_pictures(known) or (own := get_robot(robot)).embodiment is not None:
+    if (
+        robot is None
+        or not needs_pictures(known)
+        or (own := get_robot(robot)).embodiment is not None
+    ):
         return None
     if not allowed:
         raise ConfigError(
-            f"Cosmos 3 has no domain for robot {own.name!r}, and {embodiment!r} is another robot's. Pass borrow_domain=True "
-            "(--borrow-domain) to drive it by that domain's rows all the same; the result then says so. A checkpoint that was "
+            f"Cosmos 3 has no domain for robot {own.name!r}, and {embodiment!r} is another "
+            "robot's. Pass borrow_domain=True "
+            "(--borrow-domain) to drive it by that domain's rows all the same; the result then "
+            "says so. A checkpoint that was "
             "post-trained for this robot needs the robot's embodiment: RobotSpec(embodiment=...)."
         )
     return embodiment
 
 
 def require_recorded(backend: Backend, robot: str | None) -> None:
-    """Refuse a recording of another known robot than the policy's, and warn if that may be an arm of the same kind.
+    """Refuse a recording of another known robot than the policy's, and warn if that may be an arm
+    of the same kind.
 
     A replay joins limbs by name itself, so robots with other limbs pass.
 
@@ -98,7 +113,9 @@ def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:
     """
     known = list(known)
     if unknown := [name for name in config if name not in known]:
-        raise ConfigError(f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(known)}.")
+        raise ConfigError(
+            f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(known)}."
+        )
 
 
 def check_inputs(
@@ -112,15 +129,18 @@ def check_inputs(
     borrow_domain: bool = False,
     **other: Any,
 ) -> None:
-    """Check that a policy with these options can read such observations and move the robot they come from.
+    """Check that a policy with these options can read such observations and move the robot they
+    come from.
 
     Args:
         observation_keys: Names of states and cameras.
-        embodiment: This and the others as :class:`~strands_cosmos3.policy.Cosmos3Policy` takes them.
+        embodiment: This and the others as :class:`~strands_cosmos3.policy.Cosmos3Policy` takes
+            them.
 
     Raises:
         ObservationError: A state or camera is missing.
-        ConfigError: Actions would reach no joint, or the backend needs state that another simulator does not provide.
+        ConfigError: Actions would reach no joint, or the backend needs state that another simulator
+            does not provide.
         InputError: A value is out of range or an unknown name.
     """
     require_type(observation_keys, Set[str], "observation_keys")
@@ -150,7 +170,8 @@ def _require_hostable(backend: Any) -> None:
         adapted(backend)
     if needs_privileged(backend):
         raise ConfigError(
-            "backend 'scripted' sees the state of this package's own simulation (strands_cosmos3.Robot), which another one "
+            "backend 'scripted' sees the state of this package's own simulation "
+            "(strands_cosmos3.Robot), which another one "
             "does not show; use 'replay', 'native' or 'service'."
         )
 
@@ -158,7 +179,11 @@ def _require_hostable(backend: Any) -> None:
 def _check_values(options: Mapping[str, Any]) -> None:
     """Refuse values that the constructor would refuse."""
     EngineOptions.of(options.get("engine_options"))
-    InferenceOptions(num_steps=options.get("num_steps"), dtype=options.get("dtype"), composition=options.get("composition"))
+    InferenceOptions(
+        num_steps=options.get("num_steps"),
+        dtype=options.get("dtype"),
+        composition=options.get("composition"),
+    )
     Mode.parse(options.get("mode", "policy"))
     for name in ("actions_per_step", "chunk_rows"):
         if options.get(name) is not None:
@@ -168,6 +193,8 @@ def _check_values(options: Mapping[str, Any]) -> None:
 def _require_some(columns: Sequence[str], names: Set[str]) -> None:
     if not any(column in names for column in columns):
         raise ConfigError(
-            f"actions would be called {', '.join(columns)}, and this robot knows none of these names (it has "
-            f"{', '.join(sorted(names)) or 'none'}); pass robot='panda', or action_mapping={{<column>: <actuator>}}."
+            f"actions would be called {', '.join(columns)}, and this robot knows none of these "
+            "names (it has "
+            f"{', '.join(sorted(names)) or 'none'}); pass robot='panda', or "
+            f"action_mapping={{<column>: <actuator>}}."
         )

@@ -1,6 +1,7 @@
 """Resample a chunk into steps at the caller's control frequency, by time and not by row.
 
-A step's time is when its target is due: the k-th of a run of steps at ``hz`` is due ``(k + 1) / hz`` after the observation.
+A step's time is when its target is due: the k-th of a run of steps at ``hz`` is due ``(k + 1) /
+hz`` after the observation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class StepTimeline:
 
     Args:
         start_s: Motion time of the observation.
-        ends_s: [K] the steps', after it. Where the joints' limits stretch time they lie closer than the steps themselves.
+        ends_s: [K] the steps', after it. Where the joints' limits stretch time they lie closer than
+            the steps themselves.
     """
 
     start_s: float
@@ -31,7 +33,13 @@ class StepTimeline:
 
     def skip(self, n: int) -> StepTimeline:
         """The same without the first ``n`` steps, which are over already."""
-        return StepTimeline(self.start_s + float(self.ends_s[n - 1]), self.ends_s[n:] - self.ends_s[n - 1]) if n else self
+        return (
+            StepTimeline(
+                self.start_s + float(self.ends_s[n - 1]), self.ends_s[n:] - self.ends_s[n - 1]
+            )
+            if n
+            else self
+        )
 
     def first(self, n: int) -> StepTimeline:
         """The same with the first ``n`` steps only."""
@@ -39,12 +47,18 @@ class StepTimeline:
 
     def before_the_last(self, n: int) -> float:
         """Motion time when all but the last ``n`` steps have been executed."""
-        return float(np.concatenate(([0.0], self.ends_s))[max(0, len(self.ends_s) - n)]) + self.start_s
+        return (
+            float(np.concatenate(([0.0], self.ends_s))[max(0, len(self.ends_s) - n)]) + self.start_s
+        )
 
 
 @typed()
 def resample(
-    plan: JointTrajectory, observation: Observation, hz: float, limits: JointLimits, lead_s: F64 | None = None
+    plan: JointTrajectory,
+    observation: Observation,
+    hz: float,
+    limits: JointLimits,
+    lead_s: F64 | None = None,
 ) -> tuple[JointTrajectory, F64]:
     """The same motion at another rate, from the measured state, within the joints' limits.
 
@@ -53,8 +67,9 @@ def resample(
         observation: Where the arm is, and how fast.
         hz: Steps a second.
         limits: Joint limits.
-        lead_s: [n] lag of the position servos that each step is for. Such a servo is ``lead_s`` behind a target that moves, so
-            it is given ``q + lead_s qd``, in the middle of the period for which it is given it.
+        lead_s: [n] lag of the position servos that each step is for. Such a servo is ``lead_s``
+            behind a target that moves, so it is given ``q + lead_s qd``, in the middle of the
+            period for which it is given it.
 
     Returns:
         The steps [K], and the motion's own time at the end of each [K].
@@ -62,14 +77,20 @@ def resample(
     from strands_cosmos3.control.trajectory import JointState, plan_motion
 
     assert observation.qd_rad_s is not None  # Observation fills it
-    speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)  # measured, so it may lie a little beyond
-    hz, lead_s = positive(hz, "hz"), None if lead_s is None else finite_array(lead_s, "lead_s", observation.q_rad.shape)
+    # measured, so it may lie a little beyond
+    speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)
+    hz, lead_s = (
+        positive(hz, "hz"),
+        None if lead_s is None else finite_array(lead_s, "lead_s", observation.q_rad.shape),
+    )
     start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
     _require_few(plan.t_s[-1], hz)
     try:
         motion = plan_motion(start, plan.q_rad, plan.t_s, limits, 1.0 / hz)
     except ControlError:  # the rows cannot be met from that speed; from rest they always can
-        motion = plan_motion(JointState.at_rest(observation.q_rad), plan.q_rad, plan.t_s, limits, 1.0 / hz)
+        motion = plan_motion(
+            JointState.at_rest(observation.q_rad), plan.q_rad, plan.t_s, limits, 1.0 / hz
+        )
     at_s = _ticks(motion.spline.end_s, hz)
     if lead_s is None:
         q, _, _ = motion.spline.sample(at_s)
@@ -84,7 +105,8 @@ def resample(
 
 @typed()
 def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
-    """A chunk's raw rows at another rate, where they can be: joint angles are interpolated, the gripper is held.
+    """A chunk's raw rows at another rate, where they can be: joint angles are interpolated, the
+    gripper is held.
 
     Other rows stay as they are: a delta says what happens in one period of the chunk's own rate.
 
@@ -95,7 +117,9 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
     at_s = _ticks(due_s[-1], positive(hz, "hz"))
-    joints = np.stack([np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1)
+    joints = np.stack(
+        [np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1
+    )
     next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
     return np.column_stack((joints, rows[next_row, -1])), at_s
 
@@ -108,14 +132,17 @@ def _ticks(end_s: float, hz: float) -> F64:
 
 def _require_few(end_s: float, hz: float) -> None:
     if end_s * hz > _MOST_STEPS:
-        raise InputError(f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate.")
+        raise InputError(
+            f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate."
+        )
 
 
 def steps_of_rows(rows: int, fps: float | None, hz: float | None, lead: int = 1) -> int:
-    """Return the control steps that rows take where limits do not ask for more time; without a rate, a row is a step.
+    """Return the control steps that rows take where limits do not ask for more time; without a
+    rate, a row is a step.
 
-    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after that. InputError: an
-    argument is malformed.
+    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after
+    that. InputError: an argument is malformed.
     """
     whole_number(rows, "rows", 0, _MOST_STEPS)
     whole_number(lead, "lead", 0, 1)

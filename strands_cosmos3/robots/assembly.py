@@ -1,4 +1,6 @@
-"""The MuJoCo model of a robot: its parts put together, its ranges and servo gains set, and every name checked."""
+"""The MuJoCo model of a robot: its parts put together, its ranges and servo gains set, and every
+name checked.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
 
     Raises:
         ResourceNotFoundError: A model file does not exist.
-        ConfigError: MuJoCo cannot read or compile it, or it lacks something that the robot names, or a limb's joints are not
-            those between the world and its frame, or an actuator drives something else.
+        ConfigError: MuJoCo cannot read or compile it, or it lacks something that the robot names,
+            or a limb's joints are not those between the world and its frame, or an actuator drives
+            something else.
     """
     with robot.named_in_errors():
         model = _compiled(robot)
@@ -51,44 +54,63 @@ def _compiled(robot: RobotSpec) -> mujoco.MjModel:
         if isinstance(error, ConfigError):
             raise
         files = ", ".join(part.file for part in robot.model)
-        raise ConfigError(f"MuJoCo cannot compile {files} of robot {robot.name!r}: {error}") from error
+        raise ConfigError(
+            f"MuJoCo cannot compile {files} of robot {robot.name!r}: {error}"
+        ) from error
 
 
 @typed()
 def assembled(parts: tuple[ModelPart, ...], first: str | Path | None = None) -> mujoco.MjSpec:
     """Return the specification of a robot's parts; ``first`` is another file for the first one.
 
-    Physics options are those of the first part, but the contacts' are those of what is mounted on it.
+    Physics options are those of the first part, but the contacts' are those of what is mounted on
+    it.
 
     Raises:
-        ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names, or there are no parts.
+        ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names, or
+            there are no parts.
         ResourceNotFoundError: A file is missing.
     """
     if not parts:
         raise ConfigError("a robot's model needs at least one part.")
-    paths = [model_file(part) for part in parts] if first is None else [first, *(model_file(part) for part in parts[1:])]
+    paths = (
+        [model_file(part) for part in parts]
+        if first is None
+        else [first, *(model_file(part) for part in parts[1:])]
+    )
     try:
         return _joined(
-            parts, [_edited(mujoco.MjSpec.from_file(str(path)), part) for path, part in zip(paths, parts, strict=True)]
+            parts,
+            [
+                _edited(mujoco.MjSpec.from_file(str(path)), part)
+                for path, part in zip(paths, parts, strict=True)
+            ],
         )
     except (ValueError, mujoco.FatalError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"MuJoCo cannot load {', '.join(repr(str(path)) for path in paths)}: {error}") from error
+        raise ConfigError(
+            f"MuJoCo cannot load {', '.join(repr(str(path)) for path in paths)}: {error}"
+        ) from error
 
 
 def _edited(file: mujoco.MjSpec, part: ModelPart) -> mujoco.MjSpec:
     for name in part.without:
         file.delete(_body(file, name, part))
     for first, second in part.exclude:
-        file.add_exclude(bodyname1=_body(file, first, part).name, bodyname2=_body(file, second, part).name)
+        file.add_exclude(
+            bodyname1=_body(file, first, part).name, bodyname2=_body(file, second, part).name
+        )
     return file
 
 
 def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:
     if (body := spec.body(name)) is None:
         have = ", ".join(one.name for one in spec.bodies if one.name)
-        raise ConfigError(f"the part {part.file!r} names the body {name!r}, which the model does not have; it has: {have}.")
+        raise ConfigError(
+            f"the part {part.file!r} names the body {name!r}, which the model does not have; it "
+            f"has: {have}."
+        )
     return body
 
 
@@ -122,21 +144,26 @@ def _moved(file: mujoco.MjSpec, by_m: tuple[float, float, float]) -> mujoco.MjSp
 
 @typed()
 def set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
-    """Make position servos of a limb's actuators, with its gains if it has any; one that the model lacks is added."""
+    """Make position servos of a limb's actuators, with its gains if it has any; one that the
+    model lacks is added.
+    """
     if limb.gains is None:
         return
     kp, kd = (figures.values for figures in limb.gains)
     for i, name in enumerate(limb.actuators):
         actuator = spec.actuator(name)
         if actuator is None:
-            actuator = spec.add_actuator(name=name, target=limb.joints[i], trntype=mujoco.mjtTrn.mjTRN_JOINT)
+            actuator = spec.add_actuator(
+                name=name, target=limb.joints[i], trntype=mujoco.mjtTrn.mjTRN_JOINT
+            )
         actuator.set_to_position(kp=kp[i], kv=kd[i])
         actuator.ctrllimited = 0  # a motor's range is of torques
 
 
 @typed()
 def complete(spec: mujoco.MjSpec, limb: Limb) -> None:
-    """Add what a model lacks: the site of the limb's tool centre point, and that its first link cannot collide with its base.
+    """Add what a model lacks: the site of the limb's tool centre point, and that its first link
+    cannot collide with its base.
 
     MuJoCo ignores contacts between neighbours, but not with one that is fixed to the world.
     """
@@ -147,7 +174,9 @@ def complete(spec: mujoco.MjSpec, limb: Limb) -> None:
             spec.add_exclude(bodyname1=first.parent.name, bodyname2=first.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
         half = np.deg2rad(limb.tool_roll_deg) / 2
-        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.tool_m, quat=[np.cos(half), np.sin(half), 0.0, 0.0])
+        spec.body(limb.frame).add_site(
+            name=limb.tool, pos=limb.tool_m, quat=[np.cos(half), np.sin(half), 0.0, 0.0]
+        )
 
 
 def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
@@ -155,7 +184,9 @@ def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
     for limb in robot.limbs:
         gripper = limb.gripper
         _require(model, robot, "joint", (*limb.joints, *(gripper.joints if gripper else ())))
-        _require(model, robot, "actuator", (*limb.actuators, *([gripper.actuator] if gripper else [])))
+        _require(
+            model, robot, "actuator", (*limb.actuators, *([gripper.actuator] if gripper else []))
+        )
         _require(model, robot, "body", gripper.fingers if gripper else ())
         _require(model, robot, limb.frame_type, (limb.frame,))
         _require(model, robot, "site", () if limb.tool is None else (limb.tool,))
@@ -164,12 +195,15 @@ def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
 
 
 def _require(model: mujoco.MjModel, robot: RobotSpec, kind: str, names: Iterable[str]) -> None:
-    count = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}[kind]
+    count = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}[
+        kind
+    ]
     look_up: Any = getattr(model, kind)
     have = [look_up(i).name for i in range(count)]
     if missing := [name for name in names if name not in have]:
         raise ConfigError(
-            f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which its model does not have; it has: "
+            f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which its model does "
+            "not have; it has: "
             f"{', '.join(filter(None, have)) or 'none'}."
         )
 
@@ -178,19 +212,26 @@ def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
     found = joints_to(model, frame_body(model, limb))
     if found != limb.joints:
         raise ConfigError(
-            f"the joints of limb {limb.name!r} must be all those between the world and {limb.frame!r}, base first: "
-            f"{', '.join(found) or 'none'}; got {', '.join(limb.joints)}. Remove a joint that is to stay still from the model."
+            f"the joints of limb {limb.name!r} must be all those between the world and "
+            f"{limb.frame!r}, base first: "
+            f"{', '.join(found) or 'none'}; got {', '.join(limb.joints)}. Remove a joint that is "
+            "to stay still from the model."
         )
 
-    first, last = (int(model.jnt_bodyid[model.joint(name).id]) for name in (limb.joints[0], limb.joints[-1]))
+    first, last = (
+        int(model.jnt_bodyid[model.joint(name).id]) for name in (limb.joints[0], limb.joints[-1])
+    )
     if int(model.body(limb.base).id) not in _up_from(model, first)[1:]:
         raise ConfigError(
-            f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the world and carries the joint "
-            f"{limb.joints[0]!r}: {', '.join(filter(None, (model.body(body).name for body in _up_from(model, first)[1:])))}."
+            f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
+            "world and carries the joint "
+            f"{limb.joints[0]!r}: "
+            f"{', '.join(filter(None, (model.body(body).name for body in _up_from(model, first)[1:])))}."
         )
     if limb.tool is not None and last not in _up_from(model, int(model.site(limb.tool).bodyid[0])):
         raise ConfigError(
-            f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint {limb.joints[-1]!r} does not move; each "
+            f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint "
+            f"{limb.joints[-1]!r} does not move; each "
             "limb needs one of its own, beyond its last joint."
         )
 
@@ -210,23 +251,31 @@ def _require_home(model: mujoco.MjModel, limb: Limb) -> None:
         low, high = model.jnt_range[joint].tolist()
         if model.jnt_limited[joint] and not low <= angle <= high:
             raise ConfigError(
-                f"home of limb {limb.name!r} has {name!r} at {angle:g}, outside its range {low:g} to {high:g}; give an angle "
+                f"home of limb {limb.name!r} has {name!r} at {angle:g}, outside its range {low:g} "
+                f"to {high:g}; give an angle "
                 "within the model's range and the limb's own limits."
             )
 
 
 @typed()
 def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
-    """Narrow the joints' ranges, and those of their position servos, to the limb's; ConfigError if nothing is left of one."""
+    """Narrow the joints' ranges, and those of their position servos, to the limb's; ConfigError
+    if nothing is left of one.
+    """
     limits = limb.limits
     if limits.q_min is None or limits.q_max is None:
         return
-    for joint, actuator, low, high in zip(limb.joints, limb.actuators, limits.q_min.values, limits.q_max.values, strict=True):
+    for joint, actuator, low, high in zip(
+        limb.joints, limb.actuators, limits.q_min.values, limits.q_max.values, strict=True
+    ):
         j, a = model.joint(joint).id, model.actuator(actuator).id
         if model.jnt_limited[j]:
             low, high = max(low, model.jnt_range[j, 0]), min(high, model.jnt_range[j, 1])
         if low >= high:
-            raise ConfigError(f"the limits of limb {limb.name!r} leave nothing of the range that the model gives {joint!r}.")
+            raise ConfigError(
+                f"the limits of limb {limb.name!r} leave nothing of the range that the model "
+                f"gives {joint!r}."
+            )
         model.jnt_range[j], model.jnt_limited[j] = (low, high), 1
         if model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE:
             model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = (low, high), 1
@@ -236,7 +285,11 @@ def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     """Id of the body that carries a limb's frame."""
     instance_of(model, mujoco.MjModel, "model")
     of_site = instance_of(limb, Limb, "limb").frame_type == "site"
-    return int(model.site_bodyid[model.site(limb.frame).id]) if of_site else int(model.body(limb.frame).id)
+    return (
+        int(model.site_bodyid[model.site(limb.frame).id])
+        if of_site
+        else int(model.body(limb.frame).id)
+    )
 
 
 def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
@@ -283,7 +336,10 @@ def base_pose(model: mujoco.MjModel, limb: Limb) -> F64:
     mujoco.mj_kinematics(model, data)
     found = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, limb.base)
     if found < 0 or model.body_weldid[found] != 0:
-        raise ConfigError(f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the world.")
+        raise ConfigError(
+            f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
+            "world."
+        )
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = data.xmat[found].reshape(3, 3), data.xpos[found]
     return T

@@ -49,7 +49,9 @@ def _published(table: JointLimits, source: str) -> LimbLimits:
     names = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
     figures = {name: Figures(tuple(getattr(table, name).tolist()), source) for name in names}
     assert table.hand is not None
-    return LimbLimits(**figures, hand=HandRates(table.hand.velocity, table.hand.acceleration, source))
+    return LimbLimits(
+        **figures, hand=HandRates(table.hand.velocity, table.hand.acceleration, source)
+    )
 
 
 PANDA = RobotSpec(
@@ -67,30 +69,42 @@ PANDA = RobotSpec(
             limits=_published(FER, _FCI),
             tool=TCP_SITE,
             tool_m=(0.0, 0.0, float(T_hand_tcp[2, 3])),
-            gripper=GripperSpec(FINGER_JOINTS, GRIPPER_ACTUATOR, PANDA_FINGER, PANDA_TENDON, grip_gain=5.0),
+            gripper=GripperSpec(
+                FINGER_JOINTS, GRIPPER_ACTUATOR, PANDA_FINGER, PANDA_TENDON, grip_gain=5.0
+            ),
         ),
     ),
-    (RobotCamera("wrist", HAND_BODY, (0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, (1.0, 0.0, 0.0)),),
-    "Denavit-Hartenberg parameters of Franka's FCI documentation; link inertials of franka_description",
+    (
+        RobotCamera(
+            "wrist", HAND_BODY, (0.072, 0.0, 0.012), (0.040, 0.0, 0.150), 68.0, (1.0, 0.0, 0.0)
+        ),
+    ),
+    "Denavit-Hartenberg parameters of Franka's FCI documentation; link inertials of "
+    "franka_description",
     "droid",
 )
 FR3_ROBOT = replace(
     PANDA,
     name="fr3",
-    title="Franka Research 3 with the Franka hand: the Panda's kinematics and masses, its own limits",
+    title="Franka Research 3 with the Franka hand: the Panda's kinematics and masses, its own "
+    "limits",
     limbs=(replace(PANDA.limbs[0], limits=_published(FR3, _FR3)),),
 )
 
 
 def _prefixed(limb: Limb, name: str, prefix: str) -> Limb:
-    """A limb of a part whose names have a prefix; embodiments keep calling its frames by the names without it.
+    """A limb of a part whose names have a prefix; embodiments keep calling its frames by the names
+    without it.
 
-    Its gripper keeps the model's own force, with which one hand cannot carry what two hands are to lift.
+    Its gripper keeps the model's own force, with which one hand cannot carry what two hands are to
+    lift.
     """
     gripper = limb.gripper
     if gripper is not None:
         fingers = tuple(prefix + joint for joint in gripper.joints)
-        gripper = replace(gripper, joints=fingers, actuator=prefix + gripper.actuator, grip_gain=1.0)
+        gripper = replace(
+            gripper, joints=fingers, actuator=prefix + gripper.actuator, grip_gain=1.0
+        )
     return replace(
         limb,
         name=name,
@@ -129,7 +143,14 @@ UR5E = RobotSpec(
     (
         Limb(
             "arm",
-            ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint"),
+            (
+                "shoulder_pan_joint",
+                "shoulder_lift_joint",
+                "elbow_joint",
+                "wrist_1_joint",
+                "wrist_2_joint",
+                "wrist_3_joint",
+            ),
             ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3"),
             frame="tool0",
             base="base",
@@ -150,12 +171,19 @@ UR5E = RobotSpec(
             ),
         ),
     ),
-    cameras=(RobotCamera("wrist", "tool0", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)),),
-    source="UR's article 'DH parameters': kinematics, masses and centres of mass; inertias estimated from the links' shapes",
+    cameras=(
+        RobotCamera(
+            "wrist", "tool0", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)
+        ),
+    ),
+    source="UR's article 'DH parameters': kinematics, masses and centres of mass; inertias "
+    "estimated from the links' shapes",
     embodiment="robomind-ur",
 )
 
-ROBOTS: Mapping[str, RobotSpec] = MappingProxyType({robot.name: robot for robot in (PANDA, FR3_ROBOT, DUAL_PANDA, UR5E)})
+ROBOTS: Mapping[str, RobotSpec] = MappingProxyType(
+    {robot.name: robot for robot in (PANDA, FR3_ROBOT, DUAL_PANDA, UR5E)}
+)
 """The robots of the default installation."""
 _CALLED: Mapping[str, tuple[str, ...]] = {
     "panda": (
@@ -186,7 +214,9 @@ _CALLED: Mapping[str, tuple[str, ...]] = {
         "openarm_v10",
     ),
 }
-ALIASES: Mapping[str, str] = MappingProxyType({alias: name for name, aliases in _CALLED.items() for alias in aliases})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {alias: name for name, aliases in _CALLED.items() for alias in aliases}
+)
 """Other names of robots, among them strands-robots 0.5.3's of those that are here -> name."""
 
 
@@ -200,7 +230,8 @@ def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
 
     Raises:
         UnknownNameError: No such robot; the message lists the names.
-        InputError, ConfigError, ResourceNotFoundError: The file is missing, or does not describe a robot.
+        InputError, ConfigError, ResourceNotFoundError: The file is missing, or does not describe a
+            robot.
     """
     if isinstance(robot, RobotSpec):
         return robot
@@ -211,12 +242,15 @@ def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
     if name in FETCHED:
         return FETCHED[name].robot
     if name not in ROBOTS:
-        raise UnknownNameError("robot", robot, (*ROBOTS, *FETCHED, *ALIASES, "a path ending in .toml"))
+        raise UnknownNameError(
+            "robot", robot, (*ROBOTS, *FETCHED, *ALIASES, "a path ending in .toml")
+        )
     return ROBOTS[name]
 
 
 def recorded_robot(robot_type: str | None) -> RobotSpec | None:
-    """Return the known robot that a dataset or a recording names; None if it names none, an unknown one, or a file.
+    """Return the known robot that a dataset or a recording names; None if it names none, an unknown
+    one, or a file.
 
     InputError: It is no name.
     """
@@ -227,4 +261,14 @@ def recorded_robot(robot_type: str | None) -> RobotSpec | None:
     return None
 
 
-__all__ = ["ALIASES", "DUAL_PANDA", "FR3_ROBOT", "PANDA", "ROBOTS", "UR5E", "get_robot", "list_robots", "recorded_robot"]
+__all__ = [
+    "ALIASES",
+    "DUAL_PANDA",
+    "FR3_ROBOT",
+    "PANDA",
+    "ROBOTS",
+    "UR5E",
+    "get_robot",
+    "list_robots",
+    "recorded_robot",
+]

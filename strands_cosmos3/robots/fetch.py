@@ -1,7 +1,9 @@
-"""Robot models from the package index: pinned archives, checked by digest, of which only the model's files are unpacked.
+"""Robot models from the package index: pinned archives, checked by digest, of which only the
+model's files are unpacked.
 
-Many of these packages pin old versions of MuJoCo or mink and cannot be installed beside this one, so nothing is installed: pip
-downloads an archive without its dependencies. A model lands in the user's cache as a whole or not at all.
+Many of these packages pin old versions of MuJoCo or mink and cannot be installed beside this one,
+so nothing is installed: pip downloads an archive without its dependencies. A model lands in the
+user's cache as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,12 +25,25 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from strands_cosmos3.checks import typed, typed_fields
-from strands_cosmos3.errors import ConfigError, FetchError, MissingDependencyError, ResourceNotFoundError
+from strands_cosmos3.errors import (
+    ConfigError,
+    FetchError,
+    MissingDependencyError,
+    ResourceNotFoundError,
+)
 from strands_cosmos3.resources import shown, storing, write_folder
 
 MAX_FILES, MAX_FILE_BYTES, MAX_MODEL_BYTES = 2000, 64 << 20, 256 << 20
 """Bounds on what is unpacked of an archive."""
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError, FileExistsError)
+_DAMAGED = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,
+    FileExistsError,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,9 @@ class Archive:
     def __post_init__(self) -> None:
         typed_fields(self)
         if Path(self.file).name != self.file or not self.file.endswith((".whl", ".tar.gz")):
-            raise ConfigError(f"an archive's file must be the name of a .whl or .tar.gz file, got {self.file!r}.")
+            raise ConfigError(
+                f"an archive's file must be the name of a .whl or .tar.gz file, got {self.file!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,8 @@ class ModelSource:
 
     Args:
         name: Its folder in the cache.
-        parts: For each archive, the files and folders (ending in ``/``) to take, by their paths in the archive.
+        parts: For each archive, the files and folders (ending in ``/``) to take, by their paths in
+            the archive.
         model: The model's file among them.
         licence: Licence of the model, for the user to read.
         edits: Replacements of text that occurs once in a file: path, old, new.
@@ -72,7 +90,9 @@ class ModelSource:
     @property
     def folder(self) -> Path:
         """Its folder in the cache; another version or another edit has another."""
-        return models_folder() / f"{self.name}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+        return (
+            models_folder() / f"{self.name}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+        )
 
     @property
     def path(self) -> Path:
@@ -81,8 +101,14 @@ class ModelSource:
 
 
 def models_folder() -> Path:
-    """Folder of fetched models in the user's cache: ``$XDG_CACHE_HOME`` or ``~/.cache``, then ``strands-cosmos3/robots``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strands-cosmos3" / "robots"
+    """Folder of fetched models in the user's cache: ``$XDG_CACHE_HOME`` or ``~/.cache``, then
+    ``strands-cosmos3/robots``.
+    """
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "strands-cosmos3"
+        / "robots"
+    )
 
 
 def _silent(_: str) -> None:
@@ -90,10 +116,15 @@ def _silent(_: str) -> None:
 
 
 @typed()
-def fetch_model(source: ModelSource, wheels: str | Path | None = None, progress: Callable[[str], object] = _silent) -> Path:
+def fetch_model(
+    source: ModelSource,
+    wheels: str | Path | None = None,
+    progress: Callable[[str], object] = _silent,
+) -> Path:
     """Return the path of a model, which is downloaded first if it is not in the cache.
 
-    A finished download is kept until the model is unpacked, so a call after an interruption goes on from there.
+    A finished download is kept until the model is unpacked, so a call after an interruption goes on
+    from there.
 
     Args:
         source: What to fetch.
@@ -101,13 +132,16 @@ def fetch_model(source: ModelSource, wheels: str | Path | None = None, progress:
         progress: Called with a line before each step.
 
     Raises:
-        FetchError: An archive cannot be downloaded, is not the pinned one, or has unexpected contents.
+        FetchError: An archive cannot be downloaded, is not the pinned one, or has unexpected
+            contents.
         MissingDependencyError: There is no pip. ResourceNotFoundError: ``wheels`` lacks an archive.
         StorageError: The cache cannot be written.
     """
     if source.path.is_file():
         return source.path
-    archives = [(_archive(archive, wheels, source.name, progress), paths) for archive, paths in source.parts]
+    archives = [
+        (_archive(archive, wheels, source.name, progress), paths) for archive, paths in source.parts
+    ]
 
     def write(folder: Path) -> None:
         for path, wanted in archives:
@@ -116,7 +150,10 @@ def fetch_model(source: ModelSource, wheels: str | Path | None = None, progress:
         for name, old, new in source.edits:
             _edit(folder / name, old, new)
         if not (folder / source.model).is_file():
-            raise FetchError(f"{source.name!r} has no {source.model} in its archives; its source names another file.")
+            raise FetchError(
+                f"{source.name!r} has no {source.model} in its archives; its source names another "
+                "file."
+            )
 
     write_folder(source.folder, write)
     if wheels is None:
@@ -125,13 +162,16 @@ def fetch_model(source: ModelSource, wheels: str | Path | None = None, progress:
     return source.path
 
 
-def _archive(archive: Archive, wheels: str | Path | None, name: str, progress: Callable[[str], object]) -> Path:
+def _archive(
+    archive: Archive, wheels: str | Path | None, name: str, progress: Callable[[str], object]
+) -> Path:
     """The archive's path, once its digest is right; a damaged download is removed."""
     if wheels is not None:
         path = Path(wheels).expanduser() / archive.file
         if not path.is_file():
             raise ResourceNotFoundError(
-                f"{path} does not exist. Download it where there is a network, `pip download --no-deps "
+                f"{path} does not exist. Download it where there is a network, `pip download "
+                "--no-deps "
                 f"{archive.package}=={archive.version}`, and copy it there."
             )
         _require_digest(path, archive, "Download it again.")
@@ -145,10 +185,13 @@ def _archive(archive: Archive, wheels: str | Path | None, name: str, progress: C
         _download(archive, path.parent, name)
         if not path.is_file():
             raise FetchError(
-                f"pip downloaded {archive.package} {archive.version}, but not {archive.file}; update this package."
+                f"pip downloaded {archive.package} {archive.version}, but not {archive.file}; "
+                "update this package."
             )
     try:
-        _require_digest(path, archive, f"It was removed; run `strands-cosmos3 robot fetch {name}` again.")
+        _require_digest(
+            path, archive, f"It was removed; run `strands-cosmos3 robot fetch {name}` again."
+        )
     except FetchError:
         path.unlink()
         raise
@@ -156,16 +199,28 @@ def _archive(archive: Archive, wheels: str | Path | None, name: str, progress: C
 
 
 def _download(archive: Archive, folder: Path, name: str) -> None:
-    """Let pip download an archive; pip knows the index, its mirrors, proxies and certificates, and resumes connections."""
+    """Let pip download an archive; pip knows the index, its mirrors, proxies and certificates,
+    and resumes connections.
+    """
     if find_spec("pip") is None:
         raise MissingDependencyError(
-            f"{archive.file} is downloaded by pip, which this environment does not have. Install it (`python -m ensurepip`, or "
-            f"`uv pip install pip`), or pass a folder with the file: strands-cosmos3 robot fetch {name} --wheels FOLDER"
+            f"{archive.file} is downloaded by pip, which this environment does not have. Install "
+            "it (`python -m ensurepip`, or "
+            "`uv pip install pip`), or pass a folder with the file: strands-cosmos3 robot fetch "
+            f"{name} --wheels FOLDER"
         )
     pin = folder / f"{archive.file}.txt"
     with storing(pin):
         pin.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--disable-pip-version-check",
+    ]
     command += [*_tags(archive), "--dest", str(folder), "--requirement", str(pin)]
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -175,8 +230,10 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
         lines = done.stderr.splitlines() or ["pip failed"]
         said = [line for line in lines if line.startswith("ERROR")] or lines
         raise FetchError(
-            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1])}). Check the "
-            f"connection to the package index (`pip config list`), or fetch {archive.file} elsewhere and run: "
+            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1])}). Check "
+            "the "
+            f"connection to the package index (`pip config list`), or fetch {archive.file} "
+            "elsewhere and run: "
             f"strands-cosmos3 robot fetch {name} --wheels FOLDER"
         )
 
@@ -189,7 +246,9 @@ def _tags(archive: Archive) -> list[str]:
     tags = ["--only-binary=:all:", "--implementation", python[:2], "--abi", abi]
     if python[2:3] and python[:2] == "cp":
         tags += ["--python-version", python[2:]]
-    return tags + [option for platform in platforms.split(".") for option in ("--platform", platform)]
+    return tags + [
+        option for platform in platforms.split(".") for option in ("--platform", platform)
+    ]
 
 
 def _digest(path: Path) -> str:
@@ -206,19 +265,26 @@ def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
 
 
 def _unpack(path: Path, wanted: tuple[str, ...], folder: Path) -> None:
-    """Write the wanted files of an archive below a folder, within bounds; links and paths that lead out are errors."""
+    """Write the wanted files of an archive below a folder, within bounds; links and paths that
+    lead out are errors.
+    """
     files, total = 0, 0
     try:
         for name, size, kind, opened in _members(path):
-            if not any(name == one or (one.endswith("/") and name.startswith(one)) for one in wanted):
+            if not any(
+                name == one or (one.endswith("/") and name.startswith(one)) for one in wanted
+            ):
                 continue
             _require_inside(name, path.name, FetchError)
             if kind != "file":
-                raise FetchError(f"{path.name} has the {kind} {shown(name)}; only ordinary files are unpacked.")
+                raise FetchError(
+                    f"{path.name} has the {kind} {shown(name)}; only ordinary files are unpacked."
+                )
             files, total = files + 1, total + size
             if files > MAX_FILES or size > MAX_FILE_BYTES or total > MAX_MODEL_BYTES:
                 raise FetchError(
-                    f"{path.name} unpacks to more than {MAX_FILES} files, {MAX_FILE_BYTES >> 20} MiB for one or "
+                    f"{path.name} unpacks to more than {MAX_FILES} files, {MAX_FILE_BYTES >> 20} "
+                    "MiB for one or "
                     f"{MAX_MODEL_BYTES >> 20} MiB for all, at {shown(name)}; it was not unpacked."
                 )
             target = folder / name
@@ -227,8 +293,11 @@ def _unpack(path: Path, wanted: tuple[str, ...], folder: Path) -> None:
                 shutil.copyfileobj(source, out)
     except FetchError:
         raise
-    except _DAMAGED as error:  # RuntimeError is zipfile's, of an encrypted file or an unknown compression
-        raise FetchError(f"{path.name} cannot be unpacked ({error}); it is damaged or no archive of a package.") from error
+    except _DAMAGED as error:
+        # RuntimeError is zipfile's, of an encrypted file or an unknown compression
+        raise FetchError(
+            f"{path.name} cannot be unpacked ({error}); it is damaged or no archive of a package."
+        ) from error
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], IO[bytes]]]]:
@@ -242,7 +311,13 @@ def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], IO[bytes]
         return
     with tarfile.open(path, "r:gz") as sdist:
         for member in sdist:
-            kind = "file" if member.isreg() else "link" if member.issym() or member.islnk() else "device"
+            kind = (
+                "file"
+                if member.isreg()
+                else "link"
+                if member.issym() or member.islnk()
+                else "device"
+            )
             if not member.isdir():
                 yield member.name, member.size, kind, lambda member=member: _opened(sdist, member)
 
@@ -255,14 +330,25 @@ def _opened(sdist: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 def _require_inside(name: str, what: str, error: type[ConfigError] | type[FetchError]) -> None:
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.parts:
-        raise error(f"{what}: {shown(name)} leads out of the model's folder, or is no path; nothing was written.")
+    if (
+        not name
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in name
+        or "\0" in name
+        or not path.parts
+    ):
+        raise error(
+            f"{what}: {shown(name)} leads out of the model's folder, or is no path; nothing was "
+            "written."
+        )
 
 
 def _edit(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text.count(old) != 1:
         raise FetchError(
-            f"{path.name} has {text.count(old)} times the text {shown(old)}, which must occur once to be replaced."
+            f"{path.name} has {text.count(old)} times the text {shown(old)}, which must occur "
+            "once to be replaced."
         )
     path.write_text(text.replace(old, new), encoding="utf-8")

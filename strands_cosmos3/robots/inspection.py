@@ -1,4 +1,6 @@
-"""What a MuJoCo model tells of a robot: a specification to complete, and the list of what it does not tell."""
+"""What a MuJoCo model tells of a robot: a specification to complete, and the list of what it
+does not tell.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _SIDES = ("left", "right")
 
 @typed()
 def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
-    """Derive a robot from an ``.xml`` model: limbs, joints, ranges, actuators, torques, grippers and home.
+    """Derive a robot from an ``.xml`` model: limbs, joints, ranges, actuators, torques, grippers
+    and home.
 
     Returns:
         The robot, and in sentences what the model does not tell and has to be completed or checked.
@@ -34,7 +37,9 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     """
     path = model_path(path)
     if path.suffix.lower() != ".xml":
-        raise ConfigError(f"a robot is derived from an .xml file; {str(path)!r} is already compiled.")
+        raise ConfigError(
+            f"a robot is derived from an .xml file; {str(path)!r} is already compiled."
+        )
     try:
         model = mujoco.MjModel.from_xml_path(str(path))
     except (ValueError, mujoco.FatalError) as error:
@@ -42,7 +47,10 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     _require_names(model, path)
     bodies = _limb_ends(model)
     if not bodies:
-        raise ConfigError(f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is no arm.")
+        raise ConfigError(
+            f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is no "
+            "arm."
+        )
     notes: list[str] = []
     names = _limb_names(model, bodies)
     limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
@@ -55,18 +63,31 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
     floating = (int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL))
     for joint in range(model.njnt):
         body = int(model.jnt_bodyid[joint])
-        below = sum(body in _ancestors(model, int(model.jnt_bodyid[other]))[1:] for other in range(model.njnt))
+        below = sum(
+            body in _ancestors(model, int(model.jnt_bodyid[other]))[1:]
+            for other in range(model.njnt)
+        )
         if model.jnt_type[joint] in floating and below:
             raise ConfigError(
-                f"{str(path)!r} stands on a free or ball joint, {model.joint(joint).name!r} of body {model.body(body).name!r}; "
-                "delete that joint from the model, which fixes the base, and joints that are not to move, such as legs."
+                f"{str(path)!r} stands on a free or ball joint, {model.joint(joint).name!r} of "
+                f"body {model.body(body).name!r}; "
+                "delete that joint from the model, which fixes the base, and joints that are not "
+                "to move, such as legs."
             )
         if not model.joint(joint).name and model.jnt_type[joint] not in floating:
-            raise ConfigError(f"{str(path)!r} has a joint without a name on body {model.body(body).name!r}; name it there.")
+            raise ConfigError(
+                f"{str(path)!r} has a joint without a name on body {model.body(body).name!r}; "
+                "name it there."
+            )
     if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
-        drive = (model.joint(int(model.actuator_trnid[a, 0])).name for a in unnamed if _of_joint(model, a))
+        drive = (
+            model.joint(int(model.actuator_trnid[a, 0])).name
+            for a in unnamed
+            if _of_joint(model, a)
+        )
         raise ConfigError(
-            f"{str(path)!r} has {len(unnamed)} actuators without a name, of {', '.join(drive) or 'tendons'}; name them there."
+            f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
+            f"{', '.join(drive) or 'tendons'}; name them there."
         )
 
 
@@ -100,21 +121,29 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
 
 
 def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
-    """Whether what moves from a body on is a gripper's single jaw: a slide, or a joint that a tendon or equality couples."""
+    """Whether what moves from a body on is a gripper's single jaw: a slide, or a joint that a
+    tendon or equality couples.
+    """
     first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if below[body] > _MOST_FINGERS or not count:
         return False
     coupled = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
     slides = model.jnt_type[first] == int(mujoco.mjtJoint.mjJNT_SLIDE)
     named = "grip" in model.joint(first).name.lower() or "finger" in model.joint(first).name.lower()
-    return bool(slides or named or first in model.eq_obj1id[coupled] or first in model.eq_obj2id[coupled])
+    return bool(
+        slides or named or first in model.eq_obj1id[coupled] or first in model.eq_obj2id[coupled]
+    )
 
 
 def _hand_of(model: mujoco.MjModel, body: int, children: list[list[int]]) -> int:
-    """The last body on the way to the fingers that is fixed to the limb's last link, or that link, if fingers are on it."""
+    """The last body on the way to the fingers that is fixed to the limb's last link, or that
+    link, if fingers are on it.
+    """
     if any(model.body_jntnum[child] for child in children[body]):
         return body
-    fixed = [child for child in children[body] if not model.body_jntnum[child] and model.body(child).name]
+    fixed = [
+        child for child in children[body] if not model.body_jntnum[child] and model.body(child).name
+    ]
     return _hand_of(model, fixed[0], children) if len(fixed) == 1 else body
 
 
@@ -134,14 +163,28 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     ids = [model.joint(joint).id for joint in joints]
     first = int(model.jnt_bodyid[ids[0]])
     limbs_base = model.body(int(model.body_parentid[first])).name or "world"
-    actuators = tuple(_actuator(model, joint) or f"{model.joint(joint).name}_servo" for joint in ids)
+    actuators = tuple(
+        _actuator(model, joint) or f"{model.joint(joint).name}_servo" for joint in ids
+    )
     if missing := [model.joint(joint).name for joint in ids if _actuator(model, joint) is None]:
-        notes.append(f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position servos are added.")
+        notes.append(
+            f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position "
+            "servos are added."
+        )
     elif not _servos(model, actuators):
-        notes.append(f"{name}: the actuators are not position servos; give gains (kp, kd), and they become such.")
+        notes.append(
+            f"{name}: the actuators are not position servos; give gains (kp, kd), and they become "
+            "such."
+        )
     if unlimited := [model.joint(joint).name for joint in ids if not model.jnt_limited[joint]]:
-        notes.append(f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else +-2 pi is assumed.")
-    notes.append(f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is assumed.")
+        notes.append(
+            f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else "
+            "+-2 pi is assumed."
+        )
+    notes.append(
+        f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is "
+        "assumed."
+    )
     tool = _tool(model, body)
     return Limb(
         name,
@@ -158,7 +201,9 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
 
 
 def _actuator(model: mujoco.MjModel, joint: int) -> str | None:
-    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (model.actuator_trnid[:, 0] == joint)
+    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (
+        model.actuator_trnid[:, 0] == joint
+    )
     found = np.flatnonzero(drives)
     return model.actuator(int(found[0])).name or None if len(found) else None
 
@@ -188,8 +233,12 @@ def _tool(model: mujoco.MjModel, body: int) -> str | None:
 
 
 def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> GripperSpec | None:
-    """The joints beyond a limb's end, and the one actuator that moves them; which end is open cannot be told."""
-    beyond = [j for j in range(model.njnt) if body in _ancestors(model, int(model.jnt_bodyid[j]))[1:]]
+    """The joints beyond a limb's end, and the one actuator that moves them; which end is open
+    cannot be told.
+    """
+    beyond = [
+        j for j in range(model.njnt) if body in _ancestors(model, int(model.jnt_bodyid[j]))[1:]
+    ]
     actuator = next((a for a in range(model.nu) if _drives(model, a, beyond)), None)
     if not beyond or actuator is None:
         return None
@@ -197,13 +246,25 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
     low, high = model.jnt_range[joint].tolist()
     closed, opened = model.actuator_ctrlrange[actuator].tolist()
     if low >= high or closed >= opened:
-        notes.append(f"{name}: a gripper without ranges was left out; describe it in a table [limbs.gripper].")
+        notes.append(
+            f"{name}: a gripper without ranges was left out; describe it in a table "
+            "[limbs.gripper]."
+        )
         return None
-    notes.append(f"{name}: whether the gripper is open at the upper ends {high:g} and {opened:g}, as assumed; else exchange.")
-    driven = tuple(model.joint(j).name for j in beyond if np.allclose(model.jnt_range[j], model.jnt_range[joint]))
+    notes.append(
+        f"{name}: whether the gripper is open at the upper ends {high:g} and {opened:g}, as "
+        "assumed; else exchange."
+    )
+    driven = tuple(
+        model.joint(j).name
+        for j in beyond
+        if np.allclose(model.jnt_range[j], model.jnt_range[joint])
+    )
     unit = "m" if model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_SLIDE) else "rad"
     command = GripperConvention(opened, closed, "ctrl")
-    return GripperSpec(driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command)
+    return GripperSpec(
+        driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command
+    )
 
 
 def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:

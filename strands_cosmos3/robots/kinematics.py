@@ -1,4 +1,6 @@
-"""Forward kinematics of a limb for many joint states at once, from its model. numpy beside the model."""
+"""Forward kinematics of a limb for many joint states at once, from its model. numpy beside the
+model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _PROBE_RAD = 0.3
 
 @dataclass(frozen=True, eq=False)
 class LimbKinematics:
-    """The pose of a limb's frame in its base: a chain of joints, and fixed transforms [4, 4] beyond the last one."""
+    """The pose of a limb's frame in its base: a chain of joints, and fixed transforms [4, 4]
+    beyond the last one.
+    """
 
     chain: SerialChain
     beyond: tuple[F64, ...]
@@ -30,7 +34,9 @@ class LimbKinematics:
         instance_of(self.beyond, tuple, "beyond")
 
     def forward(self, q_rad: F64) -> F64:
-        """Return ``T_base_frame`` [..., 4, 4] at joint angles [..., n]; ShapeError for another number of joints."""
+        """Return ``T_base_frame`` [..., 4, 4] at joint angles [..., n]; ShapeError for another
+        number of joints.
+        """
         T = self.chain.frames(q_rad)
         for fixed in self.beyond:
             T = T @ fixed
@@ -43,7 +49,8 @@ _FRANKA = LimbKinematics(HAND_LIMITS.chain, (T_link7_flange, T_flange_hand))
 
 @typed()
 def kinematics_of(model: mujoco.MjModel, limb: Limb) -> LimbKinematics:
-    """Return a limb's kinematics by its model; published figures stand for a model that agrees with them to 1e-9.
+    """Return a limb's kinematics by its model; published figures stand for a model that agrees with
+    them to 1e-9.
 
     UnknownNameError or ConfigError says that the model lacks a joint, the frame or the base.
     """
@@ -54,7 +61,10 @@ def kinematics_of(model: mujoco.MjModel, limb: Limb) -> LimbKinematics:
     mujoco.mj_kinematics(model, data)
     at_zero = np.linalg.inv(chain.frames(np.zeros(len(limb.joints)))) @ _pose(data, limb)
     first = np.linalg.inv(base_pose(model, limb)) @ chain.T_parent_joint[0]
-    found = LimbKinematics(SerialChain(np.stack((first, *chain.T_parent_joint[1:])), chain.point_m, chain.slides), (at_zero,))
+    found = LimbKinematics(
+        SerialChain(np.stack((first, *chain.T_parent_joint[1:])), chain.point_m, chain.slides),
+        (at_zero,),
+    )
     if len(limb.joints) == len(HOME_Q):
         probes = HOME_Q + np.array((-_PROBE_RAD, 0.0, _PROBE_RAD))[:, None]
         if np.abs(found.forward(probes) - _FRANKA.forward(probes)).max() < _SAME:

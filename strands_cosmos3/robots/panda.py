@@ -1,11 +1,13 @@
 """The Franka Panda: kinematics, limits, frames. numpy only.
 
-Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own page there, and its hand's
-acceleration from libfranka 0.15.0 (``kMaxTranslationalAcceleration`` in ``include/franka/rate_limiting.h``).
+Sources: Franka's FCI documentation and the rate limits of libfranka 0.9.2; the FR3's from its own
+page there, and its hand's acceleration from libfranka 0.15.0 (``kMaxTranslationalAcceleration`` in
+``include/franka/rate_limiting.h``).
 
-Frames, from the wrist outwards: ``flange`` (also ``panda_link8``) lies .107 m along link7's z. ``hand`` shares its origin,
-yawed by -45 degrees; ``tcp`` lies .1034 m along the hand's z, between the finger tips. Cosmos' DROID frame is ``hand``
-yawed by +135 degrees (:mod:`strands_cosmos3.embodiments`).
+Frames, from the wrist outwards: ``flange`` (also ``panda_link8``) lies .107 m along link7's z.
+``hand`` shares its origin, yawed by -45 degrees; ``tcp`` lies .1034 m along the hand's z, between
+the finger tips. Cosmos' DROID frame is ``hand`` yawed by +135 degrees
+(:mod:`strands_cosmos3.embodiments`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, mask_array, positive, require_type
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    mask_array,
+    positive,
+    require_type,
+)
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.robots.chain import SerialChain
 
@@ -66,7 +75,9 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 
 @dataclass(frozen=True)
 class CartesianLimits:
-    """Limits of the Panda's flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s, rad/s^2, rad/s^3."""
+    """Limits of the Panda's flange: translation in m/s, m/s^2, m/s^3, rotation in rad/s,
+    rad/s^2, rad/s^3.
+    """
 
     velocity: float = 1.7
     acceleration: float = 13.0
@@ -81,9 +92,11 @@ CARTESIAN_LIMITS = CartesianLimits()
 
 @dataclass(frozen=True, eq=False)
 class HandLimits:
-    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of joints that moves it.
+    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of
+    joints that moves it.
 
-    ``joints`` are the indices of the chain's joints among those of the limits, e.g. of the second of two arms; None is all.
+    ``joints`` are the indices of the chain's joints among those of the limits, e.g. of the second
+    of two arms; None is all.
     """
 
     chain: SerialChain
@@ -99,16 +112,21 @@ class HandLimits:
             require_type(self.joints, tuple[int, ...], "the hand's joints")
             if len(set(self.joints)) != n or min(self.joints) < 0:
                 raise InputError(
-                    f"the hand's joints must be {n} different indices, one for each of its chain, got {self.joints}."
+                    f"the hand's joints must be {n} different indices, one for each of its chain, "
+                    f"got {self.joints}."
                 )
 
     def own(self, values: F64) -> F64:
-        """Return the columns of the chain's joints from values [..., n] of all the limits' joints; ShapeError if n is less."""
+        """Return the columns of the chain's joints from values [..., n] of all the limits'
+        joints; ShapeError if n is less.
+        """
         shape = instance_of(values, np.ndarray, "values").shape
         if self.joints is None:
             return values
         if not shape or shape[-1] <= max(self.joints):
-            raise ShapeError(f"values must be of more than {max(self.joints)} joints, got {list(shape)}.")
+            raise ShapeError(
+                f"values must be of more than {max(self.joints)} joints, got {list(shape)}."
+            )
         return values[..., list(self.joints)]
 
 
@@ -130,14 +148,18 @@ _BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
 
 @dataclass(frozen=True, eq=False)
 class JointLimits:
-    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in rad/s^3, torque in N m.
+    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in
+    rad/s^3, torque in N m.
 
-    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given, and ``other_hands`` those of
-    further arms. ``assumed`` says that nobody states some of the rates, and the default was taken.
+    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given,
+    and ``other_hands`` those of further arms. ``assumed`` says that nobody states some of the
+    rates, and the default was taken.
 
     Raises:
-        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's length.
-        InputError: A lower limit is not below its upper one, another is not above zero, or the hand's chain has other joints.
+        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's
+            length.
+        InputError: A lower limit is not below its upper one, another is not above zero, or the
+            hand's chain has other joints.
     """
 
     q_min: F64
@@ -155,16 +177,24 @@ class JointLimits:
             joints = None if name == "q_min" else len(self.q_min)
             object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
         if not (self.q_min < self.q_max).all():
-            raise InputError(f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint.")
+            raise InputError(
+                f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint."
+            )
         for name in ("velocity", "acceleration", "jerk", "torque"):
             if not (getattr(self, name) > 0).all():
                 raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
         require_type(self.other_hands, tuple[HandLimits, ...], "other_hands")
         for hand in self.hands:
             chained = len(instance_of(hand, HandLimits, "hand").chain.slides)
-            fits = chained == len(self.q_min) if hand.joints is None else max(hand.joints) < len(self.q_min)
+            fits = (
+                chained == len(self.q_min)
+                if hand.joints is None
+                else max(hand.joints) < len(self.q_min)
+            )
             if not fits:
-                raise InputError(f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}.")
+                raise InputError(
+                    f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}."
+                )
 
     @property
     def hands(self) -> tuple[HandLimits, ...]:
@@ -172,7 +202,9 @@ class JointLimits:
         return self.other_hands if self.hand is None else (self.hand, *self.other_hands)
 
     def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
-        """Say which joint of a configuration [n] lies outside its range by more than a tolerance; None if all are inside."""
+        """Say which joint of a configuration [n] lies outside its range by more than a
+        tolerance; None if all are inside.
+        """
         q_rad = finite_array(q_rad, "q_rad", self.q_min.shape)
         tolerance_rad = float(finite_array(tolerance_rad, "tolerance_rad", ()))
         beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
@@ -188,18 +220,24 @@ class JointLimits:
         return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
 
     def derated(self, factor: float) -> JointLimits:
-        """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as well.
+        """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as
+        well.
 
         An :class:`InputError` says that the factor lies outside (0, 1].
         """
         if not positive(factor, "a derating factor") <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
         slower = [
-            replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor) for hand in self.hands
+            replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor)
+            for hand in self.hands
         ]
         hand = slower.pop(0) if self.hand is not None else None
         hands = {"hand": hand, "other_hands": tuple(slower)}
-        return replace(self, **hands, **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")})
+        return replace(
+            self,
+            **hands,
+            **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")},
+        )
 
 
 FER = JointLimits(
@@ -222,15 +260,19 @@ FR3 = JointLimits(
     torque=_frozen([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0]),
     hand=FR3_HAND_LIMITS,
 )
-"""The Franka Research 3: the same kinematics with other limits. Near a joint's end its speed is limited further, not here."""
+"""The Franka Research 3: the same kinematics with other limits. Near a joint's end its speed is
+limited further, not here.
+"""
 
 LIMITS = MappingProxyType({"fer": FER, "fr3": FR3})
 
 
 def dh_forward(q_rad: Any) -> F64:
-    """Compute ``T_base_hand`` [..., 4, 4] from angles [..., 7] by the Denavit-Hartenberg product, without a model file.
+    """Compute ``T_base_hand`` [..., 4, 4] from angles [..., 7] by the Denavit-Hartenberg product,
+    without a model file.
 
-    Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics, modified convention).
+    Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics,
+    modified convention).
 
     Raises:
         InputError, ShapeError: They are not numbers; the last axis is not 7.
@@ -238,7 +280,9 @@ def dh_forward(q_rad: Any) -> F64:
     try:
         q = np.asarray(q_rad, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"q_rad must be an array of real numbers, got {type(q_rad).__name__} ({error}).") from None
+        raise InputError(
+            f"q_rad must be an array of real numbers, got {type(q_rad).__name__} ({error})."
+        ) from None
     if q.ndim == 0 or q.shape[-1] != 7:
         raise ShapeError(f"q_rad must have shape [..., 7], got {list(q.shape)}.")
     T = np.broadcast_to(np.eye(4), (*q.shape[:-1], 4, 4))
@@ -247,8 +291,18 @@ def dh_forward(q_rad: Any) -> F64:
         ca, sa = np.cos(alpha_rad), np.sin(alpha_rad)
         step = np.zeros((*q.shape[:-1], 4, 4))
         step[..., 0, 0], step[..., 0, 1], step[..., 0, 3] = c, -s, a_m
-        step[..., 1, 0], step[..., 1, 1], step[..., 1, 2], step[..., 1, 3] = s * ca, c * ca, -sa, -d_m * sa
-        step[..., 2, 0], step[..., 2, 1], step[..., 2, 2], step[..., 2, 3] = s * sa, c * sa, ca, d_m * ca
+        step[..., 1, 0], step[..., 1, 1], step[..., 1, 2], step[..., 1, 3] = (
+            s * ca,
+            c * ca,
+            -sa,
+            -d_m * sa,
+        )
+        step[..., 2, 0], step[..., 2, 1], step[..., 2, 2], step[..., 2, 3] = (
+            s * sa,
+            c * sa,
+            ca,
+            d_m * ca,
+        )
         step[..., 3, 3] = 1.0
         T = T @ step
     return T @ T_link7_flange @ T_flange_hand

@@ -1,9 +1,10 @@
 """Feed-forward for MuJoCo's position actuators: references to ctrl.
 
-Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the reference by
-``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. The velocity mode
-approximates M by each joint's own inertia at home; the computed torque takes M and the bias of the present state. A
-:class:`Compensation` adds what is known beyond the model: a delay, a payload, friction.
+Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the
+reference by ``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp``
+for everything else. The velocity mode approximates M by each joint's own inertia at home; the
+computed torque takes M and the bias of the present state. A :class:`Compensation` adds what is
+known beyond the model: a delay, a payload, friction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows, whole_number
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    positive,
+    require_rows,
+    whole_number,
+)
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
 from strands_cosmos3.robots.assembly import frame_body, tool_in_body
 from strands_cosmos3.robots.catalogue import PANDA
@@ -26,7 +34,9 @@ from strands_cosmos3.robots.spec import Limb
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
 
 FRICTION_SPEED_RAD_S = 0.02
-"""Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no direction to push in."""
+"""Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no
+direction to push in.
+"""
 _RATE_SLACK, _RANGE_SLACK_RAD = 1.001, 1e-6  # of references that the executor hands out
 _LARGEST = {"delay_s": 0.1, "payload_kg": 3.0, "friction_nm": 10.0}
 
@@ -46,7 +56,8 @@ class Compensation:
     Args:
         delay_s: Time from a control to its effect, at most 0.1 s. References lead by it.
         payload_kg: Mass at the tool centre point, at most 3 kg. The servos carry its weight.
-        friction_nm: Coulomb friction of each joint, one number or [n], at most 10 N m; added in the reference's direction.
+        friction_nm: Coulomb friction of each joint, one number or [n], at most 10 N m; added in the
+            reference's direction.
         n_joints: Number n of joints; a Panda's by default.
 
     Raises:
@@ -66,7 +77,9 @@ class Compensation:
             value = finite_array(given, name, (self.n_joints,) if several else ())
             if (value < 0).any() or (value > largest).any():
                 raise InputError(f"{name} must lie in [0, {largest:g}], got {given}.")
-            object.__setattr__(self, name, tuple(float(each) for each in value) if several else float(value))
+            object.__setattr__(
+                self, name, tuple(float(each) for each in value) if several else float(value)
+            )
 
     def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
         """Return angles and velocities [..., n] after the delay, by the present acceleration."""
@@ -77,14 +90,18 @@ class Compensation:
     def lead_within(
         self, references: tuple[F64, F64, F64], limits: JointLimits, dt_s: float, q_before_rad: F64
     ) -> tuple[F64, F64, NDArray[np.bool_]]:
-        """Return :meth:`lead` inside the joints' range and velocity limit, and which of the M rows that has changed.
+        """Return :meth:`lead` inside the joints' range and velocity limit, and which of the M rows
+        that has changed.
 
         Args:
             references: Angles, velocities and accelerations [M, n], ``dt_s`` apart.
-            q_before_rad: [n] what was sent before the first row; the angles may not leave it faster than the limit either.
+            q_before_rad: [n] what was sent before the first row; the angles may not leave it faster
+                than the limit either.
         """
         if not isinstance(references, tuple | list) or len(references) != 3:
-            raise ShapeError("references must be three arrays [M, n]: angles, velocities and accelerations.")
+            raise ShapeError(
+                "references must be three arrays [M, n]: angles, velocities and accelerations."
+            )
         n = len(instance_of(limits, JointLimits, "limits").velocity)
         require_rows(n, *references, axes=2)
         require_rows(n, q_before_rad, axes=1)
@@ -114,37 +131,57 @@ class JointServo:
         limbs: The limbs; by default the Panda's arm.
 
     Raises:
-        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is not a position servo, the
-            friction is of other joints, or several limbs have a payload.
+        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is
+            not a position servo, the friction is of other joints, or several limbs have a payload.
     """
 
-    def __init__(self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, *limbs: Limb):
+    def __init__(
+        self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, *limbs: Limb
+    ):
         self.model = instance_of(model, mujoco.MjModel, "model")
         self.compensation = instance_of(compensation, Compensation, "compensation")
         limbs = tuple(instance_of(limb, Limb, "limb") for limb in limbs or PANDA.limbs)
         self.n = sum(len(limb.joints) for limb in limbs)
         if np.size(self.compensation.friction_nm) not in (1, self.n):
-            raise ConfigError(f"friction_nm must be one number or {self.n}, got {np.size(self.compensation.friction_nm)}.")
-        joints = [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints]
-        actuators = [_id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name) for limb in limbs for name in limb.actuators]
+            raise ConfigError(
+                f"friction_nm must be one number or {self.n}, got "
+                f"{np.size(self.compensation.friction_nm)}."
+            )
+        joints = [
+            _id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints
+        ]
+        actuators = [
+            _id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name)
+            for limb in limbs
+            for name in limb.actuators
+        ]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
         self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
         self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
         self.kp: F64 = model.actuator_gainprm[actuators, 0].copy()
         lead_s = servo_lead_s(model, self.actuator_ids, self.dof_address)
         if lead_s is None:
-            raise ConfigError("the arm's actuators must be position servos (gain kp, bias -kp q - kd qd).")
+            raise ConfigError(
+                "the arm's actuators must be position servos (gain kp, bias -kp q - kd qd)."
+            )
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
         home_rad = np.concatenate([limb.home_rad for limb in limbs])
         self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address, home_rad)
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
-        self._friction_nm: F64 = model.dof_frictionloss[self.dof_address] + self.compensation.friction_nm
+        self._friction_nm: F64 = (
+            model.dof_frictionloss[self.dof_address] + self.compensation.friction_nm
+        )
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
         if self.compensation.payload_kg and len(limbs) > 1:
-            raise ConfigError(f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave payload_kg out.")
+            raise ConfigError(
+                f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave "
+                "payload_kg out."
+            )
         carried_kg = self.compensation.payload_kg
-        self._payload = next((Payload(model, carried_kg, limb) for limb in limbs if carried_kg), None)
+        self._payload = next(
+            (Payload(model, carried_kg, limb) for limb in limbs if carried_kg), None
+        )
 
     @property
     def damping(self) -> F64:
@@ -152,17 +189,21 @@ class JointServo:
         return self._lead_s * self.kp
 
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
-        """Return the torques [M, n] along references [M, n] of the compensated payload's weight, and of friction: the model's
-        own and the compensated one.
+        """Return the torques [M, n] along references [M, n] of the compensated payload's weight,
+        and of friction: the model's own and the compensated one.
         """
         require_rows(self.n, q_rad, qd_rad_s, axes=2)
         torque = self._friction_nm * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
-    def velocity_feed_forward(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return ctrl [..., n] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to the actuators' range.
+    def velocity_feed_forward(
+        self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
+    ) -> F64:
+        """Return ctrl [..., n] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to
+        the actuators' range.
 
-        ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a block is computed at once.
+        ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a
+        block is computed at once.
         """
         require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
         torque = self.inertia * qdd_rad_s2 + _load(load_nm, q_rad)
@@ -174,29 +215,46 @@ class JointServo:
         return self._in_range(q_rad + _load(load_nm, q_rad) / self.kp)
 
     def computed_torque(
-        self, data: mujoco.MjData, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
+        self,
+        data: mujoco.MjData,
+        q_rad: F64,
+        qd_rad_s: F64,
+        qdd_rad_s2: F64,
+        load_nm: F64 | float = 0.0,
     ) -> F64:
-        """Return ctrl [n] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the dynamics of the present state.
+        """Return ctrl [n] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the
+        dynamics of the present state.
 
-        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the actuators' range.
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the
+        actuators' range.
         """
         require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
         self._acceleration[self.dof_address] = qdd_rad_s2
-        mujoco.mj_mulM(self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration)
+        mujoco.mj_mulM(
+            self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration
+        )
         dof = self.dof_address
-        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + _load(load_nm, q_rad)
+        torque = (
+            self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + _load(load_nm, q_rad)
+        )
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
-        """Clip to the actuators' range. A value that is not finite is an error, because MuJoCo would zero every control."""
+        """Clip to the actuators' range. A value that is not finite is an error, because MuJoCo
+        would zero every control.
+        """
         if not np.isfinite(ctrl).all():
-            raise ActuatorGuardError(f"control {ctrl} is not finite; nothing was written to the actuators.")
+            raise ActuatorGuardError(
+                f"control {ctrl} is not finite; nothing was written to the actuators."
+            )
         return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
 
 
 @dataclass(eq=False)
 class Payload:
-    """A point mass at the tool centre point of an arm's model; ConfigError if the model has no hand."""
+    """A point mass at the tool centre point of an arm's model; ConfigError if the model has no
+    hand.
+    """
 
     model: mujoco.MjModel
     mass_kg: float
@@ -207,15 +265,26 @@ class Payload:
         self._data = mujoco.MjData(instance_of(self.model, mujoco.MjModel, "model"))
         self.mass_kg = positive(self.mass_kg, "mass_kg")
         site = instance_of(self.limb, Limb, "limb").frame_type == "site"
-        _id(self.model, mujoco.mjtObj.mjOBJ_SITE if site else mujoco.mjtObj.mjOBJ_BODY, self.limb.frame)
-        self._hand, self._tool_m = frame_body(self.model, self.limb), tool_in_body(self.model, self.limb)
+        _id(
+            self.model,
+            mujoco.mjtObj.mjOBJ_SITE if site else mujoco.mjtObj.mjOBJ_BODY,
+            self.limb.frame,
+        )
+        self._hand, self._tool_m = (
+            frame_body(self.model, self.limb),
+            tool_in_body(self.model, self.limb),
+        )
         joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in self.limb.joints]
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
-        """Return the torques [M, n] that hold it at angles [M, n], or accelerate it [M, 3]: ``J' m (a - g)``."""
+        """Return the torques [M, n] that hold it at angles [M, n], or accelerate it [M, 3]: ``J'
+        m (a - g)``.
+        """
         require_rows(len(self._q), q_rad, axes=2)
-        force = self.mass_kg * (np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity)
+        force = self.mass_kg * (
+            np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity
+        )
         return np.stack([self._jacobian(q)[0].T @ f for q, f in zip(q_rad, force, strict=True)])
 
     def position_m(self, q_rad: F64) -> F64:
@@ -233,15 +302,21 @@ class Payload:
         return jacobian[:, self._dof], point
 
 
-def servo_lead_s(model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]) -> F64 | None:
-    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) / kp``; None for other actuators."""
+def servo_lead_s(
+    model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]
+) -> F64 | None:
+    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) /
+    kp``; None for other actuators.
+    """
     kp, bias = model.actuator_gainprm[actuators, 0], model.actuator_biasprm[actuators]
     if not (kp > 0).all() or not np.allclose(bias[:, 1], -kp):
         return None
     return (model.dof_damping[dofs] - bias[:, 2]) / kp
 
 
-def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp], home_rad: F64) -> F64:
+def _joint_inertia(
+    model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp], home_rad: F64
+) -> F64:
     """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
     data, column, inertia = mujoco.MjData(model), np.empty(model.nv), np.empty(len(dofs))
     data.qpos[q_address] = home_rad
@@ -255,7 +330,9 @@ def _joint_inertia(model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDA
 
 
 def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
-    """Return torques of the references' shape, or one number; errors otherwise. It runs at every physics step."""
+    """Return torques of the references' shape, or one number; errors otherwise. It runs at every
+    physics step.
+    """
     if isinstance(load_nm, np.ndarray):
         require_rows(_joints(q_rad), q_rad, load_nm)
         return load_nm
@@ -272,5 +349,7 @@ def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
 def _joints(q_rad: object) -> int:
     """The number of joints of angles [..., n]; ShapeError if they are no array with one."""
     if not isinstance(q_rad, np.ndarray) or not q_rad.shape or not q_rad.shape[-1]:
-        raise ShapeError(f"joint values must be float64 arrays [..., n], got {type(q_rad).__name__}.")
+        raise ShapeError(
+            f"joint values must be float64 arrays [..., n], got {type(q_rad).__name__}."
+        )
     return q_rad.shape[-1]

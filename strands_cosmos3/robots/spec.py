@@ -1,7 +1,9 @@
-"""A robot as data: its model, joints, limits with their sources, servos, home, cameras and limbs. numpy only.
+"""A robot as data: its model, joints, limits with their sources, servos, home, cameras and limbs.
+numpy only.
 
-A robot's limbs are joined to an embodiment's columns by name, never by position: DROID and UR arms are called ``"arm"``, and of
-two arms one is ``"left"`` and the other ``"right"``, whichever comes first in a model or in a row.
+A robot's limbs are joined to an embodiment's columns by name, never by position: DROID and UR arms
+are called ``"arm"``, and of two arms one is ``"left"`` and the other ``"right"``, whichever comes
+first in a model or in a row.
 """
 
 from __future__ import annotations
@@ -19,9 +21,18 @@ from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 
 RATES = ("velocity", "acceleration", "jerk", "torque")
-"""Limits that no MJCF states; a missing one takes the default ``ASSUMED`` of :mod:`strands_cosmos3.robots.limits`."""
+"""Limits that no MJCF states; a missing one takes the default ``ASSUMED`` of
+:mod:`strands_cosmos3.robots.limits`.
+"""
 FRAME_TYPES = ("body", "site")
-_MOST = {"q_min": 1e3, "q_max": 1e3, "velocity": 1e3, "acceleration": 1e5, "jerk": 1e8, "torque": 1e5}
+_MOST = {
+    "q_min": 1e3,
+    "q_max": 1e3,
+    "velocity": 1e3,
+    "acceleration": 1e5,
+    "jerk": 1e8,
+    "torque": 1e5,
+}
 """Limits beyond these are no robot's, in rad or m, s, N m or N."""
 _FAR_M, _REACH_M = 10.0, 3.0
 """Farther than these is no part of a robot, and nothing that an arm reaches."""
@@ -30,7 +41,9 @@ _FAR_M, _REACH_M = 10.0, 3.0
 def _within(values: tuple[float, ...], name: str, lowest: float, highest: float) -> None:
     found = finite_array(values, name, (None,))
     if ((found < lowest) | (found > highest)).any():
-        raise ConfigError(f"{name} must lie between {lowest:g} and {highest:g}, got {found.tolist()}.")
+        raise ConfigError(
+            f"{name} must lie between {lowest:g} and {highest:g}, got {found.tolist()}."
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class HandRates:
-    """Speed [m/s] and acceleration [m/s^2] that the origin of a limb's frame may reach, and where they come from."""
+    """Speed [m/s] and acceleration [m/s^2] that the origin of a limb's frame may reach, and
+    where they come from.
+    """
 
     velocity: float
     acceleration: float
@@ -58,12 +73,16 @@ class HandRates:
         _text(self.source, "the source of the hand's rates")
         for name in ("velocity", "acceleration"):
             if positive(getattr(self, name), f"the hand's {name}") > _MOST[name]:
-                raise ConfigError(f"the hand's {name} must be at most {_MOST[name]:g}, got {getattr(self, name):g}.")
+                raise ConfigError(
+                    f"the hand's {name} must be at most {_MOST[name]:g}, got "
+                    f"{getattr(self, name):g}."
+                )
 
 
 @dataclass(frozen=True)
 class LimbLimits:
-    """Limits of a limb's joints, base first. None is the model's own range, or a rate that has to be assumed.
+    """Limits of a limb's joints, base first. None is the model's own range, or a rate that has to
+    be assumed.
 
     Args:
         q_min, q_max: Range [rad]. It never exceeds the model's.
@@ -91,7 +110,10 @@ class LimbLimits:
         for name, most in _MOST.items():
             given: Figures | None = getattr(self, name)
             if given is not None and np.abs(given.values).max() > most:
-                raise ConfigError(f"{name} limits must be at most {most:g} in rad or m, s, N m or N, got {list(given.values)}.")
+                raise ConfigError(
+                    f"{name} limits must be at most {most:g} in rad or m, s, N m or N, got "
+                    f"{list(given.values)}."
+                )
 
     @property
     def unstated(self) -> tuple[str, ...]:
@@ -108,10 +130,12 @@ class GripperSpec:
         actuator: Its actuator in the model.
         opening: A joint's position when it is open and closed.
         command: The actuator's control when it is open and closed.
-        grip_gain: Factor on the actuator's stiffness in a scene, where its own is too weak to hold a cube.
-        fingers: The bodies that hold things, one for each finger; by default those that the joints move.
-        gap_m: Gap between the fingers at evenly spaced open fractions, from closed to open. Empty for slides, whose openings
-            add up to it.
+        grip_gain: Factor on the actuator's stiffness in a scene, where its own is too weak to hold
+            a cube.
+        fingers: The bodies that hold things, one for each finger; by default those that the joints
+            move.
+        gap_m: Gap between the fingers at evenly spaced open fractions, from closed to open. Empty
+            for slides, whose openings add up to it.
     """
 
     joints: tuple[str, ...]
@@ -130,30 +154,36 @@ class GripperSpec:
         gap_m = finite_array(self.gap_m or (0.0, 1.0), "gap_m", (None,))
         _within(tuple(gap_m), "gap_m", 0.0, 1.0)
         if len(gap_m) == 1 or (np.diff(gap_m) <= 0).any():
-            raise ConfigError(f"gap_m must grow from closed to open, and have two values or more; got {list(self.gap_m)}.")
+            raise ConfigError(
+                "gap_m must grow from closed to open, and have two values or more; got "
+                f"{list(self.gap_m)}."
+            )
         _text(self.actuator, "the gripper's actuator")
         _within((positive(self.grip_gain, "grip_gain"),), "grip_gain", 0.0, 1e3)
 
 
 @dataclass(frozen=True)
 class Limb:
-    """A chain of joints that moves one frame, and the gripper on it. Names are those of the assembled model.
+    """A chain of joints that moves one frame, and the gripper on it. Names are those of the
+    assembled model.
 
     Args:
         name: ``"arm"``, ``"left"``, ``"right"`` or ``"head"``; embodiments call their limbs so.
         joints: Its joints, base first.
         actuators: The actuator of each joint.
         frame, frame_type: The frame that inverse kinematics drives: a ``"body"`` or a ``"site"``.
-        tool, tool_m: Site between the finger tips, and its position in the frame; a scene adds a site that the model lacks.
-            Its z axis points out of the hand, and the fingers open along y.
+        tool, tool_m: Site between the finger tips, and its position in the frame; a scene adds a
+            site that the model lacks. Its z axis points out of the hand, and the fingers open along
+            y.
         tool_roll_deg: Turn of an added site about the frame's x axis.
         base: Body at the limb's base, in whose frame its poses are.
         home: Angles [rad] at which an episode begins.
         limits: Limits of its joints.
         gripper: None if it has none.
-        frames: Names that embodiments use for its frames, with the model's names, e.g. ``{"hand": "left_hand"}``.
-        gains: Stiffness and damping of its position servos, kp [N m/rad] and kd [N m s/rad], to be set in the model; None
-            keeps the model's.
+        frames: Names that embodiments use for its frames, with the model's names, e.g. ``{"hand":
+            "left_hand"}``.
+        gains: Stiffness and damping of its position servos, kp [N m/rad] and kd [N m s/rad], to be
+            set in the model; None keeps the model's.
     """
 
     name: str
@@ -176,19 +206,36 @@ class Limb:
         for name in ("name", "frame", "base"):
             _text(getattr(self, name), f"a limb's {name}")
         if self.frame_type not in FRAME_TYPES:
-            raise UnknownNameError(f"frame type of limb {self.name!r}", self.frame_type, FRAME_TYPES)
+            raise UnknownNameError(
+                f"frame type of limb {self.name!r}", self.frame_type, FRAME_TYPES
+            )
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
         _within(self.tool_m, f"tool_m of limb {self.name!r}", -_FAR_M, _FAR_M)
         _within((self.tool_roll_deg,), f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
         for name, gains in zip(("kp", "kd"), self.gains or (), strict=False):
-            _within(gains.values, f"gains {name} of limb {self.name!r}", 1e-6 if name == "kp" else 0.0, 1e6)
+            _within(
+                gains.values,
+                f"gains {name} of limb {self.name!r}",
+                1e-6 if name == "kp" else 0.0,
+                1e6,
+            )
         lengths = {"actuators": len(self.actuators), "home": len(home)}
-        lengths |= {key: len(one.values) for key, one in vars(self.limits).items() if isinstance(one, Figures)}
-        lengths |= {f"gains {k}": len(one.values) for k, one in zip(("kp", "kd"), self.gains or (), strict=False)}
+        lengths |= {
+            key: len(one.values)
+            for key, one in vars(self.limits).items()
+            if isinstance(one, Figures)
+        }
+        lengths |= {
+            f"gains {k}": len(one.values)
+            for k, one in zip(("kp", "kd"), self.gains or (), strict=False)
+        }
         if wrong := {key: n for key, n in lengths.items() if n != len(self.joints)}:
             said = ", ".join(f"{key} has {n}" for key, n in wrong.items())
-            raise ConfigError(f"limb {self.name!r} has {len(self.joints)} joints, but its {said}; give one for each joint.")
+            raise ConfigError(
+                f"limb {self.name!r} has {len(self.joints)} joints, but its {said}; give one for "
+                "each joint."
+            )
         object.__setattr__(self, "home", tuple(home.tolist()))
         object.__setattr__(self, "frames", MappingProxyType(dict(self.frames)))
 
@@ -207,7 +254,9 @@ class Limb:
         return T
 
     def frame_called(self, name: str) -> str:
-        """Return the model's name of a frame that an embodiment calls ``name``; InputError unless that is a string."""
+        """Return the model's name of a frame that an embodiment calls ``name``; InputError
+        unless that is a string.
+        """
         _text(name, "the name of a frame")
         return self.frames.get(name, name)
 
@@ -217,13 +266,16 @@ class ModelPart:
     """A model file, once, at a pose in the world or on a body of an earlier part.
 
     Args:
-        file: An ``.xml`` or ``.urdf`` file: a path, or the name of a packaged one (``"panda.xml"``).
-        prefix: Put before every name of the file, so that the same file can be attached several times.
+        file: An ``.xml`` or ``.urdf`` file: a path, or the name of a packaged one
+            (``"panda.xml"``).
+        prefix: Put before every name of the file, so that the same file can be attached several
+            times.
         position_m: Origin of the part.
         yaw_deg: Turn about the z axis.
         mount: Body of an earlier part that it is fixed to, with its prefix; None is the world.
         without: Bodies that are removed from it, with everything on them.
-        exclude: Pairs of bodies that cannot collide, e.g. because the convex hulls of their meshes overlap.
+        exclude: Pairs of bodies that cannot collide, e.g. because the convex hulls of their meshes
+            overlap.
     """
 
     file: str
@@ -236,7 +288,11 @@ class ModelPart:
 
     def __post_init__(self) -> None:
         if isinstance(self.exclude, list | tuple):  # a TOML file has lists
-            object.__setattr__(self, "exclude", tuple(tuple(one) if isinstance(one, list) else one for one in self.exclude))
+            object.__setattr__(
+                self,
+                "exclude",
+                tuple(tuple(one) if isinstance(one, list) else one for one in self.exclude),
+            )
         typed_fields(self)
         _text(self.file, "a model's file")
         _within(self.position_m, "a part's position_m", -_FAR_M, _FAR_M)
@@ -245,7 +301,9 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class RobotCamera:
-    """A camera that is fixed to a body of the robot; positions and directions are in the body's frame."""
+    """A camera that is fixed to a body of the robot; positions and directions are in the body's
+    frame.
+    """
 
     name: str
     body: str
@@ -257,11 +315,17 @@ class RobotCamera:
     def __post_init__(self) -> None:
         typed_fields(self)
         if positive(self.fovy_deg, "fovy_deg") >= 180.0:
-            raise ConfigError(f"fovy_deg of camera {self.name!r} must be below 180, got {self.fovy_deg:g}.")
-        position, target, up = (finite_array(getattr(self, name), name, (3,)) for name in ("position_m", "target_m", "up"))
+            raise ConfigError(
+                f"fovy_deg of camera {self.name!r} must be below 180, got {self.fovy_deg:g}."
+            )
+        position, target, up = (
+            finite_array(getattr(self, name), name, (3,))
+            for name in ("position_m", "target_m", "up")
+        )
         if np.linalg.norm(np.cross(up, target - position)) < 1e-9:
             raise ConfigError(
-                f"camera {self.name!r} must look at a point other than its position, and not along up; got position_m "
+                f"camera {self.name!r} must look at a point other than its position, and not "
+                "along up; got position_m "
                 f"{list(self.position_m)}, target_m {list(self.target_m)}, up {list(self.up)}."
             )
 
@@ -290,7 +354,9 @@ class Workspace:
         _within((self.grasp_yaw_deg,), "a workspace's grasp_yaw_deg", -360.0, 360.0)
         _within((self.carry_m,), "a workspace's carry_m", 0.0, _REACH_M)
         if self.x_m[0] >= self.x_m[1] or self.y_m[0] >= self.y_m[1]:
-            raise ConfigError(f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}.")
+            raise ConfigError(
+                f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}."
+            )
 
 
 @dataclass(frozen=True)
@@ -304,15 +370,16 @@ class RobotSpec:
         limbs: Its limbs, with different names.
         cameras: Cameras on it.
         source: Where its kinematics and masses come from.
-        embodiment: Embodiment whose rows move it if none is named. None: Cosmos 3 has no domain for it, and a model
-            borrows one.
+        embodiment: Embodiment whose rows move it if none is named. None: Cosmos 3 has no domain for
+            it, and a model borrows one.
         workspace: Where a scene puts cubes and the bin.
 
     Attributes:
         file: The file that it was read from, or None; not part of what it is.
 
     Raises:
-        InputError, ConfigError, UnknownNameError: A value has another type, is missing, or contradicts another.
+        InputError, ConfigError, UnknownNameError: A value has another type, is missing, or
+            contradicts another.
     """
 
     name: str
@@ -329,27 +396,45 @@ class RobotSpec:
         typed_fields(self)
         _text(self.name, "a robot's name")
         if self.name.startswith(".") or set("/\\") & set(self.name):
-            raise InputError(f"a robot's name is no path: it has no slash and begins with no dot, got {self.name!r}.")
+            raise InputError(
+                "a robot's name is no path: it has no slash and begins with no dot, got "
+                f"{self.name!r}."
+            )
         if not (self.name + self.title).isprintable():
-            raise InputError(f"a robot's name and title are one line of text each, got {self.name!r} and {self.title!r}.")
+            raise InputError(
+                f"a robot's name and title are one line of text each, got {self.name!r} and "
+                f"{self.title!r}."
+            )
         if self.embodiment is not None:
             get_embodiment(self.embodiment)
         if not self.model or not self.limbs:
             raise ConfigError(f"robot {self.name!r} needs at least one model and one limb.")
         if (mount := self.model[0].mount) is not None:
             raise ConfigError(
-                f"the first part of {self.name!r} is mounted on {mount!r}, but no part precedes it; leave it out."
+                f"the first part of {self.name!r} is mounted on {mount!r}, but no part precedes "
+                "it; leave it out."
             )
         _names(tuple(limb.name for limb in self.limbs), f"the limbs of {self.name!r}")
-        _names(tuple(part.prefix for part in self.model), f"the prefixes of {self.name!r}'s models", empty=True)
+        _names(
+            tuple(part.prefix for part in self.model),
+            f"the prefixes of {self.name!r}'s models",
+            empty=True,
+        )
         if self.cameras:
             _names(tuple(camera.name for camera in self.cameras), f"the cameras of {self.name!r}")
         for joint in self.shared_joints:
-            found = [(i, limb) for limb in self.limbs for i, name in enumerate(limb.joints) if name == joint]
+            found = [
+                (i, limb)
+                for limb in self.limbs
+                for i, name in enumerate(limb.joints)
+                if name == joint
+            ]
             if any(_of_joint(limb, i) != _of_joint(found[0][1], found[0][0]) for i, limb in found):
                 raise ConfigError(
-                    f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, but state different things of "
-                    f"{joint!r}; its actuator, home, limits and gains must be the same in each, and so the joints before it."
+                    f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, "
+                    "but state different things of "
+                    f"{joint!r}; its actuator, home, limits and gains must be the same in each, "
+                    "and so the joints before it."
                 )
 
     @contextmanager
@@ -363,7 +448,9 @@ class RobotSpec:
             raise
 
     def limb(self, name: str | None = None) -> Limb:
-        """Return a limb by name; None is the only one. UnknownNameError, or ConfigError if there are several."""
+        """Return a limb by name; None is the only one. UnknownNameError, or ConfigError if there
+        are several.
+        """
         if name is None:
             first, *others = self.limbs
             if others:
@@ -377,7 +464,9 @@ class RobotSpec:
 
     @property
     def joints(self) -> tuple[str, ...]:
-        """The joints of all limbs, limb by limb; one that limbs share stands with the first of them."""
+        """The joints of all limbs, limb by limb; one that limbs share stands with the first of
+        them.
+        """
         return tuple(dict.fromkeys(joint for limb in self.limbs for joint in limb.joints))
 
     @property
@@ -389,14 +478,19 @@ class RobotSpec:
         """Raise ConfigError if limbs share joints, which ``what`` cannot have."""
         if self.shared_joints:
             raise ConfigError(
-                f"{what} needs independent limbs, but those of {self.name!r} share {', '.join(self.shared_joints)}. Plan with "
+                f"{what} needs independent limbs, but those of {self.name!r} share "
+                f"{', '.join(self.shared_joints)}. Plan with "
                 "control.limb_ik.LimbIK, or fix the shared joint in the model."
             )
 
     @property
     def home_rad(self) -> F64:
         """[n] home angles of :attr:`joints`."""
-        home = {joint: angle for limb in self.limbs for joint, angle in zip(limb.joints, limb.home, strict=True)}
+        home = {
+            joint: angle
+            for limb in self.limbs
+            for joint, angle in zip(limb.joints, limb.home, strict=True)
+        }
         return np.array([home[joint] for joint in self.joints])
 
 
@@ -404,21 +498,30 @@ class RobotSpec:
 def join_limbs(robot: RobotSpec, embodiment: Embodiment) -> tuple[tuple[Limb, LimbColumns], ...]:
     """Join a robot's limbs with an embodiment's columns by name, in the robot's order.
 
-    A limb of the embodiment that carries only a camera may have no counterpart; every other must, on both sides.
+    A limb of the embodiment that carries only a camera may have no counterpart; every other must,
+    on both sides.
 
     Raises:
         ConfigError: A limb is missing on either side, or only one of the two has a gripper.
     """
     columns = {limb.name: limb for limb in embodiment.limbs}
-    have, needed = {limb.name for limb in robot.limbs}, {name for name, limb in columns.items() if not limb.is_camera}
+    have, needed = (
+        {limb.name for limb in robot.limbs},
+        {name for name, limb in columns.items() if not limb.is_camera},
+    )
     if not columns or needed - have or have - set(columns):
         raise ConfigError(
-            f"robot {robot.name!r} has the limbs {', '.join(sorted(have))}, but embodiment {embodiment.name!r} moves "
-            f"{', '.join(columns) or 'none that its source states'}; choose an embodiment with the robot's limbs, by name."
+            f"robot {robot.name!r} has the limbs {', '.join(sorted(have))}, but embodiment "
+            f"{embodiment.name!r} moves "
+            f"{', '.join(columns) or 'none that its source states'}; choose an embodiment with "
+            "the robot's limbs, by name."
         )
     for limb in robot.limbs:
         if limb.gripper is None and columns[limb.name].gripper is not None:
-            raise ConfigError(f"{embodiment.name!r} moves a gripper of {limb.name!r}, and robot {robot.name!r} has none there.")
+            raise ConfigError(
+                f"{embodiment.name!r} moves a gripper of {limb.name!r}, and robot {robot.name!r} "
+                "has none there."
+            )
     return tuple((limb, columns[limb.name]) for limb in robot.limbs)
 
 
@@ -434,7 +537,10 @@ def _names(values: tuple[str, ...], name: str, empty: bool = False) -> None:
 
 def _of_joint(limb: Limb, i: int) -> tuple[object, ...]:
     """What a limb says of its i-th joint, and which joints come before it."""
-    figures = (*(getattr(limb.limits, name) for name in ("q_min", "q_max", *RATES)), *(limb.gains or (None, None)))
+    figures = (
+        *(getattr(limb.limits, name) for name in ("q_min", "q_max", *RATES)),
+        *(limb.gains or (None, None)),
+    )
     values = (None if one is None else one.values[i] for one in figures)
     return (limb.joints[: i + 1], limb.actuators[i], limb.home[i], *values)
 

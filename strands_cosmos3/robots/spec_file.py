@@ -35,7 +35,10 @@ _TABLES: Mapping[tuple[type, str], type] = {
     (LimbLimits, "hand"): HandRates,
     (GripperSpec, "opening"): GripperConvention,
     (GripperSpec, "command"): GripperConvention,
-    **{(LimbLimits, name): Figures for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")},
+    **{
+        (LimbLimits, name): Figures
+        for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+    },
 }
 """Fields that are tables of their own."""
 _LISTS: Mapping[tuple[type, str], type] = {
@@ -48,18 +51,20 @@ _HINT = "`strands-cosmos3 robot inspect model.xml` prints a file to complete."
 
 
 def read_robot(path: Path) -> RobotSpec:
-    """Read a robot's TOML file; a model's path is relative to the file's folder, or the name of a packaged model.
+    """Read a robot's TOML file; a model's path is relative to the file's folder, or the name of a
+    packaged model.
 
     Raises:
         ResourceNotFoundError: There is no such file.
-        ConfigError, InputError, UnknownNameError: It is not TOML, or a field is missing, unknown or malformed. The message
-            names the file, the table and the field.
+        ConfigError, InputError, UnknownNameError: It is not TOML, or a field is missing, unknown or
+            malformed. The message names the file, the table and the field.
     """
     path = instance_of(path, Path, "path").expanduser()
     require_file(path, ResourceNotFoundError, _MAX_BYTES, _HINT)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
+    except (OSError, ValueError, RecursionError) as error:
+        # TOMLDecodeError and UnicodeDecodeError among them
         raise ConfigError(f"{path} cannot be read as TOML ({error}). {_HINT}") from None
     robot = _build(RobotSpec, table, str(path))
     robot = replace(robot, model=tuple(_located(part, path.parent) for part in robot.model))
@@ -79,7 +84,8 @@ def model_file(part: ModelPart) -> Path:
         ResourceNotFoundError: There is none, or it is not fetched yet.
     """
     path = Path(instance_of(part, ModelPart, "part").file).expanduser()
-    if path.name == str(path):  # a file of that name in the working folder is none of the package's business
+    # a file of that name in the working folder is none of the package's business
+    if path.name == str(path):
         with suppress(ResourceNotFoundError):
             return resource(f"assets/{path}")
     for name, fetched in FETCHED.items():
@@ -87,11 +93,13 @@ def model_file(part: ModelPart) -> Path:
             if fetched.source.path.is_file():
                 return fetched.source.folder / part.file.removeprefix(f"{fetched.source.name}/")
             raise ResourceNotFoundError(
-                f"the model of {name!r} is not on this machine; run `strands-cosmos3 robot fetch {name}`."
+                f"the model of {name!r} is not on this machine; run `strands-cosmos3 robot fetch "
+                f"{name}`."
             )
     if not path.is_file():
         raise ResourceNotFoundError(
-            f"the model {part.file!r} is neither a file nor a packaged model; give the path of an .xml file."
+            f"the model {part.file!r} is neither a file nor a packaged model; give the path of an "
+            ".xml file."
         )
     return path
 
@@ -102,8 +110,14 @@ def _build(kind: Any, table: Any, where: str) -> Any:
         raise ConfigError(f"{where} must be a table, got {table!r:.80}. {_HINT}")
     own = {one.name: one for one in fields(kind) if one.init}
     if unknown := sorted(set(table) - set(own)):
-        raise ConfigError(f"{where} has the unknown field {unknown[0]!r}; it may have: {', '.join(own)}.")
-    optional = (name for name, one in own.items() if one.default is not MISSING or one.default_factory is not MISSING)
+        raise ConfigError(
+            f"{where} has the unknown field {unknown[0]!r}; it may have: {', '.join(own)}."
+        )
+    optional = (
+        name
+        for name, one in own.items()
+        if one.default is not MISSING or one.default_factory is not MISSING
+    )
     if missing := sorted(set(own) - set(table) - set(optional)):
         raise ConfigError(f"{where} lacks {', '.join(missing)}. {_HINT}")
     values = {name: _value(kind, name, value, f"{where}: {name}") for name, value in table.items()}
@@ -139,7 +153,12 @@ def _lines(value: Any, path: str) -> list[str]:
     plain, tables = [], []
     for one in fields(value):
         inner, name = getattr(value, one.name), f"{path}.{one.name}".lstrip(".")
-        if inner is None or not one.init or (one.default_factory is not MISSING and not inner) or inner == one.default:
+        if (
+            inner is None
+            or not one.init
+            or (one.default_factory is not MISSING and not inner)
+            or inner == one.default
+        ):
             continue
         if one.name == "gains":
             for key, figures in zip(("kp", "kd"), inner, strict=True):

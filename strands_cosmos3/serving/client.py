@@ -1,8 +1,10 @@
-"""The policy client: one connection, one exchange at a time, a deadline on every wait, a typed error for every failure.
+"""The policy client: one connection, one exchange at a time, a deadline on every wait, a typed
+error for every failure.
 
-The connection runs on an event loop in its own thread, so that one deadline covers the whole exchange, including servers that
-accept and stay silent, send slowly or do not read. A connection is reused only after a complete exchange. After anything
-else it is aborted, so that a late reply cannot answer the next request.
+The connection runs on an event loop in its own thread, so that one deadline covers the whole
+exchange, including servers that accept and stay silent, send slowly or do not read. A connection is
+reused only after a complete exchange. After anything else it is aborted, so that a late reply
+cannot answer the next request.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ class ClientConfig:
     """Address of a server, and timeouts.
 
     Args:
-        host: Host name or IP address, or a URI with ``ws://`` or ``wss://`` (for NVIDIA's LIBERO server ``http://`` or
-            ``https://``).
+        host: Host name or IP address, or a URI with ``ws://`` or ``wss://`` (for NVIDIA's LIBERO
+            server ``http://`` or ``https://``).
         port: Port; None means the URI's port, or 8000.
         token: Token for ``Authorization: <scheme> <token>``.
         scheme: ``Api-Key`` (openpi) or ``Bearer`` (RoboLab).
@@ -62,10 +64,12 @@ class ClientConfig:
         handshake_s: Timeout of the WebSocket handshake and the server's first frame.
         read_s: Timeout of a whole exchange: sending, inference and reply.
         attempts: Connection attempts before the server counts as unavailable.
-        first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each time.
-        idle_s: A connection that was idle for this long and is closed (1000) instead of answered is dialled anew and asked
-            again: vLLM-Omni closes idle ones after 30 s.
-        max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with ``decode_video`` (40 MB).
+        first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each
+            time.
+        idle_s: A connection that was idle for this long and is closed (1000) instead of answered is
+            dialled anew and asked again: vLLM-Omni closes idle ones after 30 s.
+        max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with
+            ``decode_video`` (40 MB).
         path: Path of the server, if ``host`` has none.
 
     Raises:
@@ -88,7 +92,14 @@ class ClientConfig:
     path: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("connect_s", "handshake_s", "read_s", "first_pause_s", "longest_pause_s", "idle_s"):
+        for name in (
+            "connect_s",
+            "handshake_s",
+            "read_s",
+            "first_pause_s",
+            "longest_pause_s",
+            "idle_s",
+        ):
             positive(getattr(self, name), name)
         whole_number(self.attempts, "attempts", 1)
         whole_number(self.max_reply_bytes, "max_reply_bytes", 1024, 2**30)
@@ -111,7 +122,11 @@ class ClientConfig:
         return self._address("http", "https")
 
     def _address(self, plain: str, encrypted: str) -> tuple[str, str, int]:
-        bare = f"[{self.host}]" if self.host.count(":") > 1 and not self.host.startswith(("[", plain)) else self.host
+        bare = (
+            f"[{self.host}]"
+            if self.host.count(":") > 1 and not self.host.startswith(("[", plain))
+            else self.host
+        )
         text = bare if "://" in bare else f"{plain}://{bare}"
         try:
             parts = urlsplit(text)
@@ -120,7 +135,8 @@ class ClientConfig:
             parts, port = urlsplit(""), 0
         if parts.scheme not in (plain, encrypted) or not parts.hostname:
             raise ConfigError(
-                f"host {self.host!r} is not an address; write e.g. localhost, or {encrypted}://gpu.example:443/policy."
+                f"host {self.host!r} is not an address; write e.g. localhost, or "
+                f"{encrypted}://gpu.example:443/policy."
             )
         name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         path = parts.path if parts.path.strip("/") else self.path or parts.path
@@ -131,12 +147,16 @@ class PolicyClient:
     """Client of a policy server. It connects on first use, and again after a failure.
 
     Attributes:
-        counters: ``dials`` (connection attempts), ``reconnects``, complete ``exchanges`` and ``failures``.
+        counters: ``dials`` (connection attempts), ``reconnects``, complete ``exchanges`` and
+            ``failures``.
         metadata: The server's first frame.
     """
 
     def __init__(
-        self, config: ClientConfig | None = None, limits: Limits = DEFAULT_LIMITS, sleep: Callable[[float], None] = time.sleep
+        self,
+        config: ClientConfig | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        sleep: Callable[[float], None] = time.sleep,
     ):
         self.config = config or ClientConfig()
         self.limits = limits  # of what is sent; of a reply all but its size
@@ -154,9 +174,11 @@ class PolicyClient:
         self._cancelled = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
-        """Send a message and return what ``read`` makes of the decoded reply, or of the text of a text frame.
+        """Send a message and return what ``read`` makes of the decoded reply, or of the text of a
+        text frame.
 
-        ``message`` may be a function of the server's metadata. If it or ``read`` raises, the connection is dropped.
+        ``message`` may be a function of the server's metadata. If it or ``read`` raises, the
+        connection is dropped.
 
         Raises:
             WireFormatError: The message cannot be encoded.
@@ -176,7 +198,9 @@ class PolicyClient:
             return value
 
     def cancel(self) -> None:
-        """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`. No-op if there is none."""
+        """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`.
+        No-op if there is none.
+        """
         if self._lock.locked():
             self._cancelled = True
             if (cancel := self._cancel_wait) is not None:
@@ -198,9 +222,13 @@ class PolicyClient:
         return encode_view(message(self.metadata) if callable(message) else message, self.limits)
 
     def _ask(self, message: Any) -> bytes | str:
-        """Return the reply; reconnect if there is no connection or it ended since the last exchange."""
+        """Return the reply; reconnect if there is no connection or it ended since the last
+        exchange.
+        """
         if self._connection is not None:
-            if (reply := self._wait(self._pass(self._connection, self._frame(message), fresh=False))) is not None:
+            if (
+                reply := self._wait(self._pass(self._connection, self._frame(message), fresh=False))
+            ) is not None:
                 return reply
             self._abort()
         self.counters["reconnects"] += bool(self.counters["dials"])
@@ -219,7 +247,9 @@ class PolicyClient:
                 break
             self.counters["dials"] += 1
             try:
-                tcp = socket.create_connection((self._host, self._port), timeout=self.config.connect_s)
+                tcp = socket.create_connection(
+                    (self._host, self._port), timeout=self.config.connect_s
+                )
             except (OSError, UnicodeError) as error:
                 failure = short(error)
                 continue
@@ -231,14 +261,16 @@ class PolicyClient:
             raise self._cancelled_error()
         tried = f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure})"
         raise ServiceUnavailableError(
-            f"{tried}. Is it running? Start one there with strands-cosmos3 serve --port {self._port}."
+            f"{tried}. Is it running? Start one there with strands-cosmos3 serve --port "
+            f"{self._port}."
         )
 
     async def _greet(self, tcp: socket.socket) -> _Connection:
         """Complete the handshake and read the metadata, within the handshake timeout."""
         made: list[_Connection] = []
 
-        def remember(*args: Any, **kwargs: Any) -> _Connection:  # so that a failed handshake can be aborted
+        # so that a failed handshake can be aborted
+        def remember(*args: Any, **kwargs: Any) -> _Connection:
             made.append(_Connection(*args, **kwargs))
             return made[0]
 
@@ -247,13 +279,25 @@ class PolicyClient:
                 connection = await self._shake_hands(tcp, cast("type[_Connection]", remember))
                 metadata = self._decoded(await connection.receive())
             if isinstance(metadata, str):
-                raise ServiceRefusedError(f"the server at {self._uri} refused the connection: {short(metadata)}")
+                raise ServiceRefusedError(
+                    f"the server at {self._uri} refused the connection: {short(metadata)}"
+                )
             if not isinstance(metadata, dict):
-                raise ServiceUnreadableError(f"the first frame from {self._uri} is not a map of metadata.")
+                raise ServiceUnreadableError(
+                    f"the first frame from {self._uri} is not a map of metadata."
+                )
             self.metadata, self._connection = metadata, connection
             return connection
-        except (OSError, ValueError, InvalidHandshake, ConnectionClosed, ServiceError, asyncio.CancelledError) as error:
-            broken = made[0].protocol.handshake_exc if made else None  # a malformed response, followed by silence
+        except (
+            OSError,
+            ValueError,
+            InvalidHandshake,
+            ConnectionClosed,
+            ServiceError,
+            asyncio.CancelledError,
+        ) as error:
+            # a malformed response, followed by silence
+            broken = made[0].protocol.handshake_exc if made else None
             for connection in made:
                 connection.abort()
             tcp.close()
@@ -268,11 +312,14 @@ class PolicyClient:
         connection = await connect(
             self._uri,
             sock=tcp,
-            additional_headers={"Authorization": f"{self.config.scheme} {token}"} if token else None,
+            additional_headers={"Authorization": f"{self.config.scheme} {token}"}
+            if token
+            else None,
             compression=None,
             proxy=None,  # the environment is not read here
             open_timeout=None,
-            ping_interval=None,  # released servers do not answer pings during inference; read_s applies instead
+            # released servers do not answer pings during inference; read_s applies instead
+            ping_interval=None,
             close_timeout=_CLOSE_S,
             max_size=self.config.max_reply_bytes,
             max_queue=2,
@@ -280,8 +327,12 @@ class PolicyClient:
         )
         return cast("_Connection", connection)
 
-    async def _pass(self, connection: _Connection, frame: memoryview, fresh: bool) -> bytes | str | None:
-        """Send a frame and return the reply; None, with nothing answered, if the old connection is no longer usable."""
+    async def _pass(
+        self, connection: _Connection, frame: memoryview, fresh: bool
+    ) -> bytes | str | None:
+        """Send a frame and return the reply; None, with nothing answered, if the old connection
+        is no longer usable.
+        """
         if connection.surplus and not fresh:
             return None
         idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
@@ -292,9 +343,15 @@ class PolicyClient:
                     await connection.send(frame)
                 reply = await connection.receive()
                 if unasked and isinstance(reply, bytes):
-                    raise ServiceUnreadableError(f"{self._uri} sent more than its metadata before it was asked.")
+                    raise ServiceUnreadableError(
+                        f"{self._uri} sent more than its metadata before it was asked."
+                    )
         except (OSError, ConnectionClosed) as error:
-            done = isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1000
+            done = (
+                isinstance(error, ConnectionClosed)
+                and error.rcvd is not None
+                and error.rcvd.code == 1000
+            )
             if done and idle_s >= self.config.idle_s:
                 return None
             raise self._named(error, "waiting for the chunk", self.config.read_s) from None
@@ -306,7 +363,9 @@ class PolicyClient:
         try:
             return decode(frame, self._reply_limits, writable=True, strict=True)
         except WireFormatError as error:
-            raise ServiceUnreadableError(f"the answer of {self._uri} is not a message of this protocol: {error}") from None
+            raise ServiceUnreadableError(
+                f"the answer of {self._uri} is not a message of this protocol: {error}"
+            ) from None
 
     def _named(self, error: Exception, doing: str, deadline_s: float) -> ServiceError:
         """Return the typed error for a failure."""
@@ -314,28 +373,43 @@ class PolicyClient:
             case ServiceError():
                 return error
             case TimeoutError():
-                return ServiceTimeoutError(f"{self._uri} did not answer within {deadline_s:g} s while {doing}.")
+                return ServiceTimeoutError(
+                    f"{self._uri} did not answer within {deadline_s:g} s while {doing}."
+                )
             case ssl.SSLError():
                 return untrusted(self._uri, error)
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if _cut_short(error):
                 return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
-            case InvalidHandshake() | ValueError():  # a ValueError is a redirect, which is not followed
-                return ServiceUnreadableError(f"{self._uri} is not a WebSocket server ({short(error)}).")
+            # a ValueError is a redirect, which is not followed
+            case InvalidHandshake() | ValueError():
+                return ServiceUnreadableError(
+                    f"{self._uri} is not a WebSocket server ({short(error)})."
+                )
             case ConnectionClosed(rcvd=None) if error.sent is not None and error.sent.code in _OURS:
-                return ServiceUnreadableError(f"{self._uri} {_OURS[error.sent.code]} while {doing}.")
+                return ServiceUnreadableError(
+                    f"{self._uri} {_OURS[error.sent.code]} while {doing}."
+                )
             case ConnectionClosed() if error.rcvd is not None and error.rcvd.code == 1009:
-                return ServiceRefusedError(f"{self._uri} does not accept a request that large; send smaller pictures.")
+                return ServiceRefusedError(
+                    f"{self._uri} does not accept a request that large; send smaller pictures."
+                )
             case ConnectionClosed() if error.rcvd is not None:
-                said = f"code {error.rcvd.code}" + (f", {short(error.rcvd.reason)}" if error.rcvd.reason else "")
-                return ServiceClosedError(f"{self._uri} closed the connection while {doing} ({said}).")
+                said = f"code {error.rcvd.code}" + (
+                    f", {short(error.rcvd.reason)}" if error.rcvd.reason else ""
+                )
+                return ServiceClosedError(
+                    f"{self._uri} closed the connection while {doing} ({said})."
+                )
             case _:
                 return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
 
     def _http(self, status: int, body: bytes) -> ServiceError:
         if status in (401, 403):
-            return ServiceRefusedError(f"{self._uri} refused access (HTTP {status}); pass api_key= the server's token.")
+            return ServiceRefusedError(
+                f"{self._uri} refused access (HTTP {status}); pass api_key= the server's token."
+            )
         if status == 503:
             reason = short(body.decode("utf-8", "replace"))
             return ServiceRefusedError(f"{self._uri} accepts no more clients (HTTP 503: {reason}).")
@@ -348,7 +422,9 @@ class PolicyClient:
         """Run a coroutine on the event loop's thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="policy-client", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="policy-client", daemon=True
+            )
             self._thread.start()
         loop, ended, task = self._loop, SimpleQueue[asyncio.Task[_T]](), list[asyncio.Task[_T]]()
 
@@ -399,18 +475,26 @@ class _Connection(CountedFrames, ClientConnection):
 
     @property
     def surplus(self) -> bool:
-        """Whether the connection ended, or the peer has sent a message, or a part of one, that nobody asked for yet."""
+        """Whether the connection ended, or the peer has sent a message, or a part of one, that
+        nobody asked for yet.
+        """
         return self.begun > self._received or not self.between_frames
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._closing and self.state is not State.OPEN and self.state is not State.CONNECTING:
+        if (
+            not self._closing
+            and self.state is not State.OPEN
+            and self.state is not State.CONNECTING
+        ):
             self._closing = True
             self.loop.call_later(_CLOSE_S, self.transport.abort)
 
 
 def untrusted(url: str, error: ssl.SSLError) -> ServiceUnreadableError:
-    """Return the error for a server whose certificate is not trusted, or that does not speak TLS."""
+    """Return the error for a server whose certificate is not trusted, or that does not speak
+    TLS.
+    """
     return ServiceUnreadableError(
         f"{url} has no valid certificate or no TLS ({short(error)}). "
         "Trust a certificate of your own with SSL_CERT_FILE=FILE.pem in the environment."
@@ -434,5 +518,6 @@ async def _hang_up(connection: ClientConnection) -> None:
 async def _goodbye(connection: ClientConnection | None) -> None:
     if connection is not None:
         await connection.close()
-    if cancelled := asyncio.all_tasks() - {asyncio.current_task()}:  # they still have sockets to close
+    # they still have sockets to close
+    if cancelled := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(cancelled, timeout=_CLOSE_S)

@@ -10,11 +10,14 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Frame, Opcode
 
 _FRAMES_PER_S = 2000
-"""Reading a frame costs tens of microseconds, however short it is, and 256 kB of a socket hold 40,000 empty ones."""
+"""Reading a frame costs tens of microseconds, however short it is, and 256 kB of a socket hold
+40,000 empty ones.
+"""
 
 
 class CountedFrames(Connection):
-    """Mixin of a connection: it fails (1002) if its peer sends more than 2,000 frames, pings included, in a second.
+    """Mixin of a connection: it fails (1002) if its peer sends more than 2,000 frames, pings
+    included, in a second.
 
     Attributes:
         begun: Messages that the peer has begun to send, and that were read so far.
@@ -34,8 +37,9 @@ class CountedFrames(Connection):
 
     @property
     def between_frames(self) -> bool:
-        """Whether all that was read is whole frames, and the peer has not ended the connection: websockets' parser, a
-        generator, then waits for more."""
+        """Whether all that was read is whole frames, and the peer has not ended the connection:
+        websockets' parser, a generator, then waits for more.
+        """
         inner: Any = self.protocol.parser
         while inner.gi_yieldfrom is not None:
             inner = inner.gi_yieldfrom

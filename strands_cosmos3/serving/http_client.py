@@ -1,4 +1,6 @@
-"""The client of a server that answers JSON over HTTP: one connection, one deadline for each request, typed errors."""
+"""The client of a server that answers JSON over HTTP: one connection, one deadline for each
+request, typed errors.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class HttpPolicyClient:
         metadata: What the server's ``/info`` said; empty if it has none.
     """
 
-    def __init__(self, config: ClientConfig | None = None, sleep: Callable[[float], None] = time.sleep):
+    def __init__(
+        self, config: ClientConfig | None = None, sleep: Callable[[float], None] = time.sleep
+    ):
         self.config = config or ClientConfig()
         self.counters: Counter[str] = Counter()
         self.metadata: dict[str, Any] | None = None
@@ -55,7 +59,8 @@ class HttpPolicyClient:
         self._cancelled = self._expired = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
-        """Post a message, or what a function makes of ``metadata``, and return what ``read`` makes of the reply.
+        """Post a message, or what a function makes of ``metadata``, and return what ``read`` makes
+        of the reply.
 
         Raises:
             WireFormatError: The message cannot be encoded.
@@ -66,7 +71,9 @@ class HttpPolicyClient:
             try:
                 if self.metadata is None:
                     self.metadata = self._info()
-                said = cast("Mapping[str, Any]", message(self.metadata) if callable(message) else message)
+                said = cast(
+                    "Mapping[str, Any]", message(self.metadata) if callable(message) else message
+                )
                 path = PREDICT_BATCH if "items" in said else PREDICT
                 value = read(self._json(*self._call("POST", path, _encoded(said))))
                 complete = True
@@ -75,7 +82,9 @@ class HttpPolicyClient:
                 self.counters["exchanges" if complete else "failures"] += 1
 
     def cancel(self) -> None:
-        """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`. No-op if there is none."""
+        """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`.
+        No-op if there is none.
+        """
         if self._lock.locked():
             self._cancelled = True
             self._hang_up()
@@ -99,11 +108,18 @@ class HttpPolicyClient:
             if self._cancelled:
                 raise OSError
             connection.sock = self._secured(self._socket)
-            headers = {"Content-Type": "application/json", "Connection": "close", "User-Agent": "strands-cosmos3"}
+            headers = {
+                "Content-Type": "application/json",
+                "Connection": "close",
+                "User-Agent": "strands-cosmos3",
+            }
             if self.config.token:
                 headers["Authorization"] = f"{self.config.scheme} {self.config.token}"
-            with suppress(BrokenPipeError, ConnectionResetError):  # a server that refuses a body may have said why
-                connection.request(method, urlsplit(self._url).path.rstrip("/") + path, body or None, headers)
+            # a server that refuses a body may have said why
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(
+                    method, urlsplit(self._url).path.rstrip("/") + path, body or None, headers
+                )
             with connection.getresponse() as response:
                 return response.status, self._body(response)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -125,11 +141,15 @@ class HttpPolicyClient:
                 raise self._named(OSError())
             self.counters["dials"] += 1
             try:
-                return socket.create_connection((self._host, self._port), timeout=self.config.connect_s)
+                return socket.create_connection(
+                    (self._host, self._port), timeout=self.config.connect_s
+                )
             except (OSError, UnicodeError) as error:
                 failure = short(error)
         tried = f"no policy server at {self._url} after {self.config.attempts} attempts ({failure})"
-        raise ServiceUnavailableError(f"{tried}. Is it running? Ours is strands-cosmos3 serve --libero --port {self._port}.")
+        raise ServiceUnavailableError(
+            f"{tried}. Is it running? Ours is strands-cosmos3 serve --libero --port {self._port}."
+        )
 
     def _secured(self, tcp: socket.socket) -> socket.socket:
         """The socket, after TLS' handshake if the server's URL asks for one."""
@@ -138,7 +158,9 @@ class HttpPolicyClient:
         if not self._url.startswith("https:"):
             return tcp
         context = ssl.create_default_context()
-        self._socket = tls = context.wrap_socket(tcp, server_hostname=self._host, do_handshake_on_connect=False)
+        self._socket = tls = context.wrap_socket(
+            tcp, server_hostname=self._host, do_handshake_on_connect=False
+        )
         tls.do_handshake()
         return tls
 
@@ -150,7 +172,8 @@ class HttpPolicyClient:
             count += len(piece)
             if count > most:
                 raise ServiceUnreadableError(
-                    f"{self._url} sent more than is read ({most} bytes; raise ClientConfig.max_reply_bytes)."
+                    f"{self._url} sent more than is read ({most} bytes; raise "
+                    "ClientConfig.max_reply_bytes)."
                 )
         if self._expired or self._cancelled or (length is not None and count < length):
             raise http.client.IncompleteRead(b"")
@@ -159,18 +182,28 @@ class HttpPolicyClient:
     def _json(self, status: int, body: bytes) -> dict[str, Any]:
         """The object in a response, whatever its status if it has an ``error``."""
         if status in (401, 403):
-            raise ServiceRefusedError(f"{self._url} refused access (HTTP {status}); pass api_key= the server's token.")
+            raise ServiceRefusedError(
+                f"{self._url} refused access (HTTP {status}); pass api_key= the server's token."
+            )
         try:
             said = parse(body)
         except WireFormatError as error:
             if status != 200:
                 text = short(body[:2000].decode("utf-8", "replace"))
-                known = (ServiceRefusedError, "refused the request") if status in (408, 413, 503) else None
+                known = (
+                    (ServiceRefusedError, "refused the request")
+                    if status in (408, 413, 503)
+                    else None
+                )
                 kind, what = known or (ServiceUnreadableError, "is not a LIBERO server")
                 raise kind(f"{self._url} {what} (HTTP {status}: {text}).") from None
-            raise ServiceUnreadableError(f"the answer of {self._url} cannot be read: {error}") from None
+            raise ServiceUnreadableError(
+                f"the answer of {self._url} cannot be read: {error}"
+            ) from None
         if status != 200:
-            raise ServiceRefusedError(f"{self._url} refused the request (HTTP {status}: {short(said.get('error', ''))}).")
+            raise ServiceRefusedError(
+                f"{self._url} refused the request (HTTP {status}: {short(said.get('error', ''))})."
+            )
         return said
 
     def _expire(self) -> None:
@@ -181,7 +214,8 @@ class HttpPolicyClient:
         """Shut the connection down, which ends what waits for it in another thread."""
         if (held := self._socket) is not None:
             with suppress(OSError):
-                socket.socket.shutdown(held, socket.SHUT_RDWR)  # not SSLSocket's, which would go on without TLS
+                # not SSLSocket's, which would go on without TLS
+                socket.socket.shutdown(held, socket.SHUT_RDWR)
 
     def _named(self, error: Exception) -> ServiceError:
         """The typed error for a failure."""
@@ -190,13 +224,19 @@ class HttpPolicyClient:
         if self._cancelled:
             return ServiceClosedError(f"the exchange with {self._url} was cancelled on this side.")
         if self._expired or isinstance(error, TimeoutError):
-            return ServiceTimeoutError(f"{self._url} did not answer within {self.config.read_s:g} s.")
+            return ServiceTimeoutError(
+                f"{self._url} did not answer within {self.config.read_s:g} s."
+            )
         if isinstance(error, ssl.SSLError):
             return untrusted(self._url, error)
         closed = http.client.RemoteDisconnected, http.client.IncompleteRead, OSError
         if isinstance(error, closed):
-            return ServiceClosedError(f"{self._url} closed the connection before the answer was complete.")
-        return ServiceUnreadableError(f"{self._url} is not an HTTP server ({type(error).__name__}: {short(error)}).")
+            return ServiceClosedError(
+                f"{self._url} closed the connection before the answer was complete."
+            )
+        return ServiceUnreadableError(
+            f"{self._url} is not an HTTP server ({type(error).__name__}: {short(error)})."
+        )
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,9 @@
 """HTTP requests, on the port of the WebSockets.
 
-websockets reads GET requests without a body and no others. The head of a request therefore decides who reads it: one that
-asks for a WebSocket is handed to websockets, any other is answered here. Head and body are bounded in size and time, one
-request ends its connection, and nothing of a body is read for a client that may not send one.
+websockets reads GET requests without a body and no others. The head of a request therefore decides
+who reads it: one that asks for a WebSocket is handed to websockets, any other is answered here.
+Head and body are bounded in size and time, one request ends its connection, and nothing of a body
+is read for a client that may not send one.
 """
 
 from __future__ import annotations
@@ -23,22 +24,31 @@ _GET, _END = b"GET ", b"\r\n\r\n"
 _HEAD_BYTES, _LINE_BYTES, _HEADERS = 16 * 2**10, 8 * 2**10, 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
-JSON: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json", "Cache-Control": "no-store"})
+JSON: Mapping[str, str] = MappingProxyType(
+    {"Content-Type": "application/json", "Cache-Control": "no-store"}
+)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A response: its status, text and headers beside ``Content-Length`` and ``Connection: close``."""
+    """A response: its status, text and headers beside ``Content-Length`` and ``Connection:
+    close``.
+    """
 
     status: HTTPStatus
     text: str
-    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": "text/plain; charset=utf-8"})
+    headers: Mapping[str, str] = field(
+        default_factory=lambda: {"Content-Type": "text/plain; charset=utf-8"}
+    )
 
     def encoded(self, method: str = "") -> bytes:
         """Return it as it is sent; to a HEAD request without the text."""
         body = self.text.encode()
         headers = {**self.headers, "Content-Length": str(len(body)), "Connection": "close"}
-        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         return "\r\n".join([*lines, "", ""]).encode("ascii") + (b"" if method == "HEAD" else body)
 
 
@@ -61,7 +71,10 @@ class Head:
         """Return the length of the body, or the reply that refuses it. ``most`` bytes are read."""
         lengths = self.headers.get_all("Content-Length")
         if "Transfer-Encoding" in self.headers or len(lengths) != 1:
-            return Reply(HTTPStatus.LENGTH_REQUIRED, "Send the body with one Content-Length, and in no transfer coding.\n")
+            return Reply(
+                HTTPStatus.LENGTH_REQUIRED,
+                "Send the body with one Content-Length, and in no transfer coding.\n",
+            )
         if not re.fullmatch(r"[0-9]{1,12}", lengths[0]) or len(self.headers.get_all("Expect")) > 1:
             return Reply(HTTPStatus.BAD_REQUEST, "Content-Length must be a number.\n")
         if int(lengths[0]) > most:
@@ -73,11 +86,14 @@ class Head:
 Screen = Callable[[Head], Reply | None]
 """Answers a request without its body, or refuses it; None: read the body."""
 Respond = Callable[[Head, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
-"""Answers a request with a body; the future is done when the client leaves, the text is its address."""
+"""Answers a request with a body; the future is done when the client leaves, the text is its
+address.
+"""
 
 
 class Door(asyncio.Protocol):
-    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one and may, else to ``http``.
+    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one and
+    may, else to ``http``.
 
     Args:
         websocket: Makes the other protocol.
@@ -115,7 +131,9 @@ class Door(asyncio.Protocol):
         if wanted and refusal is None:
             protocol = self._websocket()
         else:
-            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_HEAD_BYTES), partial(self._http, refusal))
+            protocol = asyncio.StreamReaderProtocol(
+                asyncio.StreamReader(_HEAD_BYTES), partial(self._http, refusal)
+            )
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         protocol.data_received(self._first)
@@ -136,7 +154,12 @@ class Door(asyncio.Protocol):
 
 
 async def serve_http(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, screen: Screen, respond: Respond, wait_s: float, max_bytes: int
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    screen: Screen,
+    respond: Respond,
+    wait_s: float,
+    max_bytes: int,
 ) -> None:
     """Read a request, answer it, and close the connection.
 
@@ -145,7 +168,8 @@ async def serve_http(
     Args:
         reader, writer: The connection.
         screen, respond: As above.
-        wait_s: Time in which the request must have arrived, and in which the client must have read the reply.
+        wait_s: Time in which the request must have arrived, and in which the client must have read
+            the reply.
         max_bytes: Largest body that is read.
     """
     left: asyncio.Future[None] | None = None
@@ -167,7 +191,8 @@ async def serve_http(
                 await _linger(reader, writer)
     except (OSError, EOFError):  # TimeoutError is an OSError: the client left, or does not read
         writer.transport.abort()
-    except asyncio.CancelledError:  # the server stops; a task that ends as cancelled is logged by asyncio
+    except asyncio.CancelledError:
+        # the server stops; a task that ends as cancelled is logged by asyncio
         writer.write(Reply(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n").encoded())
     finally:
         if left is not None:
@@ -200,9 +225,15 @@ def _parsed(raw: bytes) -> Head | None:
     """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words, fields = first.split(" "), [_HEADER.fullmatch(line) for line in lines]
-    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or None in fields or len(fields) > _HEADERS:
+    if (
+        len(words) != 3
+        or words[2] not in ("HTTP/1.1", "HTTP/1.0")
+        or None in fields
+        or len(fields) > _HEADERS
+    ):
         return None
-    if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):  # websockets reads no longer ones
+    # websockets reads no longer ones
+    if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):
         return None
     headers = Headers([(found[1], found[2].rstrip()) for found in fields if found is not None])
     return Head(words[0], words[1].partition("?")[0], headers)
@@ -219,7 +250,9 @@ async def _drained(reader: asyncio.StreamReader) -> None:
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Discard what a refused client still sends; closing at once would reset the connection before it reads the reply."""
+    """Discard what a refused client still sends; closing at once would reset the connection
+    before it reads the reply.
+    """
     if writer.can_write_eof():
         writer.write_eof()
     with suppress(TimeoutError):

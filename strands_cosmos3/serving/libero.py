@@ -1,11 +1,14 @@
-"""NVIDIA's LIBERO protocol, JSON over HTTP, for the client and the server alike: a picture and a prompt in, actions out.
+"""NVIDIA's LIBERO protocol, JSON over HTTP, for the client and the server alike: a picture and a
+prompt in, actions out.
 
-A request has no state, no seed and no session: ``image`` (base64 of a PNG: third person left, wrist right), ``prompt`` (with
-the sentences that describe these views), ``domain_name`` and ``image_size`` (the height to which the picture is scaled).
-Actions [16, 10] travel de-normalised with q01 and q99 of the unprocessed data (``quantile_rot``); chunks have the model's
-units. Gripper: 1 is open, as in the model.
+A request has no state, no seed and no session: ``image`` (base64 of a PNG: third person left, wrist
+right), ``prompt`` (with the sentences that describe these views), ``domain_name`` and
+``image_size`` (the height to which the picture is scaled). Actions [16, 10] travel de-normalised
+with q01 and q99 of the unprocessed data (``quantile_rot``); chunks have the model's units. Gripper:
+1 is open, as in the model.
 
-Source: cosmos-framework @5eee9ed5, ``scripts/action_policy_server_libero.py`` and ``simulation/libero/closed_loop_eval.py``.
+Source: cosmos-framework @5eee9ed5, ``scripts/action_policy_server_libero.py`` and
+``simulation/libero/closed_loop_eval.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +39,12 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.observe.libero_prompts import client_prompt
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 from strands_cosmos3.observe.views import resize
-from strands_cosmos3.serving.wire import MAX_PROMPT_CHARACTERS, require_rows, require_sendable, short
+from strands_cosmos3.serving.wire import (
+    MAX_PROMPT_CHARACTERS,
+    require_rows,
+    require_sendable,
+    short,
+)
 from strands_cosmos3.types import ActionChunk, Request
 
 DOMAIN = "libero"
@@ -51,7 +59,9 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises WireFormatError if there is none, or it has more than 65,536 values."""
+    """Return the JSON object in a body. Raises WireFormatError if there is none, or it has more
+    than 65,536 values.
+    """
     if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MAX_MARKS:
         raise WireFormatError(f"the message has more than {_MAX_MARKS} values.")
     try:
@@ -67,7 +77,11 @@ def is_json(content_types: Sequence[str], encodings: Sequence[str]) -> bool:
     """Return whether ``Content-Type`` and ``Content-Encoding`` are those of plain JSON in UTF-8."""
     kind, _, rest = ",".join(content_types).lower().partition(";")
     plain = ",".join(encodings).strip().lower() in ("", "identity")
-    return plain and kind.strip() == "application/json" and rest.replace('"', "").strip() in ("", "charset=utf-8")
+    return (
+        plain
+        and kind.strip() == "application/json"
+        and rest.replace('"', "").strip() in ("", "charset=utf-8")
+    )
 
 
 def items_of(body: bytes, batch: bool) -> list[Mapping[str, Any]]:
@@ -92,15 +106,27 @@ def encode_request(request: Request) -> dict[str, Any]:
         BackendError: The request is not for LIBERO, or has no picture.
     """
     if request.embodiment.name != DOMAIN:
-        raise BackendError(f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not for {request.embodiment.name!r}.")
+        raise BackendError(
+            f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not for "
+            f"{request.embodiment.name!r}."
+        )
     if request.composite is None:
-        raise BackendError("a LIBERO server requires a picture (third person left, wrist right), and the request has none.")
+        raise BackendError(
+            "a LIBERO server requires a picture (third person left, wrist right), and the request "
+            "has none."
+        )
     prompt = request.prompt or client_prompt(request.instruction)
-    return {"image": _to_png(request.composite), "prompt": prompt, "domain_name": DOMAIN, "image_size": _IMAGE_SIZE}
+    return {
+        "image": _to_png(request.composite),
+        "prompt": prompt,
+        "domain_name": DOMAIN,
+        "image_size": _IMAGE_SIZE,
+    }
 
 
 def decode_request(item: Mapping[str, Any], seed: int) -> Request:
-    """Return the request in an item. The sentences about the views are cut off: a model's caption has its own.
+    """Return the request in an item. The sentences about the views are cut off: a model's caption
+    has its own.
 
     Raises:
         InputError: A key is missing or malformed; the message names it.
@@ -116,13 +142,27 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
     picture = _from_png(item.get("image"), "'image'")
     width = max(1, round(picture.shape[1] * height / picture.shape[0]))
     if width * height > MAX_PIXELS:
-        raise InputError(f"'image_size' {height} makes a picture of {height} x {width}; at most {MAX_PIXELS} pixels are read.")
+        raise InputError(
+            f"'image_size' {height} makes a picture of {height} x {width}; at most {MAX_PIXELS} "
+            "pixels are read."
+        )
     if picture.shape[0] != height:
-        picture = np.clip(np.floor(resize(picture, (height, width), "bilinear") + 0.5), 0, 255).astype(np.uint8)
+        picture = np.clip(
+            np.floor(resize(picture, (height, width), "bilinear") + 0.5), 0, 255
+        ).astype(np.uint8)
     embodiment = get_embodiment(DOMAIN)
     space = embodiment.action_space()
     instruction = prompt.partition(_VIEWS)[0].strip()
-    return Request(embodiment, space, instruction, embodiment.chunk_rows(), None, 1.0, composite=picture, seed=seed)
+    return Request(
+        embodiment,
+        space,
+        instruction,
+        embodiment.chunk_rows(),
+        None,
+        1.0,
+        composite=picture,
+        seed=seed,
+    )
 
 
 def encode_reply(chunk: ActionChunk) -> str:
@@ -150,10 +190,23 @@ def encode_error(said: str, batch: bool) -> str:
 def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
     """Return what ``/info`` says; None is what a backend does not tell."""
     embodiment = get_embodiment(DOMAIN)
-    unknown = dict.fromkeys(("config_file", "config_file_type", "guidance", "num_steps", "action_stats_path"))
+    unknown = dict.fromkeys(
+        ("config_file", "config_file_type", "guidance", "num_steps", "action_stats_path")
+    )
     width = embodiment.action_space().width
-    sizes = {"action_chunk_size": embodiment.chunk_rows(), "max_action_dim": 64, "raw_action_dim": width}
-    return {"run_name": name, "checkpoint": model_sha256, "fps": embodiment.fps, "seed": seed, **sizes, **unknown}
+    sizes = {
+        "action_chunk_size": embodiment.chunk_rows(),
+        "max_action_dim": 64,
+        "raw_action_dim": width,
+    }
+    return {
+        "run_name": name,
+        "checkpoint": model_sha256,
+        "fps": embodiment.fps,
+        "seed": seed,
+        **sizes,
+        **unknown,
+    }
 
 
 def require_width(info: Mapping[str, Any], request: Request) -> None:
@@ -161,11 +214,14 @@ def require_width(info: Mapping[str, Any], request: Request) -> None:
     width = info.get("raw_action_dim")
     if isinstance(width, int) and width != request.action_space.width:
         raise ServiceUnreadableError(
-            f"the server's rows have {width} columns; those of {request.embodiment.name!r} have {request.action_space.width}."
+            f"the server's rows have {width} columns; those of {request.embodiment.name!r} have "
+            f"{request.action_space.width}."
         )
 
 
-def decode_replies(reply: Mapping[str, Any], requests: Sequence[Request], batch: bool) -> list[ActionChunk]:
+def decode_replies(
+    reply: Mapping[str, Any], requests: Sequence[Request], batch: bool
+) -> list[ActionChunk]:
     """Return the chunks in the reply to requests, or to one.
 
     Raises:
@@ -187,13 +243,23 @@ def decode_replies(reply: Mapping[str, Any], requests: Sequence[Request], batch:
 
 def _chunk(rows: Any, request: Request, video: NDArray[np.uint8] | None) -> ActionChunk:
     try:
-        array = np.array([[float(value) if type(value) in (int, float) else None for value in row] for row in rows], float)
+        array = np.array(
+            [
+                [float(value) if type(value) in (int, float) else None for value in row]
+                for row in rows
+            ],
+            float,
+        )
     except (TypeError, ValueError, OverflowError) as error:
-        raise ServiceChunkError(f"the server's rows are not lists of numbers of one length ({short(error)}).") from None
+        raise ServiceChunkError(
+            f"the server's rows are not lists of numbers of one length ({short(error)})."
+        ) from None
     require_rows(array, request.action_space)
     try:
         rows = normalize_chunk(array, request.embodiment, None, METHOD)
-        return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed, video=video)
+        return ActionChunk(
+            rows, request.action_space, request.embodiment, seed=request.seed, video=video
+        )
     except ActionOutOfRangeError as error:
         raise ServiceChunkError(f"the server's rows are not LIBERO's actions: {error}") from None
 
@@ -217,7 +283,9 @@ def _to_png(picture: NDArray[np.uint8]) -> str:
 
 
 def _from_png(text: object, key: str) -> NDArray[np.uint8]:
-    """The picture [H, W, 3] in a base64 text, which may have a ``data:`` prefix, white space, and no padding."""
+    """The picture [H, W, 3] in a base64 text, which may have a ``data:`` prefix, white space,
+    and no padding.
+    """
     from PIL import Image
 
     if not isinstance(text, str):
@@ -229,11 +297,21 @@ def _from_png(text: object, key: str) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(raw), formats=("PNG",)) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
-                raise InputError(f"{key} has {height} x {width} pixels; at most {MAX_PIXELS} are read.")
+                raise InputError(
+                    f"{key} has {height} x {width} pixels; at most {MAX_PIXELS} are read."
+                )
             return image_array(np.array(picture.convert("RGB")), key)
     except InputError:
         raise
     except Image.UnidentifiedImageError:  # its text is a Python object's
-        raise InputError(f"{key} is not the base64 text of a PNG: its bytes are no PNG's.") from None
-    except (binascii.Error, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"{key} is not the base64 text of a PNG: its bytes are no PNG's."
+        ) from None
+    except (
+        binascii.Error,
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ) as error:
         raise InputError(f"{key} is not the base64 text of a PNG: {short(error)}.") from None

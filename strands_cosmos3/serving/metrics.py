@@ -28,7 +28,9 @@ class Histogram:
         """Return the samples of the text format by suffix."""
         bounds = (*map(str, _BUCKETS_S), "+Inf")
         cumulative = itertools.accumulate(self._within)
-        found: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)}
+        found: dict[str, float] = {
+            f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)
+        }
         return found | {"_sum": self._seconds, "_count": sum(self._within)}
 
 
@@ -40,35 +42,68 @@ class Metrics:
     """
 
     about: Mapping[str, str] = field(default_factory=dict[str, str])
-    requests: Counter[str] = field(default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0))
-    """By outcome; abandoned: the client left before the answer; late: it waited too long and was not inferred for."""
+    requests: Counter[str] = field(
+        default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0)
+    )
+    """By outcome; abandoned: the client left before the answer; late: it waited too long and was
+    not inferred for.
+    """
     handshakes_refused: Counter[str] = field(default_factory=Counter[str])  # by HTTP status
     clients: int = 0  # open connections
     connections: int = 0  # accepted so far
     evicted: int = 0  # idle connections closed for another client
-    in_flight: int = 0  # requests queued or in inference; an abandoned one counts until its inference ends
+    # requests queued or in inference; an abandoned one counts until its inference ends
+    in_flight: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
     inference: Histogram = field(default_factory=Histogram)
     queue: Histogram = field(default_factory=Histogram)
 
     def text(self, busy_s: float = 0.0) -> str:
-        """Return all metrics in text format 0.0.4; ``busy_s`` is the age of the running inference."""
+        """Return all metrics in text format 0.0.4; ``busy_s`` is the age of the running
+        inference.
+        """
         refused = _labelled("status", self.handshakes_refused)
         about = ",".join(f'{name}="{value}"' for name, value in sorted(self.about.items()))
         families = (
             _family("info", "gauge", "What is served.", {f"{{{about}}}": 1}),
-            _family("requests_total", "counter", "Requests by outcome.", _labelled("outcome", self.requests)),
-            _family("handshakes_refused_total", "counter", "Refused handshakes by HTTP status.", refused),
-            _family("connections_total", "counter", "Connections accepted.", {"": self.connections}),
+            _family(
+                "requests_total",
+                "counter",
+                "Requests by outcome.",
+                _labelled("outcome", self.requests),
+            ),
+            _family(
+                "handshakes_refused_total", "counter", "Refused handshakes by HTTP status.", refused
+            ),
+            _family(
+                "connections_total", "counter", "Connections accepted.", {"": self.connections}
+            ),
             _family("clients", "gauge", "Connections open.", {"": self.clients}),
-            _family("evicted_total", "counter", "Idle connections closed for another client.", {"": self.evicted}),
+            _family(
+                "evicted_total",
+                "counter",
+                "Idle connections closed for another client.",
+                {"": self.evicted},
+            ),
             _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
             _family("busy_seconds", "gauge", "Age of the running inference.", {"": busy_s}),
-            _family("received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}),
+            _family(
+                "received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}
+            ),
             _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
-            _family("queue_seconds", "histogram", "Time from a request's arrival to its inference.", self.queue.samples()),
-            _family("inference_seconds", "histogram", "Duration of an inference.", self.inference.samples()),
+            _family(
+                "queue_seconds",
+                "histogram",
+                "Time from a request's arrival to its inference.",
+                self.queue.samples(),
+            ),
+            _family(
+                "inference_seconds",
+                "histogram",
+                "Duration of an inference.",
+                self.inference.samples(),
+            ),
         )
         return "".join(families)
 
@@ -79,4 +114,6 @@ def _labelled(label: str, counts: Counter[str]) -> dict[str, float]:
 
 def _family(name: str, kind: str, help_: str, samples: dict[str, float]) -> str:
     head = f"# HELP {_PREFIX}_{name} {help_}\n# TYPE {_PREFIX}_{name} {kind}\n"
-    return head + "".join(f"{_PREFIX}_{name}{suffix} {value}\n" for suffix, value in samples.items())
+    return head + "".join(
+        f"{_PREFIX}_{name}{suffix} {value}\n" for suffix, value in samples.items()
+    )

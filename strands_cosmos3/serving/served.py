@@ -53,9 +53,11 @@ class Session:
 
     protocol: Literal["openpi", "vllm-omni", "libero"] = "openpi"
     name: str = ""  # the ``session_id`` on vLLM-Omni's path
-    started_s: float | None = None  # start of the episode on the monotonic clock; None before the first request
+    # start of the episode on the monotonic clock; None before the first request
+    started_s: float | None = None
     calls: int = 0  # inferences of the episode
-    previous_total_ms: float | None = None  # from the last request's arrival to the departure of its reply
+    # from the last request's arrival to the departure of its reply
+    previous_total_ms: float | None = None
     bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
 
     @property
@@ -66,7 +68,9 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A frame from a connection, or an item of a LIBERO request, and when it arrived on the monotonic clock."""
+    """A frame from a connection, or an item of a LIBERO request, and when it arrived on the
+    monotonic clock.
+    """
 
     frame: bytes | str | Mapping[str, Any]
     session: Session
@@ -75,7 +79,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply frame, and the outcome: ``ok``, ``reset``, or ``error`` and ``late`` (then the connection is closed)."""
+    """A reply frame, and the outcome: ``ok``, ``reset``, or ``error`` and ``late`` (then the
+    connection is closed).
+    """
 
     frame: bytes | str
     outcome: str
@@ -89,7 +95,11 @@ class Answer:
 
     def sent(self, session: Session) -> bytes | str:
         """Return the frame as the session's protocol has it."""
-        return encode(wire.vllm_error(str(self.frame))) if self.failed and session.protocol == "vllm-omni" else self.frame
+        return (
+            encode(wire.vllm_error(str(self.frame)))
+            if self.failed and session.protocol == "vllm-omni"
+            else self.frame
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,17 +125,20 @@ class ServedPolicy:
     """Answers wire messages with a backend. Its methods run on one thread.
 
     Args:
-        backend: The backend. It must not need privileged state, which never leaves the simulator's process.
+        backend: The backend. It must not need privileged state, which never leaves the simulator's
+            process.
         embodiment: The policy's embodiment.
-        action_space: ``joint_pos``, or ``midtrain``, which is sent as absolute poses. None means ``joint_pos`` if available.
+        action_space: ``joint_pos``, or ``midtrain``, which is sent as absolute poses. None means
+            ``joint_pos`` if available.
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
         warm_up_instruction: Instruction of the synthetic message: one that the backend understands.
         model_sha256: Digest of the checkpoint, for the metrics.
         compose: How a rig's views become the backend's picture: a :class:`Backend`'s ``compose``.
-        libero: Whether LIBERO requests over HTTP are answered; None: if that is the embodiment. A backend of another
-            embodiment must be able to answer them, as a checkpoint of all domains is.
+        libero: Whether LIBERO requests over HTTP are answered; None: if that is the embodiment. A
+            backend of another embodiment must be able to answer them, as a checkpoint of all
+            domains is.
 
     Raises:
         ConfigError: The backend cannot be served.
@@ -147,38 +160,64 @@ class ServedPolicy:
     def __post_init__(self) -> None:
         self._embodiment = get_embodiment(self.embodiment)
         travels = wire.wire_space(self._embodiment, self.action_space)
-        self._space = self._embodiment.action_space("midtrain") if travels.meaning == "pose_absolute" else travels
+        self._space = (
+            self._embodiment.action_space("midtrain")
+            if travels.meaning == "pose_absolute"
+            else travels
+        )
         if self.libero is None:
             self.libero = self._embodiment.name == libero.DOMAIN
         if self.backend.needs_privileged:
             why = "needs the simulator's state, which never leaves its process"
-            raise ConfigError(f"backend {self.backend.name!r} {why}. Serve replay or a model backend.")
+            raise ConfigError(
+                f"backend {self.backend.name!r} {why}. Serve replay or a model backend."
+            )
 
     @property
     def about(self) -> dict[str, str]:
-        """What is served: version of this package, backend, embodiment, action space and the checkpoint's digest."""
-        about = {"version": __version__, "backend": self.backend.name, "embodiment": self._embodiment.name}
+        """What is served: version of this package, backend, embodiment, action space and the
+        checkpoint's digest.
+        """
+        about = {
+            "version": __version__,
+            "backend": self.backend.name,
+            "embodiment": self._embodiment.name,
+        }
         return about | {"action_space": self._space.name, "model_sha256": self.model_sha256 or ""}
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
-        theirs = wire.vllm_metadata(self._embodiment, self._space) if session.protocol == "vllm-omni" else {}
+        theirs = (
+            wire.vllm_metadata(self._embodiment, self._space)
+            if session.protocol == "vllm-omni"
+            else {}
+        )
         return {wire.SERVED_SPACE: self._space.name} | theirs
 
     def info(self) -> dict[str, Any]:
-        """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not tell."""
-        return libero.info(f"strands-cosmos3 {__version__} {self.backend.name}", self.model_sha256, self.seed)
+        """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
+        tell.
+        """
+        return libero.info(
+            f"strands-cosmos3 {__version__} {self.backend.name}", self.model_sha256, self.seed
+        )
 
     def warm_up(self) -> None:
-        """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the backend fails."""
+        """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the
+        backend fails.
+        """
         message = self._some_message() if self.warm_up_message is None else self.warm_up_message
-        self._infer([self._pending(decode(encode(dict(message), self.limits), self.limits), Session())])
+        self._infer(
+            [self._pending(decode(encode(dict(message), self.limits), self.limits), Session())]
+        )
         self.backend.reset(None)
 
     def answer(self, messages: Sequence[Message]) -> list[Answer]:
-        """Answer messages of different connections, with one pass of inference where the backend can.
+        """Answer messages of different connections, with one pass of inference where the backend
+        can.
 
-        Never raises: an error becomes a line of text; its traceback is logged here only. One message's error is not another's.
+        Never raises: an error becomes a line of text; its traceback is logged here only. One
+        message's error is not another's.
         """
         first = [self._caught(lambda one=one: self._prepare(one)) for one in messages]
         pending = [i for i, one in enumerate(first) if isinstance(one, _PendingInference)]
@@ -191,10 +230,13 @@ class ServedPolicy:
         if len(pending) > 1:
             try:
                 return self._infer(pending)
-            except RanksError as error:  # its processes are gone: asking again for each would start and lose them again
+            except RanksError as error:
+                # its processes are gone: asking again for each would start and lose them again
                 return [_refusal(error)] * len(pending)
             except Exception:
-                logger.info("a batch failed; its requests are inferred for one by one", exc_info=True)
+                logger.info(
+                    "a batch failed; its requests are inferred for one by one", exc_info=True
+                )
         return [self._caught(lambda one=one: self._infer([one])[0]) for one in pending]
 
     def _caught(self, work: Callable[[], Caught]) -> Caught | Answer:
@@ -202,9 +244,13 @@ class ServedPolicy:
             return work()
         except Cosmos3Error as error:
             return _refusal(error)
-        except BaseException as error:  # a backend may raise anything, and the next request must be served
+        except BaseException as error:
+            # a backend may raise anything, and the next request must be served
             logger.exception("inference failed")
-            return Answer(f"InternalError: inference failed ({type(error).__name__}); see the server's log.", "error")
+            return Answer(
+                f"InternalError: inference failed ({type(error).__name__}); see the server's log.",
+                "error",
+            )
 
     def _prepare(self, message: Message) -> _PendingInference | Answer:
         """The request in a frame, or the answer to one that asks for no inference."""
@@ -259,14 +305,21 @@ class ServedPolicy:
         started_s = time.monotonic()
         requests = [one.request for one in pending]
         try:
-            found = [self.backend.infer(requests[0])] if len(requests) == 1 else self.backend.infer_batch(requests)
+            found = (
+                [self.backend.infer(requests[0])]
+                if len(requests) == 1
+                else self.backend.infer_batch(requests)
+            )
             chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in found]
         except InstructionError:  # the client's
             raise
-        except (NonFiniteError, InputError) as error:  # an invalid chunk is the backend's fault, not the client's
+        except (NonFiniteError, InputError) as error:
+            # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
-        answers = [self._reply(one, chunk, infer_s) for one, chunk in zip(pending, chunks, strict=True)]
+        answers = [
+            self._reply(one, chunk, infer_s) for one, chunk in zip(pending, chunks, strict=True)
+        ]
         for one in pending:
             one.session.calls += 1
         return answers

@@ -36,7 +36,8 @@ from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
-_websockets_logger.addFilter(lambda record: record.msg != "opening handshake failed")  # a client's fault, with a traceback
+# a client's fault, with a traceback
+_websockets_logger.addFilter(lambda record: record.msg != "opening handshake failed")
 
 _INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
 _FRAMES_WAITING = 2
@@ -51,10 +52,12 @@ class _Connection(CountedFrames, ServerConnection):
 class PolicyServer:
     """Serves a policy until it is stopped.
 
-    ``run()`` blocks and handles SIGTERM and Ctrl-C. As a context manager, the server runs on its own thread.
+    ``run()`` blocks and handles SIGTERM and Ctrl-C. As a context manager, the server runs on its
+    own thread.
 
     Args:
-        policy: The policy, or replicas of it with a backend each, which answer requests at the same time.
+        policy: The policy, or replicas of it with a backend each, which answer requests at the same
+            time.
         config: Options.
 
     Attributes:
@@ -62,16 +65,21 @@ class PolicyServer:
         metrics: Its counters.
     """
 
-    def __init__(self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig | None = None):
+    def __init__(
+        self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig | None = None
+    ):
         self._policies = (policy,) if isinstance(policy, ServedPolicy) else tuple(policy)
         if not self._policies:
-            raise ConfigError("a server needs a policy, or several replicas of one; got an empty list.")
+            raise ConfigError(
+                "a server needs a policy, or several replicas of one; got an empty list."
+            )
         self.config = config or ServerConfig()
         self.metrics = Metrics(self._policies[0].about | {"replicas": str(len(self._policies))})
         self.port = self.config.port
         self._tokens = self.config.tokens
         self._tls = self.config.tls()
-        self._idle_since: dict[ServerConnection, float] = {}  # connections without a request under way
+        # connections without a request under way
+        self._idle_since: dict[ServerConnection, float] = {}
         self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
         self._libero = bool(self._policies[0].libero)
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
@@ -82,7 +90,8 @@ class PolicyServer:
         self._workers: Workers[ServedPolicy, Message, Answer]
 
     def run(self, ready: Callable[[PolicyServer], None] | None = None) -> None:
-        """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the inference.
+        """Warm up, listen and serve; return after SIGTERM or Ctrl-C. A second Ctrl-C does not wait
+        for the inference.
 
         ``ready`` is called when the server listens.
 
@@ -93,7 +102,9 @@ class PolicyServer:
 
     @property
     def busy_s(self) -> float:
-        """How long the oldest running inference has taken so far; 0 if there is none. After ``run()``, it was abandoned."""
+        """How long the oldest running inference has taken so far; 0 if there is none. After
+        ``run()``, it was abandoned.
+        """
         return max(self._busy_s(), default=0.0)
 
     def _busy_s(self) -> list[float]:
@@ -124,7 +135,12 @@ class PolicyServer:
             raise failed[0]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -137,7 +153,9 @@ class PolicyServer:
         if signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._signalled)
-        self._workers = Workers(self._policies, ServedPolicy.warm_up, self._answers, self.config.max_batch)
+        self._workers = Workers(
+            self._policies, ServedPolicy.warm_up, self._answers, self.config.max_batch
+        )
         try:
             await self._warm_up()
             if self._stop.is_set():
@@ -160,7 +178,9 @@ class PolicyServer:
         stop.cancel()
         if warm.done() and (error := warm.exception()) is not None:
             said = str(error) if isinstance(error, Cosmos3Error) else repr(error)
-            raise BackendError(f"the warm-up of the backend failed, so it is not served: {said}") from error
+            raise BackendError(
+                f"the warm-up of the backend failed, so it is not served: {said}"
+            ) from error
         logger.info("warmed up in %.2f s", time.monotonic() - started)
 
     async def _listen(self) -> Server:
@@ -172,7 +192,8 @@ class PolicyServer:
                 ssl=self._tls,
                 create_connection=cast("type[ServerConnection]", self._door),
                 open_timeout=_OPEN_S,
-                origins=[None],  # refuses browsers, which send one: a web page must not move a robot
+                # refuses browsers, which send one: a web page must not move a robot
+                origins=[None],
                 compression=None,
                 max_size=self._policies[0].limits.max_bytes,
                 max_queue=_FRAMES_WAITING,
@@ -183,11 +204,15 @@ class PolicyServer:
             )
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            what = "is in use; choose another --port" if taken else f"cannot be used: {error.strerror}"
+            what = (
+                "is in use; choose another --port" if taken else f"cannot be used: {error.strerror}"
+            )
             raise ConfigError(f"{self.config.host}:{self.config.port} {what}.") from None
 
     async def _drain(self, server: Server) -> None:
-        """Accept nothing new, wait up to ``grace_s`` for running requests, then close all connections."""
+        """Accept nothing new, wait up to ``grace_s`` for running requests, then close all
+        connections.
+        """
         server.close(close_connections=False)
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
@@ -195,10 +220,16 @@ class PolicyServer:
         for door in list(self._doors):
             door.close()
         if self._requests:
-            _, unsent = await asyncio.wait(self._requests, timeout=_CLOSE_S)  # they send their replies
+            # they send their replies
+            _, unsent = await asyncio.wait(self._requests, timeout=_CLOSE_S)
             for task in unsent:
                 task.cancel()
-        await asyncio.gather(*(client.close(_GOING_AWAY, "the server is stopping") for client in list(server.connections)))
+        await asyncio.gather(
+            *(
+                client.close(_GOING_AWAY, "the server is stopping")
+                for client in list(server.connections)
+            )
+        )
         await server.wait_closed()
 
     def _door(self, *arguments: Any, **options: Any) -> Door:
@@ -216,7 +247,9 @@ class PolicyServer:
             return Reply(HTTPStatus.OK, "OK\n")
         if path == "/readyz":
             why_not = self._why_not_ready()
-            return Reply(HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'OK'}\n")
+            return Reply(
+                HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'OK'}\n"
+            )
         if (refusal := self._strangers_refusal(headers)) is not None:
             return refusal
         if path == "/metrics":
@@ -240,7 +273,11 @@ class PolicyServer:
         return self._refused(HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Api-Key"})
 
     def _websockets_only(self) -> Reply:
-        return self._refused(HTTPStatus.UPGRADE_REQUIRED, "This is a WebSocket policy server.\n", {"Upgrade": "websocket"})
+        return self._refused(
+            HTTPStatus.UPGRADE_REQUIRED,
+            "This is a WebSocket policy server.\n",
+            {"Upgrade": "websocket"},
+        )
 
     def _no_web_pages(self) -> Reply:
         return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
@@ -248,9 +285,13 @@ class PolicyServer:
     def _full(self) -> Reply | None:
         if self.metrics.clients < self.config.max_clients or self._evict_idle():
             return None
-        return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n")
+        return self._refused(
+            HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n"
+        )
 
-    def _refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+    def _refused(
+        self, status: HTTPStatus, text: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Reply:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return Reply(status, text, {"Content-Type": "text/plain; charset=utf-8", **headers})
 
@@ -263,7 +304,9 @@ class PolicyServer:
                 return self._screen_post(head)
             case _:
                 allowed = {"Allow": "GET, HEAD, POST"}
-                return self._refused(HTTPStatus.METHOD_NOT_ALLOWED, "There are GET, HEAD and POST.\n", allowed)
+                return self._refused(
+                    HTTPStatus.METHOD_NOT_ALLOWED, "There are GET, HEAD and POST.\n", allowed
+                )
 
     def _screen_post(self, head: Head) -> Reply | None:
         if (refusal := self._strangers_refusal(head.headers)) is not None:
@@ -273,16 +316,24 @@ class PolicyServer:
         if not self._libero:
             return self._websockets_only()
         if head.path not in ("/", libero.PREDICT, libero.PREDICT_BATCH):
-            return self._refused(HTTPStatus.NOT_FOUND, f"There are {libero.PREDICT} and {libero.PREDICT_BATCH}.\n")
-        if not libero.is_json(head.headers.get_all("Content-Type"), head.headers.get_all("Content-Encoding")):
+            return self._refused(
+                HTTPStatus.NOT_FOUND, f"There are {libero.PREDICT} and {libero.PREDICT_BATCH}.\n"
+            )
+        if not libero.is_json(
+            head.headers.get_all("Content-Type"), head.headers.get_all("Content-Encoding")
+        ):
             text = "Content-Type must be application/json, in UTF-8 and not compressed.\n"
             return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if self._stop.is_set():
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
         return self._full()
 
-    async def _http(self, refusal: Reply | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle a connection that is no WebSocket, or a refused one. A LIBERO request counts as a client."""
+    async def _http(
+        self, refusal: Reply | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Handle a connection that is no WebSocket, or a refused one. A LIBERO request counts as
+        a client.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
@@ -297,12 +348,21 @@ class PolicyServer:
             return reply
 
         try:
-            await serve_http(reader, writer, screen, self._predict, self.config.body_s, self._policies[0].limits.max_bytes)
+            await serve_http(
+                reader,
+                writer,
+                screen,
+                self._predict,
+                self.config.body_s,
+                self._policies[0].limits.max_bytes,
+            )
         finally:
             self.metrics.clients -= counted
             self._requests.discard(task)
 
-    async def _predict(self, head: Head, body: bytes, left: asyncio.Future[None], address: str) -> Reply | None:
+    async def _predict(
+        self, head: Head, body: bytes, left: asyncio.Future[None], address: str
+    ) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
         arrived, batch = time.monotonic(), head.path == libero.PREDICT_BATCH
         self.metrics.received_bytes += len(body)
@@ -327,7 +387,13 @@ class PolicyServer:
             return None
         said = next((str(answer.frame) for answer in whole if answer.failed), None)
         frames = [str(answer.frame) for answer in whole]
-        text = libero.encode_error(said, batch) if said is not None else libero.encode_batch(frames) if batch else frames[0]
+        text = (
+            libero.encode_error(said, batch)
+            if said is not None
+            else libero.encode_batch(frames)
+            if batch
+            else frames[0]
+        )
         self.metrics.sent_bytes += len(text)
         return Reply(HTTPStatus.OK, text, JSON)
 
@@ -335,12 +401,17 @@ class PolicyServer:
         """Why a new request would not be answered in time, or empty."""
         if self._stop.is_set():
             return "stopping"
-        if len(busy_s := self._busy_s()) < len(self._policies) or min(busy_s) <= self.config.queue_s:
+        if (
+            len(busy_s := self._busy_s()) < len(self._policies)
+            or min(busy_s) <= self.config.queue_s
+        ):
             return ""
         return f"the running inference has taken {min(busy_s):.0f} s"
 
     def _evict_idle(self) -> bool:
-        """Close the connection that has been idle for longest, if that is long enough; return whether there was one."""
+        """Close the connection that has been idle for longest, if that is long enough; return
+        whether there was one.
+        """
         client = min(self._idle_since, key=lambda one: self._idle_since[one], default=None)
         if client is None or time.monotonic() - self._idle_since[client] < self.config.idle_s:
             return False
@@ -364,7 +435,9 @@ class PolicyServer:
             async for frame in client:
                 arrived = time.monotonic()
                 self._idle_since.pop(client, None)
-                if self._stop.is_set() or not await self._exchange(client, name, left, frame, session):
+                if self._stop.is_set() or not await self._exchange(
+                    client, name, left, frame, session
+                ):
                     break
                 self._idle_since[client] = time.monotonic()
                 session.previous_total_ms = (time.monotonic() - arrived) * 1e3
@@ -377,9 +450,16 @@ class PolicyServer:
             self.metrics.clients -= 1
 
     async def _exchange(
-        self, client: ServerConnection, name: str, left: asyncio.Future[None], frame: bytes | str, session: Session
+        self,
+        client: ServerConnection,
+        name: str,
+        left: asyncio.Future[None],
+        frame: bytes | str,
+        session: Session,
     ) -> bool:
-        """Answer one request; return whether the connection stays open. ``left`` is done when the client leaves."""
+        """Answer one request; return whether the connection stays open. ``left`` is done when
+        the client leaves.
+        """
         self.metrics.received_bytes += len(frame)
         self.metrics.in_flight += 1
         job = self._workers.submit(name, Message(frame, session, time.monotonic()))
@@ -405,15 +485,26 @@ class PolicyServer:
         return owner or address
 
     def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
-        """The answers to messages that are inferred for together; those that waited too long are refused. On a worker."""
+        """The answers to messages that are inferred for together; those that waited too long are
+        refused. On a worker.
+        """
         now, limit_s = time.monotonic(), self.config.queue_s
         late = [now - message.arrived_s > limit_s for message in messages]
-        answers = iter(policy.answer([message for message, over in zip(messages, late, strict=True) if not over]))
+        answers = iter(
+            policy.answer(
+                [message for message, over in zip(messages, late, strict=True) if not over]
+            )
+        )
         made: list[Answer] = []
         for message, over in zip(messages, late, strict=True):
             waited_s = now - message.arrived_s
             said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
-            made.append(replace(Answer(f"BackendError: {said}", "late") if over else next(answers), waited_s=waited_s))
+            made.append(
+                replace(
+                    Answer(f"BackendError: {said}", "late") if over else next(answers),
+                    waited_s=waited_s,
+                )
+            )
         return made
 
     def _count(self, answer: Answer | None) -> None:
@@ -425,7 +516,9 @@ class PolicyServer:
             self.metrics.inference.observe(answer.infer_s)
 
     def _end_flight_of(self, job: Future[Answer]) -> None:
-        """Count a request as ended; one that its client has left is in flight until its inference ends."""
+        """Count a request as ended; one that its client has left is in flight until its
+        inference ends.
+        """
         if job.done():
             self._end_flight()
         else:
@@ -441,7 +534,9 @@ class PolicyServer:
         self.metrics.in_flight -= 1
 
     async def _ask(self, left: asyncio.Future[Any], job: Future[Answer]) -> Answer | None:
-        """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
+        """Return a job's answer, or None if the client leaves first; a queued job is then
+        dropped.
+        """
         assert self._loop is not None
         loop, answered = self._loop, self._loop.create_future()
 

@@ -20,15 +20,16 @@ class ServerConfig:
     Args:
         host: Interface to listen on; any but loopback requires a token.
         port: Port; 0 picks a free one.
-        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer <token>``, or a token for each
-            client by name; None is no authentication.
+        token: Token that clients must send as ``Authorization: Api-Key <token>`` or ``Bearer
+            <token>``, or a token for each client by name; None is no authentication.
         grace_s: Time that a shutdown waits for the running inference.
-        max_clients: Maximum number of connections. A further client takes the place of one that has been idle for
-            ``idle_s``, or gets HTTP 503.
+        max_clients: Maximum number of connections. A further client takes the place of one that has
+            been idle for ``idle_s``, or gets HTTP 503.
         idle_s: Time without a request after which a connection may lose its place.
         max_batch: Maximum number of waiting requests that share one inference.
         body_s: Time in which an HTTP request with a body must have arrived.
-        queue_s: Requests that have waited longer are refused without an inference: a late chunk is useless.
+        queue_s: Requests that have waited longer are refused without an inference: a late chunk is
+            useless.
         tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
 
     Raises:
@@ -55,10 +56,13 @@ class ServerConfig:
             positive(getattr(self, name), name)
         _ = self.tokens
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("TLS needs both a certificate and its key (--tls-cert and --tls-key).")
+            raise ConfigError(
+                "TLS needs both a certificate and its key (--tls-cert and --tls-key)."
+            )
         if self.token is None and not _is_loopback(self.host):
             raise ConfigError(
-                f"host {self.host!r} can be reached from other machines, and any client of this server can move the robot. "
+                f"host {self.host!r} can be reached from other machines, and any client of this "
+                "server can move the robot. "
                 "Set a token (serve --token-file FILE), or listen on 127.0.0.1 and run this on the "
                 f"client's machine: ssh -L {self.port}:localhost:{self.port} HOST."
             )
@@ -79,7 +83,9 @@ class ServerConfig:
             context.load_cert_chain(self.tls_cert, self.tls_key)
         except OSError as error:  # ssl.SSLError is one
             pair = f"{str(self.tls_cert)!r} and {str(self.tls_key)!r}"
-            raise ConfigError(f"{pair} are not a certificate and its key in PEM ({error}).") from None
+            raise ConfigError(
+                f"{pair} are not a certificate and its key in PEM ({error})."
+            ) from None
         return context
 
 

@@ -1,11 +1,13 @@
-"""Convert requests and action chunks to wire messages and back, for the client and the server alike.
+"""Convert requests and action chunks to wire messages and back, for the client and the server
+alike.
 
-Grippers are inverted here and nowhere else: on the wire 1 is closed, inside 1 is open. Poses are of the Cosmos frame in the
-robot's base, quaternions x y z w.
+Grippers are inverted here and nowhere else: on the wire 1 is closed, inside 1 is open. Poses are of
+the Cosmos frame in the robot's base, quaternions x y z w.
 
-Sources: openpi-client and openpi-server (keys, arrays), cosmos-framework's RoboLab server (observation keys, absolute
-replies of ``midtrain``), roboarena's and vllm-omni's policy servers (endpoint, session, bare arrays); vllm-omni's
-``entrypoints/openpi`` (connection.py @14490817, serving.py @0a2c9512: path, metadata, seed, sampling, errors).
+Sources: openpi-client and openpi-server (keys, arrays), cosmos-framework's RoboLab server
+(observation keys, absolute replies of ``midtrain``), roboarena's and vllm-omni's policy servers
+(endpoint, session, bare arrays); vllm-omni's ``entrypoints/openpi`` (connection.py @14490817,
+serving.py @0a2c9512: path, metadata, seed, sampling, errors).
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
 from strands_cosmos3.checks import F64, finite_array, image_array, of_grippers
-from strands_cosmos3.embodiments import JOINT_POS, POSE_ABS, WIRE_GRIPPER, ActionSpace, CameraRig, Embodiment
+from strands_cosmos3.embodiments import (
+    JOINT_POS,
+    POSE_ABS,
+    WIRE_GRIPPER,
+    ActionSpace,
+    CameraRig,
+    Embodiment,
+)
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
@@ -44,19 +53,40 @@ POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat",
 ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
 QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
-"""Our own keys are prefixed, so that they cannot clash with those of other servers; all are optional."""
-VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = "/v1/realtime/robot/openpi", "seed", "sampling_params", "action_space"
+"""Our own keys are prefixed, so that they cannot clash with those of other servers; all are
+optional.
+"""
+VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = (
+    "/v1/realtime/robot/openpi",
+    "seed",
+    "sampling_params",
+    "action_space",
+)
 _VLLM_SPACES: Mapping[str, str] = MappingProxyType({"joint_position": "joint_pos"})
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
-_STATE_KEYS = (PROMPT, JOINTS, GRIPPER, POSITION, QUATERNION, COMPOSITE, ENDPOINT, SESSION, REQUEST_ID, SEED, MOTION_CLOCK)
+_STATE_KEYS = (
+    PROMPT,
+    JOINTS,
+    GRIPPER,
+    POSITION,
+    QUATERNION,
+    COMPOSITE,
+    ENDPOINT,
+    SESSION,
+    REQUEST_ID,
+    SEED,
+    MOTION_CLOCK,
+)
 _PICTURES = ("observation/wrist_image", "observation/exterior_image")
 _UNIT_TOLERANCE = 1e-2
 _MAX_ROWS = 1024
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
-"""Longer prompts are refused before they reach a model: its time grows with the square of their length."""
+"""Longer prompts are refused before they reach a model: its time grows with the square of their
+length.
+"""
 _RESET_DONE = "reset successful"
 
 
@@ -65,12 +95,14 @@ class Dialect:
     """Differences of a family of servers from openpi's."""
 
     name: str
-    endpoint: bool = False  # requests name an endpoint and the episode's ``session_id``, and a reset endpoint exists
+    # requests name an endpoint and the episode's ``session_id``, and a reset endpoint exists
+    endpoint: bool = False
     extensions: bool = False  # our own keys may be sent: request id, seed and motion clock
     numbered_from_zero: bool = False  # the exterior cameras are 0 and 1 instead of 1 and 2
     sampling: bool = False  # requests may have vLLM-Omni's noise seed and number of denoising steps
     path: str = ""  # of the server, if its address has none
-    http: bool = False  # NVIDIA's LIBERO protocol (serving.libero), which shares nothing with the others
+    # NVIDIA's LIBERO protocol (serving.libero), which shares nothing with the others
+    http: bool = False
 
 
 ROBOLAB = Dialect("robolab", extensions=True)
@@ -88,7 +120,9 @@ LIBERO = Dialect("libero", http=True)
 
 
 def get_dialect(name: str) -> Dialect:
-    """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid names."""
+    """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid
+    names.
+    """
     known = {**DIALECTS, LIBERO.name: LIBERO}
     if name not in known:
         raise UnknownNameError("dialect", name, known)
@@ -97,17 +131,23 @@ def get_dialect(name: str) -> Dialect:
 
 @cache
 def wire_space(embodiment: Embodiment, name: str | None) -> ActionSpace:
-    """Return the action space of the rows on the wire: ``joint_pos``, or ``pose_abs`` for ``midtrain`` and ``pose_abs``.
+    """Return the action space of the rows on the wire: ``joint_pos``, or ``pose_abs`` for
+    ``midtrain`` and ``pose_abs``.
 
-    A domain without ``pose_abs`` sends its own columns, in the model's units: nothing is integrated, and no state is sent.
+    A domain without ``pose_abs`` sends its own columns, in the model's units: nothing is
+    integrated, and no state is sent.
 
     Raises:
         ActionSpaceError: The embodiment does not have it, or its rows have no columns.
     """
-    space = embodiment.action_space(name or ("joint_pos" if "joint_pos" in embodiment.spaces else None))
+    space = embodiment.action_space(
+        name or ("joint_pos" if "joint_pos" in embodiment.spaces else None)
+    )
     sent = space if space.meaning == "joint_position" else embodiment.spaces.get("pose_abs", space)
     if not sent.columns:
-        raise ActionSpaceError(f"{embodiment.name!r} has no action columns, so there are no rows to send.")
+        raise ActionSpaceError(
+            f"{embodiment.name!r} has no action columns, so there are no rows to send."
+        )
     return sent
 
 
@@ -137,26 +177,39 @@ def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
         "needs_wrist_camera": rig is not None,
         "needs_stereo_camera": False,
         "needs_session_id": False,
-        VLLM_SPACE: next((theirs for theirs, own in _VLLM_SPACES.items() if own == space.name), space.name),
+        VLLM_SPACE: next(
+            (theirs for theirs, own in _VLLM_SPACES.items() if own == space.name), space.name
+        ),
     }
 
 
 def encode_request(
-    request: Request, dialect: Dialect, session_id: str, request_id: int, num_steps: int | None = None
+    request: Request,
+    dialect: Dialect,
+    session_id: str,
+    request_id: int,
+    num_steps: int | None = None,
 ) -> dict[str, Any]:
-    """Return the observation message of a request. Raises BackendError if the request lacks the state that is sent.
+    """Return the observation message of a request. Raises BackendError if the request lacks the
+    state that is sent.
 
-    ``num_steps`` are the denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
+    ``num_steps`` are the denoising steps that a vLLM-Omni server is asked for; None leaves them to
+    it.
     """
     state: dict[str, Any] = {}
     sent = wire_space(request.embodiment, request.action_space.name)
     if sent.meaning == "joint_position":
         if request.q_rad is None:
-            raise BackendError("a 'joint_pos' server requires joint angles, and the request has none.")
+            raise BackendError(
+                "a 'joint_pos' server requires joint angles, and the request has none."
+            )
         state = {JOINTS: request.q_rad.astype(np.float32)}
     elif sent.meaning == "pose_absolute":
         if request.T_base_cosmos is None:
-            raise BackendError("a 'midtrain' server requires the measured pose; name the robot, e.g. robot='panda'.")
+            raise BackendError(
+                "a 'midtrain' server requires the measured pose; name the robot, e.g. "
+                "robot='panda'."
+            )
         position, quaternion = _sent_pose(request.T_base_cosmos)
         state = {POSITION: position, QUATERNION: quaternion}
     message: dict[str, Any] = {
@@ -177,7 +230,9 @@ def encode_request(
 
 def _sent_pose(T_base_cosmos: F64) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Position and quaternion as they are sent."""
-    return T_base_cosmos[:3, 3].astype(np.float32), matrix_to_quaternion(T_base_cosmos[:3, :3]).astype(np.float32)
+    return T_base_cosmos[:3, 3].astype(np.float32), matrix_to_quaternion(
+        T_base_cosmos[:3, :3]
+    ).astype(np.float32)
 
 
 def _sent_pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
@@ -216,7 +271,9 @@ def decode_request(
         InputError: A value is malformed.
     """
     for key in message:
-        if isinstance(message[key], UnsupportedArray) and (key in _STATE_KEYS or key.startswith(_PICTURES)):
+        if isinstance(message[key], UnsupportedArray) and (
+            key in _STATE_KEYS or key.startswith(_PICTURES)
+        ):
             raise WireFormatError(f"{key!r}: {message[key]}")
     sent = wire_space(embodiment, space.name)
     q, pose = _read_state(message, sent)
@@ -224,7 +281,9 @@ def decode_request(
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
-        raise InputError(f"{PROMPT!r} has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are read.")
+        raise InputError(
+            f"{PROMPT!r} has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are read."
+        )
     views, composite = _read_pictures(message, embodiment, compose if images else None)
     return Request(
         embodiment=embodiment,
@@ -242,7 +301,9 @@ def decode_request(
 
 
 def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | None, F64 | None]:
-    """The joint angles and the pose; the one that the wire's action space needs is required, and in own columns neither."""
+    """The joint angles and the pose; the one that the wire's action space needs is required, and
+    in own columns neither.
+    """
     if space.meaning not in ("joint_position", "pose_absolute"):
         return None, None
     joints_only = space.meaning == "joint_position"
@@ -253,11 +314,17 @@ def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | N
     q = _latest(message, JOINTS, 7) if JOINTS in message else None
     if joints_only:
         return q, None
-    return q, se3(quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3))
+    return q, se3(
+        quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3)
+    )
 
 
-def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment, optional: bool) -> float | F64:
-    """The open fraction; those of several grippers from [G] or [T, G], or one number for all of them."""
+def _read_gripper(
+    message: Mapping[str, Any], embodiment: Embodiment, optional: bool
+) -> float | F64:
+    """The open fraction; those of several grippers from [G] or [T, G], or one number for all of
+    them.
+    """
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
     if n > 1 and np.size(message.get(GRIPPER, ())) > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
@@ -266,7 +333,8 @@ def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment, optional: 
 
 
 def _number(value: Any, key: str) -> float:
-    in_range = type(value) in (int, float) and abs(value) < 1e300  # no infinity, NaN or integer that is too long
+    # no infinity, NaN or integer that is too long
+    in_range = type(value) in (int, float) and abs(value) < 1e300
     return float(value if in_range else finite_array(value, repr(key), ()))
 
 
@@ -295,7 +363,9 @@ def _read_pictures(
         keys = _keys(rig, _ROBOARENA_EXTERIORS[0] in message)
         missing = [key for key in keys if key not in message]
         if not missing:
-            views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+            views = {
+                view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)
+            }
             if COMPOSITE in message:  # the released server prefers it
                 return views, _picture(message, COMPOSITE)
             return views, None if compose is None else compose(views, rig)
@@ -304,7 +374,11 @@ def _read_pictures(
     if COMPOSITE in message:
         return {}, _picture(message, COMPOSITE)
     if compose is not None:
-        raise _missing(message, COMPOSITE, f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "")
+        raise _missing(
+            message,
+            COMPOSITE,
+            f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "",
+        )
     return {}, None
 
 
@@ -318,7 +392,8 @@ def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> Observat
 
 
 def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
-    """Return the wire rows of a chunk: joint angles, or absolute poses of the Cosmos frame, then the wire's gripper [T, 8].
+    """Return the wire rows of a chunk: joint angles, or absolute poses of the Cosmos frame, then
+    the wire's gripper [T, 8].
 
     A domain that has neither sends its rows [T, D] as they are.
 
@@ -332,7 +407,9 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
         wanted, got = request.action_space.name, chunk.action_space.name
-        raise ActionSpaceError(f"the request asks for {wanted!r}, but the backend returned {got!r}.")
+        raise ActionSpaceError(
+            f"the request asks for {wanted!r}, but the backend returned {got!r}."
+        )
     if meaning == "joint_position":
         columns, gripper = chunk.action[:, :7], chunk.action[:, 7].clip(0.0, 1.0)
     else:
@@ -353,11 +430,13 @@ def require_sendable(rows: F64) -> None:
 
 
 def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
-    """Return the chunk in a server's reply: a map with ``action`` or ``actions`` and maybe a ``video``, or a bare array.
+    """Return the chunk in a server's reply: a map with ``action`` or ``actions`` and maybe a
+    ``video``, or a bare array.
 
     Raises:
         ServiceRefusedError: The reply is an error.
-        ServiceUnreadableError: The reply does not follow the protocol, or belongs to another request.
+        ServiceUnreadableError: The reply does not follow the protocol, or belongs to another
+            request.
         ServiceChunkError: Its rows must not be executed.
     """
     timing: dict[str, float] = {}
@@ -368,17 +447,23 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
     if isinstance(reply, dict):
         fields = cast("dict[str, Any]", reply)
         if fields.get("type") == "error":
-            raise ServiceRefusedError(f"the server reports an error: {short(fields.get('message', 'without a message'))}")
+            raise ServiceRefusedError(
+                f"the server reports an error: {short(fields.get('message', 'without a message'))}"
+            )
         echoed = fields.get(REQUEST_ID, request_id)
         if echoed != request_id:
-            raise ServiceUnreadableError(f"the reply belongs to request {short(echoed)}, not to {request_id}.")
+            raise ServiceUnreadableError(
+                f"the reply belongs to request {short(echoed)}, not to {request_id}."
+            )
         rows = fields.get("action", fields.get("actions"))
         timing = _timing(fields.get("server_timing"))
         video, quantiles = _video(fields.get("video")), fields.get(QUANTILES)
     if not isinstance(rows, np.ndarray):
         keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
         have = ", ".join(str(key)[:40] for key in keys) or "no keys"
-        raise ServiceUnreadableError(f"the reply has no array 'action' or 'actions'; it has {have}.")
+        raise ServiceUnreadableError(
+            f"the reply has no array 'action' or 'actions'; it has {have}."
+        )
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
     if video is None and quantiles is None:
         return chunk
@@ -386,12 +471,18 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
 
 
 def _video(value: Any) -> NDArray[np.uint8] | None:
-    """A predicted video [F, H, W, 3] uint8, also where it is the only one of a batch; None for anything else."""
+    """A predicted video [F, H, W, 3] uint8, also where it is the only one of a batch; None for
+    anything else.
+    """
     if not isinstance(value, np.ndarray):
         return None
     video = cast("NDArray[Any]", value)
     try:
-        return image_array(video[0] if video.ndim == 5 and video.shape[0] == 1 else video, "video", (None, None, None, 3))
+        return image_array(
+            video[0] if video.ndim == 5 and video.shape[0] == 1 else video,
+            "video",
+            (None, None, None, 3),
+        )
     except InputError:
         return None
 
@@ -409,9 +500,15 @@ def _quantiles(value: Any, chunk: ActionChunk) -> tuple[F64, F64] | None:
 
 def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
     """Raise ServiceChunkError unless rows are [T, D] finite numbers of an action space."""
-    if rows.dtype.kind not in "fi" or rows.ndim != 2 or rows.shape[1] != space.width or not 1 <= len(rows) <= _MAX_ROWS:
+    if (
+        rows.dtype.kind not in "fi"
+        or rows.ndim != 2
+        or rows.shape[1] != space.width
+        or not 1 <= len(rows) <= _MAX_ROWS
+    ):
         raise ServiceChunkError(
-            f"the server returned {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is [T, {space.width}] numbers: "
+            f"the server returned {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is "
+            f"[T, {space.width}] numbers: "
             f"{', '.join(space.columns)}. Does it serve another action space?"
         )
     if not np.isfinite(rows).all():
@@ -427,16 +524,26 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
     if space.meaning == "pose_absolute":
         if request.T_base_cosmos is not None:
             position, quaternion = _sent_pose(request.T_base_cosmos)
-            departure = se3(quaternion_to_matrix(quaternion.astype(np.float64)), position.astype(np.float64))
+            departure = se3(
+                quaternion_to_matrix(quaternion.astype(np.float64)), position.astype(np.float64)
+            )
         norm = np.linalg.norm(action[:, 3:7], axis=1)
         if np.abs(norm - 1).max() > _UNIT_TOLERANCE:
             raise ServiceChunkError(
-                f"columns 3 to 6 have norm {norm[np.abs(norm - 1).argmax()]:.3g}, so they are not quaternions and the rows not "
+                f"columns 3 to 6 have norm {norm[np.abs(norm - 1).argmax()]:.3g}, so they are not "
+                "quaternions and the rows not "
                 "'pose_abs'. If they are joint angles, use action_space='joint_pos'."
             )
     if space in (JOINT_POS, POSE_ABS):
         action[:, 7] = WIRE_GRIPPER.to_fraction(action[:, 7])
-    return ActionChunk(action, space, request.embodiment, seed=request.seed, timing=timing, T_base_departure=departure)
+    return ActionChunk(
+        action,
+        space,
+        request.embodiment,
+        seed=request.seed,
+        timing=timing,
+        T_base_departure=departure,
+    )
 
 
 def _timing(value: Any) -> dict[str, float]:
@@ -444,7 +551,9 @@ def _timing(value: Any) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
     items = list(cast("dict[Any, Any]", value).items())[:8]
-    return {f"server_{name}": float(number) for name, number in items if isinstance(number, int | float)}
+    return {
+        f"server_{name}": float(number) for name, number in items if isinstance(number, int | float)
+    }
 
 
 def encode_reset(session_id: str) -> dict[str, Any]:
@@ -453,7 +562,9 @@ def encode_reset(session_id: str) -> dict[str, Any]:
 
 
 def require_vllm_address(message: Mapping[str, Any]) -> None:
-    """Raise InputError unless a message to vLLM-Omni's path names an endpoint that there is, and a session by its text."""
+    """Raise InputError unless a message to vLLM-Omni's path names an endpoint that there is, and
+    a session by its text.
+    """
     endpoint, session = message.get(ENDPOINT, "infer"), message.get(SESSION, "")
     if endpoint not in ("infer", "reset"):
         raise InputError(f"{ENDPOINT!r} must be 'infer' or 'reset', got {short(endpoint)!r:.80}.")
@@ -462,8 +573,12 @@ def require_vllm_address(message: Mapping[str, Any]) -> None:
 
 
 def vllm_seed(message: Mapping[str, Any], default: int) -> int:
-    """Return the noise seed that a message to vLLM-Omni's path has. Raises InputError if it is no number."""
-    return default if message.get(VLLM_SEED) is None else int(_number(message[VLLM_SEED], VLLM_SEED))
+    """Return the noise seed that a message to vLLM-Omni's path has. Raises InputError if it is
+    no number.
+    """
+    return (
+        default if message.get(VLLM_SEED) is None else int(_number(message[VLLM_SEED], VLLM_SEED))
+    )
 
 
 def vllm_error(said: str) -> dict[str, str]:
@@ -477,7 +592,9 @@ def reset_reply(bare: bool) -> str | dict[str, str]:
 
 
 def require_reset_reply(reply: Any) -> None:
-    """Check a server's reply to a reset. Raises ServiceRefusedError for an error, ServiceUnreadableError for anything else."""
+    """Check a server's reply to a reset. Raises ServiceRefusedError for an error,
+    ServiceUnreadableError for anything else.
+    """
     status: Any = cast("dict[Any, Any]", reply).get("status") if isinstance(reply, dict) else reply
     if status == _RESET_DONE:
         return
@@ -487,7 +604,9 @@ def require_reset_reply(reply: Any) -> None:
 
 
 def short(value: Any) -> str:
-    """Return a foreign value as one line of at most 1000 characters; of a traceback, the last line."""
+    """Return a foreign value as one line of at most 1000 characters; of a traceback, the last
+    line.
+    """
     lines = [line.strip() for line in str(value).splitlines() if line.strip()]
     if not lines:
         return "(nothing)"
@@ -496,5 +615,7 @@ def short(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with ? for line breaks, escape codes and other characters that a log or terminal would obey."""
+    """Return a text with ? for line breaks, escape codes and other characters that a log or
+    terminal would obey.
+    """
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,4 +1,6 @@
-"""Workers: threads that run inferences from one fair queue, each with a backend of its own that no other thread uses."""
+"""Workers: threads that run inferences from one fair queue, each with a backend of its own that
+no other thread uses.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ Result = TypeVar("Result")
 
 
 class FairQueue(Generic[Job]):
-    """Jobs by client. Clients take turns, however many jobs one of them has; its own jobs keep their order."""
+    """Jobs by client. Clients take turns, however many jobs one of them has; its own jobs keep
+    their order.
+    """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._lock = threading.Lock()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # a token for each job; it wakes a thread sooner than a condition does
+        # a token for each job; it wakes a thread sooner than a condition does
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self._count = 0  # of jobs
         self._takers = 0  # threads in take()
@@ -34,7 +39,8 @@ class FairQueue(Generic[Job]):
         self._wake.put(None)
 
     def take(self, most: int) -> list[Job]:
-        """Wait for a job, and return it with this thread's share of what else waits, up to ``most``.
+        """Wait for a job, and return it with this thread's share of what else waits, up to
+        ``most``.
 
         Nothing is returned once the queue is closed and empty.
         """
@@ -81,14 +87,20 @@ class Workers(Generic[Tool, Job, Result]):
     """
 
     def __init__(
-        self, tools: Sequence[Tool], first: Callable[[Tool], Any], work: Callable[[Tool, list[Job]], list[Result]], most: int
+        self,
+        tools: Sequence[Tool],
+        first: Callable[[Tool], Any],
+        work: Callable[[Tool, list[Job]], list[Result]],
+        most: int,
     ):
         self.busy_since: list[float | None] = [None] * len(tools)
         self.started: list[Future[Any]] = [Future() for _ in tools]
         self._first, self._work, self._most = first, work, most
         self._queue: FairQueue[tuple[Future[Result], Job]] = FairQueue()
         self._threads = [
-            threading.Thread(target=self._run, args=(number, tool), name=f"inference-{number}", daemon=True)
+            threading.Thread(
+                target=self._run, args=(number, tool), name=f"inference-{number}", daemon=True
+            )
             for number, tool in enumerate(tools)
         ]
         for thread in self._threads:
@@ -121,7 +133,9 @@ class Workers(Generic[Tool, Job, Result]):
             self._do(number, [future for future, _ in wanted], lambda: self._work(tool, jobs))
         return bool(taken)
 
-    def _do(self, number: int, futures: Sequence[Future[Any]], work: Callable[[], Sequence[Any]]) -> None:
+    def _do(
+        self, number: int, futures: Sequence[Future[Any]], work: Callable[[], Sequence[Any]]
+    ) -> None:
         self.busy_since[number] = time.monotonic()
         try:
             results = list(zip(futures, work(), strict=True))
@@ -130,6 +144,7 @@ class Workers(Generic[Tool, Job, Result]):
             for future in futures:
                 future.set_exception(error)
         else:
-            self.busy_since[number] = None  # before anyone is told: who hears of the result finds the thread free
+            # before anyone is told: who hears of the result finds the thread free
+            self.busy_since[number] = None
             for future, result in results:
                 future.set_result(result)

@@ -1,4 +1,6 @@
-"""How a scene looks: the table's surface, the light and the cameras. Nothing here changes the physics."""
+"""How a scene looks: the table's surface, the light and the cameras. Nothing here changes the
+physics.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ class Surface:
         if self.pattern not in _PATTERNS:
             raise UnknownNameError("pattern", self.pattern, _PATTERNS)
         if not all(0 <= value <= 1 for value in self.rgb) or not 0 <= self.contrast <= 2:
-            raise InputError(f"a surface's rgb must lie in 0..1 and its contrast in 0..2, got {self.rgb} and {self.contrast}.")
+            raise InputError(
+                f"a surface's rgb must lie in 0..1 and its contrast in 0..2, got {self.rgb} and "
+                f"{self.contrast}."
+            )
 
     def texture(self) -> NDArray[np.uint8]:
         """Return the picture [512, 512, 3] that covers the table."""
@@ -59,7 +64,9 @@ def _planks(rng: np.random.Generator) -> F64:
     planks = 6
     plank = np.minimum((y * planks).astype(int), planks - 1)
     phase = rng.uniform(0, 50, planks)[plank]
-    wave = 0.35 * np.sin(2 * np.pi * (1.0 * x + phase)) + 0.12 * np.sin(2 * np.pi * (3.0 * x + 2.3 * phase))
+    wave = 0.35 * np.sin(2 * np.pi * (1.0 * x + phase)) + 0.12 * np.sin(
+        2 * np.pi * (3.0 * x + 2.3 * phase)
+    )
     rings = np.sin(2 * np.pi * (9.0 * y * planks / 2 + 1.5 * wave + phase))
     fibre = rng.normal(0, 1, (height_px, 16)).repeat(width_px // 16, axis=1)
     fibre = np.stack([np.convolve(row, np.ones(65) / 65, mode="same") for row in fibre])
@@ -73,7 +80,11 @@ def _planks(rng: np.random.Generator) -> F64:
 def _tiles(rng: np.random.Generator) -> F64:
     """Squares of 5 cm, each of its own tone, with thin seams."""
     cells = -(-_TEXTURE_PX // _FEATURE_PX)
-    tone = rng.uniform(-1, 1, (cells, cells)).repeat(_FEATURE_PX, 0).repeat(_FEATURE_PX, 1)[:_TEXTURE_PX, :_TEXTURE_PX]
+    tone = (
+        rng.uniform(-1, 1, (cells, cells))
+        .repeat(_FEATURE_PX, 0)
+        .repeat(_FEATURE_PX, 1)[:_TEXTURE_PX, :_TEXTURE_PX]
+    )
     edge = np.arange(_TEXTURE_PX) % _FEATURE_PX == 0
     return np.where(edge[:, None] | edge[None], -1.2, tone)
 
@@ -107,7 +118,13 @@ def _smooth_noise(rng: np.random.Generator, spacing_px: int) -> F64:
     return rows[:, cell] * (1 - part) + rows[:, cell + 1] * part
 
 
-_PATTERNS = {"planks": _planks, "tiles": _tiles, "checks": _checks, "stripes": _stripes, "clouds": _clouds}
+_PATTERNS = {
+    "planks": _planks,
+    "tiles": _tiles,
+    "checks": _checks,
+    "stripes": _stripes,
+    "clouds": _clouds,
+}
 
 PATTERNS = tuple(_PATTERNS)
 
@@ -131,7 +148,8 @@ class Appearance:
 
     Args:
         table: One of :data:`TABLES`, or a surface of your own.
-        rig: Where the outer cameras look: ``wide`` shows the whole arm, ``near`` the hand and the cubes.
+        rig: Where the outer cameras look: ``wide`` shows the whole arm, ``near`` the hand and the
+            cubes.
         light: Factor on all lights.
         wrist_offset_m: [3] displacement of the wrist camera in the hand's frame.
 
@@ -152,8 +170,13 @@ class Appearance:
             raise UnknownNameError("rig", self.rig, RIGS)
         if positive(self.light, "light") > LARGEST_LIGHT:
             raise InputError(f"light is a factor of at most {LARGEST_LIGHT:g}, got {self.light:g}.")
-        if np.abs(finite_array(self.wrist_offset_m, "wrist_offset_m", (3,))).max() > LARGEST_OFFSET_M:
-            raise InputError(f"wrist_offset_m must lie within {LARGEST_OFFSET_M:g} m, got {self.wrist_offset_m}.")
+        if (
+            np.abs(finite_array(self.wrist_offset_m, "wrist_offset_m", (3,))).max()
+            > LARGEST_OFFSET_M
+        ):
+            raise InputError(
+                f"wrist_offset_m must lie within {LARGEST_OFFSET_M:g} m, got {self.wrist_offset_m}."
+            )
 
     @property
     def surface(self) -> Surface:
@@ -162,4 +185,6 @@ class Appearance:
 
 
 NOMINAL = Appearance()
-"""Of scenes whose views are not the DROID rig's; see :func:`~strands_cosmos3.sim.scene_builder.nominal`."""
+"""Of scenes whose views are not the DROID rig's; see
+:func:`~strands_cosmos3.sim.scene_builder.nominal`.
+"""

@@ -25,7 +25,8 @@ REST_M_S, REST_RAD_S = 0.010, 0.05
 SLIP_S = 0.1  # a grip may be interrupted for this long
 CLEAR_M = 0.02  # the bar is off the table
 TAKEN_WITHIN_M = 0.05  # hands may move the bar this far before all fingers hold it
-_JUMP_M_S, _JUMP_M = 1.0, 0.002  # further in a tick than its speed explains: the bar was moved by hand
+# further in a tick than its speed explains: the bar was moved by hand
+_JUMP_M_S, _JUMP_M = 1.0, 0.002
 _CORNERS = np.array(np.meshgrid((-0.5, 0.5), (-0.5, 0.5), (-0.5, 0.5))).reshape(3, 8).T
 
 
@@ -59,7 +60,11 @@ class BarState:
     @property
     def lies(self) -> bool:
         """Whether it lies at rest, and no finger touches it."""
-        resting = self.speed_m_s < REST_M_S and self.turning_rad_s < REST_RAD_S and self.tilt_rad < TILT_RAD
+        resting = (
+            self.speed_m_s < REST_M_S
+            and self.turning_rad_s < REST_RAD_S
+            and self.tilt_rad < TILT_RAD
+        )
         return resting and self.touched_by_others and not self.touched
 
     def turned_rad(self, before: BarState) -> float:
@@ -72,7 +77,10 @@ def bar_state(scene: Scene, data: mujoco.MjData) -> BarState:
     """Return the bar's state, as of the last physics step; ConfigError if the scene has none."""
     bar = instance_of(scene, Scene, "scene").bar
     if bar is None:
-        raise ConfigError("this scene has no bar; use a robot of two arms, e.g. Robot('dual_panda'), or Scene(bar=Bar()).")
+        raise ConfigError(
+            "this scene has no bar; use a robot of two arms, e.g. Robot('dual_panda'), or "
+            "Scene(bar=Bar())."
+        )
     R, position = data.xmat[scene.bar_body].reshape(3, 3), data.xpos[scene.bar_body].copy()
     forces = forces_on(scene, data, scene.bar_body)
     fingers = {body for limb in scene.limbs.values() for body in limb.finger_bodies}
@@ -84,7 +92,9 @@ def bar_state(scene: Scene, data: mujoco.MjData) -> BarState:
         lowest_m=float((position + (_CORNERS * bar.size_m) @ R.T)[:, 2].min()),
         speed_m_s=float(np.linalg.norm(velocity[:3])),
         turning_rad_s=float(np.linalg.norm(velocity[3:])),
-        gripped_by=frozenset(name for name, limb in scene.limbs.items() if _grips(data, limb, forces)),
+        gripped_by=frozenset(
+            name for name, limb in scene.limbs.items() if _grips(data, limb, forces)
+        ),
         touched=bool(fingers & set(forces)),
         touched_by_others=bool(set(forces) - fingers),
     )
@@ -93,17 +103,21 @@ def bar_state(scene: Scene, data: mujoco.MjData) -> BarState:
 def _grips(data: mujoco.MjData, limb: SceneLimb, forces: dict[int, F64]) -> bool:
     """Whether each finger presses on the bar against its opening direction."""
     fingers = enumerate(limb.finger_bodies)
-    return all(-limb.opening_direction(data, i) @ forces.get(body, np.zeros(3)) > PRESS_N for i, body in fingers)
+    return all(
+        -limb.opening_direction(data, i) @ forces.get(body, np.zeros(3)) > PRESS_N
+        for i, body in fingers
+    )
 
 
 @dataclass
 class BarMonitor:
     """What happened to the bar so far, and whether it is lifted level by all hands now.
 
-    It is, while its lowest corner is more than 100 mm above the table, it is tilted by less than 5 and turned by less than 15
-    degrees from where it lay, every hand's fingers press on it from opposite sides with more than 0.3 N each, nothing else
-    touches it, and it is slower than 50 mm/s. The hands must have taken it from where it lay. Once it has been dropped, it
-    never counts as lifted again.
+    It is, while its lowest corner is more than 100 mm above the table, it is tilted by less than 5
+    and turned by less than 15 degrees from where it lay, every hand's fingers press on it from
+    opposite sides with more than 0.3 N each, nothing else touches it, and it is slower than 50
+    mm/s. The hands must have taken it from where it lay. Once it has been dropped, it never counts
+    as lifted again.
     """
 
     scene: Scene
@@ -127,18 +141,33 @@ class BarMonitor:
         held = now.gripped_by == set(self.scene.limbs)
         if held:
             self._held = now
-            if self.lay is not None and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M:
+            if (
+                self.lay is not None
+                and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
+            ):
                 self.taken = True
         elif self._held is not None and now.time_s - self._held.time_s > SLIP_S:
             self.dropped |= self.taken and self._held.lowest_m > CLEAR_M
             self.taken, self._held = False, None
-        level = self.lay is not None and now.tilt_rad < TILT_RAD and now.turned_rad(self.lay) < TURN_RAD
+        level = (
+            self.lay is not None and now.tilt_rad < TILT_RAD and now.turned_rad(self.lay) < TURN_RAD
+        )
         lifted = now.lowest_m > LIFT_M and now.speed_m_s < SPEED_M_S
-        return level and lifted and held and self.taken and not now.touched_by_others and not self.dropped
+        return (
+            level
+            and lifted
+            and held
+            and self.taken
+            and not now.touched_by_others
+            and not self.dropped
+        )
 
 
 @typed()
 def jumped(before: BarState, now: BarState) -> bool:
     """Whether the bar moved further than its speed explains."""
     explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
-    return bool(np.linalg.norm(now.position_m - before.position_m) > explained * (now.time_s - before.time_s) + _JUMP_M)
+    return bool(
+        np.linalg.norm(now.position_m - before.position_m)
+        > explained * (now.time_s - before.time_s) + _JUMP_M
+    )

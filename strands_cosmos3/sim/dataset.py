@@ -1,4 +1,6 @@
-"""Recording of episodes into a dataset: the measured and the commanded motion, at exactly the dataset's times."""
+"""Recording of episodes into a dataset: the measured and the commanded motion, at exactly the
+dataset's times.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.datasets.episode import EpisodeWriter
-from strands_cosmos3.datasets.spec import ACTION, DONE, EE_POSE, STATE, SUCCESS, DatasetSpec, arm_spec, camera_key
+from strands_cosmos3.datasets.spec import (
+    ACTION,
+    DONE,
+    EE_POSE,
+    STATE,
+    SUCCESS,
+    DatasetSpec,
+    arm_spec,
+    camera_key,
+)
 from strands_cosmos3.datasets.writer import DatasetWriter
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError
@@ -34,10 +45,11 @@ Observe = Callable[[mujoco.MjData], Views]
 
 @typed()
 def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PANDA) -> DatasetSpec:
-    """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the embodiment's cameras.
+    """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the
+    embodiment's cameras.
 
-    Raises ConfigError if the embodiment has other limbs than the robot, if a tool frame of it is not on the robot's hand, or if
-    its rate does not divide the physics'.
+    Raises ConfigError if the embodiment has other limbs than the robot, if a tool frame of it is
+    not on the robot's hand, or if its rate does not divide the physics'.
     """
     embodiment = get_embodiment(embodiment)
     joints = {columns.name: len(limb.joints) for limb, columns in _joined(robot, embodiment)}
@@ -49,7 +61,9 @@ def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PAND
 
 
 def _joined(robot: RobotSpec, embodiment: Embodiment) -> list[tuple[Limb, LimbColumns]]:
-    """The robot's limbs with their columns, joined by name, in the columns' order; only arms may have different names."""
+    """The robot's limbs with their columns, joined by name, in the columns' order; only arms may
+    have different names.
+    """
     moved = [columns for columns in embodiment.limbs if not columns.is_camera]
     if len(moved) == len(robot.limbs) == 1:
         joined = [(robot.limb(), moved[0])]
@@ -59,7 +73,8 @@ def _joined(robot: RobotSpec, embodiment: Embodiment) -> list[tuple[Limb, LimbCo
     for limb, columns in joined:
         if limb.frame_called(columns.tool_frame.parent) != limb.frame:
             raise ConfigError(
-                f"the tool frame of {embodiment.name!r} is fixed to {columns.tool_frame.parent!r} and not to the robot's "
+                f"the tool frame of {embodiment.name!r} is fixed to {columns.tool_frame.parent!r} "
+                "and not to the robot's "
                 f"{limb.frame!r}; use an embodiment of this robot, e.g. droid for the Panda's hand."
             )
     return joined
@@ -79,14 +94,16 @@ class _Sample:
 class RolloutRecorder:
     """Records episodes into a dataset.
 
-    At frame i, exactly ``i / fps`` after the start: the measured angles and gripper, the measured pose of the Cosmos frame,
-    the views (as the policy sees them: drawn from the kinematics of the physics step that ends there), and the action that
-    was commanded from there to frame i + 1: the motion between the **commanded** poses of the Cosmos frame, and the
-    gripper's command at i + 1. Rows begin at the pose of frame 0, where the arm rests on its reference; integrated from
-    there they are the commanded path, independent of the policy's chunks, of stretched time and of stops.
+    At frame i, exactly ``i / fps`` after the start: the measured angles and gripper, the measured
+    pose of the Cosmos frame, the views (as the policy sees them: drawn from the kinematics of the
+    physics step that ends there), and the action that was commanded from there to frame i + 1: the
+    motion between the **commanded** poses of the Cosmos frame, and the gripper's command at i + 1.
+    Rows begin at the pose of frame 0, where the arm rests on its reference; integrated from there
+    they are the commanded path, independent of the policy's chunks, of stretched time and of stops.
 
-    The last moment is not a frame, because no command follows it. The writer's spec is :func:`rollout_spec`; the poses are
-    those of the embodiment's tool frame. Of several limbs, each has its own columns, joined by name, and poses in its own base.
+    The last moment is not a frame, because no command follows it. The writer's spec is
+    :func:`rollout_spec`; the poses are those of the embodiment's tool frame. Of several limbs, each
+    has its own columns, joined by name, and poses in its own base.
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
@@ -95,17 +112,28 @@ class RolloutRecorder:
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 
     @contextmanager
-    def recording(self, arm: SimulatedArm, observe: Observe, instruction: str) -> Iterator[Callable[[Rollout], Rollout]]:
+    def recording(
+        self, arm: SimulatedArm, observe: Observe, instruction: str
+    ) -> Iterator[Callable[[Rollout], Rollout]]:
         """Record in the block; yields a function that saves the finished rollout and returns it.
 
-        The robot must stand at the episode's beginning, at rest. An exception discards the episode. ConfigError if the
-        dataset is another robot's, or the embodiment's tool frame is not on its hand.
+        The robot must stand at the episode's beginning, at rest. An exception discards the episode.
+        ConfigError if the dataset is another robot's, or the embodiment's tool frame is not on its
+        hand.
         """
         if (robot := arm.scene.robot.name) != (kind := self._writer.spec.robot_type):
-            raise ConfigError(f"the dataset has episodes of robot {kind!r}, not {robot!r}; record into another folder.")
-        limbs = [(arm.scene.limbs[limb.name], columns) for limb, columns in _joined(arm.scene.robot, self._embodiment)]
+            raise ConfigError(
+                f"the dataset has episodes of robot {kind!r}, not {robot!r}; record into another "
+                "folder."
+            )
+        limbs = [
+            (arm.scene.limbs[limb.name], columns)
+            for limb, columns in _joined(arm.scene.robot, self._embodiment)
+        ]
         with self._writer.episode(instruction or "no instruction") as episode:
-            step_recorder = _EpisodeRecorder(episode, arm, observe, limbs, self._embodiment, self._steps_a_frame)
+            step_recorder = _EpisodeRecorder(
+                episode, arm, observe, limbs, self._embodiment, self._steps_a_frame
+            )
 
             def keep(rollout: Rollout) -> Rollout:
                 step_recorder.finish(rollout)
@@ -154,25 +182,42 @@ class _EpisodeRecorder:
 
     def _sample(self, q_commanded_rad: F64, gripper_commanded: float | F64) -> _Sample:
         q, _, gripper = self._arm.joint_state()
-        measured, commanded = (np.atleast_1d(values)[self._gripper_of].tolist() for values in (gripper, gripper_commanded))
-        own = [np.append(q[limb.columns], opening) for (limb, _), opening in zip(self._limbs, measured, strict=True)]
+        measured, commanded = (
+            np.atleast_1d(values)[self._gripper_of].tolist()
+            for values in (gripper, gripper_commanded)
+        )
+        own = [
+            np.append(q[limb.columns], opening)
+            for (limb, _), opening in zip(self._limbs, measured, strict=True)
+        ]
         return _Sample(
-            np.concatenate(own), self._poses(q), self._poses(q_commanded_rad), commanded, self._observe(self._arm.data)
+            np.concatenate(own),
+            self._poses(q),
+            self._poses(q_commanded_rad),
+            commanded,
+            self._observe(self._arm.data),
         )
 
     def _poses(self, q_rad: F64) -> list[F64]:
         """The pose [4, 4] of each limb's Cosmos frame in its base."""
         return [
-            limb.kinematics.forward(q_rad[limb.columns]) @ columns.tool_frame.T_parent_cosmos for limb, columns in self._limbs
+            limb.kinematics.forward(q_rad[limb.columns]) @ columns.tool_frame.T_parent_cosmos
+            for limb, columns in self._limbs
         ]
 
     def _write(self, sample: _Sample, after: _Sample) -> None:
         row = self._still_row.copy()
         for i, (_, columns) in enumerate(self._limbs):
-            row[columns.pose] = encode_pose_delta(se3_between(sample.T_base_commanded[i], after.T_base_commanded[i]))
+            row[columns.pose] = encode_pose_delta(
+                se3_between(sample.T_base_commanded[i], after.T_base_commanded[i])
+            )
             if columns.gripper is not None and columns.gripper_column is not None:
-                row[columns.gripper_column] = columns.gripper.from_fraction(after.gripper_commanded[i])
-        poses = [np.append(T[:3, 3], matrix_to_quaternion(T[:3, :3])) for T in sample.T_base_measured]
+                row[columns.gripper_column] = columns.gripper.from_fraction(
+                    after.gripper_commanded[i]
+                )
+        poses = [
+            np.append(T[:3, 3], matrix_to_quaternion(T[:3, :3])) for T in sample.T_base_measured
+        ]
         frame: dict[str, Any] = {
             STATE: sample.state,
             EE_POSE: np.concatenate(poses),

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import positive, typed
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick, with_old_names
+from strands_cosmos3.control.loop import (
+    AcceptedChunk,
+    ControlLoop,
+    LoopConfig,
+    Tick,
+    with_old_names,
+)
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.sim.film import VideoRecorder
@@ -25,12 +31,19 @@ _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
 
 
 def physics_steps_per_tick(control_frequency: float) -> int:
-    """Return the number of physics steps between two control ticks; ConfigError if it is not whole."""
+    """Return the number of physics steps between two control ticks; ConfigError if it is not
+    whole.
+    """
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
     if steps < 1 or abs(steps - round(steps)) > 1e-9:
-        valid = [PHYSICS_HZ // n for n in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10]
+        valid = [
+            PHYSICS_HZ // n
+            for n in range(1, PHYSICS_HZ + 1)
+            if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10
+        ]
         raise ConfigError(
-            f"a control frequency of {control_frequency:g} Hz is not a whole number of physics steps ({PHYSICS_HZ} Hz); "
+            f"a control frequency of {control_frequency:g} Hz is not a whole number of physics "
+            f"steps ({PHYSICS_HZ} Hz); "
             f"use one of {', '.join(map(str, sorted(valid)))}."
         )
     return round(steps)
@@ -67,13 +80,21 @@ class Episode:
         realtime: bool = False,
         on_tick: Callable[[], bool | None] | None = None,
     ):
-        self.arm, self.planner, self.judge, self.film, self.config = arm, planner, judge, film, config
+        self.arm, self.planner, self.judge, self.film, self.config = (
+            arm,
+            planner,
+            judge,
+            film,
+            config,
+        )
         self.on_tick = on_tick
         self.log = EpisodeLog(arm.dt_s, arm.scene.limbs)
         self._counters_before = dict(planner.counters)
         self._interrupt = Interrupt()
         self._pacer = Pacer(arm.now_s()) if realtime else None
-        self.loop = ControlLoop(arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested)
+        self.loop = ControlLoop(
+            arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested
+        )
 
     @typed()
     def run(
@@ -84,7 +105,9 @@ class Episode:
         recording: LimbRecording | None,
         progress: Callable[[float, float], None] | None,
     ) -> Rollout:
-        """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come to rest and report."""
+        """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come
+        to rest and report.
+        """
         started = time.perf_counter()
         try:
             with deferred_interrupt() as self._interrupt:
@@ -95,7 +118,12 @@ class Episode:
         self.film.finish(self.arm.data, f"{outcome}: {outcome.message}")
         return self._report(seed, task, outcome, recording, wall_s)
 
-    def _play(self, n_ticks: int, recording: LimbRecording | None, progress: Callable[[float, float], None] | None) -> Outcome:
+    def _play(
+        self,
+        n_ticks: int,
+        recording: LimbRecording | None,
+        progress: Callable[[float, float], None] | None,
+    ) -> Outcome:
         outcome, hz = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT, self.config.hz
         try:
             for tick in range(n_ticks):
@@ -107,13 +135,18 @@ class Episode:
                 if self.judge is not None and self.judge.succeeded(self.arm.data):
                     outcome = Outcome.SUCCESS
                     break
-                if recording is not None and self.arm.executor.motion_s >= recording.duration_s - 1e-9:
+                if (
+                    recording is not None
+                    and self.arm.executor.motion_s >= recording.duration_s - 1e-9
+                ):
                     break
             else:
                 if not self.log.chunks:
                     raise BackendError(
-                        f"the policy returned no chunk in the episode's {n_ticks / hz:g} s, and nothing moved. "
-                        "Give it longer (duration), or let the simulation wait for it (no realtime, no latency)."
+                        f"the policy returned no chunk in the episode's {n_ticks / hz:g} s, and "
+                        "nothing moved. "
+                        "Give it longer (duration), or let the simulation wait for it (no "
+                        "realtime, no latency)."
                     )
                 self._account_for_holding()
         except KeyboardInterrupt:
@@ -189,7 +222,14 @@ class Episode:
         if executor.state is ExecutorState.FAULT:
             self.log.final_state = executor.state
 
-    def _report(self, seed: int, task: str | None, outcome: Outcome, recording: LimbRecording | None, wall_s: float) -> Rollout:
+    def _report(
+        self,
+        seed: int,
+        task: str | None,
+        outcome: Outcome,
+        recording: LimbRecording | None,
+        wall_s: float,
+    ) -> Rollout:
         log, planner = self.log, self.planner
         duration_s = log.duration_s  # the simulator's clock is reset when the physics diverges
         return Rollout(
@@ -209,7 +249,14 @@ class Episode:
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
             seam_rad_s=log.seam_rad_s(),
-            counters=with_old_names({**self.arm.executor.counters, **self.loop.counters, **self._of_planner(), **log.counters}),
+            counters=with_old_names(
+                {
+                    **self.arm.executor.counters,
+                    **self.loop.counters,
+                    **self._of_planner(),
+                    **log.counters,
+                }
+            ),
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
             model_sha256=planner.model_sha256,

@@ -22,8 +22,9 @@ from strands_cosmos3.types import JointTrajectory
 BEAUTY_HW = (360, 640)
 VIEW_HW = (180, 320)
 LAYOUTS = {"full": 20.0, "views": 15.0}
-"""Layout of a film -> frames per second. ``full``: the scene, the commanded path and the three views. ``views``: the three
-views side by side, ten times faster to render."""
+"""Layout of a film -> frames per second. ``full``: the scene, the commanded path and the three
+views. ``views``: the three views side by side, ten times faster to render.
+"""
 PREDICTION_FPS = 15.0
 """Frame rate of predicted videos."""
 _TRAIL_POINTS = 240
@@ -32,9 +33,11 @@ _OUTCOME_S = 1.5
 
 @typed("latency_s")
 def frames_shown(rows: int | None, latency_s: float) -> int | None:
-    """Frames of a predicted video that are shown before the next one: the given one, one a row, and those of the latency.
+    """Frames of a predicted video that are shown before the next one: the given one, one a row, and
+    those of the latency.
 
-    None, all of them, where whole chunks are executed (``rows`` is None). InputError: an argument is malformed.
+    None, all of them, where whole chunks are executed (``rows`` is None). InputError: an argument
+    is malformed.
     """
     latency_s = float(finite_array(latency_s, "latency_s", ()))
     return None if rows is None else rows + 1 + math.ceil(latency_s * PREDICTION_FPS)
@@ -44,16 +47,21 @@ class RolloutListener(Protocol):
     """Receives what a policy plans and predicts, e.g. a live view."""
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
-        """Called with an accepted chunk and the wall-clock time that its inference and planning took."""
+        """Called with an accepted chunk and the wall-clock time that its inference and planning
+        took.
+        """
         ...
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """Called with the chunk's predicted video [F, H, W, 3] uint8, or None; it begins ``since_s`` ago in motion time."""
+        """Called with the chunk's predicted video [F, H, W, 3] uint8, or None; it begins
+        ``since_s`` ago in motion time.
+        """
         ...
 
 
 class VideoRecorder:
-    """Renders a film and the policy's views; it makes an OpenGL context only when one of them is needed.
+    """Renders a film and the policy's views; it makes an OpenGL context only when one of them is
+    needed.
 
     Args:
         path: The film, or None for no film.
@@ -98,14 +106,18 @@ class VideoRecorder:
         return {name: self.policy_renderer.render(data, name) for name in self.scene.view_names}
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
-        """Draw a chunk's commanded path of the tool centre point from now on; ``inference_ms`` is for the audience."""
+        """Draw a chunk's commanded path of the tool centre point from now on; ``inference_ms``
+        is for the audience.
+        """
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
             self._commanded = [tool_path(plan, limb) for limb in self.scene.limbs.values()]
 
     def show_prediction(self, video: Any, since_s: float) -> None:
-        """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s`` seconds on."""
+        """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s``
+        seconds on.
+        """
         if self._audience is not None:
             self._audience.show_prediction(video, since_s)
         self._begun = True
@@ -116,10 +128,15 @@ class VideoRecorder:
     def frame(self, data: mujoco.MjData) -> None:
         """Render a frame if one is due; call it at every control tick."""
         self._ticks += 1
-        if self._writer is None or self._writer.frames + self._early > (self._ticks - 1) * self._tick_s * self._fps + 1e-9:
+        if (
+            self._writer is None
+            or self._writer.frames + self._early
+            > (self._ticks - 1) * self._tick_s * self._fps + 1e-9
+        ):
             return
         self._early += 1
-        if not self._begun:  # until the first chunk nothing moves, and the size of its prediction is not known
+        # until the first chunk nothing moves, and the size of its prediction is not known
+        if not self._begun:
             return
         page = self._page(data)
         for _ in range(self._early):
@@ -127,7 +144,9 @@ class VideoRecorder:
         self._early = 0
 
     def finish(self, data: mujoco.MjData, outcome: str) -> None:
-        """Show how the episode ended for a second and a half, with the last picture, in a full film."""
+        """Show how the episode ended for a second and a half, with the last picture, in a full
+        film.
+        """
         if self._writer is None or self._writer.frames == 0 or self.layout != "full":
             return
         last = self._page(data, outcome)
@@ -144,11 +163,15 @@ class VideoRecorder:
         for name, trail in self._trails.items():
             trail.append(data.site_xpos[self.scene.limbs[name].tcp_site].copy())
             if len(trail) > 1:
-                paths.append(Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015))
+                paths.append(
+                    Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015)
+                )
         beauty = self._beauty.render(data, "beauty", paths)
         predicted = self._predicted_frame()
         observed = None if predicted is None else observed_picture(views, predicted)
-        return compose_film(beauty, views, predicted, self.caption or None, observed, float(data.time), outcome)
+        return compose_film(
+            beauty, views, predicted, self.caption or None, observed, float(data.time), outcome
+        )
 
     def _predicted_frame(self) -> NDArray[np.uint8] | None:
         if self._predicted is None:
@@ -159,19 +182,28 @@ class VideoRecorder:
     def __enter__(self) -> VideoRecorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for renderer in (self.policy_renderer, self._beauty):
             if renderer is not None:
                 renderer.close()
         self.policy_renderer = self._beauty = None
         if self._writer is not None:
-            interrupted = isinstance(error, KeyboardInterrupt)  # the film up to then is worth keeping
+            # the film up to then is worth keeping
+            interrupted = isinstance(error, KeyboardInterrupt)
             self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
 
 
 @typed()
-def observed_picture(views: Mapping[str, NDArray[np.uint8]], predicted: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """Return what a rig of one or three cameras sees as one picture, or the part of it that a predicted frame [H, W, 3] shows.
+def observed_picture(
+    views: Mapping[str, NDArray[np.uint8]], predicted: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """Return what a rig of one or three cameras sees as one picture, or the part of it that a
+    predicted frame [H, W, 3] shows.
 
     A model's frames end where its grid of 16 pixels does, so they may lack the right or lower edge.
     """
@@ -180,27 +212,41 @@ def observed_picture(views: Mapping[str, NDArray[np.uint8]], predicted: NDArray[
     if predicted is None:
         return picture
     (height, width), (rows, columns) = picture.shape[:2], predicted.shape[:2]
-    return picture[: min(height, round(width * rows / columns)), : min(width, round(height * columns / rows))]
+    return picture[
+        : min(height, round(width * rows / columns)), : min(width, round(height * columns / rows))
+    ]
 
 
 @typed()
 def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
     """Return the commanded path [T, 3] of a limb's tool centre point in the world."""
     poses = plan.limb_poses.get(limb.limb.name, plan.poses)
-    T_hand = limb.kinematics.forward(plan.q_rad[:, limb.columns]) if poses is None else poses.T_base_frame
+    T_hand = (
+        limb.kinematics.forward(plan.q_rad[:, limb.columns])
+        if poses is None
+        else poses.T_base_frame
+    )
     return (limb.T_world_base @ T_hand @ limb.limb.T_frame_tool)[:, :3, 3]
 
 
 def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Stack the wrist's view above the two halved outer ones, as :func:`..observe.views.compose` does, but faster.
+    """Stack the wrist's view above the two halved outer ones, as :func:`..observe.views.compose`
+    does, but faster.
 
     Raises:
-        InputError, ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even sides.
+        InputError, ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even
+            sides.
     """
     if len(instance_of(views, list, "views")) != 3:
         raise InputError(f"views must be three pictures, got {len(views)}.")
     wrist, *outer = (image_array(view, "views") for view in views)
     if any(view.shape != wrist.shape or view.shape[0] % 2 or view.shape[1] % 2 for view in outer):
-        raise ShapeError(f"views must have one size with even sides, got {[view.shape for view in (wrist, *outer)]}.")
-    halves = [view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8) for view in outer]
+        raise ShapeError(
+            "views must have one size with even sides, got "
+            f"{[view.shape for view in (wrist, *outer)]}."
+        )
+    halves = [
+        view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8)
+        for view in outer
+    ]
     return np.concatenate([wrist, np.concatenate(halves, axis=1)])

@@ -1,6 +1,7 @@
 """Handing a bar from one hand to the other: the task's success condition.
 
-That the other hand holds it at the end is not enough: it may have been put down, thrown, or put there by hand in between.
+That the other hand holds it at the end is not enough: it may have been put down, thrown, or put
+there by hand in between.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import numpy as np
 
 from strands_cosmos3.checks import instance_of, typed
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.sim.bar import CLEAR_M, LIFT_M, SLIP_S, SPEED_M_S, TAKEN_WITHIN_M, BarState, bar_state, jumped
+from strands_cosmos3.sim.bar import (
+    CLEAR_M,
+    LIFT_M,
+    SLIP_S,
+    SPEED_M_S,
+    TAKEN_WITHIN_M,
+    BarState,
+    bar_state,
+    jumped,
+)
 from strands_cosmos3.sim.scene import Scene
 
 __all__ = ["HandOverMonitor", "withdrawn"]
@@ -24,13 +34,16 @@ BOTH_S = 0.2
 
 @typed()
 def withdrawn(scene: Scene, data: mujoco.MjData, name: str) -> bool:
-    """Whether a limb's fingers are open, and its tool centre point is more than 100 mm away from the bar.
+    """Whether a limb's fingers are open, and its tool centre point is more than 100 mm away from
+    the bar.
 
     ConfigError if the scene has no bar or no such limb.
     """
     bar, limb = scene.bar, scene.limbs.get(name)
     if bar is None or limb is None:
-        raise ConfigError(f"handing over needs a bar and the limb {name!r}; the scene has {sorted(scene.limbs)}.")
+        raise ConfigError(
+            f"handing over needs a bar and the limb {name!r}; the scene has {sorted(scene.limbs)}."
+        )
     R, position = data.xmat[scene.bar_body].reshape(3, 3), data.xpos[scene.bar_body]
     beyond = np.abs((data.site_xpos[limb.tcp_site] - position) @ R) - np.array(bar.size_m) / 2
     opening = np.asarray(limb.gripper.opening.to_fraction(data.qpos[limb.finger_qpos]))
@@ -39,13 +52,15 @@ def withdrawn(scene: Scene, data: mujoco.MjData, name: str) -> bool:
 
 @dataclass
 class HandOverMonitor:
-    """What happened to the bar so far, and whether the hand ``taker`` has been given it by the other, and holds it alone now.
+    """What happened to the bar so far, and whether the hand ``taker`` has been given it by the
+    other, and holds it alone now.
 
-    It has, if the other hand alone took the bar from where it lay, and both held it for 0.2 s without a break more than 100 mm
-    above the table, with nothing else touching it. From then on the taker must hold it, with interruptions of 0.1 s at most.
-    It holds it alone, while only its fingers press on the bar, its lowest corner is more than 100 mm above the table, nothing
-    else touches it, it is slower than 50 mm/s, and the giver's fingers are open and 100 mm away. Once the bar has been dropped,
-    it never counts again.
+    It has, if the other hand alone took the bar from where it lay, and both held it for 0.2 s
+    without a break more than 100 mm above the table, with nothing else touching it. From then on
+    the taker must hold it, with interruptions of 0.1 s at most. It holds it alone, while only its
+    fingers press on the bar, its lowest corner is more than 100 mm above the table, nothing else
+    touches it, it is slower than 50 mm/s, and the giver's fingers are open and 100 mm away. Once
+    the bar has been dropped, it never counts again.
     """
 
     scene: Scene
@@ -65,7 +80,8 @@ class HandOverMonitor:
         instance_of(self.taker, str, "taker")
         if self.taker not in self.scene.limbs or len(self.scene.limbs) != 2:
             raise ConfigError(
-                f"handing over needs two arms, one of them {self.taker!r}; the scene has {sorted(self.scene.limbs)}."
+                f"handing over needs two arms, one of them {self.taker!r}; the scene has "
+                f"{sorted(self.scene.limbs)}."
             )
         (self.giver,) = (name for name in self.scene.limbs if name != self.taker)
 
@@ -92,11 +108,19 @@ class HandOverMonitor:
         elif now.time_s - self._held_s > SLIP_S:
             self.dropped |= self.taken and self._cleared
             self.taken = False
-        near = self.lay is not None and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
+        near = (
+            self.lay is not None
+            and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
+        )
         self.taken |= bool(near and now.gripped_by == {self.giver})
 
     def _follow_both(self, now: BarState) -> None:
-        both = self.taken and len(now.gripped_by) == 2 and now.lowest_m > LIFT_M and not now.touched_by_others
+        both = (
+            self.taken
+            and len(now.gripped_by) == 2
+            and now.lowest_m > LIFT_M
+            and not now.touched_by_others
+        )
         since = now.time_s if self._both_since_s is None else self._both_since_s
         self._both_since_s = since if both else None
         if self.taker in now.gripped_by:

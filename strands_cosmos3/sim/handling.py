@@ -1,6 +1,8 @@
-"""How a cube came to be where it is: the forces on it now, and where it lay, was gripped and was released.
+"""How a cube came to be where it is: the forces on it now, and where it lay, was gripped and was
+released.
 
-The judges of ``sim.tasks`` need it: a cube that was thrown or put there by hand looks the same at the end.
+The judges of ``sim.tasks`` need it: a cube that was thrown or put there by hand looks the same at
+the end.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _PRESS_N = 0.1  # of each finger
 _SUPPORT = 0.5  # share of its weight from which a cube is supported
 _SLOW_M_S = 0.05
 _SLIP_S = 0.1  # a grip may be interrupted for this long
-_JUMP_M_S, _JUMP_M = 1.0, 0.002  # further in a tick than its speed explains: a cube was moved by hand
+# further in a tick than its speed explains: a cube was moved by hand
+_JUMP_M_S, _JUMP_M = 1.0, 0.002
 
 _UP = np.array([0.0, 0.0, 1.0])
 
@@ -45,7 +48,9 @@ class CubeState:
 
 
 def cube_state(scene: Scene, data: mujoco.MjData, cube: str) -> CubeState:
-    """Return a cube's state, as of the last physics step; UnknownNameError if the scene has no such cube."""
+    """Return a cube's state, as of the last physics step; UnknownNameError if the scene has no
+    such cube.
+    """
     instance_of(data, mujoco.MjData, "data")
     if instance_of(cube, str, "cube") not in instance_of(scene, Scene, "scene").cubes:
         raise UnknownNameError("cube", cube, scene.cubes)
@@ -61,7 +66,9 @@ def cube_state(scene: Scene, data: mujoco.MjData, cube: str) -> CubeState:
         force_n=forces,
         support_n=support_n,
         supported=support_n >= _SUPPORT * weight_n,
-        gripped=all(_presses(scene, data, finger, forces) for finger in range(len(scene.finger_bodies))),
+        gripped=all(
+            _presses(scene, data, finger, forces) for finger in range(len(scene.finger_bodies))
+        ),
         robot_touches=bool(robot),
     )
 
@@ -74,7 +81,8 @@ def forces_on(scene: Scene, data: mujoco.MjData, body: int) -> dict[int, F64]:
     wrench = np.zeros(6)
     for i in np.flatnonzero((bodies == body).any(axis=1)):
         mujoco.mj_contactForce(scene.model, data, int(i), wrench)
-        on_second = wrench[:3] @ data.contact.frame[i].reshape(3, 3)  # MuJoCo's normal points from the first geom to the second
+        # MuJoCo's normal points from the first geom to the second
+        on_second = wrench[:3] @ data.contact.frame[i].reshape(3, 3)
         first, second = bodies[i].tolist()
         other, force = (first, on_second) if second == body else (second, -on_second)
         forces[other] = forces.get(other, np.zeros(3)) + force
@@ -84,7 +92,9 @@ def forces_on(scene: Scene, data: mujoco.MjData, body: int) -> dict[int, F64]:
 def _presses(scene: Scene, data: mujoco.MjData, finger: int, forces: dict[int, F64]) -> bool:
     """Whether a finger presses on the cube against its opening direction."""
     force = forces.get(scene.finger_bodies[finger])
-    return force is not None and bool(-scene.only.opening_direction(data, finger) @ force > _PRESS_N)
+    return force is not None and bool(
+        -scene.only.opening_direction(data, finger) @ force > _PRESS_N
+    )
 
 
 def touched_only_by(state: CubeState, bodies: Iterable[int]) -> bool:
@@ -106,16 +116,26 @@ class CubeHistory:
     _gripped: CubeState | None = None
 
     def update(self, now: CubeState, tcp_m: F64, base_m: F64 | None = None) -> None:
-        """Add the present state; ``tcp_m`` and ``base_m`` [3] are where the tool centre point and the other cube are."""
+        """Add the present state; ``tcp_m`` and ``base_m`` [3] are where the tool centre point
+        and the other cube are.
+        """
         before, self.now = self.now, now
         if before is not None and _jumped(before, now):
-            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = self._gripped = None
+            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = (
+                self._gripped
+            ) = None
             self.held = False
         if now.gripped:
-            if not self.held and self.lay_m is not None and np.linalg.norm(now.position_m - self.lay_m) < NUDGE_M:
+            if (
+                not self.held
+                and self.lay_m is not None
+                and np.linalg.norm(now.position_m - self.lay_m) < NUDGE_M
+            ):
                 self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
             self._gripped = now
-        elif self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S:
+        elif (
+            self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S
+        ):
             self.held, self.released = False, self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
             self.lay_m = now.position_m

@@ -22,7 +22,9 @@ _open: list[Interrupt] = []
 
 
 def interrupt_requested() -> bool:
-    """Return whether Ctrl-C was pressed in the innermost :func:`deferred_interrupt` that is open."""
+    """Return whether Ctrl-C was pressed in the innermost :func:`deferred_interrupt` that is
+    open.
+    """
     return bool(_open) and _open[-1].requested
 
 

@@ -21,16 +21,24 @@ _TOLERANCE_S = 1.0
 
 @contextmanager
 def live_viewer(arm: SimulatedArm) -> Iterator[Callable[[SimulatedArm], bool]]:
-    """MuJoCo's passive viewer; yields a callback for each tick, which keeps real time. RenderError without a display."""
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise RenderError("a live view needs a display and there is none; write a film instead: --video out.mp4")
+    """MuJoCo's passive viewer; yields a callback for each tick, which keeps real time.
+    RenderError without a display.
+    """
+    if sys.platform == "linux" and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise RenderError(
+            "a live view needs a display and there is none; write a film instead: --video out.mp4"
+        )
     import mujoco.viewer
 
     before = set(threading.enumerate())
     try:
         viewer = mujoco.viewer.launch_passive(arm.scene.model, arm.data)
     except RuntimeError as error:
-        raise RenderError(f"the live viewer does not start ({error}); write a film instead: --video out.mp4") from error
+        raise RenderError(
+            f"the live viewer does not start ({error}); write a film instead: --video out.mp4"
+        ) from error
     drawing = set(threading.enumerate()) - before
     with viewer:
         pacer = Pacer(arm.now_s(), _TOLERANCE_S)

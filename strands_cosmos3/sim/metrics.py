@@ -1,11 +1,14 @@
 """Figures of an episode: five separate errors, from the log of its physics steps.
 
 - ``ik``: the solver's residual against the commanded poses, over executed rows.
-- ``path``: the commanded motion against the intended path (the poses, joined straight), at every physics step.
-- ``tracking``: the measured against the commanded motion, by forward kinematics, at every physics step.
+- ``path``: the commanded motion against the intended path (the poses, joined straight), at every
+  physics step.
+- ``tracking``: the measured against the commanded motion, by forward kinematics, at every physics
+  step.
 - ``drift``: the arm against a replayed recording, at the same time of the motion's own clock.
-- ``loop_drift``: the arm against the chunks' motions joined end to end, at every physics step. A chunk that does not depart
-  from the reference shifts everything after it: tracking and path cannot see that, and such shifts add up.
+- ``loop_drift``: the arm against the chunks' motions joined end to end, at every physics step. A
+  chunk that does not depart from the reference shifts everything after it: tracking and path cannot
+  see that, and such shifts add up.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ _SHORT_M = 1e-4  # a shorter segment of the path is a stop
 
 def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
     """Distances [N] in metres and angles [N] in radians between poses [N, 4, 4]."""
-    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1), geodesic_angle(T_a[:, :3, :3], T_b[:, :3, :3])
+    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1), geodesic_angle(
+        T_a[:, :3, :3], T_b[:, :3, :3]
+    )
 
 
 @dataclass
@@ -47,7 +52,8 @@ class ChunkRecord:
     inference_ms: float  # wall-clock time of inference and planning
     seam_rad_s: float  # difference of the fastest joint's velocity where it joins the motion
     q_reference_rad: F64  # the reference at its observation
-    T_base_anchor: F64 | None  # pose of the hand that it departs from; None for a plan without poses
+    # pose of the hand that it departs from; None for a plan without poses
+    T_base_anchor: F64 | None
     limb_anchors: Mapping[str, F64]  # the same by limb, of several
     rows: int = 0  # executed, including the current one
 
@@ -58,13 +64,16 @@ class ChunkRecord:
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
         """Return the entries of a plan's array [T] that belong to executed rows."""
         assert per_row is not None  # JointTrajectory fills them all
-        skipped = len(self.plan.t_s) - len(self.motion.stretched)  # a row due at once is merged into the start
+        # a row due at once is merged into the start
+        skipped = len(self.plan.t_s) - len(self.motion.stretched)
         return per_row[skipped : skipped + self.rows]
 
 
 @dataclass
 class EpisodeLog:
-    """Log of an episode; ``dt_s`` is the physics step. Errors are over all limbs, or of those that are named."""
+    """Log of an episode; ``dt_s`` is the physics step. Errors are over all limbs, or of those
+    that are named.
+    """
 
     dt_s: float
     limbs: Mapping[str, SceneLimb]
@@ -97,18 +106,29 @@ class EpisodeLog:
         self.chunk_of.append(np.full(len(block), len(self.chunks) - 1))
 
     def steps(self) -> dict[str, int]:
-        """Numbers of executed rows: total, clamped to a bound, slowed down, not converged, more than 1 mm off."""
+        """Numbers of executed rows: total, clamped to a bound, slowed down, not converged, more
+        than 1 mm off.
+        """
         return {
             "total": sum(chunk.rows for chunk in self.chunks),
             "clamped": sum(int(chunk.executed(chunk.plan.clamped).sum()) for chunk in self.chunks),
-            "stretched": sum(int(chunk.motion.stretched[: chunk.rows].sum()) for chunk in self.chunks),
-            "unconverged": sum(int((~chunk.executed(chunk.plan.converged)).sum()) for chunk in self.chunks),
-            "off_pose": sum(int((chunk.executed(chunk.plan.residual_m) > OFF_POSE_M).sum()) for chunk in self.chunks),
+            "stretched": sum(
+                int(chunk.motion.stretched[: chunk.rows].sum()) for chunk in self.chunks
+            ),
+            "unconverged": sum(
+                int((~chunk.executed(chunk.plan.converged)).sum()) for chunk in self.chunks
+            ),
+            "off_pose": sum(
+                int((chunk.executed(chunk.plan.residual_m) > OFF_POSE_M).sum())
+                for chunk in self.chunks
+            ),
         }
 
     def collisions(self) -> tuple[CollisionReport, ...]:
         """Reports of the accepted chunks that name two bodies."""
-        return tuple(chunk.plan.collision for chunk in self.chunks if chunk.plan.collision.bodies is not None)
+        return tuple(
+            chunk.plan.collision for chunk in self.chunks if chunk.plan.collision.bodies is not None
+        )
 
     def latency_ms(self) -> dict[str, float]:
         """Percentiles of the chunks' latencies on the arm's clock."""
@@ -119,14 +139,21 @@ class EpisodeLog:
         return _percentiles([chunk.inference_ms for chunk in self.chunks])
 
     def seam_rad_s(self) -> dict[str, float]:
-        """Percentiles of the differences in velocity where chunks join the motion; empty without a second chunk."""
-        return _percentiles([chunk.seam_rad_s for chunk in self.chunks[1:]]) if len(self.chunks) > 1 else {}
+        """Percentiles of the differences in velocity where chunks join the motion; empty without
+        a second chunk.
+        """
+        return (
+            _percentiles([chunk.seam_rad_s for chunk in self.chunks[1:]])
+            if len(self.chunks) > 1
+            else {}
+        )
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
         metres = [chunk.executed(chunk.plan.residual_m) for chunk in self.chunks]
         return ErrorSummary.of(
-            _concatenate(metres), _concatenate([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks])
+            _concatenate(metres),
+            _concatenate([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks]),
         )
 
     def path_error(self, *names: str) -> ErrorSummary:
@@ -135,7 +162,9 @@ class EpisodeLog:
         for limb in self._named(names):
             for chunk, at, nominal_s in self._chunk_steps():
                 T_commanded = limb.kinematics.forward(self._q_commanded()[at, limb.columns])
-                T_intended = _intended(chunk.poses(limb), limb, chunk.motion, nominal_s, chunk.plan.t_s, T_commanded)
+                T_intended = _intended(
+                    chunk.poses(limb), limb, chunk.motion, nominal_s, chunk.plan.t_s, T_commanded
+                )
                 distance, angle = between(T_commanded, T_intended)
                 distances.append(distance)
                 angles.append(angle)
@@ -146,19 +175,24 @@ class EpisodeLog:
         return _over([between(*self._poses(limb)) for limb in self._named(names)])
 
     def between_hands(self) -> ErrorSummary | None:
-        """The second limb's pose in the first one's against the commanded one, at every step; None for one limb."""
+        """The second limb's pose in the first one's against the commanded one, at every step;
+        None for one limb.
+        """
         if len(self.limbs) < 2:
             return None
         first, second = list(self.limbs.values())[:2]
         T_first_second = se3_inverse(first.T_world_base) @ second.T_world_base
-        relative = [se3_inverse(a) @ T_first_second @ b for a, b in zip(self._poses(first), self._poses(second), strict=True)]
+        relative = [
+            se3_inverse(a) @ T_first_second @ b
+            for a, b in zip(self._poses(first), self._poses(second), strict=True)
+        ]
         return ErrorSummary.of(*between(*relative))
 
     def loop_drift(self, *names: str) -> ErrorSummary:
         """The arm against the chunks' motions joined end to end.
 
-        Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is joined to what was by
-        ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
+        Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is
+        joined to what was by ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
         """
         return _over([self._loop_drift(limb) for limb in self._named(names)])
 
@@ -181,23 +215,36 @@ class EpisodeLog:
         return forward(self._q_commanded()[own]), forward(np.concatenate(self.q_achieved)[own])
 
     def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
-        """Path, tracking and loop drift of each limb, by name; none for one limb, whose they are in any case."""
-        figures = {"path": self.path_error, "tracking": self.tracking_error, "loop_drift": self.loop_drift}
+        """Path, tracking and loop drift of each limb, by name; none for one limb, whose they are
+        in any case.
+        """
+        figures = {
+            "path": self.path_error,
+            "tracking": self.tracking_error,
+            "loop_drift": self.loop_drift,
+        }
         names = self.limbs if len(self.limbs) > 1 else ()
         return {name: {figure: error(name) for figure, error in figures.items()} for name in names}
 
     def drift(self, recording: LimbRecording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""
-        steps = [(at, chunk.motion_from_s + nominal_s) for chunk, at, nominal_s in self._chunk_steps()]
+        steps = [
+            (at, chunk.motion_from_s + nominal_s) for chunk, at, nominal_s in self._chunk_steps()
+        ]
         if recording is None or not steps:
             return None
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
-        by_limb = recording.of_limbs({name: len(one.limb.joints) for name, one in self.limbs.items()})
+        by_limb = recording.of_limbs(
+            {name: len(one.limb.joints) for name, one in self.limbs.items()}
+        )
         errors: list[tuple[F64, F64]] = []
         for name, limb in self.limbs.items():
-            T_base_cosmos = limb.kinematics.forward(q[:, limb.columns]) @ recording.tool_frame(name).T_parent_cosmos
+            T_base_cosmos = (
+                limb.kinematics.forward(q[:, limb.columns])
+                @ recording.tool_frame(name).T_parent_cosmos
+            )
             errors.append(between(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
         return _over(errors)
 
@@ -205,7 +252,9 @@ class EpisodeLog:
         return np.concatenate([block.q_rad for block in self.blocks])
 
     def _chunk_steps(self) -> Iterator[tuple[ChunkRecord, NDArray[np.intp], F64]]:
-        """Yield each chunk with the physics steps that followed it and their times on its clock; braking is left out."""
+        """Yield each chunk with the physics steps that followed it and their times on its clock;
+        braking is left out.
+        """
         chunk_of = np.concatenate(self.chunk_of)
         nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
         for index, chunk in enumerate(self.chunks):
@@ -239,16 +288,25 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 def _intended(
-    poses: PoseTrajectory | None, limb: SceneLimb, motion: PlannedMotion, at_s: F64, row_s: F64, T_commanded: F64
+    poses: PoseTrajectory | None,
+    limb: SceneLimb,
+    motion: PlannedMotion,
+    at_s: F64,
+    row_s: F64,
+    T_commanded: F64,
 ) -> F64:
-    """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near its time.
+    """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near
+    its time.
 
-    The path joins the poses, from the anchor on, by straight lines. A delay along it is not an error, so the foot of the
-    perpendicular is compared, within two rows of the pose's time on the chunk's clock.
+    The path joins the poses, from the anchor on, by straight lines. A delay along it is not an
+    error, so the foot of the perpendicular is compared, within two rows of the pose's time on the
+    chunk's clock.
     """
     if poses is None:  # the path joins the angles by straight lines
         knots = motion.spline.q_rad[:, limb.columns].T  # the rows, and the reference at the start
-        return limb.kinematics.forward(np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1))
+        return limb.kinematics.forward(
+            np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1)
+        )
     T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
     t_s = np.concatenate(([0.0], row_s))
     corner = T[:, :3, 3]
@@ -260,7 +318,9 @@ def _intended(
     away = T_commanded[:, None, :3, 3] - corner[k]
     foot = np.clip(np.sum(away * side[k], axis=2) / np.maximum(length_sq[k], _SHORT_M**2), 0.0, 1.0)
     u = np.where(length_sq[k] > _SHORT_M**2, foot, own)  # at a stop, the time decides
-    distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(k - now[:, None])
+    distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(
+        k - now[:, None]
+    )
     best = np.argmin(distance, axis=1)[:, None]
     k, u = np.take_along_axis(k, best, 1)[:, 0], np.take_along_axis(u, best, 1)[:, 0]
     return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))

@@ -1,7 +1,8 @@
 """Errors of the simulated plant: how the arm differs from the model that its controller has.
 
-The scene's model is the controller's, and a perturbed copy is stepped. The controller's gravity compensation, feed-forward
-and kinematics therefore know nothing of a payload, heavier links or friction.
+The scene's model is the controller's, and a perturbed copy is stepped. The controller's gravity
+compensation, feed-forward and kinematics therefore know nothing of a payload, heavier links or
+friction.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class PlantErrors:
         payload_kg: Point mass fixed at the tool centre point.
         joint_friction_nm: Coulomb friction of each arm joint, on top of the model's.
         actuation_delay_s: Time from writing ctrl to its effect, to a whole physics step.
-        sensor_noise_rad: Standard deviation of the measured joint angles; the servos and every metric see the true ones.
+        sensor_noise_rad: Standard deviation of the measured joint angles; the servos and every
+            metric see the true ones.
         seed: Seed of the noise, together with the episode's.
 
     Raises:
@@ -54,10 +56,14 @@ class PlantErrors:
             if value < 0:
                 raise InputError(f"{name} must be at least zero, got {value:g}.")
         if self.actuation_delay_s > _MAX_DELAY_S:
-            raise InputError(f"actuation_delay_s must be at most {_MAX_DELAY_S:g} s, got {self.actuation_delay_s:g}.")
+            raise InputError(
+                f"actuation_delay_s must be at most {_MAX_DELAY_S:g} s, got "
+                f"{self.actuation_delay_s:g}."
+            )
 
     def apply(self, model: mujoco.MjModel, *limbs: Limb) -> mujoco.MjModel:
-        """Return a copy of a model with these masses and friction; gravity is compensated for the original masses only.
+        """Return a copy of a model with these masses and friction; gravity is compensated for the
+        original masses only.
 
         Args:
             model: The controller's model.
@@ -65,12 +71,15 @@ class PlantErrors:
 
         Raises:
             InputError: An argument has another type.
-            ConfigError: The model lacks a limb's joints or frame, or no body for the payload is fixed to its last link.
+            ConfigError: The model lacks a limb's joints or frame, or no body for the payload is
+                fixed to its last link.
         """
         plant = copy.copy(instance_of(model, mujoco.MjModel, "model"))
         limbs = tuple(instance_of(limb, Limb, "limb") for limb in limbs or PANDA.limbs)
         frames = [_frame(plant, limb) for limb in limbs]
-        joints = [_id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints]
+        joints = [
+            _id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints
+        ]
         arm = np.isin(plant.body_rootid, plant.body_rootid[frames])
         plant.body_mass[arm] *= self.link_mass_scale
         plant.body_inertia[arm] *= self.link_mass_scale
@@ -80,12 +89,15 @@ class PlantErrors:
         if self.joint_friction_nm:
             dofs = plant.jnt_dofadr[joints]
             plant.dof_frictionloss[dofs] += self.joint_friction_nm
-            plant.dof_solimp[dofs, :2] = _STICTION  # at MuJoCo's default a loaded joint creeps by a milliradian per second
+            # at MuJoCo's default a loaded joint creeps by a milliradian per second
+            plant.dof_solimp[dofs, :2] = _STICTION
         mujoco.mj_setConst(plant, mujoco.MjData(plant))
         return plant
 
     def compensation(self) -> Compensation:
-        """Return what compensates the delay, payload and friction; heavier links and noise remain."""
+        """Return what compensates the delay, payload and friction; heavier links and noise
+        remain.
+        """
         return Compensation(self.actuation_delay_s, self.payload_kg, self.joint_friction_nm)
 
     def delay_steps(self, dt_s: float) -> int:
@@ -94,20 +106,28 @@ class PlantErrors:
         return whole_number(round(min(steps, 1e9)), "the delay in steps of dt_s", 0, 1_000_000)
 
     def noise_rad(self, episode_seed: int, step: int, n: int) -> F64:
-        """Return the error [n] of the angles measured at a physics step; reading twice gives the same value.
+        """Return the error [n] of the angles measured at a physics step; reading twice gives the
+        same value.
 
-        InputError: A seed or step is not a whole number of at least zero, or ``n`` not one from 1 to 1000.
+        InputError: A seed or step is not a whole number of at least zero, or ``n`` not one from 1
+        to 1000.
         """
         for name, number in (("episode_seed", episode_seed), ("step", step)):
             whole_number(number, name, 0)
         whole_number(n, "n", 1, 1000)
         if not self.sensor_noise_rad:
             return np.zeros(n)
-        return np.random.default_rng((self.seed, episode_seed, step)).normal(0.0, self.sensor_noise_rad, n)
+        return np.random.default_rng((self.seed, episode_seed, step)).normal(
+            0.0, self.sensor_noise_rad, n
+        )
 
 
 ALL_ERRORS = PlantErrors(
-    link_mass_scale=1.1, payload_kg=0.5, joint_friction_nm=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005
+    link_mass_scale=1.1,
+    payload_kg=0.5,
+    joint_friction_nm=0.5,
+    actuation_delay_s=0.010,
+    sensor_noise_rad=0.0005,
 )
 """Links 10 % heavier, 0.5 kg in the hand, friction, 10 ms of delay, 0.5 mrad of noise."""
 
@@ -115,8 +135,9 @@ ALL_ERRORS = PlantErrors(
 def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: float) -> None:
     """Fix a point mass at the tool centre point, without compensation of its weight.
 
-    MuJoCo compensates a body's weight at its centre of mass, which the payload would move. The mass of the hand, or of another
-    body that is fixed to the last link, therefore moves to the link, and that body carries the payload alone.
+    MuJoCo compensates a body's weight at its centre of mass, which the payload would move. The mass
+    of the hand, or of another body that is fixed to the last link, therefore moves to the link, and
+    that body carries the payload alone.
     """
     hand = _fixed_body(model, limb, frame)
     link, tool_m = int(model.body_parentid[hand]), tool_in_body(model, limb)
@@ -127,19 +148,29 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
         tool_m = data.xmat[hand].reshape(3, 3).T @ (tool_m - data.xpos[hand])
     if not np.isclose(model.body_gravcomp[hand], model.body_gravcomp[link]):
         name = model.body(hand).name
-        raise ConfigError(f"a payload needs equal gravity compensation of {name!r} and the link it is fixed to.")
+        raise ConfigError(
+            f"a payload needs equal gravity compensation of {name!r} and the link it is fixed to."
+        )
     R_link_hand = _matrix(model.body_quat[hand])
     mass = np.array([model.body_mass[link], model.body_mass[hand]])
-    center = np.stack((model.body_ipos[link], model.body_pos[hand] + R_link_hand @ model.body_ipos[hand]))
+    center = np.stack(
+        (model.body_ipos[link], model.body_pos[hand] + R_link_hand @ model.body_ipos[hand])
+    )
     rotation = (_matrix(model.body_iquat[link]), R_link_hand @ _matrix(model.body_iquat[hand]))
     mean = mass @ center / mass.sum()
     inertia = np.zeros((3, 3))
-    for m, c, R, principal in zip(mass, center - mean, rotation, model.body_inertia[[link, hand]], strict=True):
+    for m, c, R, principal in zip(
+        mass, center - mean, rotation, model.body_inertia[[link, hand]], strict=True
+    ):
         inertia += R @ np.diag(principal) @ R.T + m * (c @ c * np.eye(3) - np.outer(c, c))
     principal, axes = np.linalg.eigh(inertia)
     axes[:, 0] *= np.linalg.det(axes)
     mujoco.mju_mat2Quat(model.body_iquat[link], axes.ravel())
-    model.body_mass[link], model.body_ipos[link], model.body_inertia[link] = mass.sum(), mean, principal
+    model.body_mass[link], model.body_ipos[link], model.body_inertia[link] = (
+        mass.sum(),
+        mean,
+        principal,
+    )
     model.body_mass[hand], model.body_ipos[hand], model.body_inertia[hand] = payload_kg, tool_m, 0.0
     model.body_iquat[hand], model.body_gravcomp[hand] = (1.0, 0.0, 0.0, 0.0), 0.0
     model.body_sameframe[[link, hand]] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
@@ -148,9 +179,13 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
 def _fixed_body(model: mujoco.MjModel, limb: Limb, frame: int) -> int:
     """The body of the limb's frame if it is fixed to a link, else one that is fixed to it."""
     link = int(model.body_weldid[frame])
-    fixed = np.flatnonzero(model.body_weldid == link)  # the link first: parents precede their children
+    # the link first: parents precede their children
+    fixed = np.flatnonzero(model.body_weldid == link)
     if len(fixed) < 2 or link == 0:
-        raise ConfigError(f"a payload needs a body that is fixed to the last link of limb {limb.name!r}, such as its hand.")
+        raise ConfigError(
+            f"a payload needs a body that is fixed to the last link of limb {limb.name!r}, such "
+            "as its hand."
+        )
     return frame if frame != link else int(fixed[1])
 
 
@@ -161,7 +196,11 @@ def _matrix(quat_wxyz: F64) -> F64:
 
 
 def _frame(model: mujoco.MjModel, limb: Limb) -> int:
-    _id(model, mujoco.mjtObj.mjOBJ_SITE if limb.frame_type == "site" else mujoco.mjtObj.mjOBJ_BODY, limb.frame)
+    _id(
+        model,
+        mujoco.mjtObj.mjOBJ_SITE if limb.frame_type == "site" else mujoco.mjtObj.mjOBJ_BODY,
+        limb.frame,
+    )
     return frame_body(model, limb)
 
 

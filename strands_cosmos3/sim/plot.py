@@ -26,15 +26,18 @@ _FORMATS = (".png", ".pdf", ".svg")
 
 @typed()
 def plot_rollout(rollout: Rollout, path: str | Path) -> None:
-    """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix selects the format.
+    """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix
+    selects the format.
 
     Raises:
-        InputError: The rollout has no trajectories, or the path another suffix than .png, .pdf or .svg.
+        InputError: The rollout has no trajectories, or the path another suffix than .png, .pdf or
+            .svg.
         ConfigError, MissingDependencyError: The file cannot be written; matplotlib is missing.
     """
     if Path(path).suffix.lower() not in _FORMATS or "t_s" not in rollout.arrays:
         raise InputError(
-            f"a plot needs a rollout with trajectories and a path ending in {', '.join(_FORMATS)}, got {str(path)!r}."
+            "a plot needs a rollout with trajectories and a path ending in "
+            f"{', '.join(_FORMATS)}, got {str(path)!r}."
         )
     require_creatable(Path(path), "path")
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
@@ -46,27 +49,46 @@ def plot_rollout(rollout: Rollout, path: str | Path) -> None:
         for change_s in t[1:][np.diff(arrays["chunk"]) > 0]:
             axis.axvline(change_s, color="0.8", lw=0.6, zorder=0)
     title = rollout.instruction or "replay"
-    figure.suptitle(f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)", fontsize=11)
+    figure.suptitle(
+        f"{title}: {rollout.outcome}, seed {rollout.seed} (thin verticals: a new chunk)",
+        fontsize=11,
+    )
     figure.savefig(path, dpi=110)
 
 
 def hands_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Return the commanded and achieved poses of each limb in a rollout's arrays; the name of an only limb is empty."""
+    """Return the commanded and achieved poses of each limb in a rollout's arrays; the name of an
+    only limb is empty.
+    """
     first = "T_base_hand_commanded"
     names = [key.removeprefix(first) for key in arrays if key.startswith(first)]
-    return {name.removeprefix("_"): (arrays[first + name], arrays[f"T_base_hand_achieved{name}"]) for name in names}
+    return {
+        name.removeprefix("_"): (arrays[first + name], arrays[f"T_base_hand_achieved{name}"])
+        for name in names
+    }
 
 
 def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     t, hands = arrays["t_s"], hands_of(arrays)
     for limb, (commanded, achieved) in hands.items():
-        for axis, name, colour in zip(range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True):
+        for axis, name, colour in zip(
+            range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True
+        ):
             axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
-            axes[0].plot(t, achieved[:, axis, 3], color=colour, lw=1.4, alpha=0.8, label=f"{limb} {name}".strip())
+            axes[0].plot(
+                t,
+                achieved[:, axis, 3],
+                color=colour,
+                lw=1.4,
+                alpha=0.8,
+                label=f"{limb} {name}".strip(),
+            )
     axes[0].set_ylabel("hand, base frame [m]\n(dashed: commanded)")
     axes[0].legend(ncols=3, loc="upper right", fontsize=8)
     for joint in range(arrays["q_achieved_rad"].shape[1]):
-        (line,) = axes[1].plot(t, arrays["q_achieved_rad"][:, joint], lw=1.2, label=f"joint{joint + 1}")
+        (line,) = axes[1].plot(
+            t, arrays["q_achieved_rad"][:, joint], lw=1.2, label=f"joint{joint + 1}"
+        )
         axes[1].plot(t, arrays["q_commanded_rad"][:, joint], "--", color=line.get_color(), lw=0.9)
     axes[1].set_ylabel("joints [rad]\n(dashed: commanded)")
     axes[1].legend(ncols=7, loc="upper right", fontsize=7)
@@ -78,7 +100,13 @@ def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     for limb, (commanded, achieved) in hands.items():
         distance_m, angle_rad = between(commanded, achieved)
         axes[3].plot(t, distance_m * 1e3, color="tab:red", label=f"{limb} position [mm]".strip())
-        axes[3].plot(t, np.rad2deg(angle_rad) * 10, color="tab:gray", lw=0.9, label=f"{limb} rotation [0.1 deg]".strip())
+        axes[3].plot(
+            t,
+            np.rad2deg(angle_rad) * 10,
+            color="tab:gray",
+            lw=0.9,
+            label=f"{limb} rotation [0.1 deg]".strip(),
+        )
     axes[3].set_ylabel("tracking error")
     axes[3].legend(loc="upper right", fontsize=8)
     axes[3].set_xlabel("simulated time [s]")
@@ -87,16 +115,22 @@ def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
 def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
     """Plot learning curves, one panel for each stage; the path's suffix selects the format.
 
-    ``curves``: stage -> points, each with ``step`` and further numbers. MissingDependencyError without matplotlib.
+    ``curves``: stage -> points, each with ``step`` and further numbers. MissingDependencyError
+    without matplotlib.
     """
     shown = {stage: points for stage, points in curves.items() if points}
     figure = _page(9, 2.6 * max(1, len(shown)))
     axes = np.atleast_1d(figure.subplots(max(1, len(shown)), 1))
     for axis, (stage, points) in zip(axes, shown.items(), strict=False):
         steps = [point["step"] for point in points]
-        names = dict.fromkeys(name for point in points for name in point if name not in ("step", "time", "windows"))
+        names = dict.fromkeys(
+            name for point in points for name in point if name not in ("step", "time", "windows")
+        )
         for name in names:
-            values, marker = [point.get(name, np.nan) for point in points], "." if len(points) < 20 else None
+            values, marker = (
+                [point.get(name, np.nan) for point in points],
+                "." if len(points) < 20 else None,
+            )
             axis.plot(steps, values, lw=1.1, label=name, marker=marker)
         if all(point.get(name, 1) > 0 for point in points for name in names):  # success may be 0
             axis.set_yscale("log")
@@ -112,7 +146,9 @@ def _page(width_in: float, height_in: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib: pip install 'strands-cosmos3[sim]'.") from error
+        raise MissingDependencyError(
+            "plots need matplotlib: pip install 'strands-cosmos3[sim]'."
+        ) from error
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,6 @@
-"""Planners of an episode: what a policy observes, and its chunks. Policies of another make are adapted here."""
+"""Planners of an episode: what a policy observes, and its chunks. Policies of another make are
+adapted here.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,36 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 __all__ = ["planner_for", "recording_of"]
 
-_MEMBERS = ("get_actions_sync", "set_robot_state_keys", "set_control_frequency", "actions_per_step", "requires_images")
+_MEMBERS = (
+    "get_actions_sync",
+    "set_robot_state_keys",
+    "set_control_frequency",
+    "actions_per_step",
+    "requires_images",
+)
 
 
 class PolicyPlanner:
-    """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a :class:`~strands_cosmos3.control.loop.Planner`).
+    """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a
+    :class:`~strands_cosmos3.control.loop.Planner`).
 
     ``film`` renders the views for a policy that uses images.
 
     Attributes:
         answer: Raw action rows [T, D] and predicted video of the latest chunk, or None each.
-        accepted_rows: Raw rows of the chunk that the arm follows. The latest one may have expired or been rejected.
+        accepted_rows: Raw rows of the chunk that the arm follows. The latest one may have expired
+            or been rejected.
         replan_rows: Rows to execute before the next inference, or None.
     """
 
-    def __init__(self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder):
-        self.instruction, self.replan_rows, self.model_sha256 = instruction, policy.replan_rows, policy.model_sha256
+    def __init__(
+        self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder
+    ):
+        self.instruction, self.replan_rows, self.model_sha256 = (
+            instruction,
+            policy.replan_rows,
+            policy.model_sha256,
+        )
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self.borrowed_domain = policy.borrowed_domain
@@ -45,7 +61,9 @@ class PolicyPlanner:
         self._action_prefix: NDArray[Any] | None = None
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
-        """Return the observation now, and keep the raw rows that the arm will execute in any case for :meth:`plan`."""
+        """Return the observation now, and keep the raw rows that the arm will execute in any
+        case for :meth:`plan`.
+        """
         images = self._film.observe(self._arm.data) if self._policy.requires_images else None
         self._action_prefix = self._prefix(action_prefix)
         return self._arm.observation(images)
@@ -61,9 +79,14 @@ class PolicyPlanner:
     def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's chunk; any Cosmos3Error is the policy's."""
         plan = self._policy.plan(observation, self.instruction, action_prefix=self._action_prefix)
-        self.answer = (np.asarray(self._policy.last_rollout["action"]), self._policy.last_rollout["video"])
+        self.answer = (
+            np.asarray(self._policy.last_rollout["action"]),
+            self._policy.last_rollout["video"],
+        )
         if isinstance(plan, ActionChunk):
-            raise ConfigError("this policy returns raw columns; name the arm's robot, e.g. robot='panda'.")
+            raise ConfigError(
+                "this policy returns raw columns; name the arm's robot, e.g. robot='panda'."
+            )
         return plan
 
     @property
@@ -77,9 +100,11 @@ class PolicyPlanner:
 
 
 class AdaptedPolicyPlanner:
-    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as :class:`PolicyPlanner`.
+    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as
+    :class:`PolicyPlanner`.
 
-    Such a policy plans from the angles it is shown, the measured ones; its steps are shifted to the anchor.
+    Such a policy plans from the angles it is shown, the measured ones; its steps are shifted to the
+    anchor.
 
     ``hz`` is the rate at which the policy's steps are due.
     """
@@ -88,8 +113,12 @@ class AdaptedPolicyPlanner:
     borrowed_domain: str | None = None
     counters: Mapping[str, int] = {}
 
-    def __init__(self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float):
-        policy.set_robot_state_keys([*arm.scene.robot.joints, *(one.gripper.joints[0] for one in arm.scene.limbs.values())])
+    def __init__(
+        self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
+    ):
+        policy.set_robot_state_keys(
+            [*arm.scene.robot.joints, *(one.gripper.joints[0] for one in arm.scene.limbs.values())]
+        )
         policy.set_control_frequency(hz)
         self.instruction, self.replan_rows = instruction, policy.actions_per_step
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
@@ -99,18 +128,26 @@ class AdaptedPolicyPlanner:
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
         """Return the joints now, and keep the flat observation for :meth:`plan`."""
-        self._shown = self._arm.observe(self._film.observe(self._arm.data) if self._policy.requires_images else None)
+        self._shown = self._arm.observe(
+            self._film.observe(self._arm.data) if self._policy.requires_images else None
+        )
         return self._arm.observation()
 
     def plan(self, observation: Observation) -> JointTrajectory:
-        """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint or holds no number."""
+        """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint
+        or holds no number.
+        """
         steps = self._policy.get_actions_sync(self._shown, self.instruction)
         plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
         anchor, limits = observation.q_anchor_rad, self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
             return plan
         q = plan.q_rad
-        shifted = np.clip(q + (anchor - observation.q_rad), np.minimum(q, limits.q_min), np.maximum(q, limits.q_max))
+        shifted = np.clip(
+            q + (anchor - observation.q_rad),
+            np.minimum(q, limits.q_min),
+            np.maximum(q, limits.q_max),
+        )
         return replace(plan, q_rad=shifted)
 
     def cancel(self) -> None:
@@ -121,7 +158,9 @@ class AdaptedPolicyPlanner:
 def planner_for(
     arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
 ) -> PolicyPlanner | AdaptedPolicyPlanner:
-    """Return the planner for a policy of any make; InputError if the policy lacks a member, or an argument is malformed."""
+    """Return the planner for a policy of any make; InputError if the policy lacks a member, or
+    an argument is malformed.
+    """
     if missing := [name for name in _MEMBERS if not hasattr(policy, name)]:
         raise InputError(f"policy must have {', '.join(missing)}, got {type(policy).__name__}.")
     hz = positive(hz, "hz")
@@ -142,12 +181,21 @@ def recording_of(policy: Policy) -> LimbRecording | None:
 def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:
     """Return steps, due one control period apart, as a joint trajectory."""
     try:
-        rows = np.array([[float(np.asarray(step[key])) for key in scene.robot.joints] for step in steps])
+        rows = np.array(
+            [[float(np.asarray(step[key])) for key in scene.robot.joints] for step in steps]
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
     fingers = {one.gripper.joints[0]: one.gripper.opening for one in scene.limbs.values()}
     gripper: Any = None
     if all(finger in step for step in steps for finger in fingers):
-        given = {finger: np.array([float(np.asarray(step[finger])) for step in steps]) for finger in fingers}
-        gripper = of_grippers(np.stack([opening.to_fraction(given[name]) for name, opening in fingers.items()], axis=1))
+        given = {
+            finger: np.array([float(np.asarray(step[finger])) for step in steps])
+            for finger in fingers
+        }
+        gripper = of_grippers(
+            np.stack(
+                [opening.to_fraction(given[name]) for name, opening in fingers.items()], axis=1
+            )
+        )
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

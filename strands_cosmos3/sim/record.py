@@ -29,14 +29,17 @@ _GAP_PX = 8
 
 
 class VideoWriter:
-    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only if the block succeeded.
+    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only if the
+    block succeeded.
 
-    Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders are made.
+    Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders
+    are made.
 
     ``crf`` is x264's constant rate factor: 0 is lossless, 51 worst.
 
     Raises:
-        InputError, ConfigError: fps is not above zero; a suffix not .mp4, .mkv or .mov, or a crf outside 0..51.
+        InputError, ConfigError: fps is not above zero; a suffix not .mp4, .mkv or .mov, or a crf
+            outside 0..51.
         MissingDependencyError: PyAV is not installed.
     """
 
@@ -44,7 +47,9 @@ class VideoWriter:
     def __init__(self, path: str | Path, fps: float, crf: int = 20):
         self.path = Path(path).expanduser()
         if self.path.suffix.lower() not in _SUFFIXES:
-            raise ConfigError(f"a film's name must end in {', '.join(_SUFFIXES)}, got {str(path)!r}.")
+            raise ConfigError(
+                f"a film's name must end in {', '.join(_SUFFIXES)}, got {str(path)!r}."
+            )
         if not 0 <= crf <= 51:
             raise ConfigError(f"crf must be 0 (lossless) to 51 (worst), got {crf!r}.")
         self._rate = Fraction(positive(fps, "fps")).limit_denominator(1000)
@@ -52,8 +57,12 @@ class VideoWriter:
         try:
             import av
         except ImportError as error:
-            raise MissingDependencyError("films need PyAV: pip install 'strands-cosmos3[sim]'.") from error
-        self._hidden = self.path.with_name(f".{self.path.stem}.{os.getpid()}.{id(self):x}{self.path.suffix}")
+            raise MissingDependencyError(
+                "films need PyAV: pip install 'strands-cosmos3[sim]'."
+            ) from error
+        self._hidden = self.path.with_name(
+            f".{self.path.stem}.{os.getpid()}.{id(self):x}{self.path.suffix}"
+        )
         self._crf = crf
         self._av: Any = av
         self._stream: Any = None
@@ -75,10 +84,16 @@ class VideoWriter:
             self._stream = self._container.add_stream(
                 "libx264", rate=self._rate, options={"crf": str(self._crf), "preset": "veryfast"}
             )
-            self._stream.height, self._stream.width, self._stream.pix_fmt = *frame.shape[:2], "yuv420p"
+            self._stream.height, self._stream.width, self._stream.pix_fmt = (
+                *frame.shape[:2],
+                "yuv420p",
+            )
         if (self._stream.height, self._stream.width) != frame.shape[:2]:
             want = (self._stream.height, self._stream.width)
-            raise ShapeError(f"this film's frames are {want[0]} x {want[1]} (height x width), got {list(frame.shape)}.")
+            raise ShapeError(
+                f"this film's frames are {want[0]} x {want[1]} (height x width), got "
+                f"{list(frame.shape)}."
+            )
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         self._container.mux(self._stream.encode(picture))
         self.frames += 1
@@ -112,7 +127,12 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.close()
         else:
@@ -129,10 +149,12 @@ def compose_film(
     time_s: float | None = None,
     outcome: str | None = None,
 ) -> Frame:
-    """Compose a frame of the film: the scene, the policy's views below it, the predicted world beside it.
+    """Compose a frame of the film: the scene, the policy's views below it, the predicted world
+    beside it.
 
     Args:
-        beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8 (else ShapeError).
+        beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8 (else
+            ShapeError).
         views: Observation pictures by name, left to right.
         predicted: A frame of the predicted video; it is labelled as a prediction.
         observed: The observation at the time of ``predicted``, shown below it at the same size.
@@ -142,15 +164,23 @@ def compose_film(
     Returns:
         [H', W', 3] uint8 with even sides, which depend on the shapes of the given pictures only.
     """
-    beside = {name: picture for name, picture in (("predicted", predicted), ("observed", observed)) if picture is not None}
+    beside = {
+        name: picture
+        for name, picture in (("predicted", predicted), ("observed", observed))
+        if picture is not None
+    }
     for name, picture in {"beauty": beauty, **views, **beside}.items():
         image_array(picture, f"picture {name!r}")
-    main = beauty if caption is None and time_s is None else _captioned(beauty, caption or "", time_s)
+    main = (
+        beauty if caption is None and time_s is None else _captioned(beauty, caption or "", time_s)
+    )
     main = main if outcome is None else _ended(main, outcome)
     strip = _strip(views, main.shape[1]) if views else np.empty((0, main.shape[1], 3), np.uint8)
     page = np.concatenate([main, strip])
     if predicted is not None:
-        page = np.concatenate([page, _side_panel(beside, page.shape[0], main.shape[1] // 2)], axis=1)
+        page = np.concatenate(
+            [page, _side_panel(beside, page.shape[0], main.shape[1] // 2)], axis=1
+        )
     height, width = page.shape[0] + page.shape[0] % 2, page.shape[1] + page.shape[1] % 2
     out = np.empty((height, width, 3), np.uint8)
     out[:] = _PAPER
@@ -162,12 +192,18 @@ def _fit(picture: Frame, width: int, height: int) -> Frame:
     """Scale a picture into a box in pixels, at its own aspect ratio."""
     scale = min(width / picture.shape[1], height / picture.shape[0])
     size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
-    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
+    return np.asarray(
+        Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    )
 
 
 @lru_cache(maxsize=256)
-def _text(text: str, size_px: int, color: tuple[int, int, int], max_width_px: int) -> NDArray[np.float32]:
-    """Render a line of text as [h, w, 4] (colour 0..255, coverage 0..1), with an ellipsis if it is too long."""
+def _text(
+    text: str, size_px: int, color: tuple[int, int, int], max_width_px: int
+) -> NDArray[np.float32]:
+    """Render a line of text as [h, w, 4] (colour 0..255, coverage 0..1), with an ellipsis if it
+    is too long.
+    """
     font = ImageFont.load_default(size_px)
     shown = text
     while shown and font.getlength(shown) > max_width_px:
@@ -179,7 +215,9 @@ def _text(text: str, size_px: int, color: tuple[int, int, int], max_width_px: in
     return np.concatenate([rgb, coverage], axis=2)
 
 
-def _write(page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tuple[int, int, int] = _INK) -> None:
+def _write(
+    page: Frame, text: str, x_px: int, y_px: int, size_px: int, color: tuple[int, int, int] = _INK
+) -> None:
     """Write a line of text onto a page, in place."""
     line = _text(text, size_px, color, max(page.shape[1] - x_px - _GAP_PX, 1))
     spot = page[y_px : y_px + line.shape[0], x_px : x_px + line.shape[1]]
@@ -236,7 +274,9 @@ _TITLES = {
 
 
 def _side_panel(beside: Mapping[str, Frame], height: int, widest: int) -> Frame:
-    """Return the predicted and the observed picture at one size, with their titles, as high as the page and no wider."""
+    """Return the predicted and the observed picture at one size, with their titles, as high as
+    the page and no wider.
+    """
     size_px = max(10, round(height * 0.028))
     head, half = round(size_px * 3.6), height // 2
     have = beside["predicted"].shape
@@ -246,7 +286,11 @@ def _side_panel(beside: Mapping[str, Frame], height: int, widest: int) -> Frame:
     panel[:] = _PAPER
     for i, (name, given) in enumerate(beside.items()):
         title, note, color = _TITLES[name]
-        picture = np.asarray(Image.fromarray(given).resize((columns, rows), Image.Resampling.BILINEAR, reducing_gap=2.0))
+        picture = np.asarray(
+            Image.fromarray(given).resize(
+                (columns, rows), Image.Resampling.BILINEAR, reducing_gap=2.0
+            )
+        )
         top = i * half + max((half - head - rows) // 2, 0)
         _write(panel, title, _GAP_PX, top + round(size_px * 0.3), size_px, color)
         _write(panel, note, _GAP_PX, top + round(size_px * 1.75), size_px, _FAINT)

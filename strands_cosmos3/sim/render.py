@@ -1,7 +1,8 @@
 """Off-screen rendering: the choice of OpenGL, the quality of a picture, and paths drawn into it.
 
-The OpenGL context is made here and not by ``mujoco.Renderer``, which takes its backend from the environment once, at
-``import mujoco``. So a backend can be chosen at the first picture, whoever imported mujoco.
+The OpenGL context is made here and not by ``mujoco.Renderer``, which takes its backend from the
+environment once, at ``import mujoco``. So a backend can be chosen at the first picture, whoever
+imported mujoco.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _MAX_GEOMS = 2000
 def choose_gl(wanted: str | None = None) -> str:
     """Return the OpenGL backend to draw with, without loading it.
 
-    None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is installed, else ``glfw`` if
-    there is a display. RenderError for another name or no such library; the message names the Debian packages.
+    None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is
+    installed, else ``glfw`` if there is a display. RenderError for another name or no such library;
+    the message names the Debian packages.
     """
     named = (wanted or os.environ.get("MUJOCO_GL", "")).lower().strip()
     if named in GL_BACKENDS:
@@ -59,8 +61,11 @@ def _make_context(backend: str, height: int, width: int) -> Any:
     try:
         context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
         context.make_current()
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # PyOpenGL and EGL fail in their own ways
-        raise RenderError(f"OpenGL backend {backend!r} does not start here ({error}); {_REMEDY}") from error
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        # PyOpenGL and EGL fail in their own ways
+        raise RenderError(
+            f"OpenGL backend {backend!r} does not start here ({error}); {_REMEDY}"
+        ) from error
     return context
 
 
@@ -81,7 +86,9 @@ BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 
 @dataclass(frozen=True, eq=False)
 class Polyline:
-    """A polyline to draw; ShapeError or NonFiniteError if the points are not [n, 3] finite numbers."""
+    """A polyline to draw; ShapeError or NonFiniteError if the points are not [n, 3] finite
+    numbers.
+    """
 
     points_m: F64  # [n, 3] in the world's frame
     rgba: tuple[float, float, float, float] = (0.98, 0.55, 0.10, 0.9)
@@ -93,9 +100,11 @@ class Polyline:
 
 
 class Renderer:
-    """Draws a model's state off screen, ``height`` x ``width`` pixels, with an OpenGL context of its own.
+    """Draws a model's state off screen, ``height`` x ``width`` pixels, with an OpenGL context of
+    its own.
 
-    It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`. ``gl``: :func:`choose_gl`.
+    It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`.
+    ``gl``: :func:`choose_gl`.
 
     Raises:
         ConfigError: A side is not 1 to 4096 pixels.
@@ -104,13 +113,21 @@ class Renderer:
 
     @typed()
     def __init__(
-        self, model: mujoco.MjModel, height: int = 180, width: int = 320, quality: Quality = OBSERVATION, gl: str | None = None
+        self,
+        model: mujoco.MjModel,
+        height: int = 180,
+        width: int = 320,
+        quality: Quality = OBSERVATION,
+        gl: str | None = None,
     ):
         self._context: Any = None
         self._gpu: Any = None
         if not (1 <= height <= MAX_IMAGE_SIDE and 1 <= width <= MAX_IMAGE_SIDE):
             size = f"{height} x {width} (height x width)"
-            raise ConfigError(f"a picture needs a positive size of at most {MAX_IMAGE_SIDE} pixels a side, got {size}.")
+            raise ConfigError(
+                f"a picture needs a positive size of at most {MAX_IMAGE_SIDE} pixels a side, got "
+                f"{size}."
+            )
         self.quality = quality
         self.backend = choose_gl(gl)
         self._model = model
@@ -127,12 +144,24 @@ class Renderer:
         self._gpu = self._upload(height, width)
         if self._gpu.offWidth < width or self._gpu.offHeight < height:
             self.close()
-            raise RenderError(f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller picture.")
+            raise RenderError(
+                f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller "
+                "picture."
+            )
 
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:
-        """Upload the model to the GPU. MuJoCo reads the quality from the model, so it is set there meanwhile."""
+        """Upload the model to the GPU. MuJoCo reads the quality from the model, so it is set
+        there meanwhile.
+        """
         look, size = self._model.vis.quality, self._model.vis.global_
-        before = look.shadowsize, look.offsamples, look.numslices, look.numstacks, size.offwidth, size.offheight
+        before = (
+            look.shadowsize,
+            look.offsamples,
+            look.numslices,
+            look.numstacks,
+            size.offwidth,
+            size.offheight,
+        )
         look.shadowsize, look.offsamples = self.quality.shadow_px, self.quality.samples
         look.numslices, look.numstacks = self.quality.slices, self.quality.slices // 2
         size.offwidth, size.offheight = width, height
@@ -144,7 +173,9 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, gpu)
         return gpu
 
-    def render(self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()) -> NDArray[np.uint8]:
+    def render(
+        self, data: mujoco.MjData, camera: str, paths: Sequence[Polyline] = ()
+    ) -> NDArray[np.uint8]:
         """Draw a forwarded state as a new array [H, W, 3] uint8.
 
         Raises:
@@ -155,10 +186,14 @@ class Renderer:
         model = self._model
         index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
         if index < 0:
-            raise UnknownNameError("camera", camera, (model.camera(i).name for i in range(model.ncam)))
+            raise UnknownNameError(
+                "camera", camera, (model.camera(i).name for i in range(model.ncam))
+            )
         self._camera.fixedcamid = index
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self._option, None, self._camera, everything, self._scene)
+        mujoco.mjv_updateScene(
+            model, data, self._option, None, self._camera, everything, self._scene
+        )
         for path in paths:
             _draw(self._scene, path)
         self._context.make_current()
@@ -167,12 +202,16 @@ class Renderer:
         return np.ascontiguousarray(self._frame[::-1])
 
     def upload_texture(self, name: str) -> None:
-        """Draw with the model's present pixels of a texture from now on; errors as for :meth:`render`."""
+        """Draw with the model's present pixels of a texture from now on; errors as for
+        :meth:`render`.
+        """
         if self._gpu is None:
             raise RenderError("this renderer is closed; make another.")
         index = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
         if index < 0:
-            raise UnknownNameError("texture", name, (self._model.tex(i).name for i in range(self._model.ntex)))
+            raise UnknownNameError(
+                "texture", name, (self._model.tex(i).name for i in range(self._model.ntex))
+            )
         self._context.make_current()
         mujoco.mjr_uploadTexture(self._model, self._gpu, index)
 
@@ -188,7 +227,12 @@ class Renderer:
     def __enter__(self) -> Renderer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -197,11 +241,18 @@ def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
     room = scene.maxgeom - scene.ngeom
     points = path.points_m
     if len(points) - 1 > room:
-        points = points[np.linspace(0, len(points) - 1, max(room, 1) + 1).round().astype(int)][: room + 1]
+        points = points[np.linspace(0, len(points) - 1, max(room, 1) + 1).round().astype(int)][
+            : room + 1
+        ]
     for start, end in pairwise(points):
         geom = scene.geoms[scene.ngeom]
         mujoco.mjv_initGeom(
-            geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9), np.array(path.rgba, np.float32)
+            geom,
+            mujoco.mjtGeom.mjGEOM_CAPSULE,
+            np.zeros(3),
+            np.zeros(3),
+            np.zeros(9),
+            np.array(path.rgba, np.float32),
         )
         mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, path.radius_m, start, end)
         geom.emission = 0.4

@@ -1,4 +1,6 @@
-"""The simulated robot and its closed loop: observe, run a policy, execute with real dynamics, report."""
+"""The simulated robot and its closed loop: observe, run a policy, execute with real dynamics,
+report.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ from strands_cosmos3.sim.tasks import Judge, bar_for, get_task
 from strands_cosmos3.types import Rollout
 
 if TYPE_CHECKING:
-    from strands_cosmos3.sim.dataset import RolloutRecorder  # needs pyarrow, which other rollouts do not
+    # needs pyarrow, which other rollouts do not
+    from strands_cosmos3.sim.dataset import RolloutRecorder
 
 ROBOTS = (
     "panda",
@@ -51,9 +54,9 @@ _START_M, _START_RAD = 0.02, 0.1
 class Robot(SimulatedArm):
     """A simulated arm that policies can drive.
 
-    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. ``task`` says what two arms' scene is
-    for: ``"lift_bar"`` (the default) or ``"hand_over"``, whose bar one hand can hold. Other arguments and errors:
-    :class:`SimulatedArm`.
+    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. ``task``
+    says what two arms' scene is for: ``"lift_bar"`` (the default) or ``"hand_over"``, whose bar one
+    hand can hold. Other arguments and errors: :class:`SimulatedArm`.
     """
 
     @typed()
@@ -67,22 +70,34 @@ class Robot(SimulatedArm):
         task: str | None = None,
     ):
         self.name, spec = name, get_robot(_known_robot(name))
-        scene = Scene(arm=arm_model, robot=spec, bar=bar_for(task, spec)) if scene is None else scene
+        scene = (
+            Scene(arm=arm_model, robot=spec, bar=bar_for(task, spec)) if scene is None else scene
+        )
         if scene.robot.name != spec.name:
-            raise ConfigError(f"the scene was built around robot {scene.robot.name!r}, not {name!r}; give Scene(robot=...).")
+            raise ConfigError(
+                f"the scene was built around robot {scene.robot.name!r}, not {name!r}; give "
+                "Scene(robot=...)."
+            )
         super().__init__(control, scene, None, plant)
 
     def identify(self) -> Compensation:
-        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the robot itself stays as it is.
+        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the
+        robot itself stays as it is.
 
-        The arm moves in free space: it passes through the table and the cubes, which a low hand would hit.
+        The arm moves in free space: it passes through the table and the cubes, which a low hand
+        would hit.
 
         ConfigError: It has several limbs.
         """
-        limb, control = self.scene.limb, replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
+        limb, control = (
+            self.scene.limb,
+            replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION),
+        )
         twin = SimulatedArm(control, self.scene, plant=self.plant)
         twin.model = _in_free_space(twin.model, limb)
-        return identify(twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb)
+        return identify(
+            twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb
+        )
 
     @typed("policy", "duration", "control_frequency")
     def run_policy(
@@ -113,35 +128,43 @@ class Robot(SimulatedArm):
         Args:
             robot_name: The policy's robot; None is this one.
             instruction: The policy's instruction; empty is the task's default.
-            policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid", "backend": "scripted"}``.
-            duration: Longest duration in simulated seconds; an episode ends when its task succeeds, or a replay's recording
-                ends.
-            control_frequency: Rate of the control loop [Hz]; it must divide the physics' 600 Hz, at which motor commands
-                (MuJoCo's ``ctrl``) are written in any case.
+            policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid",
+                "backend": "scripted"}``.
+            duration: Longest duration in simulated seconds; an episode ends when its task succeeds,
+                or a replay's recording ends.
+            control_frequency: Rate of the control loop [Hz]; it must divide the physics' 600 Hz, at
+                which motor commands (MuJoCo's ``ctrl``) are written in any case.
             video: A film to write (.mp4).
             film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
-            policy: A policy object instead of provider and config; the caller closes it. Other packages' policies are wrapped.
-            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, for two arms ``"lift_bar"`` or ``"hand_over"``, or None
-                for no success criterion.
+            policy: A policy object instead of provider and config; the caller closes it. Other
+                packages' policies are wrapped.
+            task: ``"reach"``, ``"pick"``, ``"place"``, ``"stack"``, for two arms ``"lift_bar"`` or
+                ``"hand_over"``, or None for no success criterion.
             seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
             layout: Positions of the cubes, instead of random ones.
-            latency: Simulated duration of an inference [s], or a callable that returns the next one's: the arm follows its
-                current chunk meanwhile. 0 pauses the simulation for each inference. Not together with ``realtime``.
+            latency: Simulated duration of an inference [s], or a callable that returns the next
+                one's: the arm follows its current chunk meanwhile. 0 pauses the simulation for each
+                inference. Not together with ``realtime``.
             realtime: Run no faster than wall-clock time, and accept each chunk when it arrives.
             progress: Called with simulated and total seconds.
-            on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the episode (``interrupted``).
+            on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the
+                episode (``interrupted``).
             audience: Receives each chunk's plan and predicted video.
 
         Returns:
-            The commanded and the achieved motion, and the outcome. Ctrl-C brings the arm to rest first (outcome
-            ``interrupted``); a second one stops at once.
+            The commanded and the achieved motion, and the outcome. Ctrl-C brings the arm to rest
+            first (outcome ``interrupted``); a second one stops at once.
 
         Raises:
-            ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was made.
+            ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was
+                made.
         """
         robot_name = self.name if robot_name is None else _known_robot(robot_name)
         if get_robot(robot_name).name != self.scene.robot.name:
-            raise ConfigError(f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave it out.")
+            raise ConfigError(
+                f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
+                "it out."
+            )
         _require_arguments(on_tick, "on_tick", 1)
         _require_arguments(progress, "progress", 2)
         _require_members(policy, "policy", "get_actions_sync", "reset")
@@ -150,11 +173,18 @@ class Robot(SimulatedArm):
         instruction, judge = self._judge(task, instruction)
         physics_steps_per_tick(control_frequency)
         if realtime and latency:
-            raise ConfigError(f"latency={latency!r} is simulated, and realtime=True measures the real one; leave one out.")
+            raise ConfigError(
+                f"latency={latency!r} is simulated, and realtime=True measures the real one; "
+                "leave one out."
+            )
         n_ticks = max(1, round(positive(duration, "duration") * control_frequency))
         owned = policy is None
         if policy is None:
-            own = {} if self.scene.robot.embodiment is None else {"embodiment": self.scene.robot.embodiment}
+            own = (
+                {}
+                if self.scene.robot.embodiment is None
+                else {"embodiment": self.scene.robot.embodiment}
+            )
             given = {"robot": robot_name, "limits": self.limits, **own, **(policy_config or {})}
             policy = create_policy(policy_provider, **given)
         try:
@@ -163,9 +193,13 @@ class Robot(SimulatedArm):
             if recording is not None:
                 self._require_start(recording)
             policy.reset(seed if noise_seed is None else seed_number(noise_seed, "noise_seed"))
-            with VideoRecorder(self.scene, video, control_frequency, instruction, film_layout, audience=audience) as film:
+            with VideoRecorder(
+                self.scene, video, control_frequency, instruction, film_layout, audience=audience
+            ) as film:
                 planner = planner_for(self, policy, instruction, film, control_frequency)
-                loop = LoopConfig(control_frequency, planner.replan_rows, None if realtime else latency)
+                loop = LoopConfig(
+                    control_frequency, planner.replan_rows, None if realtime else latency
+                )
                 tick = None if on_tick is None else lambda: on_tick(self)
                 episode = Episode(self, planner, judge, film, loop, realtime, tick)
                 self._loop_counters = episode.loop.counters
@@ -174,31 +208,51 @@ class Robot(SimulatedArm):
                 else:
                     with recorder.recording(self, film.observe, instruction) as keep:
                         rollout = keep(episode.run(n_ticks, seed, task, recording, progress))
-            return rollout if video is None else replace(rollout, video=Path(video).expanduser().absolute())
+            return (
+                rollout
+                if video is None
+                else replace(rollout, video=Path(video).expanduser().absolute())
+            )
         finally:
             if owned:
                 policy.close()
 
     def _start_of(self, recording: LimbRecording) -> F64:
         """Angles [n] at which a recording begins, joined with the robot's limbs by name."""
-        by_limb = recording.of_limbs({limb.name: len(limb.joints) for limb in self.scene.robot.limbs})
+        by_limb = recording.of_limbs(
+            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
+        )
         return np.concatenate([one.q_start_rad for one in by_limb.values()])
 
     def _require_start(self, recording: LimbRecording) -> None:
-        """Raise ConfigError unless the hands stand where a recording says; else it is another robot's, or damaged."""
-        by_limb = recording.of_limbs({limb.name: len(limb.joints) for limb in self.scene.robot.limbs})
+        """Raise ConfigError unless the hands stand where a recording says; else it is another
+        robot's, or damaged.
+        """
+        by_limb = recording.of_limbs(
+            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
+        )
         for name, limb in self.scene.limbs.items():
             tool = recording.tool_frame(name)
             model, data, frame = self.scene.model, self.data, limb.limb.frame_called(tool.parent)
             site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, frame)
             found, T = data.body(frame) if site < 0 else data.site(frame), np.eye(4)
             T[:3, :3], T[:3, 3] = found.xmat.reshape(3, 3), found.xpos
-            error = np.linalg.inv(by_limb[name].T_base_cosmos[0]) @ np.linalg.inv(limb.T_world_base) @ T @ tool.T_parent_cosmos
-            away_m, turned = np.linalg.norm(error[:3, 3]), np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1))
+            error = (
+                np.linalg.inv(by_limb[name].T_base_cosmos[0])
+                @ np.linalg.inv(limb.T_world_base)
+                @ T
+                @ tool.T_parent_cosmos
+            )
+            away_m, turned = (
+                np.linalg.norm(error[:3, 3]),
+                np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)),
+            )
             if away_m > _START_M or turned > _START_RAD:
                 raise ConfigError(
-                    f"at the recording's first joint angles the {name} of {self.scene.robot.name!r} is {away_m * 1e3:.0f} mm "
-                    f"and {np.rad2deg(turned):.0f} degrees from the recorded pose; replay it on the robot that it is of."
+                    f"at the recording's first joint angles the {name} of "
+                    f"{self.scene.robot.name!r} is {away_m * 1e3:.0f} mm "
+                    f"and {np.rad2deg(turned):.0f} degrees from the recorded pose; replay it on "
+                    "the robot that it is of."
                 )
 
     def _judge(self, task: str | None, instruction: str) -> tuple[str, Judge | None]:
@@ -219,26 +273,36 @@ def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:
 
 
 def _known_robot(name: str) -> str:
-    if not isinstance(name, str) or (ALIASES.get(name, name) not in ROBOTS and not name.lower().endswith(".toml")):
+    if not isinstance(name, str) or (
+        ALIASES.get(name, name) not in ROBOTS and not name.lower().endswith(".toml")
+    ):
         raise UnknownNameError("simulated robot", name, ROBOTS)
     return name
 
 
 def _require_arguments(callback: Callable[..., Any] | None, name: str, n: int) -> None:
-    """Refuse a callback that cannot be called with ``n`` arguments; of some built-in functions that is not known."""
+    """Refuse a callback that cannot be called with ``n`` arguments; of some built-in functions
+    that is not known.
+    """
     if callback is None:
         return
     try:
         inspect.signature(callback).bind(*range(n))
     except TypeError as error:
-        raise InputError(f"{name} is called with {n} argument{'s'[: n > 1]}, which it does not take: {error}.") from None
+        raise InputError(
+            f"{name} is called with {n} argument{'s'[: n > 1]}, which it does not take: {error}."
+        ) from None
     except ValueError:
         pass
 
 
 def _require_members(value: object, name: str, *members: str) -> None:
     """Check an object that other packages may make."""
-    if missing := [member for member in members if value is not None and not callable(getattr(value, member, None))]:
+    if missing := [
+        member
+        for member in members
+        if value is not None and not callable(getattr(value, member, None))
+    ]:
         raise InputError(f"{name} must have {', '.join(missing)}(), got {type(value).__name__}.")
 
 

@@ -28,9 +28,15 @@ TABLE_THICKNESS_M = 0.04
 FLOOR_Z_M = -0.74
 SURFACE = "surface"
 """Name of the table's texture and material."""
-_CONTACT = {"friction": [0.5, 0.01, 0.0001], "solref": [0.01, 1.0], "solimp": [0.95, 0.99, 0.001, 0.5, 2.0]}
-"""Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding friction times that of the
-finger pads (1.5) stays below 1, so a finger that presses a cube down while pushing it aside cannot jam it."""
+_CONTACT = {
+    "friction": [0.5, 0.01, 0.0001],
+    "solref": [0.01, 1.0],
+    "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
+}
+"""Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding
+friction times that of the finger pads (1.5) stays below 1, so a finger that presses a cube down
+while pushing it aside cannot jam it.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Cube:
 
 @dataclass(frozen=True)
 class Bar:
-    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the mass is not above zero.
+    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the
+    mass is not above zero.
 
     ``verb`` is what it is for: to lift, or to hand over.
     """
@@ -111,7 +118,10 @@ def bin_of(robot: RobotSpec) -> Bin:
 
 def _on(robot: RobotSpec) -> dict[str, View]:
     """A robot's own cameras."""
-    return {one.name: View(one.position_m, one.target_m, one.fovy_deg, one.up, one.body) for one in robot.cameras}
+    return {
+        one.name: View(one.position_m, one.target_m, one.fovy_deg, one.up, one.body)
+        for one in robot.cameras
+    }
 
 
 VIEWS: Mapping[str, View] = MappingProxyType(
@@ -128,7 +138,8 @@ _AROUND: Mapping[str, View] = {
     "front": View((1.65, 0.0, 0.85), (0.30, 0.0, 0.30), 52.0),
     "left": VIEWS["exterior_1"],
     "right": VIEWS["exterior_2"],
-    "camera_top": View((1.02, 0.0, 0.78), (0.49, 0.0, 0.03), 24.0),  # in front of the arm, which would hide the cubes
+    # in front of the arm, which would hide the cubes
+    "camera_top": View((1.02, 0.0, 0.78), (0.49, 0.0, 0.03), 24.0),
 }
 """Cameras beside the robot that a rig may have."""
 _NEAR: Mapping[str, View] = {
@@ -139,13 +150,17 @@ BIN = Bin()
 
 
 def nominal(robot: RobotSpec) -> Appearance:
-    """Return the appearance of a robot's scene where none is given: with the DROID rig's views that of the bundled policy."""
+    """Return the appearance of a robot's scene where none is given: with the DROID rig's views
+    that of the bundled policy.
+    """
     return Appearance("parquet", "near") if set(_NEAR) <= set(view_names_of(robot)) else NOMINAL
 
 
 @typed()
 def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]:
-    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it lacks one of the rig's."""
+    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it
+    lacks one of the rig's.
+    """
     around = {**_AROUND, **(_NEAR if appearance.rig == "near" else {})}
     own, found = _on(robot), dict[str, View]()
     for name, view in own.items():
@@ -153,7 +168,10 @@ def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]
         found[name] = replace(view, position_m=(x_m, y_m, z_m))
     for name in (*view_names_of(robot), "beauty"):
         if name not in own and (name not in around or around[name].parent != "world"):
-            raise ConfigError(f"robot {robot.name!r} needs a camera {name!r} for the scene's views; add one to its cameras.")
+            raise ConfigError(
+                f"robot {robot.name!r} needs a camera {name!r} for the scene's views; add one to "
+                "its cameras."
+            )
         found.setdefault(name, around[name])
     return found
 
@@ -172,7 +190,8 @@ def build(
     robot: RobotSpec = PANDA,
     bar: Bar | None = None,
 ) -> mujoco.MjSpec:
-    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as for ``load_spec``.
+    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as
+    for ``load_spec``.
 
     A bar stands in the place of the bin.
     """
@@ -189,14 +208,18 @@ def build(
     else:
         _add_free_box(spec, BAR, bar.size_m, bar.mass_kg, bar.rgb)
     for cube in cubes:
-        _add_free_box(spec, cube.name, (cube.edge_m, cube.edge_m, cube.edge_m), cube.mass_kg, cube.rgb)
+        _add_free_box(
+            spec, cube.name, (cube.edge_m, cube.edge_m, cube.edge_m), cube.mass_kg, cube.rgb
+        )
     for name, view in cameras(appearance, robot).items():
         _add_camera(spec, name, view)
     return spec
 
 
 def _set_physics(spec: mujoco.MjSpec, robot: RobotSpec) -> None:
-    """Set what the control loop relies on: physics rate, gravity compensation, a tool centre point."""
+    """Set what the control loop relies on: physics rate, gravity compensation, a tool centre
+    point.
+    """
     spec.option.timestep = 1.0 / PHYSICS_HZ
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for body in spec.bodies[1:]:  # the real arm compensates its own weight
@@ -204,7 +227,9 @@ def _set_physics(spec: mujoco.MjSpec, robot: RobotSpec) -> None:
 
 
 def _stiffen_gripper(spec: mujoco.MjSpec, limb: Limb) -> None:
-    """Stiffen the gripper's servo: a Panda's stock gains grip a cube with 1 N per finger, the real hand with 30 N."""
+    """Stiffen the gripper's servo: a Panda's stock gains grip a cube with 1 N per finger, the
+    real hand with 30 N.
+    """
     if limb.gripper is None:
         return
     gripper = spec.actuator(limb.gripper.actuator)
@@ -255,7 +280,11 @@ def _add_lights(spec: mujoco.MjSpec, factor: float) -> None:
 def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
     picture = surface.texture()
     texture = spec.add_texture(name=SURFACE, type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
-    texture.width, texture.height, texture.data = picture.shape[1], picture.shape[0], picture.tobytes()
+    texture.width, texture.height, texture.data = (
+        picture.shape[1],
+        picture.shape[0],
+        picture.tobytes(),
+    )
     material = spec.add_material(name=SURFACE, specular=0.12, shininess=0.15, texuniform=False)
     material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = SURFACE
     spec.add_material(name="edge", rgba=[0.60, 0.49, 0.37, 1], specular=0.1, shininess=0.1)
@@ -264,18 +293,30 @@ def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
     x_m, y_m = np.array(TABLE_X_M), np.array(TABLE_Y_M)
     center, half = np.array([x_m.mean(), y_m.mean()]), np.array([np.ptp(x_m), np.ptp(y_m)]) / 2
     world.add_geom(
-        name="table", type=_BOX, pos=[*center, -TABLE_THICKNESS_M / 2], size=[*half, TABLE_THICKNESS_M / 2], group=3, **_CONTACT
+        name="table",
+        type=_BOX,
+        pos=[*center, -TABLE_THICKNESS_M / 2],
+        size=[*half, TABLE_THICKNESS_M / 2],
+        group=3,
+        **_CONTACT,
     )
     ghost = {"contype": 0, "conaffinity": 0, "group": 2}
     world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material=SURFACE, **ghost)
-    lower = TABLE_THICKNESS_M / 2 - 0.002  # below the boards; at the same height it would flicker through
-    world.add_geom(type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost)
+    # below the boards; at the same height it would flicker through
+    lower = TABLE_THICKNESS_M / 2 - 0.002
+    world.add_geom(
+        type=_BOX, pos=[*center, -lower - 0.004], size=[*half, lower], material="edge", **ghost
+    )
     for sx in (-1, 1):
         for sy in (-1, 1):
             leg = center + np.array([sx, sy]) * (half - 0.05)
             height = -TABLE_THICKNESS_M - FLOOR_Z_M
             world.add_geom(
-                type=_CYLINDER, pos=[*leg, FLOOR_Z_M + height / 2], size=[0.025, height / 2, 0], material="leg", **ghost
+                type=_CYLINDER,
+                pos=[*leg, FLOOR_Z_M + height / 2],
+                size=[0.025, height / 2, 0],
+                material="leg",
+                **ghost,
             )
 
 
@@ -295,14 +336,22 @@ def _add_bin(spec: mujoco.MjSpec, box: Bin) -> None:
 
 
 def _add_free_box(
-    spec: mujoco.MjSpec, name: str, size_m: tuple[float, float, float], mass_kg: float, rgb: tuple[float, float, float]
+    spec: mujoco.MjSpec,
+    name: str,
+    size_m: tuple[float, float, float],
+    mass_kg: float,
+    rgb: tuple[float, float, float],
 ) -> None:
     spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     x, y, z = (edge * edge for edge in size_m)
     inertia = [mass_kg * two / 12 for two in (y + z, x + z, x + y)]
-    body = spec.worldbody.add_body(name=name, pos=[0, 0, size_m[2] / 2], mass=mass_kg, inertia=inertia, explicitinertial=True)
+    body = spec.worldbody.add_body(
+        name=name, pos=[0, 0, size_m[2] / 2], mass=mass_kg, inertia=inertia, explicitinertial=True
+    )
     body.add_freejoint(name=name)
-    body.add_geom(name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **_CONTACT)
+    body.add_geom(
+        name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **_CONTACT
+    )
 
 
 def _add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:

@@ -14,7 +14,13 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of, of_grippers, require_rows, seed_number, typed
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    ConfigError,
+    ControlError,
+    ShapeError,
+    UnknownNameError,
+)
 from strands_cosmos3.robots.limits import all_limits, is_franka
 from strands_cosmos3.robots.model import chain_to_body
 from strands_cosmos3.robots.panda import LIMITS, JointLimits
@@ -28,7 +34,8 @@ from strands_cosmos3.types import Observation
 class ControlConfig:
     """How references are followed."""
 
-    limits: str | None = None  # the robot's own; or "fer" (Panda) or "fr3" for a Franka's kinematics, within a Panda's ranges
+    # the robot's own; or "fer" (Panda) or "fr3" for a Franka's kinematics, within a Panda's ranges
+    limits: str | None = None
     derating: float = 1.0  # factor in (0, 1] on velocity, acceleration and jerk
     feed_forward: str = "velocity"  # or "computed_torque" or "none"
     compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
@@ -40,7 +47,10 @@ class ControlConfig:
         if not isinstance(name, str) or name not in LIMITS:
             raise UnknownNameError("limits", name, LIMITS)
         table, arm = LIMITS[name], LIMITS["fer"]
-        ranges = {"q_min": np.maximum(table.q_min, arm.q_min), "q_max": np.minimum(table.q_max, arm.q_max)}
+        ranges = {
+            "q_min": np.maximum(table.q_min, arm.q_min),
+            "q_max": np.minimum(table.q_max, arm.q_max),
+        }
         return replace(table, **ranges).derated(self.derating)
 
 
@@ -49,9 +59,10 @@ class SimulatedArm:
 
     Args:
         scene: None is three cubes and a bin around a Panda.
-        arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or ``"menagerie"`` (fetched
-            over the network). A given scene has its own.
-        plant: Errors of the simulated arm that its controller does not know of; None is the scene's model itself.
+        arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
+            ``"menagerie"`` (fetched over the network). A given scene has its own.
+        plant: Errors of the simulated arm that its controller does not know of; None is the scene's
+            model itself.
 
     Attributes:
         model: The model that is stepped; the controller's is the scene's.
@@ -71,9 +82,14 @@ class SimulatedArm:
     ):
         self.scene = Scene(arm=arm_model) if scene is None else scene
         self.plant = None if plant is None else instance_of(plant, PlantErrors, "plant")
-        self.model = self.scene.model if self.plant is None else self.plant.apply(self.scene.model, *self.scene.robot.limbs)
+        self.model = (
+            self.scene.model
+            if self.plant is None
+            else self.plant.apply(self.scene.model, *self.scene.robot.limbs)
+        )
         self.data = mujoco.MjData(self.model)
-        self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)  # the controller's view of it
+        # the controller's view of it
+        self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)
         self._seed = 0
         self._ctrl_under_way: deque[F64] = deque()
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
@@ -81,20 +97,27 @@ class SimulatedArm:
         self.limits = self._joint_limits()
         if self.control.strict and self.limits.assumed:
             raise ConfigError(
-                f"some limits of {self.scene.robot.name!r} are assumed, which strict refuses; state all of them in the robot's "
+                f"some limits of {self.scene.robot.name!r} are assumed, which strict refuses; "
+                "state all of them in the robot's "
                 "limits, with their source, or leave strict out."
             )
-        self.servo = JointServo(self.scene.model, self.control.compensation, *self.scene.robot.limbs)
+        self.servo = JointServo(
+            self.scene.model, self.control.compensation, *self.scene.robot.limbs
+        )
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)
         except ValueError:
-            raise UnknownNameError("feed-forward", self.control.feed_forward, tuple(FeedForward)) from None
+            raise UnknownNameError(
+                "feed-forward", self.control.feed_forward, tuple(FeedForward)
+            ) from None
         self.dt_s = float(self.scene.model.opt.timestep)
         self._open: float | F64 = of_grippers(np.ones(len(self.scene.limbs)))
         self.executor = Executor(self.limits, self.dt_s, self.scene.robot.home_rad, self._open)
         self._loop_counters: Mapping[str, int] = {}
         self.on_step: Callable[[F64, Any], None] | None = None
-        """Called after every physics step with the references at its end: angles [n] and open fraction, or [G]."""
+        """Called after every physics step with the references at its end: angles [n] and open
+        fraction, or [G].
+        """
         self.reset(0)
 
     def _joint_limits(self) -> JointLimits:
@@ -105,16 +128,25 @@ class SimulatedArm:
         limb = self.scene.limb
         if not is_franka(model, [model.joint(name).id for name in limb.joints]):
             raise ConfigError(
-                f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is none; leave them out."
+                f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is "
+                "none; leave them out."
             )
         if table.hand is None:
             return table
-        return replace(table, hand=replace(table.hand, chain=chain_to_body(model, limb.frame, limb.joints)))
+        return replace(
+            table, hand=replace(table.hand, chain=chain_to_body(model, limb.frame, limb.joints))
+        )
 
     @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
-        """Place the arm at rest (at ``q_rad`` [n], by default at home) and the cubes (at ``layout``, by default random)."""
-        layout = self.scene.sample_layout(np.random.default_rng(seed_number(seed))) if layout is None else layout
+        """Place the arm at rest (at ``q_rad`` [n], by default at home) and the cubes (at
+        ``layout``, by default random).
+        """
+        layout = (
+            self.scene.sample_layout(np.random.default_rng(seed_number(seed)))
+            if layout is None
+            else layout
+        )
         start = self.scene.robot.home_rad if q_rad is None else q_rad
         self.executor = Executor(self.limits, self.dt_s, start, self._open)
         self._loop_counters = {}
@@ -133,9 +165,14 @@ class SimulatedArm:
         return float(self.data.time)
 
     def joint_state(self) -> tuple[F64, F64, float | F64]:
-        """Measured angles [n], velocities [n] and the gripper's open fraction, or those [G] of several."""
+        """Measured angles [n], velocities [n] and the gripper's open fraction, or those [G] of
+        several.
+        """
         data, scene = self.data, self.scene
-        opening = [one.gripper.opening.to_fraction(float(np.mean(data.qpos[one.finger_qpos]))) for one in scene.limbs.values()]
+        opening = [
+            one.gripper.opening.to_fraction(float(np.mean(data.qpos[one.finger_qpos])))
+            for one in scene.limbs.values()
+        ]
         return self._measured_q(), data.qvel[scene.arm_dof].copy(), of_grippers(np.array(opening))
 
     def _measured_q(self) -> F64:
@@ -146,9 +183,14 @@ class SimulatedArm:
 
     @typed()
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames (uint8)."""
+        """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames
+        (uint8).
+        """
         data, scene = self.data, self.scene
-        names = (*scene.robot.joints, *(joint for one in scene.limbs.values() for joint in one.gripper.joints))
+        names = (
+            *scene.robot.joints,
+            *(joint for one in scene.limbs.values() for joint in one.gripper.joints),
+        )
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
         flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
@@ -167,15 +209,24 @@ class SimulatedArm:
         known: dict[str, F64] = {name: scene.T_world_body(data, name) for name in scene.cubes}
         for one in scene.limbs.values():
             tcp, twist = np.eye(4), np.zeros(6)
-            tcp[:3, :3], tcp[:3, 3] = data.site_xmat[one.tcp_site].reshape(3, 3), data.site_xpos[one.tcp_site]
-            mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, one.tcp_site, twist, 0)
+            tcp[:3, :3], tcp[:3, 3] = (
+                data.site_xmat[one.tcp_site].reshape(3, 3),
+                data.site_xpos[one.tcp_site],
+            )
+            mujoco.mj_objectVelocity(
+                self.model, data, mujoco.mjtObj.mjOBJ_SITE, one.tcp_site, twist, 0
+            )
             known[f"{one.prefix}tcp"] = tcp
-            known[f"{one.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))  # MuJoCo puts rotation first
+            # MuJoCo puts rotation first
+            known[f"{one.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))
             known[f"{one.prefix}base"] = one.T_world_base
             known[f"{one.prefix}gap_m"] = one.gap_m
         if scene.bar is not None:
             bar = scene.bar
-            return known | {BAR: scene.T_world_body(data, BAR), "bar_m": np.array([*bar.size_m, bar.grasp_m])}
+            return known | {
+                BAR: scene.T_world_body(data, BAR),
+                "bar_m": np.array([*bar.size_m, bar.grasp_m]),
+            }
         edge = next(iter(scene.cubes.values())).edge_m
         return known | {
             "edge_m": np.array(edge),
@@ -185,13 +236,15 @@ class SimulatedArm:
         }
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        """Follow references at the end of each of M physics steps; ``before`` is the one at the beginning of the first.
+        """Follow references at the end of each of M physics steps; ``before`` is the one at the
+        beginning of the first.
 
         Returns the true angles [M, n] and open fractions [M] (or [M, G]) after each step.
 
         Raises:
             InputError, ShapeError: An argument is malformed; nothing was written.
-            ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the physics diverged.
+            ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the
+                physics diverged.
         """
         _require_references(block, before, self.servo.n, np.shape(self._open))
         scene, data, model = self.scene, self.data, self.model
@@ -204,10 +257,18 @@ class SimulatedArm:
             )
         ]
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
-            raise ActuatorGuardError("a reference is not finite; nothing was written to the actuators.")
+            raise ActuatorGuardError(
+                "a reference is not finite; nothing was written to the actuators."
+            )
         limbs, n = list(scene.limbs.values()), len(block)
         wanted = block.gripper.reshape(n, len(limbs)).T
-        fingers = np.stack([one.gripper.command.from_fraction(row) for one, row in zip(limbs, wanted, strict=True)], axis=1)
+        fingers = np.stack(
+            [
+                one.gripper.command.from_fraction(row)
+                for one, row in zip(limbs, wanted, strict=True)
+            ],
+            axis=1,
+        )
         first_finger = [one.finger_qpos[0] for one in limbs]
         until_s = data.time + len(block) * self.dt_s
         q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
@@ -218,7 +279,9 @@ class SimulatedArm:
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
                 dynamics, qdd_rad_s2 = self._nominal_dynamics(), references[2][k]
-                arm = self.servo.computed_torque(dynamics, q_rad[k], qd_rad_s[k], qdd_rad_s2, load_nm[k])
+                arm = self.servo.computed_torque(
+                    dynamics, q_rad[k], qd_rad_s[k], qdd_rad_s2, load_nm[k]
+                )
                 self._write_ctrl(arm, fingers[k])
                 mujoco.mj_step2(model, data)
             else:
@@ -228,13 +291,22 @@ class SimulatedArm:
             finger_q[k] = data.qpos[first_finger]
             if self.on_step is not None:
                 self.on_step(block.q_rad[k], block.gripper[k])
-        if abs(data.time - until_s) > self.dt_s / 2:  # MuJoCo resets a state that is not finite, and its clock
-            raise ControlError("the physics diverged and was reset by MuJoCo; reset the robot before it moves again.")
-        opening = [one.gripper.opening.to_fraction(column) for one, column in zip(limbs, finger_q.T, strict=True)]
+        # MuJoCo resets a state that is not finite, and its clock
+        if abs(data.time - until_s) > self.dt_s / 2:
+            raise ControlError(
+                "the physics diverged and was reset by MuJoCo; reset the robot before it moves "
+                "again."
+            )
+        opening = [
+            one.gripper.opening.to_fraction(column)
+            for one, column in zip(limbs, finger_q.T, strict=True)
+        ]
         return q, of_grippers(np.stack(opening, axis=1))
 
     def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
-        """Lead references [M, n] by the known delay, inside range and velocity limit, and count the rows that this changes."""
+        """Lead references [M, n] by the known delay, inside range and velocity limit, and count
+        the rows that this changes.
+        """
         known, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
         if known.delay_s == 0:
             return q_rad, qd_rad_s
@@ -260,11 +332,12 @@ class SimulatedArm:
         return self._nominal
 
     def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
-        """Return the controls [M, n] for references [M + 1, n], or None if they depend on the state at each step.
+        """Return the controls [M, n] for references [M + 1, n], or None if they depend on the state
+        at each step.
 
-        The servo compares ctrl with the angle at the beginning of the step, so it receives that reference angle. The
-        integrator is implicit in velocity, so it receives the reference velocity at the end of the step. The acceleration
-        acts during the step.
+        The servo compares ctrl with the angle at the beginning of the step, so it receives that
+        reference angle. The integrator is implicit in velocity, so it receives the reference
+        velocity at the end of the step. The acceleration acts during the step.
         """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
@@ -273,11 +346,20 @@ class SimulatedArm:
         return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
 
 
-def _require_references(block: ReferenceBlock, before: JointState, n: int, grippers: tuple[int, ...]) -> None:
+def _require_references(
+    block: ReferenceBlock, before: JointState, n: int, grippers: tuple[int, ...]
+) -> None:
     """Check types and shapes, which is cheap: this runs at every control tick."""
     now = vars(instance_of(block, ReferenceBlock, "block"))
     require_rows(n, now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
     gripper = now["gripper"]
-    if not isinstance(gripper, np.ndarray) or gripper.dtype != np.float64 or gripper.shape != (len(block), *grippers):
-        raise ShapeError(f"open fractions must be a float64 array {[len(block), *grippers]}, got {np.shape(gripper)}.")
+    if (
+        not isinstance(gripper, np.ndarray)
+        or gripper.dtype != np.float64
+        or gripper.shape != (len(block), *grippers)
+    ):
+        raise ShapeError(
+            f"open fractions must be a float64 array {[len(block), *grippers]}, got "
+            f"{np.shape(gripper)}."
+        )
     require_rows(n, *vars(instance_of(before, JointState, "before")).values(), axes=1)

@@ -1,24 +1,23 @@
 """Tasks and their success conditions, judged from the physics.
 
-The instruction selects the cube: "pick up the blue cube" succeeds only with the blue one. A condition must hold without a
-break for ``hold_s``.
+The instruction selects the cube: "pick up the blue cube" succeeds only with the blue one. A
+condition must hold without a break for ``hold_s``.
 
-===== ====================================================================================================
-reach the cube lies at rest where it lay before the hand came (within 20 mm), and the tool centre point is within 30 mm
-      of its centre and of that place
-pick  two fingers took the cube from where it lay, and hold it at least 100 mm higher; nothing else touches it
-place two fingers took the cube from outside the bin and released it in the bin or above, from any height but no faster
-      than 0.3 m/s, so that it may be dropped but not thrown; it lies
-      inside the bin's walls, slower than 10 mm/s, and no part of the robot touches it
-stack two fingers took the cube from elsewhere and released it within 20 mm (sideways) of the other, no faster than 0.3 m/s;
-      it lies on the other, their centres within 15 mm (sideways) and one edge (+-5 mm) apart in height; both are slower than
-      10 mm/s, the other lies on something, within 20 mm of where it lay when the cube was taken, and no part of the robot
-      touches either
-===== ====================================================================================================
+reach: The cube lies at rest where it lay before the hand came (within 20 mm). The tool centre point
+    is within 30 mm of its centre and of that place.
+pick: Two fingers took the cube from where it lay, and hold it at least 100 mm higher. Nothing else
+    touches it.
+place: Two fingers took the cube from outside the bin and released it in the bin or above, from any
+    height but no faster than 0.3 m/s, so that it may be dropped but not thrown. It lies inside the
+    bin's walls, slower than 10 mm/s, and no part of the robot touches it.
+stack: Two fingers took the cube from elsewhere and released it within 20 mm (sideways) of the
+    other, no faster than 0.3 m/s. It lies on the other, their centres within 15 mm (sideways) and
+    one edge (+-5 mm) apart in height. Both are slower than 10 mm/s, the other lies on something,
+    within 20 mm of where it lay when the cube was taken, and no part of the robot touches either.
 
-``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``, and ``hand_over`` in ``hand_over.py``. Two fingers
-hold a cube while both press on it from opposite sides. A cube that moves further than its speed explains was moved by hand: its
-history starts again.
+``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``, and ``hand_over`` in
+``hand_over.py``. Two fingers hold a cube while both press on it from opposite sides. A cube that
+moves further than its speed explains was moved by hand: its history starts again.
 """
 
 from __future__ import annotations
@@ -36,7 +35,14 @@ from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, V
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.bar import BarMonitor
 from strands_cosmos3.sim.hand_over import HandOverMonitor
-from strands_cosmos3.sim.handling import REACH_M, REST_M_S, CubeHistory, CubeState, cube_state, touched_only_by
+from strands_cosmos3.sim.handling import (
+    REACH_M,
+    REST_M_S,
+    CubeHistory,
+    CubeState,
+    cube_state,
+    touched_only_by,
+)
 from strands_cosmos3.sim.scene import BAR, LIGHT_BAR, Bar, Scene
 
 LIFT_M = 0.100
@@ -74,7 +80,12 @@ class Task:
 
 def _reach(at: Situation) -> bool:
     lay, now = at.history.alone_m, at.now
-    if lay is None or not now.supported or now.speed_m_s >= REST_M_S or _apart(now.position_m, lay) >= DISTURBED_M:
+    if (
+        lay is None
+        or not now.supported
+        or now.speed_m_s >= REST_M_S
+        or _apart(now.position_m, lay) >= DISTURBED_M
+    ):
         return False
     tcp = at.data.site_xpos[at.scene.tcp_site]
     return _apart(tcp, now.position_m) < REACH_M and _apart(tcp, lay) < REACH_M
@@ -82,7 +93,9 @@ def _reach(at: Situation) -> bool:
 
 def _pick(at: Situation) -> bool:
     taken, fingers = at.history.taken_m, at.scene.finger_bodies
-    if taken is None or not (at.history.held and at.now.gripped and touched_only_by(at.now, fingers)):
+    if taken is None or not (
+        at.history.held and at.now.gripped and touched_only_by(at.now, fingers)
+    ):
         return False
     return bool(at.now.position_m[2] - taken[2] >= LIFT_M)
 
@@ -97,15 +110,31 @@ def _place(at: Situation) -> bool:
 
 def _stack(at: Situation) -> bool:
     released, onto, base_m = at.history.released, at.goal.onto, at.history.base_m
-    if onto is None or released is None or base_m is None or at.history.taken_m is None or not _left_at_rest(at.now):
+    if (
+        onto is None
+        or released is None
+        or base_m is None
+        or at.history.taken_m is None
+        or not _left_at_rest(at.now)
+    ):
         return False
     base = cube_state(at.scene, at.data, onto)
     edge = (at.scene.cubes[at.goal.cube].edge_m + at.scene.cubes[onto].edge_m) / 2
-    off, taken, let_go = (p - base.position_m for p in (at.now.position_m, at.history.taken_m, released.position_m))
-    on_top = _aside(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M and at.scene.cube_body[onto] in at.now.force_n
-    brought = _aside(let_go) < RELEASE_ASIDE_M and not (_aside(taken) < edge and taken[2] > edge / 2)
+    off, taken, let_go = (
+        p - base.position_m for p in (at.now.position_m, at.history.taken_m, released.position_m)
+    )
+    on_top = (
+        _aside(off) < STACK_ASIDE_M
+        and abs(off[2] - edge) < STACK_HEIGHT_M
+        and at.scene.cube_body[onto] in at.now.force_n
+    )
+    brought = _aside(let_go) < RELEASE_ASIDE_M and not (
+        _aside(taken) < edge and taken[2] > edge / 2
+    )
     stayed = _apart(base.position_m, base_m) < DISTURBED_M
-    return on_top and brought and stayed and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
+    return (
+        on_top and brought and stayed and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
+    )
 
 
 def _left_at_rest(cube: CubeState) -> bool:
@@ -150,7 +179,9 @@ def task_of(goal: Goal) -> Task:
 
 @typed()
 def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
-    """Return the bar that a task of two arms is about; None is the scene's default. UnknownNameError: no such task."""
+    """Return the bar that a task of two arms is about; None is the scene's default.
+    UnknownNameError: no such task.
+    """
     bar = None if task is None else get_task(task).bar
     return bar if len(robot.limbs) > 1 else None
 
@@ -180,10 +211,16 @@ class Judge:
     def __init__(self, task: Task, scene: Scene, goal: Goal):
         verbs = [None if bar is None else bar.verb for bar in (task.bar, scene.bar)]
         if {*verbs, goal.verb if goal.cube == BAR else None} != {verbs[0]}:
-            has = "cubes" if scene.bar is None else f"a bar to {str(scene.bar.verb).replace('_', ' ')}"
+            has = (
+                "cubes"
+                if scene.bar is None
+                else f"a bar to {str(scene.bar.verb).replace('_', ' ')}"
+            )
             raise ConfigError(
-                f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of {scene.robot.name!r}, which has {has}, "
-                f"do not go together; choose another task, instruction or robot, or build it for the task: "
+                f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of "
+                f"{scene.robot.name!r}, which has {has}, "
+                "do not go together; choose another task, instruction or robot, or build it for "
+                "the task: "
                 f"Robot('dual_panda', task='hand_over')."
             )
         self.task, self._scene, self._goal = task, scene, goal
@@ -195,7 +232,11 @@ class Judge:
         holds, taker = self.task.holds, self._goal.to
         if taker is not None:
             return HandOverMonitor(self._scene, taker)
-        return BarMonitor(self._scene) if holds is None else _CubeMonitor(self._scene, self._goal, holds)
+        return (
+            BarMonitor(self._scene)
+            if holds is None
+            else _CubeMonitor(self._scene, self._goal, holds)
+        )
 
     def succeeded(self, data: mujoco.MjData) -> bool:
         """Return whether the condition has held for long enough; call it at every tick.

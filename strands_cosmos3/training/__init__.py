@@ -1,1 +1,3 @@
-"""Training: demonstrations, the VAE stage, joint flow matching on the engine's own modules, export to the released layout."""
+"""Training: demonstrations, the VAE stage, joint flow matching on the engine's own modules,
+export to the released layout.
+"""

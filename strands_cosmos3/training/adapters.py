@@ -1,4 +1,6 @@
-"""Choose which weights of a released checkpoint are trained: those that patterns match, and low-rank adapters."""
+"""Choose which weights of a released checkpoint are trained: those that patterns match, and
+low-rank adapters.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ def released_key(parameter: str) -> str:
 
 
 def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
-    """Freeze every parameter that no shell pattern matches; return the others' names. One without a match: ConfigError."""
+    """Freeze every parameter that no shell pattern matches; return the others' names. One
+    without a match: ConfigError.
+    """
     keys = {name: released_key(name) for name, _ in policy.named_parameters()}
     for pattern in patterns:
         if not any(fnmatchcase(key, pattern) for key in keys.values()):
             some = ", ".join(sorted(keys.values())[:: max(1, len(keys) // 8)])
-            raise ConfigError(f"--train {pattern!r} matches no weight of this checkpoint; it has, for example, {some}.")
+            raise ConfigError(
+                f"--train {pattern!r} matches no weight of this checkpoint; it has, for example, "
+                f"{some}."
+            )
     trained = []
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(keys[name], pattern) for pattern in patterns))
@@ -42,39 +49,62 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
     return trained
 
 
-def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")) -> None:
-    """Freeze projections (q, k, v, out, gate, up, down; else ConfigError) of the generation tower and add low-rank adapters."""
+def add_lora(
+    policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")
+) -> None:
+    """Freeze projections (q, k, v, out, gate, up, down; else ConfigError) of the generation
+    tower and add low-rank adapters.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise MissingDependencyError("--lora-rank needs peft: pip install 'strands-cosmos3[train]'.") from error
+        raise MissingDependencyError(
+            "--lora-rank needs peft: pip install 'strands-cosmos3[train]'."
+        ) from error
     tower = policy.transformer.generation
     made = {name.rpartition(".")[2] for name, _ in tower.named_modules()}
     known = {role: name for role, name in _PROJECTIONS.items() if name in made}
     if unknown := [target for target in targets if target not in known]:
-        raise ConfigError(f"--lora-targets {', '.join(unknown)}: a layer's projections are {', '.join(sorted(known))}.")
+        raise ConfigError(
+            f"--lora-targets {', '.join(unknown)}: a layer's projections are "
+            f"{', '.join(sorted(known))}."
+        )
     before = {name for name, p in policy.named_parameters() if p.requires_grad}
-    config = LoraConfig(r=rank, lora_alpha=ALPHA * rank, lora_dropout=0.0, target_modules=[known[target] for target in targets])
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=ALPHA * rank,
+        lora_dropout=0.0,
+        target_modules=[known[target] for target in targets],
+    )
     inject_adapter_in_model(config, tower)
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_("lora_" in name or name.replace(".base_layer.", ".") in before)
 
 
 def merged_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
-    """The policy's weights with adapters merged into them, under the names they have without adapters."""
+    """The policy's weights with adapters merged into them, under the names they have without
+    adapters.
+    """
     from_adapters: Any = deepcopy(policy)
     for module in from_adapters.modules():
         if hasattr(module, "base_layer") and hasattr(module, "merge"):
             module.merge()
     state = from_adapters.state_dict()
-    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if "lora_" not in name}
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in state.items()
+        if "lora_" not in name
+    }
 
 
 def adapter_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
-    """The adapters alone, named as diffusers' ``load_lora_adapter`` reads them; empty without adapters."""
+    """The adapters alone, named as diffusers' ``load_lora_adapter`` reads them; empty without
+    adapters.
+    """
     state = {}
     for name, tensor in policy.state_dict().items():
-        module, found, side = name.partition(".lora_")  # ..., "A.default.weight" or "B.default.weight"
+        # ..., "A.default.weight" or "B.default.weight"
+        module, found, side = name.partition(".lora_")
         if found:
             key = released_key(f"{module}.weight").removesuffix(".weight")
             state[f"transformer.{key}.lora_{side[0]}.weight"] = tensor.detach().contiguous()

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """A function of a step whose next value another thread makes. Each value must depend on the step alone."""
+    """A function of a step whose next value another thread makes. Each value must depend on the
+    step alone.
+    """
 
     def __init__(self, make: Callable[[int], T]):
         self._make, self._pool = make, ThreadPoolExecutor(1)
@@ -18,6 +20,10 @@ class Ahead(Generic[T]):
 
     def __call__(self, step: int) -> T:
         """Return the value of a step, and begin the next one's."""
-        made = self._next[1].result() if self._next is not None and self._next[0] == step else self._make(step)
+        made = (
+            self._next[1].result()
+            if self._next is not None and self._next[0] == step
+            else self._make(step)
+        )
         self._next = step + 1, self._pool.submit(self._make, step + 1)
         return made

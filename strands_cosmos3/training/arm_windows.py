@@ -1,7 +1,9 @@
-"""Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own processor as in inference.
+"""Windows of any arm's LeRobot v3 episodes, for post-training, made by the checkpoint's own
+processor as in inference.
 
-``midtrain`` rows follow from measured poses, except those in a controller's units (``libero``), which are the recorded actions,
-and an expert's answers for several goals (``strands-cosmos3 demos --robot``), which give as many windows of one picture.
+``midtrain`` rows follow from measured poses, except those in a controller's units (``libero``),
+which are the recorded actions, and an expert's answers for several goals (``strands-cosmos3 demos
+--robot``), which give as many windows of one picture.
 """
 
 from __future__ import annotations
@@ -43,17 +45,26 @@ _VALIDATION_BATCHES = 16
 
 @dataclass(frozen=True)
 class ArmKeys:
-    """Names of the features that are read. For rows in a controller's units, only actions and cameras are."""
+    """Names of the features that are read. For rows in a controller's units, only actions and
+    cameras are.
+    """
 
     pose: str = EE_POSE  # [7] position [m] and quaternion xyzw of the Cosmos frame in the base
     state: str = STATE  # joint angles [rad] and, last, the measured open fraction
     gripper_command: str = ACTION  # its last column is the commanded open fraction
-    cameras: tuple[str, ...] = ()  # the rig's three in its order, else from left to right; empty means what the dataset has
+    # the rig's three in its order, else from left to right; empty means what the dataset has
+    cameras: tuple[str, ...] = ()
 
     def resolved(self, dataset: Dataset, embodiment: Embodiment) -> ArmKeys:
-        """Return the names with the dataset's cameras; raise ConfigError if a feature is missing or has another shape."""
+        """Return the names with the dataset's cameras; raise ConfigError if a feature is missing
+        or has another shape.
+        """
         features = dataset.spec.features
-        rig = () if embodiment.rig is None else tuple(camera_key(view) for view in embodiment.rig.views)
+        rig = (
+            ()
+            if embodiment.rig is None
+            else tuple(camera_key(view) for view in embodiment.rig.views)
+        )
         found = tuple(dataset.spec.cameras)
         cameras = self.cameras or (rig if rig and all(key in found for key in rig) else found)
         told = embodiment.in_controller_units
@@ -61,28 +72,34 @@ class ArmKeys:
                    if key not in features]  # fmt: skip
         if missing or len(cameras) not in ((1, 2) if told else (1, 3)):
             raise ConfigError(
-                f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} cannot be used. Name "
+                f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} "
+                "cannot be used. Name "
                 + ("one or two cameras." if told else
-                   "the pose, the state, the gripper's commands, and one camera or the rig's three.")
+                   "the pose, the state, the gripper's commands, and one camera or the rig's "
+                   "three.")
             )  # fmt: skip
         recorded = features[ACTION].info.get("embodiment") if ACTION in features else None
         if told and recorded != embodiment.name:
             raise ConfigError(
-                f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info must name the embodiment."
+                f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info "
+                "must name the embodiment."
             )
         if isinstance(recorded, str) and recorded != embodiment.name:
             raise ConfigError(
-                f"the dataset was recorded for embodiment {recorded!r} and not for {embodiment.name!r}: its poses are of "
+                f"the dataset was recorded for embodiment {recorded!r} and not for "
+                f"{embodiment.name!r}: its poses are of "
                 f"another frame. Give --embodiment {recorded}."
             )
         if embodiment.fps is not None and dataset.spec.fps != embodiment.fps:
             raise ConfigError(
-                f"the dataset has {dataset.spec.fps} frames a second, and {embodiment.name!r} {embodiment.fps:g} rows; record "
+                f"the dataset has {dataset.spec.fps} frames a second, and {embodiment.name!r} "
+                f"{embodiment.fps:g} rows; record "
                 "it at that rate."
             )
         if not told and features[self.pose].shape != (7,):
             raise ConfigError(
-                f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not {features[self.pose].shape}: windows are "
+                f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not "
+                f"{features[self.pose].shape}: windows are "
                 "made of episodes of one arm."
             )
         return ArmKeys(self.pose, self.state, self.gripper_command, cameras)
@@ -94,12 +111,14 @@ class WindowConfig:
 
     space: str  # "midtrain" or "joint_pos"
     state_row: bool  # whether the checkpoint's midtrain sequence starts with a state row
-    policy_frames: int | None  # frames of a policy's clip, as the checkpoint records them; None means one more than rows
+    # frames of a policy's clip, as the checkpoint records them; None means one more than rows
+    policy_frames: int | None
     rows: int  # of a chunk
     every: int  # frames between windows
     batch: int = 8  # windows per step
     dropout: float = 0.08  # fraction of windows that read the empty caption
-    validation_fraction: float = 0.1  # fraction of the episodes, at the end, that are not trained on
+    # fraction of the episodes, at the end, that are not trained on
+    validation_fraction: float = 0.1
     seed: int = 0
 
     @property
@@ -113,7 +132,8 @@ class ArmWindows:
 
     Args:
         dataset: An open dataset; it is read here and not afterwards.
-        encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the folder they are kept in.
+        encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the
+            folder they are kept in.
         stats: Statistics of the rows; None means the embodiment's packaged ones.
 
     Raises:
@@ -132,32 +152,61 @@ class ArmWindows:
         cache: Path,
         on_window: Callable[[int, int], None] | None = None,
     ):
-        self._dataset, self._keys, self._config = dataset, keys.resolved(dataset, embodiment), config
+        self._dataset, self._keys, self._config = (
+            dataset,
+            keys.resolved(dataset, embodiment),
+            config,
+        )
         self._processor, self._embodiment = processor, embodiment
-        self._affine = None if config.space == "joint_pos" else stats_for(embodiment, stats).normalizer(method_of(embodiment))
+        self._affine = (
+            None
+            if config.space == "joint_pos"
+            else stats_for(embodiment, stats).normalizer(method_of(embodiment))
+        )
         lengths, rows = dataset.lengths, config.rows
-        # recorded actions go on after the end as the last one, and the end of an episode is where a gripper opens
+        # recorded actions go on after the end as the last one, and the end of an episode is where a
+        # gripper opens
         beyond = rows - 1 if embodiment.in_controller_units and config.frames == 1 else 0
         self._instructions = _instructions_of(dataset, embodiment, config)
         if self._instructions:
-            starts = [(e, int(t)) for e in range(len(dataset)) for t in np.flatnonzero(dataset[e][LABELLED])]
+            starts = [
+                (e, int(t))
+                for e in range(len(dataset))
+                for t in np.flatnonzero(dataset[e][LABELLED])
+            ]
         else:
-            starts = [(e, t) for e in range(len(dataset)) for t in range(0, int(lengths[e]) - rows + beyond, config.every)]
+            starts = [
+                (e, t)
+                for e in range(len(dataset))
+                for t in range(0, int(lengths[e]) - rows + beyond, config.every)
+            ]
         if not starts:
-            raise ConfigError(f"no episode is longer than a chunk of {rows} rows; the longest has {int(lengths.max())} frames.")
+            raise ConfigError(
+                f"no episode is longer than a chunk of {rows} rows; the longest has "
+                f"{int(lengths.max())} frames."
+            )
         self._ids: dict[str, tuple[int, ...]] = {}  # of an instruction's caption
-        pictures = [_without_pixels(*self._processed(episode, t, seen=False)) for episode, t in starts]
+        pictures = [
+            _without_pixels(*self._processed(episode, t, seen=False)) for episode, t in starts
+        ]
         windows = [(i, *answer) for i, (_, answers) in enumerate(pictures) for answer in answers]
         training = len(dataset) - int(config.validation_fraction * len(dataset))
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
-            raise ConfigError("every episode that is longer than a chunk would only validate; lower --validation-fraction.")
+            raise ConfigError(
+                "every episode that is longer than a chunk would only validate; lower "
+                "--validation-fraction."
+            )
         processed = [picture for picture, _ in pictures]
         first = processed[0]
         self._picture = np.array([i for i, *_ in windows])
         self._prompts = [ids for _, ids, _ in windows]
         self._chunks = np.stack([chunk for *_, chunk in windows]).astype(np.float32)
-        states = [w.action_prefix[0, : first.raw_action_dim] for w in processed if w.action_prefix is not None]
+        states = [
+            w.action_prefix[0, : first.raw_action_dim]
+            for w in processed
+            if w.action_prefix is not None
+        ]
         self._state = torch.stack(states) if states else None
         self._fps, self.empty = float(first.fps), tuple(first.neg_text_ids[0].tolist())
         _, height, width = pixel_to_latent_shape(*first.video_shape)
@@ -167,15 +216,21 @@ class ArmWindows:
             return encode(pixels)[..., :height, :width]
 
         at_once = 16 if config.frames == 1 else 1
-        self._latents = cached_latents(latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=at_once)
+        self._latents = cached_latents(
+            latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=at_once
+        )
 
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def _processed(self, episode: int, t: int, seen: bool = True) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
-        """Return a picture as the processor makes it, and its windows: token ids and rows in the model's scale.
+    def _processed(
+        self, episode: int, t: int, seen: bool = True
+    ) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+        """Return a picture as the processor makes it, and its windows: token ids and rows in the
+        model's scale.
 
-        Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the rest does not depend on it.
+        Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the
+        rest does not depend on it.
         """
         recorded, config = self._dataset[episode], self._config
         span = slice(t, t + config.rows + 1)
@@ -198,7 +253,9 @@ class ArmWindows:
             rows = measured[:-1]  # row 0 is the command for now
         else:
             poses = poses_of(recorded[self._keys.pose][span])
-            rows = raw_rows(poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1])[:-1]
+            rows = raw_rows(
+                poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1]
+            )[:-1]
             if config.state_row:
                 raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
         if self._instructions:
@@ -206,7 +263,9 @@ class ArmWindows:
         made = self._processor.preprocess(raw)
         return made, [(_ids_of(made), rows if self._affine is None else self._affine(rows, True))]
 
-    def _labelled(self, raw: Mapping[str, Any], answers: F64) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+    def _labelled(
+        self, raw: Mapping[str, Any], answers: F64
+    ) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
         """Return a picture, and a window for each goal that the expert answered."""
         assert self._affine is not None
         made = self._processor.preprocess({**raw, "task": self._instructions[0]})
@@ -224,7 +283,12 @@ class ArmWindows:
         if rig is None:
             return np.concatenate(views, axis=2)
         moments = zip(*views, strict=True)
-        return np.stack([self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig) for moment in moments])
+        return np.stack(
+            [
+                self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig)
+                for moment in moments
+            ]
+        )
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
@@ -233,10 +297,17 @@ class ArmWindows:
         return self._pick(chosen, rng.random(self._config.batch) < self._config.dropout)
 
     def validation(self) -> Iterator[Batch]:
-        """Return whole batches of windows of held-out episodes, evenly spaced; none without such episodes."""
+        """Return whole batches of windows of held-out episodes, evenly spaced; none without such
+        episodes.
+        """
         first, size = self._trained, self._config.batch
         count = min(-(-(len(self) - first) // size), _VALIDATION_BATCHES)
-        for chosen in np.linspace(first, len(self) - 1, count * size).round().astype(np.int64).reshape(count, size):
+        for chosen in (
+            np.linspace(first, len(self) - 1, count * size)
+            .round()
+            .astype(np.int64)
+            .reshape(count, size)
+        ):
             yield self._pick(chosen, np.zeros(size, bool))
 
     def _pick(self, chosen: NDArray[np.int64], dropped: NDArray[np.bool_]) -> Batch:
@@ -246,28 +317,51 @@ class ArmWindows:
         pictures = self._picture[chosen]
         state = None if self._state is None else self._state[torch.from_numpy(pictures)]
         latents = torch.from_numpy(self._latents[pictures].astype(np.float32))
-        return Batch(latents, state, torch.from_numpy(self._chunks[chosen]), (*prompts, self.empty), prompt, fps=self._fps)
+        return Batch(
+            latents,
+            state,
+            torch.from_numpy(self._chunks[chosen]),
+            (*prompts, self.empty),
+            prompt,
+            fps=self._fps,
+        )
 
 
 def _without_pixels(picture: Any, answers: Any) -> tuple[Any, Any]:
-    """Drop what is made again when it is encoded: the pixels of all pictures would fill the memory."""
-    return replace(picture, pixel_values=picture.pixel_values[..., :0].clone()), answers  # a view would keep them
+    """Drop what is made again when it is encoded: the pixels of all pictures would fill the
+    memory.
+    """
+    # a view would keep them
+    return replace(picture, pixel_values=picture.pixel_values[..., :0].clone()), answers
 
 
 def _ids_of(processed: Any) -> tuple[int, ...]:
     return tuple(processed.text_ids[0].tolist())
 
 
-def _instructions_of(dataset: Dataset, embodiment: Embodiment, config: WindowConfig) -> tuple[str, ...]:
-    """Return the goals that the dataset's expert answered, or none: a clip shows what was done, and not what was answered."""
+def _instructions_of(
+    dataset: Dataset, embodiment: Embodiment, config: WindowConfig
+) -> tuple[str, ...]:
+    """Return the goals that the dataset's expert answered, or none: a clip shows what was done,
+    and not what was answered.
+    """
     feature = dataset.spec.features.get(EXPERT)
-    if feature is None or INSTRUCTIONS not in feature.info or config.frames != 1 or config.space != "midtrain":
+    if (
+        feature is None
+        or INSTRUCTIONS not in feature.info
+        or config.frames != 1
+        or config.space != "midtrain"
+    ):
         return ()
     found, scale = tuple(feature.info[INSTRUCTIONS]), feature.info.get("normalized")
     width = embodiment.action_space("midtrain").width
-    if feature.shape != (len(found) * config.rows * width,) or scale != f"{embodiment.stats} quantiles":
+    if (
+        feature.shape != (len(found) * config.rows * width,)
+        or scale != f"{embodiment.stats} quantiles"
+    ):
         raise ConfigError(
-            f"{EXPERT} holds {feature.shape[0]} numbers, normalised by {scale!r}; {len(found)} chunks of {config.rows} rows of "
+            f"{EXPERT} holds {feature.shape[0]} numbers, normalised by {scale!r}; {len(found)} "
+            f"chunks of {config.rows} rows of "
             f"{embodiment.name!r} are needed. Record it again: strands-cosmos3 demos --robot NAME."
         )
     return found
@@ -279,7 +373,9 @@ def method_of(embodiment: Embodiment) -> Method:
 
 
 def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
-    """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of ``midtrain`` rows, by column."""
+    """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of
+    ``midtrain`` rows, by column.
+    """
     keys = keys.resolved(dataset, embodiment)
     rows: list[F64] = []
     for episode in dataset:
@@ -291,14 +387,30 @@ def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> A
     joined = np.concatenate(rows)
     low, high = np.quantile(joined, [0.01, 0.99], axis=0)
     constant = high - low < _MIN_RANGE
-    low, high = np.where(constant, low - _MIN_RANGE / 2, low), np.where(constant, high + _MIN_RANGE / 2, high)
+    low, high = (
+        np.where(constant, low - _MIN_RANGE / 2, low),
+        np.where(constant, high + _MIN_RANGE / 2, high),
+    )
     if embodiment.stats is None:
         raise ConfigError(f"embodiment {embodiment.name!r} has no statistics.")
     columns = embodiment.action_space("midtrain").columns
-    return ActionStats(embodiment.stats, columns, low, high, joined.mean(0), np.maximum(joined.std(0), _MIN_RANGE))
+    return ActionStats(
+        embodiment.stats, columns, low, high, joined.mean(0), np.maximum(joined.std(0), _MIN_RANGE)
+    )
 
 
 def write_statistics(stats: ActionStats, path: Path, source: str) -> None:
     """Write statistics in this project's schema."""
-    figures = {name: np.asarray(getattr(stats, name)).tolist() for name in ("q01", "q99", "mean", "std")}
-    write_json(path, {"schema": 1, "domain": stats.domain, "source": source, "columns": list(stats.columns), **figures})
+    figures = {
+        name: np.asarray(getattr(stats, name)).tolist() for name in ("q01", "q99", "mean", "std")
+    }
+    write_json(
+        path,
+        {
+            "schema": 1,
+            "domain": stats.domain,
+            "source": source,
+            "columns": list(stats.columns),
+            **figures,
+        },
+    )

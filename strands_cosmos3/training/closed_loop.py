@@ -1,6 +1,8 @@
-"""Closed-loop evaluation during training: a few episodes of a checkpoint in simulation, in a process of their own.
+"""Closed-loop evaluation during training: a few episodes of a checkpoint in simulation, in a
+process of their own.
 
-Training waits for that process and shares no random numbers with it, so it ends with the same weights with and without.
+Training waits for that process and shares no random numbers with it, so it ends with the same
+weights with and without.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _MOST_S = 540.0  # below the 10 minutes that NCCL lets the other processes wait
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Episodes that judge a policy during training: the same scenes each time, which no other evaluation has.
+    """Episodes that judge a policy during training: the same scenes each time, which no other
+    evaluation has.
 
     A task or number that an evaluation does not know raises its error.
     """
@@ -40,7 +43,9 @@ class ClosedLoop:
     def settings(self, checkpoint: Path) -> Settings:
         """Return the same as an evaluation's settings."""
         policy = PolicySettings("native", str(checkpoint))
-        return Settings(policy, self.tasks, seeds=self.episodes, seed=self.seed, duration=self.limit_s)
+        return Settings(
+            policy, self.tasks, seeds=self.episodes, seed=self.seed, duration=self.limit_s
+        )
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to evaluate after a step of so many."""
@@ -48,7 +53,9 @@ class ClosedLoop:
 
 
 def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
-    """Return each task's fraction of successes, ``<task>``, and the mean time to success, ``<task>_s``, if there was one."""
+    """Return each task's fraction of successes, ``<task>``, and the mean time to success,
+    ``<task>_s``, if there was one.
+    """
     simulator, found = Simulator(how.settings(checkpoint)), dict[str, float]()
     try:
         records = [simulator.run(assignment) for assignment in simulator.settings.plan()]
@@ -64,7 +71,9 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
 
 
 def measure_apart(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float] | None:
-    """Return :func:`measure`'s figures from another process; None, with a warning, if it fails: training goes on."""
+    """Return :func:`measure`'s figures from another process; None, with a warning, if it fails:
+    training goes on.
+    """
     command = [sys.executable, "-m", __name__, str(checkpoint), json.dumps(asdict(how))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_S, check=True)
@@ -73,10 +82,16 @@ def measure_apart(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float] | No
         problem = f"took more than {_MOST_S:g} s; choose fewer --evaluate-episodes"
     except subprocess.CalledProcessError as error:
         problem = f"failed: {(error.stderr.strip().splitlines() or [''])[-1]}"
-    warnings.warn(f"the closed-loop evaluation of {checkpoint} {problem}. Training goes on.", stacklevel=2)
+    warnings.warn(
+        f"the closed-loop evaluation of {checkpoint} {problem}. Training goes on.", stacklevel=2
+    )
     return None
 
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[2])
-    print(json.dumps(measure(Path(sys.argv[1]), ClosedLoop(**{**options, "tasks": tuple(options["tasks"])}))))
+    print(
+        json.dumps(
+            measure(Path(sys.argv[1]), ClosedLoop(**{**options, "tasks": tuple(options["tasks"])}))
+        )
+    )

@@ -21,11 +21,21 @@ def machine() -> str:
 def duration(seconds: float) -> str:
     """Return a duration as seconds, minutes, or hours and minutes."""
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min" if minutes > 1 else f"{seconds:.0f} s"
+    return (
+        f"{hours} h {minutes:02d} min"
+        if hours
+        else f"{minutes} min"
+        if minutes > 1
+        else f"{seconds:.0f} s"
+    )
 
 
 def seconds_of(curve: Path) -> float:
-    """Return the time that a curve's steps took [s], 0 without a curve; a gap of over ten medians is an interruption."""
-    lines = map(json.loads, curve.read_text(encoding="utf-8").splitlines() if curve.exists() else [])
+    """Return the time that a curve's steps took [s], 0 without a curve; a gap of over ten
+    medians is an interruption.
+    """
+    lines = map(
+        json.loads, curve.read_text(encoding="utf-8").splitlines() if curve.exists() else []
+    )
     gaps = np.diff([line["time"] for line in lines])
     return float(gaps[gaps <= 10 * np.median(gaps)].sum()) if len(gaps) else 0.0

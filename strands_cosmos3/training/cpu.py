@@ -1,7 +1,9 @@
-"""RMS norm and attention for training on CPUs, each with a gradient of its own, in blocks that stay in a core's cache.
+"""RMS norm and attention for training on CPUs, each with a gradient of its own, in blocks that stay
+in a core's cache.
 
-A batch of windows does not fit there, so each elementwise step of torch's own versions goes to memory and back, forwards and
-backwards. In bfloat16 (``lower_precision``) a clip of the joint stage takes about 0.7 times as long (docs/bundled_policy.md).
+A batch of windows does not fit there, so each elementwise step of torch's own versions goes to
+memory and back, forwards and backwards. In bfloat16 (``lower_precision``) a clip of the joint stage
+takes about 0.7 times as long (docs/bundled_policy.md).
 """
 
 from __future__ import annotations
@@ -18,17 +20,25 @@ _BLOCK = 2**17
 
 
 class BlockRmsNorm(RmsNorm):
-    """An :class:`RmsNorm` whose training on CPUs is faster. Its output has the dtype that the matrices after it compute in."""
+    """An :class:`RmsNorm` whose training on CPUs is faster. Its output has the dtype that the
+    matrices after it compute in.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.nemotron or x.device.type != "cpu" or not torch.is_grad_enabled():
             return super().forward(x)
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.weight.dtype
+        dtype = (
+            torch.get_autocast_dtype("cpu")
+            if torch.is_autocast_enabled("cpu")
+            else self.weight.dtype
+        )
         return _RmsNorm.apply(x, self.weight, self.eps, dtype)  # pyright: ignore[reportReturnType]
 
 
 def norm_in_blocks(model: Cosmos3Transformer) -> None:
-    """Replace the norms of hidden states, in place, by :class:`BlockRmsNorm` with the same weights."""
+    """Replace the norms of hidden states, in place, by :class:`BlockRmsNorm` with the same
+    weights.
+    """
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if type(child) is RmsNorm and len(child.weight) == model.config.hidden_size:
@@ -37,18 +47,27 @@ def norm_in_blocks(model: Cosmos3Transformer) -> None:
                 setattr(owner, name, norm)
 
 
-def attention(q_BhNd: torch.Tensor, k_BkMd: torch.Tensor, v_BkMd: torch.Tensor, mask_BM: torch.Tensor) -> torch.Tensor:
+def attention(
+    q_BhNd: torch.Tensor, k_BkMd: torch.Tensor, v_BkMd: torch.Tensor, mask_BM: torch.Tensor
+) -> torch.Tensor:
     """Attention [B, h, N, d] with grouped heads to the keys where the mask is True."""
     lower = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
-    if q_BhNd.device.type == "cpu" and torch.is_grad_enabled() and lower:  # in float32 torch's kernel is faster
-        hidden = torch.zeros(mask_BM.shape, dtype=torch.bfloat16).masked_fill_(~mask_BM, float("-inf"))
+    # in float32 torch's kernel is faster
+    if q_BhNd.device.type == "cpu" and torch.is_grad_enabled() and lower:
+        hidden = torch.zeros(mask_BM.shape, dtype=torch.bfloat16).masked_fill_(
+            ~mask_BM, float("-inf")
+        )
         return _Attention.apply(q_BhNd, k_BkMd, v_BkMd, hidden)  # pyright: ignore[reportReturnType]
-    return F.scaled_dot_product_attention(q_BhNd, k_BkMd, v_BkMd, attn_mask=mask_BM[:, None, None], enable_gqa=True)
+    return F.scaled_dot_product_attention(
+        q_BhNd, k_BkMd, v_BkMd, attn_mask=mask_BM[:, None, None], enable_gqa=True
+    )
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
         rows, scales = x.reshape(-1, x.shape[-1]), []
         out = torch.empty(rows.shape, dtype=dtype)
         for block, made in zip(_blocks(rows), _blocks(out), strict=True):
@@ -63,7 +82,12 @@ class _RmsNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         rows, of_weight = x.reshape(-1, x.shape[-1]), torch.zeros_like(weight, dtype=torch.float32)
         of_x = torch.empty_like(rows)
-        parts = (_blocks(rows), _blocks(grad.reshape(rows.shape)), scale.split(len(_blocks(rows)[0])), _blocks(of_x))
+        parts = (
+            _blocks(rows),
+            _blocks(grad.reshape(rows.shape)),
+            scale.split(len(_blocks(rows)[0])),
+            _blocks(of_x),
+        )
         for block, back, by, made in zip(*parts, strict=True):
             normed, back = block.float().mul(by), back.float()
             of_weight += (back * normed).sum(0)
@@ -74,16 +98,23 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """One window after the other, whose probabilities fit in the cache in bfloat16; torch's kernel computes in float32."""
+    """One window after the other, whose probabilities fit in the cache in bfloat16; torch's
+    kernel computes in float32.
+    """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
+    ) -> torch.Tensor:
         B, key_heads = k.shape[:2]
-        q_BkNd = (q * q.shape[-1] ** -0.5).reshape(B, key_heads, -1, q.shape[-1])  # queries that share a key head are its rows
+        # queries that share a key head are its rows
+        q_BkNd = (q * q.shape[-1] ** -0.5).reshape(B, key_heads, -1, q.shape[-1])
         out, shares = torch.empty_like(q_BkNd), q_BkNd.new_empty(*q_BkNd.shape[:3], k.shape[2])
         for b in range(B):
-            torch.softmax(torch.bmm(q_BkNd[b], k[b].transpose(1, 2)).add_(hidden[b]), -1, out=shares[b])
+            torch.softmax(
+                torch.bmm(q_BkNd[b], k[b].transpose(1, 2)).add_(hidden[b]), -1, out=shares[b]
+            )
             torch.bmm(shares[b], v[b], out=out[b])
         ctx.save_for_backward(q_BkNd, k, v, shares, out)
         return out.view(q.shape)

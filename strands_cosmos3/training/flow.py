@@ -1,9 +1,11 @@
 """Velocities of a batch of windows with a gradient, through the engine's towers.
 
-The engine answers one request; here each window has its own prompt, and attends to padded prompts under a mask.
+The engine answers one request; here each window has its own prompt, and attends to padded prompts
+under a mask.
 
-Shape suffixes as in the engine: B windows, G prompts, S text tokens, V vision tokens, T action rows (a state row
-included), N = V + T, P numbers in a vision token, A action width, D hidden, h / k heads, d head width.
+Shape suffixes as in the engine: B windows, G prompts, S text tokens, V vision tokens, T action rows
+(a state row included), N = V + T, P numbers in a vision token, A action width, D hidden, h / k
+heads, d head width.
 """
 
 from __future__ import annotations
@@ -17,8 +19,20 @@ import torch
 from torch import nn
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, rope_tables, text_positions
-from strands_cosmos3.engine.transformer import ActionHead, Attend, Cosmos3Transformer, KeysValues, Rope, TextKV
+from strands_cosmos3.engine.sequence import (
+    SequenceLayout,
+    generation_positions,
+    rope_tables,
+    text_positions,
+)
+from strands_cosmos3.engine.transformer import (
+    ActionHead,
+    Attend,
+    Cosmos3Transformer,
+    KeysValues,
+    Rope,
+    TextKV,
+)
 from strands_cosmos3.training.cpu import attention, norm_in_blocks
 
 T = TypeVar("T")
@@ -35,7 +49,9 @@ class TrainedPolicy(nn.Module):
         self.w_out, self.b_out = nn.Parameter(head.w_out), nn.Parameter(head.b_out)
 
     def forward(self, job: Callable[[TrainedPolicy], T]) -> T:
-        """Run a job on this policy. FSDP gathers sharded weights around a module's forward, so jobs are passed to it."""
+        """Run a job on this policy. FSDP gathers sharded weights around a module's forward, so
+        jobs are passed to it.
+        """
         return job(self)
 
     @property
@@ -54,30 +70,49 @@ class PromptBatch:
 
     def select(self, prompt_B: torch.Tensor) -> PromptBatch:
         """The prompts with these indices, one a window."""
-        chosen, lengths = prompt_B.to(self.mask_BS.device), tuple(self.lengths[i] for i in prompt_B.tolist())
-        layers = tuple((k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.text.layers)
+        chosen, lengths = (
+            prompt_B.to(self.mask_BS.device),
+            tuple(self.lengths[i] for i in prompt_B.tolist()),
+        )
+        layers = tuple(
+            (k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.text.layers
+        )
         return PromptBatch(TextKV(layers), self.mask_BS.index_select(0, chosen), lengths)
 
 
 def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int]]) -> PromptBatch:
-    """Run the text tower over the token ids of G prompts, padded at the end, where causal attention does not look."""
+    """Run the text tower over the token ids of G prompts, padded at the end, where causal
+    attention does not look.
+    """
     lengths = tuple(len(ids) for ids in prompts)
     longest, device = max(lengths), transformer.action_modality_embed.device
     ids_GS = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
     rope = rope_tables(text_positions(longest), transformer.config, device, transformer.dtype)
-    mask_GS = torch.arange(longest, device=device)[None] < torch.tensor(lengths, device=device)[:, None]
+    mask_GS = (
+        torch.arange(longest, device=device)[None] < torch.tensor(lengths, device=device)[:, None]
+    )
     return PromptBatch(transformer.text(ids_GS, rope), mask_GS, lengths)
 
 
-def rope_of(layout: SequenceLayout, config: TransformerConfig, lengths: Sequence[int], like: torch.Tensor) -> Rope:
-    """Cosine and sine [B, N, d] for prompts of these lengths, on the device and in the dtype of ``like``."""
+def rope_of(
+    layout: SequenceLayout, config: TransformerConfig, lengths: Sequence[int], like: torch.Tensor
+) -> Rope:
+    """Cosine and sine [B, N, d] for prompts of these lengths, on the device and in the dtype of
+    ``like``.
+    """
     tables = {n: _tables(layout, config, n, like.device, like.dtype) for n in set(lengths)}
     cos, sin = (torch.stack([tables[n][i] for n in lengths]) for i in (0, 1))
     return cos, sin
 
 
 @lru_cache(64)
-def _tables(layout: SequenceLayout, config: TransformerConfig, prompt: int, device: torch.device, dtype: torch.dtype) -> Rope:
+def _tables(
+    layout: SequenceLayout,
+    config: TransformerConfig,
+    prompt: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Rope:
     """Return the tables of a prompt's length, which every step of a training needs again."""
     return rope_tables(generation_positions(layout, config, prompt), config, device, dtype)
 
@@ -113,7 +148,9 @@ def velocity(
     return model.project(x_BND[:, :vision_left], x_BND[:, vision_left:], head)
 
 
-def _attend_masked(mask_BM: torch.Tensor, prompt: KeysValues, keys: torch.Tensor, values: torch.Tensor) -> Attend:
+def _attend_masked(
+    mask_BM: torch.Tensor, prompt: KeysValues, keys: torch.Tensor, values: torch.Tensor
+) -> Attend:
     """Attention over the padded prompts and the windows' own tokens."""
     memory = torch.cat([prompt[0], keys], dim=2), torch.cat([prompt[1], values], dim=2)
     return lambda queries: attention(queries, *memory, mask_BM)

@@ -1,11 +1,14 @@
-"""Demonstrations of the scripted expert on LIBERO as a LeRobot v3 dataset, with labels as NVIDIA's checkpoints emit them.
+"""Demonstrations of the scripted expert on LIBERO as a LeRobot v3 dataset, with labels as NVIDIA's
+checkpoints emit them.
 
-Frames are 20 a second: both views as policies are trained on them, and the row [10] of the action that follows, in the
-controller's units and not normalised. There is no state, because the ``libero`` domain has none. Pictures cost ten times the
-step, so only every :data:`LOOK_EVERY`-th frame has its own; the others repeat it. Scenes are drawn from the suite's problem
-files and never its official initial states, on which policies are tested; and each layout is asked for several of its objects
-in turn from the same start, so that only the sentence tells which. They begin where a random motion ends, and noise is added to
-what is executed but not to what is recorded (DART, arXiv 1703.09327), so that the expert is seen to correct itself.
+Frames are 20 a second: both views as policies are trained on them, and the row [10] of the action
+that follows, in the controller's units and not normalised. There is no state, because the
+``libero`` domain has none. Pictures cost ten times the step, so only every :data:`LOOK_EVERY`-th
+frame has its own; the others repeat it. Scenes are drawn from the suite's problem files and never
+its official initial states, on which policies are tested; and each layout is asked for several of
+its objects in turn from the same start, so that only the sentence tells which. They begin where a
+random motion ends, and noise is added to what is executed but not to what is recorded (DART, arXiv
+1703.09327), so that the expert is seen to correct itself.
 """
 
 from __future__ import annotations
@@ -28,27 +31,42 @@ from strands_cosmos3.environments.suites import LiberoTask, get_suite, load_task
 from strands_cosmos3.errors import ConfigError
 
 LOOK_EVERY = 6
-"""Frames between pictures; training must begin its windows at multiples of it, which the dataset states."""
+"""Frames between pictures; training must begin its windows at multiples of it, which the dataset
+states.
+"""
 TARGETS_A_LAYOUT = 3
-"""Consecutive episodes that share a layout and differ in what is asked, the task's own object first."""
+"""Consecutive episodes that share a layout and differ in what is asked, the task's own object
+first.
+"""
 _LAYOUTS_A_SCENE = 2  # consecutive ones, because a scene takes seconds to load
 _WANDER_STEPS = 20  # at most, before the first frame
-_NOISE, _NOISE_KEPT = 0.25, 0.8  # deviation of the translation's noise, in the controller's units, and its decay a step
+# deviation of the translation's noise, in the controller's units, and its decay a step
+_NOISE, _NOISE_KEPT = 0.25, 0.8
 
 
 def libero_spec(config: LiberoConfig) -> DatasetSpec:
     """Return the schema: two cameras, rows, ``next.done`` and ``next.success``."""
     space = get_embodiment("libero").action_space()
-    meaning = {"embodiment": "libero", "action_space": space.name, "normalized": False, "unit": "controller"}
+    meaning = {
+        "embodiment": "libero",
+        "action_space": space.name,
+        "normalized": False,
+        "unit": "controller",
+    }
     meaning |= {"pictures_every": LOOK_EVERY}
     px = config.picture_px
     cameras = {camera_key(view): Feature(VIDEO, (px, px, 3)) for view in CAMERAS}
     columns = {ACTION: Feature("float32", (space.width,), space.columns, meaning)}
-    return DatasetSpec(CONTROL_HZ, columns | dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))) | cameras, "panda")
+    return DatasetSpec(
+        CONTROL_HZ,
+        columns | dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))) | cameras,
+        "panda",
+    )
 
 
 def demo_of(suite: str, seed: int, episode: int) -> tuple[LiberoTask, LiberoTask, int]:
-    """Return an episode's scene, what is asked in it (a task of the same suite), and the layout's seed.
+    """Return an episode's scene, what is asked in it (a task of the same suite), and the layout's
+    seed.
 
     The first episode of a layout is the scene's own task.
 
@@ -56,7 +74,9 @@ def demo_of(suite: str, seed: int, episode: int) -> tuple[LiberoTask, LiberoTask
         ConfigError: The expert cannot solve the suite.
     """
     if not get_suite(suite).name.startswith("libero_object"):
-        raise ConfigError(f"the scripted expert solves libero_object and its variants, not {suite}.")
+        raise ConfigError(
+            f"the scripted expert solves libero_object and its variants, not {suite}."
+        )
     tasks = load_tasks(suite)
     layout, turn = divmod(episode, TARGETS_A_LAYOUT)
     scene = tasks[layout // _LAYOUTS_A_SCENE % len(tasks)]
@@ -66,8 +86,12 @@ def demo_of(suite: str, seed: int, episode: int) -> tuple[LiberoTask, LiberoTask
     return scene, asked[turn % len(asked)], int(rng.integers(2**31))
 
 
-def record_libero(root: Path, suite: str, seed: int, episodes: Iterable[int], config: LiberoConfig | None = None) -> None:
-    """Record episodes as a new dataset; those in which the expert fails are left out. Errors: as :func:`demo_of`."""
+def record_libero(
+    root: Path, suite: str, seed: int, episodes: Iterable[int], config: LiberoConfig | None = None
+) -> None:
+    """Record episodes as a new dataset; those in which the expert fails are left out. Errors: as
+    :func:`demo_of`.
+    """
     config, world = config or LiberoConfig(), None
     with DatasetWriter(root, libero_spec(config)) as writer:
         for episode in episodes:
@@ -76,24 +100,40 @@ def record_libero(root: Path, suite: str, seed: int, episodes: Iterable[int], co
                 if world is not None:
                     world.close()
                 world = LiberoWorld(scene, config)
-                world.simulation.hard_reset = False  # loading the scene anew takes seconds and changes nothing
-            _record(writer, world, asked, layout, {"seed": seed, "episode": episode, "scene": scene.number})
+                # loading the scene anew takes seconds and changes nothing
+                world.simulation.hard_reset = False
+            _record(
+                writer,
+                world,
+                asked,
+                layout,
+                {"seed": seed, "episode": episode, "scene": scene.number},
+            )
     if world is not None:
         world.close()
 
 
-def _record(writer: DatasetWriter, world: LiberoWorld, asked: LiberoTask, layout: int, note: dict[str, int]) -> None:
+def _record(
+    writer: DatasetWriter, world: LiberoWorld, asked: LiberoTask, layout: int, note: dict[str, int]
+) -> None:
     expert, rng = LiberoExpert(), np.random.default_rng([note["seed"], note["episode"]])
     world.reset(None, layout)
-    _wander(world, np.random.default_rng(layout))  # of the layout's, or the first picture would tell what is asked
+    # of the layout's, or the first picture would tell what is asked
+    _wander(world, np.random.default_rng(layout))
     noise = np.zeros(3)
     with writer.episode(asked.instruction) as episode:
         for step in range(world.horizon):
             if step % LOOK_EVERY == 0:
-                views = {camera_key(view): as_trained(picture) for view, picture in world.views().items()}
+                views = {
+                    camera_key(view): as_trained(picture) for view, picture in world.views().items()
+                }
             action = np.clip(expert.act(privileged(world), asked.instruction), -1, 1)
-            episode.add({ACTION: encode_actions(action[None])[0], DONE: False, SUCCESS: False, **views})
-            noise = _NOISE_KEPT * noise + _NOISE * np.sqrt(1 - _NOISE_KEPT**2) * rng.standard_normal(3)
+            episode.add(
+                {ACTION: encode_actions(action[None])[0], DONE: False, SUCCESS: False, **views}
+            )
+            noise = _NOISE_KEPT * noise + _NOISE * np.sqrt(
+                1 - _NOISE_KEPT**2
+            ) * rng.standard_normal(3)
             world.step(action + [*noise, 0, 0, 0, 0], look=step % LOOK_EVERY == LOOK_EVERY - 1)
             if world.fulfilled(asked.goal):
                 episode.replace_last(DONE, True)

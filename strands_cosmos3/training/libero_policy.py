@@ -1,8 +1,10 @@
-"""``python -m strands_cosmos3.training.libero_policy``: make a small policy for LIBERO from nothing, or go on with it.
+"""``python -m strands_cosmos3.training.libero_policy``: make a small policy for LIBERO from
+nothing, or go on with it.
 
-It records demonstrations of the scripted expert on libero_object, trains the bundled policy's VAE on their pictures and all
-other weights of it on their rows, and evaluates the result on official initial states. What the bundled policy has learned of
-our table is of no use there, but its weights are a cheaper start than random ones.
+It records demonstrations of the scripted expert on libero_object, trains the bundled policy's VAE
+on their pictures and all other weights of it on their rows, and evaluates the result on official
+initial states. What the bundled policy has learned of our table is of no use there, but its weights
+are a cheaper start than random ones.
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ _TIER = 128  # on which each view is 80 x 80 pixels; NVIDIA's is 256
 _VAE_BATCH = 8
 _REPLAN_ROWS = 8
 _MADE = ("demos", START, "policy")
-_EVALUATIONS = {"evaluation": "plain", "controls": "blank,swapped", "swap": "plain", "task": "plain"}
+_EVALUATIONS = {
+    "evaluation": "plain",
+    "controls": "blank,swapped",
+    "swap": "plain",
+    "task": "plain",
+}
 """Stage -> conditions; the last two are of the suite's variants."""
 
 
@@ -65,17 +72,53 @@ class LiberoRecipe:
 
     def stages(self, workers: int) -> tuple[Stage, ...]:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
-        demos = ("demos", "--suite", SUITE, "--out", "demos", "--episodes", str(self.episodes), "--seed", str(self.seed))
-        train = ("train", "--out", "run", "--checkpoint", START, "--dataset", "demos", "--embodiment", _DOMAIN, "--train", "*")
-        train += ("--stats", "packaged", "--validation-fraction", "0.05", "--validate-every", "250", "--seed", str(self.seed))
+        demos = (
+            "demos",
+            "--suite",
+            SUITE,
+            "--out",
+            "demos",
+            "--episodes",
+            str(self.episodes),
+            "--seed",
+            str(self.seed),
+        )
+        train = (
+            "train",
+            "--out",
+            "run",
+            "--checkpoint",
+            START,
+            "--dataset",
+            "demos",
+            "--embodiment",
+            _DOMAIN,
+            "--train",
+            "*",
+        )
+        train += (
+            "--stats",
+            "packaged",
+            "--validation-fraction",
+            "0.05",
+            "--validate-every",
+            "250",
+            "--seed",
+            str(self.seed),
+        )
         train += ("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}")
         made = (*_MADE, *_EVALUATIONS)
-        reads = (TRAINED, *(f"records/{name}.json" for name in made), *(f"{name}/report.json" for name in _EVALUATIONS))
+        reads = (
+            TRAINED,
+            *(f"records/{name}.json" for name in made),
+            *(f"{name}/report.json" for name in _EVALUATIONS),
+        )
         return (
             _stage("demos", demos, (), "demos", more=("--workers", str(workers))),
             Stage(
                 START,
-                f"start, with the VAE trained for {self.vae_steps} steps on pictures of the demonstrations",
+                f"start, with the VAE trained for {self.vae_steps} steps on pictures of the "
+                "demonstrations",
                 {"vae_steps": self.vae_steps},
                 ("demos",),
                 (START,),
@@ -90,9 +133,26 @@ class LiberoRecipe:
     def _evaluation(self, name: str, workers: int) -> Stage:
         suite = f"{SUITE}_{name}" if name in ("swap", "task") else SUITE
         seeds = self.seeds if name == "evaluation" else self.few_seeds
-        command = ("evaluate", "--suite", suite, "--model", TRAINED, "--tasks", self.tasks, "--seeds", str(seeds))
+        command = (
+            "evaluate",
+            "--suite",
+            suite,
+            "--model",
+            TRAINED,
+            "--tasks",
+            self.tasks,
+            "--seeds",
+            str(seeds),
+        )
         command += ("--conditions", _EVALUATIONS[name], "--films", "0")
-        return _stage(name, command, (TRAINED,), f"{name}/report.json", name, ("--out", name, "--workers", str(workers)))
+        return _stage(
+            name,
+            command,
+            (TRAINED,),
+            f"{name}/report.json",
+            name,
+            ("--out", name, "--workers", str(workers)),
+        )
 
 
 TINY = LiberoRecipe(episodes=2, vae_steps=2, steps=2, batch=2, tasks="0", seeds=1, few_seeds=1)
@@ -100,7 +160,12 @@ TINY = LiberoRecipe(episodes=2, vae_steps=2, steps=2, batch=2, tasks="0", seeds=
 
 
 def _stage(
-    name: str, command: Sequence[str], reads: tuple[str, ...], made: str, owns: str | None = None, more: Sequence[str] = ()
+    name: str,
+    command: Sequence[str],
+    reads: tuple[str, ...],
+    made: str,
+    owns: str | None = None,
+    more: Sequence[str] = (),
 ) -> Stage:
     """Return a stage that runs a command; ``more`` are options that change no result."""
     whole = [*command, *more]
@@ -110,7 +175,9 @@ def _stage(
         program([*whole, *again])(folder)
 
     decides = {"command": list(command)}
-    return Stage(name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, (made,), (owns or made,), work)
+    return Stage(
+        name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, (made,), (owns or made,), work
+    )
 
 
 def _start(folder: Path, vae_steps: int) -> None:
@@ -122,7 +189,9 @@ def _start(folder: Path, vae_steps: int) -> None:
 
 
 def pictures_of(dataset: Dataset) -> NDArray[np.uint8]:
-    """Return every picture [n, H, W, 3] of demonstrations as the model sees it, both views side by side, without padding."""
+    """Return every picture [n, H, W, 3] of demonstrations as the model sees it, both views side
+    by side, without padding.
+    """
     every = dataset.spec.features[ACTION].info["pictures_every"]
     found = []
     for episode in dataset:
@@ -134,47 +203,84 @@ def pictures_of(dataset: Dataset) -> NDArray[np.uint8]:
     return np.concatenate(found)
 
 
-def train_vae(folder: Path, pictures: NDArray[np.uint8], steps: int, seed: int = 0) -> AutoencoderKLWan:
-    """Train the bundled policy's VAE on these pictures, and measure its latents' mean and deviation."""
+def train_vae(
+    folder: Path, pictures: NDArray[np.uint8], steps: int, seed: int = 0
+) -> AutoencoderKLWan:
+    """Train the bundled policy's VAE on these pictures, and measure its latents' mean and
+    deviation.
+    """
     vae: Any = load_vae(Checkpoint.open(embedded_checkpoint()))
     convolve_flat(vae)
 
     def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
         chosen = np.random.default_rng([seed, step]).integers(len(pictures), size=_VAE_BATCH)
-        return reconstruction_loss(vae, to_pixels(pictures[chosen]), torch.Generator().manual_seed(step), VaeLoss())
+        return reconstruction_loss(
+            vae, to_pixels(pictures[chosen]), torch.Generator().manual_seed(step), VaeLoss()
+        )
 
-    loop = Loop(vae, loss, TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99, seed=seed), folder)
-    loop.run(on_step=lambda step, seen: print(f"vae {step}/{steps} {seen}", flush=True) if step % 50 == 0 else None)
+    loop = Loop(
+        vae,
+        loss,
+        TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99, seed=seed),
+        folder,
+    )
+    loop.run(
+        on_step=lambda step, seen: (
+            print(f"vae {step}/{steps} {seen}", flush=True) if step % 50 == 0 else None
+        )
+    )
     loop.take_average()
     vae.eval().requires_grad_(False)
     some = pictures[:: max(1, len(pictures) // 64)]
-    latents = torch.cat([vae.encode(to_pixels(part)).latent_dist.mode() for part in np.array_split(some, len(some))])
+    latents = torch.cat(
+        [vae.encode(to_pixels(part)).latent_dist.mode() for part in np.array_split(some, len(some))]
+    )
     mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
-    known = {name: value for name, value in vae.config.items() if name not in ("latent_frames", "_name_or_path")}
-    plain: Any = AutoencoderKLWan.from_config({**known, "latents_mean": mean.tolist(), "latents_std": std.tolist()})
+    known = {
+        name: value
+        for name, value in vae.config.items()
+        if name not in ("latent_frames", "_name_or_path")
+    }
+    plain: Any = AutoencoderKLWan.from_config(
+        {**known, "latents_mean": mean.tolist(), "latents_std": std.tolist()}
+    )
     plain.load_state_dict(plain_state(vae))
     return plain
 
 
-def write_start(folder: Path, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int = 0) -> Path:
-    """Write the checkpoint that training starts from: the bundled policy with the ``libero`` domain and its contract.
+def write_start(
+    folder: Path, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int = 0
+) -> Path:
+    """Write the checkpoint that training starts from: the bundled policy with the ``libero`` domain
+    and its contract.
 
-    It has no state row, answers actions alone, and has a tokenizer for these sentences, so that a caption is about twenty
-    tokens. Its action head is that of the bundled policy's domain; embeddings of tokens are new.
+    It has no state row, answers actions alone, and has a tokenizer for these sentences, so that a
+    caption is about twenty tokens. Its action head is that of the bundled policy's domain;
+    embeddings of tokens are new.
     """
     source = Checkpoint.open(embedded_checkpoint())
     write_folder(folder, lambda hidden: _fill(hidden, source, sentences, vae, seed))
     return folder
 
 
-def _fill(folder: Path, source: Checkpoint, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int) -> None:
+def _fill(
+    folder: Path, source: Checkpoint, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int
+) -> None:
     shutil.copytree(source.root / "scheduler", folder / "scheduler")
     vae.save_pretrained(folder / "vae")
     shutil.copy(source.root / "model_index.json", folder)
     hw = canvas_hw(256, 512, _TIER)
-    how: dict[str, Any] = {"prompt_format": "plain", "view": "concat", "num_frames": 17, "fps": 20.0, "canvas_hw": hw}
+    how: dict[str, Any] = {
+        "prompt_format": "plain",
+        "view": "concat",
+        "num_frames": 17,
+        "fps": 20.0,
+        "canvas_hw": hw,
+    }
     fixed = compose_prompt("x", **how).removeprefix("x.")
-    vocabulary = write_tokenizer(folder / "text_tokenizer", sentences, (fixed, "user\n", "assistant\n"))
+    vocabulary = write_tokenizer(
+        folder / "text_tokenizer", sentences, (fixed, "user\n", "assistant\n")
+    )
     config = {**source.layout.transformer_config(), "vocab_size": vocabulary}
     write_json(folder / "transformer/config.json", config)
     (file,) = source.weights.files
@@ -185,10 +291,22 @@ def _fill(folder: Path, source: Checkpoint, sentences: Sequence[str], vae: Autoe
     old, new = (get_embodiment(name).domain_id for name in (source.metadata["domain"], _DOMAIN))
     for key in HEAD_KEYS.values():
         weights[key][new] = weights[key][old]
-    label = "a small policy of this project for LIBERO's libero_object; its card says how well it does"
+    label = (
+        "a small policy of this project for LIBERO's libero_object; its card says how well it does"
+    )
     write_weights(folder / "transformer", weights, label=label)
-    ours = {"variant": source.variant.name, "action_space": "midtrain", "prompt_format": "plain", "resolution_tier": _TIER}
-    ours |= {"domain": _DOMAIN, "normalization": "quantile_rot", "statistics": _DOMAIN, "sampling": SAMPLING}
+    ours = {
+        "variant": source.variant.name,
+        "action_space": "midtrain",
+        "prompt_format": "plain",
+        "resolution_tier": _TIER,
+    }
+    ours |= {
+        "domain": _DOMAIN,
+        "normalization": "quantile_rot",
+        "statistics": _DOMAIN,
+        "sampling": SAMPLING,
+    }
     ours |= {"policy_frames": [1], "replan_rows": _REPLAN_ROWS, "label": label}
     write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
 
@@ -204,11 +322,19 @@ def write_card(folder: Path) -> None:
 
 
 def card(folder: Path) -> str:
-    """Return the model card: every figure from the records and reports of the stages, with the command that measured it."""
+    """Return the model card: every figure from the records and reports of the stages, with the
+    command that measured it.
+    """
     records = {name: read_record(folder, name) for name in (*_MADE, *_EVALUATIONS)}
-    reports = {name: json.loads((folder / name / "report.json").read_text(encoding="utf-8")) for name in _EVALUATIONS}
+    reports = {
+        name: json.loads((folder / name / "report.json").read_text(encoding="utf-8"))
+        for name in _EVALUATIONS
+    }
     found = "\n\n".join(_found(reports[name], records[name]) for name in _EVALUATIONS)
-    lines = "\n".join(f"| {name} | {one['finished']} | {duration(one['seconds'])} |" for name, one in records.items())
+    lines = "\n".join(
+        f"| {name} | {one['finished']} | {duration(one['seconds'])} |"
+        for name, one in records.items()
+    )
     machines = "; ".join(dict.fromkeys(one["machine"] for one in records.values()))
     commands = "\n".join(f"    {records[name]['command']}" for name in _MADE)
     return f"""# A small policy for LIBERO
@@ -252,7 +378,9 @@ def main(arguments: list[str] | None = None) -> int:
         arguments,
         "libero policy",
         description,
-        lambda tiny, seed, workers: replace(TINY if tiny else LiberoRecipe(), seed=seed).stages(workers),
+        lambda tiny, seed, workers: replace(TINY if tiny else LiberoRecipe(), seed=seed).stages(
+            workers
+        ),
         CARD,
     )
 

@@ -1,7 +1,8 @@
 """A resumable training loop: an interrupted run ends with bit-identical weights.
 
-What a step draws depends only on (seed, step); the state is the weights, their average, the optimiser's moments and the step.
-It ends with its SHA-256, and the state before it is kept: if one is damaged, the other is resumed, with a warning.
+What a step draws depends only on (seed, step); the state is the weights, their average, the
+optimiser's moments and the step. It ends with its SHA-256, and the state before it is kept: if one
+is damaged, the other is resumed, with a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_stat
 
 Metrics = Mapping[str, float]
 LossMetrics = Mapping[str, float | torch.Tensor]
-"""What a loss reports: numbers, or tensors, for which a GPU need not be waited for before the gradient is computed."""
+"""What a loss reports: numbers, or tensors, for which a GPU need not be waited for before the
+gradient is computed.
+"""
 CURVE = "curve.jsonl"
 _ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma|^answers")
 
@@ -44,20 +47,29 @@ class TrainLoopConfig:
     steps: int
     lr: float = 2e-3  # after the warm-up
     warmup: int = 100  # steps in which the rate rises linearly
-    decay: float = 0.4  # fraction of the steps, at the end, in which the rate decays to zero along a cosine
+    # fraction of the steps, at the end, in which the rate decays to zero along a cosine
+    decay: float = 0.4
     weight_decay: float = 0.01  # of matrices; vectors have none
     clip: float = 1.0  # largest norm of the gradient
     ema: float = 0.999  # decay of the moving average of the weights
-    accumulate: int = 1  # draws whose gradients a step averages: more windows per step in the same memory
+    # draws whose gradients a step averages: more windows per step in the same memory
+    accumulate: int = 1
     seed: int = 0
     save_s: float = 120.0  # seconds between saved states
     log_every: int = 20  # steps between points of the curve
     tensorboard: bool = False  # whether the curve is written for TensorBoard, too
-    matrix_lr: float = 0.0  # as ``lr``, of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
+    # as ``lr``, of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
+    matrix_lr: float = 0.0
     matrix_decay: float = 0.0  # weight decay of Muon's
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0), ("log_every", 1), ("seed", 0), ("accumulate", 1)):
+        for name, least in (
+            ("steps", 1),
+            ("warmup", 0),
+            ("log_every", 1),
+            ("seed", 0),
+            ("accumulate", 1),
+        ):
             whole_number(getattr(self, name), name, least)
         for name in ("lr", "clip", "save_s"):
             positive(getattr(self, name), name)
@@ -66,7 +78,9 @@ class TrainLoopConfig:
                 raise InputError(f"{name} must be a fraction in 0..1, got {getattr(self, name)!r}.")
         for name in ("weight_decay", "matrix_lr", "matrix_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a finite number of at least zero, got {getattr(self, name)!r}.")
+                raise InputError(
+                    f"{name} must be a finite number of at least zero, got {getattr(self, name)!r}."
+                )
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, as a fraction of the highest."""
@@ -74,19 +88,28 @@ class TrainLoopConfig:
         fall_from = self.steps * (1 - self.decay)
         if step < fall_from:
             return up
-        return up * 0.5 * (1 + math.cos(math.pi * (step - fall_from) / max(1.0, self.steps - fall_from)))
+        return (
+            up
+            * 0.5
+            * (1 + math.cos(math.pi * (step - fall_from) / max(1.0, self.steps - fall_from)))
+        )
 
 
 class Loop:
     """Optimise those parameters of a model that require a gradient.
 
     Args:
-        loss: Number of a draw -> loss, and metrics for the curve. A step makes ``accumulate`` draws.
+        loss: Number of a draw -> loss, and metrics for the curve. A step makes ``accumulate``
+            draws.
         folder: Folder of the state and the curve; a state that it holds is resumed.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Callable[[int], tuple[torch.Tensor, LossMetrics]], config: TrainLoopConfig, folder: Path
+        self,
+        model: nn.Module,
+        loss: Callable[[int], tuple[torch.Tensor, LossMetrics]],
+        config: TrainLoopConfig,
+        folder: Path,
     ):
         self.model, self.config, self.folder, self.step = model, config, folder, 0  # steps done
         self._consistent = True
@@ -95,7 +118,8 @@ class Loop:
         if not self._trained:
             raise ConfigError("nothing to train: every parameter is frozen.")
         self.optimizers = _optimizers(self._trained, config)
-        self.ema = {name: p.detach().clone() for name, p in self._trained.items()}  # moving averages
+        # moving averages
+        self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
         if has_state(folder):
@@ -103,8 +127,11 @@ class Loop:
         if self._writes:
             drop_from(folder / CURVE, self.step + 1)
 
-    def run(self, until: int | None = None, on_step: Callable[[int, Metrics], None] | None = None) -> None:
-        """Train to the end, or to the step ``until``; ``on_step`` is called with (steps done, metrics).
+    def run(
+        self, until: int | None = None, on_step: Callable[[int, Metrics], None] | None = None
+    ) -> None:
+        """Train to the end, or to the step ``until``; ``on_step`` is called with (steps done,
+        metrics).
 
         Raises:
             TrainingError: The loss or its gradient is not finite; the last saved state stays.
@@ -130,7 +157,9 @@ class Loop:
                 self.save()
 
     def _agreed(self, decision: bool) -> bool:
-        """Return rank 0's decision: what every process must do together, none may begin by its own clock."""
+        """Return rank 0's decision: what every process must do together, none may begin by its
+        own clock.
+        """
         if not dist.is_initialized():
             return decision
         of_rank_0 = torch.tensor(int(decision), device=next(iter(self._trained.values())).device)
@@ -139,7 +168,9 @@ class Loop:
 
     def _train_step(self) -> Metrics:
         rate = self.config.rate(self.step)
-        for optimizer, highest in zip(self.optimizers, (self.config.lr, self.config.matrix_lr), strict=False):
+        for optimizer, highest in zip(
+            self.optimizers, (self.config.lr, self.config.matrix_lr), strict=False
+        ):
             for group in optimizer.param_groups:
                 group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
@@ -159,7 +190,10 @@ class Loop:
             optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            averages, weights = list(self.ema.values()), [p.detach() for p in self._trained.values()]
+            averages, weights = (
+                list(self.ema.values()),
+                [p.detach() for p in self._trained.values()],
+            )
             torch._foreach_lerp_(averages, weights, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]
         self.step += 1
         self._consistent = True
@@ -168,19 +202,29 @@ class Loop:
     def _require_finite(self, name: str, number: torch.Tensor) -> None:
         if not math.isfinite(value := full_tensor(number).item()):
             raise TrainingError(
-                f"the {name} is {value} at step {self.step} in {self.folder}; resuming would draw the same windows again. "
-                "Give another --out, with another --seed or with --start <this run>/<stage>/checkpoint; post-training can "
+                f"the {name} is {value} at step {self.step} in {self.folder}; resuming would draw "
+                "the same windows again. "
+                "Give another --out, with another --seed or with --start <this "
+                "run>/<stage>/checkpoint; post-training can "
                 "resume from the last state with a lower --lr."
             )
 
     def _log(self, metrics: Metrics) -> None:
         if not self._writes:
             return
-        self._append(CURVE, {"time": round(time.time(), 1), **{name: round(value, 6) for name, value in metrics.items()}})
+        self._append(
+            CURVE,
+            {
+                "time": round(time.time(), 1),
+                **{name: round(value, 6) for name, value in metrics.items()},
+            },
+        )
         self._show(metrics)
 
     def record(self, name: str, figures: Metrics) -> None:
-        """Write figures that are measured now and then to ``<name>.jsonl``, in place of this step's, and to TensorBoard."""
+        """Write figures that are measured now and then to ``<name>.jsonl``, in place of this
+        step's, and to TensorBoard.
+        """
         if not self._writes:
             return
         drop_from(self.folder / f"{name}.jsonl", self.step)
@@ -212,33 +256,48 @@ class Loop:
         return SummaryWriter(str(self.folder), purge_step=self.step)
 
     def save(self) -> None:
-        """Write the state, unsharded, so that any number of processes can resume it. Every process must call this."""
+        """Write the state, unsharded, so that any number of processes can resume it. Every
+        process must call this.
+        """
         moments = {name: self._moments(p) for name, p in self._trained.items()}
         state = {
             "step": self.step,
             "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
             "ema": {name: full_tensor(t) for name, t in self.ema.items()},
-            "moments": {name: {key: full_tensor(t) for key, t in of_p.items()} for name, of_p in moments.items()},
+            "moments": {
+                name: {key: full_tensor(t) for key, t in of_p.items()}
+                for name, of_p in moments.items()
+            },
         }
         if self._writes:
-            write_whole(self.folder / STATE, partial(write_state, state), previous=self.folder / PREVIOUS)
+            write_whole(
+                self.folder / STATE, partial(write_state, state), previous=self.folder / PREVIOUS
+            )
 
     def _load(self, state: Mapping[str, Any], path: Path) -> None:
         shapes = {name: tuple(t.shape) for name, t in state["model"].items()}
         if shapes != {name: tuple(p.shape) for name, p in self._trained.items()}:
-            raise ConfigError(f"{path} is the state of another model, or of other trained weights; choose another folder.")
+            raise ConfigError(
+                f"{path} is the state of another model, or of other trained weights; choose "
+                "another folder."
+            )
         with torch.no_grad():
             for name, p in self._trained.items():
                 p.copy_(shard_like(state["model"][name], p))
                 self.ema[name].copy_(shard_like(state["ema"][name], p))
                 if moments := state["moments"][name]:
                     self._optimizer_of(p).state[p] = {
-                        key: t.clone() if key == "step" else shard_like(t, p).clone() for key, t in moments.items()
+                        key: t.clone() if key == "step" else shard_like(t, p).clone()
+                        for key, t in moments.items()
                     }
         self.step = int(state["step"])
 
     def _optimizer_of(self, p: nn.Parameter) -> torch.optim.Optimizer:
-        return next(o for o in self.optimizers if any(p is one for group in o.param_groups for one in group["params"]))
+        return next(
+            o
+            for o in self.optimizers
+            if any(p is one for group in o.param_groups for one in group["params"])
+        )
 
     def _moments(self, p: nn.Parameter) -> Mapping[str, torch.Tensor]:
         return self._optimizer_of(p).state.get(p, {})
@@ -249,7 +308,9 @@ class Loop:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the model have its averaged weights in a block; afterwards it has its own, to the bit."""
+        """Let the model have its averaged weights in a block; afterwards it has its own, to the
+        bit.
+        """
         own = {name: p.detach().clone() for name, p in self._trained.items()}
         self.take_average()
         try:
@@ -266,29 +327,50 @@ class Loop:
                 p.copy_(self.ema[name])
 
 
-def _optimizers(trained: Mapping[str, nn.Parameter], config: TrainLoopConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and with a rate of matrices Muon for those between the ends: no embeddings and no heads."""
-    by_muon = {name: p for name, p in trained.items() if config.matrix_lr and p.ndim > 1 and not _ENDS.search(name)}
+def _optimizers(
+    trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
+) -> list[torch.optim.Optimizer]:
+    """AdamW, and with a rate of matrices Muon for those between the ends: no embeddings and no
+    heads.
+    """
+    by_muon = {
+        name: p
+        for name, p in trained.items()
+        if config.matrix_lr and p.ndim > 1 and not _ENDS.search(name)
+    }
     rest = [p for name, p in trained.items() if name not in by_muon]
     matrices, others = [p for p in rest if p.ndim > 1], [p for p in rest if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    found: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8)
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
-    return [*found, Muon(by_muon.values(), config.matrix_lr, config.matrix_decay)] if by_muon else found
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8
+        )
+    ]
+    return (
+        [*found, Muon(by_muon.values(), config.matrix_lr, config.matrix_decay)]
+        if by_muon
+        else found
+    )
 
 
 def drop_from(path: Path, step: int) -> None:
     """Drop the lines of a curve from a step on: a resumed state is older than they are."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        earlier = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+        earlier = [
+            line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step
+        ]
         if len(earlier) < len(lines):
             write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
 
 
 def mean_metrics(seen: Sequence[LossMetrics]) -> Metrics:
-    """Return the mean of each metric over the draws or steps that have it: one without inverse dynamics has no error of it."""
+    """Return the mean of each metric over the draws or steps that have it: one without inverse
+    dynamics has no error of it.
+    """
     values: dict[str, list[float]] = {}
     for metrics in seen:
         for name, value in metrics.items():
@@ -297,7 +379,9 @@ def mean_metrics(seen: Sequence[LossMetrics]) -> Metrics:
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the unsharded tensor. Every process must call it, because a sharded tensor is gathered."""
+    """Return the unsharded tensor. Every process must call it, because a sharded tensor is
+    gathered.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

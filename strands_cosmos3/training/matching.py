@@ -1,8 +1,8 @@
 """Flow matching on vision tokens and action rows.
 
-At noise level sigma, clean data x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model predicts the velocity ``eps - x0``; the
-engine's sampler reads ``x - sigma v`` as clean data. Video and actions share one noise level, as in the sampler.
-Shape suffixes as in :mod:`.flow`; D any width.
+At noise level sigma, clean data x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model predicts
+the velocity ``eps - x0``; the engine's sampler reads ``x - sigma v`` as clean data. Video and
+actions share one noise level, as in the sampler. Shape suffixes as in :mod:`.flow`; D any width.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class FlowConfig:
 
     shift: float = 5.0  # sigma = shift u / (1 + (shift - 1) u) of a uniform u
     pure_noise_fraction: float = 0.5  # of windows at pure noise, where sampling starts
-    dynamics_from_frame: bool = False  # windows of dynamics are at sigma 1, with frame 0 and rows of zeros instead of noise
+    # windows of dynamics are at sigma 1, with frame 0 and rows of zeros instead of noise
+    dynamics_from_frame: bool = False
     video: float = 0.2  # weight of the error of a policy's video; the actions' is 1
     forward: float = 0.2  # weight of that of forward dynamics' video
-    channels: torch.Tensor | None = field(default=None, compare=False)  # [C, C] applied to the video's errors, see pixel_metric
-    end_points: float = 0.0  # weight of the error of where inverse dynamics end, the sum of their rows' translations
+    # [C, C] applied to the video's errors, see pixel_metric
+    channels: torch.Tensor | None = field(default=None, compare=False)
+    # weight of the error of where inverse dynamics end, the sum of their rows' translations
+    end_points: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,11 @@ def sample_sigma(count: int, how: FlowConfig, noise: torch.Generator) -> torch.T
     """[count] noise levels in (0, 1]."""
     u = torch.rand(count, generator=noise)
     sigma = how.shift * u / (1 + (how.shift - 1) * u)
-    return torch.where(torch.rand(count, generator=noise) < how.pure_noise_fraction, torch.ones(count), sigma.clamp(min=1e-3))
+    return torch.where(
+        torch.rand(count, generator=noise) < how.pure_noise_fraction,
+        torch.ones(count),
+        sigma.clamp(min=1e-3),
+    )
 
 
 def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
@@ -61,21 +68,31 @@ def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
     return (sigma * TRAIN_TIMESTEPS).floor().clamp(max=TRAIN_TIMESTEPS - 1)
 
 
-def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator) -> Noised:
+def add_noise(
+    batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator
+) -> Noised:
     """Add noise to what the model predicts.
 
-    Given are frame 0 and the state row, a policy's action prefix (training-time real-time chunking, arXiv 2512.05964: the model
-    learns the rows that follow those that are already being executed), the chunk in forward dynamics, and all frames in
-    inverse dynamics.
+    Given are frame 0 and the state row, a policy's action prefix (training-time real-time chunking,
+    arXiv 2512.05964: the model learns the rows that follow those that are already being executed),
+    the chunk in forward dynamics, and all frames in inverse dynamics.
 
-    A model that answers dynamics in one step needs no noise there: its best answer does not depend on it, and a token's width
-    is free for the picture. Frame 0 in place of the noise leaves the change to predict, as flow matching between two
-    distributions does (stochastic interpolants with data-dependent coupling, arXiv 2310.03725).
+    A model that answers dynamics in one step needs no noise there: its best answer does not depend
+    on it, and a token's width is free for the picture. Frame 0 in place of the noise leaves the
+    change to predict, as flow matching between two distributions does (stochastic interpolants with
+    data-dependent coupling, arXiv 2310.03725).
     """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
     layout = layout_of(
-        (H, W), frames, (0,), head, batch.rows.shape[1], batch.rows.shape[2], batch.fps, config.latent_patch_size
+        (H, W),
+        frames,
+        (0,),
+        head,
+        batch.rows.shape[1],
+        batch.rows.shape[2],
+        batch.fps,
+        config.latent_patch_size,
     )
     V, per_frame = layout.vision_tokens, layout.vision_tokens // frames
     noisy = torch.ones(B, layout.tokens, 1)
@@ -88,12 +105,22 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
         noisy[batch.mode == FORWARD, V:] = 0
         noisy[batch.mode == INVERSE, :V] = 0
     sigma = sample_sigma(B, how, noise)
-    from_frame = torch.zeros(B, dtype=torch.bool) if batch.mode is None else (batch.mode != POLICY) & how.dynamics_from_frame
+    from_frame = (
+        torch.zeros(B, dtype=torch.bool)
+        if batch.mode is None
+        else (batch.mode != POLICY) & how.dynamics_from_frame
+    )
     sigma[from_frame] = 1.0
-    clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents), _rows(batch, config)
+    clean = (
+        torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents),
+        _rows(batch, config),
+    )
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
-    eps = torch.randn(clean[0].shape, generator=noise) * real, torch.randn(clean[1].shape, generator=noise) * free_rows
+    eps = (
+        torch.randn(clean[0].shape, generator=noise) * real,
+        torch.randn(clean[1].shape, generator=noise) * free_rows,
+    )
     eps[0][from_frame] = clean[0][from_frame, :per_frame].repeat(1, frames, 1)
     eps[1][from_frame] = 0
     share = noisy * sigma[:, None, None]
@@ -103,7 +130,9 @@ def add_noise(batch: Batch, config: TransformerConfig, how: FlowConfig, noise: t
 
 
 def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
-    """[B, T, A] clean action sequences: the state row, if any, then the chunk, padded with zeros to the model's width."""
+    """[B, T, A] clean action sequences: the state row, if any, then the chunk, padded with zeros
+    to the model's width.
+    """
     parts = [batch.rows] if batch.state is None else [batch.state[:, None], batch.rows]
     widened = [F.pad(part, (0, config.action_dim - part.shape[-1])) for part in parts]
     return torch.cat(widened, dim=1)
@@ -121,19 +150,33 @@ SINGLE_PROCESS = DataShard()
 
 
 def flow_loss(
-    policy: TrainedPolicy, batch: Batch, config: FlowConfig, noise: torch.Generator, share: DataShard = SINGLE_PROCESS
+    policy: TrainedPolicy,
+    batch: Batch,
+    config: FlowConfig,
+    noise: torch.Generator,
+    share: DataShard = SINGLE_PROCESS,
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Return :func:`noised_loss` of windows with noise. Every process draws the noise of the whole step."""
-    return noised_loss(policy, batch, add_noise(batch, policy.transformer.config, config, noise), config, share)
+    """Return :func:`noised_loss` of windows with noise. Every process draws the noise of the
+    whole step.
+    """
+    return noised_loss(
+        policy, batch, add_noise(batch, policy.transformer.config, config, noise), config, share
+    )
 
 
 def noised_loss(
-    policy: TrainedPolicy, batch: Batch, noised: Noised, config: FlowConfig, share: DataShard = SINGLE_PROCESS
+    policy: TrainedPolicy,
+    batch: Batch,
+    noised: Noised,
+    config: FlowConfig,
+    share: DataShard = SINGLE_PROCESS,
 ) -> tuple[torch.Tensor, LossMetrics]:
-    """Squared error of the velocities, averaged over the noisy tokens of actions, a policy's video and forward dynamics' video.
+    """Squared error of the velocities, averaged over the noisy tokens of actions, a policy's video
+    and forward dynamics' video.
 
-    Every process computes its share of the windows, scaled so that the mean over processes is the loss of one. Return the
-    weighted sum, and metrics: ``loss``, ``action`` and, with a video, ``video`` and ``forward``, of those that the batch has.
+    Every process computes its share of the windows, scaled so that the mean over processes is the
+    loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video,
+    ``video`` and ``forward``, of those that the batch has.
     """
     model, device = policy.transformer.config, policy.w_in.device
     layout, V = noised.layout, noised.layout.vision_tokens
@@ -144,7 +187,10 @@ def noised_loss(
             *(noised.noisy, noised.sigma),
         )
     )
-    prompts, asked = read_prompts(policy.transformer, batch.prompts), batch.prompt[share.rank :: share.ranks]
+    prompts, asked = (
+        read_prompts(policy.transformer, batch.prompts),
+        batch.prompt[share.rank :: share.ranks],
+    )
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
     timestep, parts = discretize_timestep(sigma), []
@@ -152,37 +198,58 @@ def noised_loss(
     for chosen, since in groups:
         text, at = prompts.select(asked[chosen]), chosen.to(device)
         rope = rope_of(layout, model, text.lengths, vision)
-        of_group = velocity(policy, vision[at], action[at], timestep[at], noisy[at], rope, text, since)
+        of_group = velocity(
+            policy, vision[at], action[at], timestep[at], noisy[at], rope, text, since
+        )
         parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
     order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)
     of_vision, of_action = (torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
     width = layout.raw_action_dim
     off = of_action[..., :width] - v_action[..., :width]
-    loss = share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
+    loss = (
+        share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
+    )
     metrics = {"action": loss.detach()}
     if config.end_points and batch.mode is not None and (inverse := batch.mode == INVERSE).any():
         mine = inverse[share.rank :: share.ranks].nonzero()[:, 0].to(device)
-        ends = share.ranks * end_point_error(off[mine, -batch.rows.shape[1] :]).sum() / inverse.sum()
+        ends = (
+            share.ranks * end_point_error(off[mine, -batch.rows.shape[1] :]).sum() / inverse.sum()
+        )
         metrics["ends"], loss = ends.detach(), loss + config.end_points * ends
     if frames > 1:
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
         if config.channels is not None:  # a token's channels follow one another
-            error = (error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)).flatten(-2)
+            error = (
+                error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)
+            ).flatten(-2)
         of_window = share.ranks * _sum_square(error, noisy[:, first:V])
-        forward = torch.zeros(len(noised.noisy)) if batch.mode is None else (batch.mode == FORWARD).float()
-        for name, weight, windows in (("video", config.video, 1 - forward), ("forward", config.forward, forward)):
+        forward = (
+            torch.zeros(len(noised.noisy))
+            if batch.mode is None
+            else (batch.mode == FORWARD).float()
+        )
+        for name, weight, windows in (
+            ("video", config.video, 1 - forward),
+            ("forward", config.forward, forward),
+        ):
             if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
                 mean = (of_window * windows[share.rank :: share.ranks].to(device)).sum() / count
                 metrics[name], loss = mean.detach(), loss + weight * mean
     return loss, {"loss": loss.detach(), **metrics}
 
 
-def _by_first_token(batch: Batch, share: DataShard, first: int, rows: int) -> list[tuple[torch.Tensor, int]]:
-    """Return the indices of a share's windows, and the first token whose velocity they need: inverse dynamics only rows'.
+def _by_first_token(
+    batch: Batch, share: DataShard, first: int, rows: int
+) -> list[tuple[torch.Tensor, int]]:
+    """Return the indices of a share's windows, and the first token whose velocity they need:
+    inverse dynamics only rows'.
 
-    Windows are one group where a process would have none in a second one: processes gather each layer's weights together.
+    Windows are one group where a process would have none in a second one: processes gather each
+    layer's weights together.
     """
-    inverse = torch.zeros(len(batch.rows)) if batch.mode is None else (batch.mode == INVERSE).float()
+    inverse = (
+        torch.zeros(len(batch.rows)) if batch.mode is None else (batch.mode == INVERSE).float()
+    )
     shares = [inverse[rank :: share.ranks] for rank in range(share.ranks)]
     if any(len(mine.unique()) < 2 for mine in shares):
         return [(torch.arange(len(shares[share.rank])), first)]
@@ -191,8 +258,10 @@ def _by_first_token(batch: Batch, share: DataShard, first: int, rows: int) -> li
 
 
 def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:
-    """[B] squared error of where rows end, ``|sum_t e_t|^2 / (3 T)`` of their translations' errors: independent ones count as
-    they do in the rows' own error, and a drift, which moves the end point, T times as much."""
+    """[B] squared error of where rows end, ``|sum_t e_t|^2 / (3 T)`` of their translations'
+    errors: independent ones count as they do in the rows' own error, and a drift, which moves
+    the end point, T times as much.
+    """
     return off_BTA[..., :3].sum(1).square().mean(-1) / off_BTA.shape[1]
 
 

@@ -1,7 +1,8 @@
-"""Muon: momentum whose matrices are made orthogonal before a step, so that every direction of a weight learns at one rate.
+"""Muon: momentum whose matrices are made orthogonal before a step, so that every direction of a
+weight learns at one rate.
 
-Source: Jordan et al., https://kellerjordan.github.io/posts/muon (2024), its coefficients and its scale of oblong matrices.
-``torch.optim.Muon`` takes no kernels of convolutions.
+Source: Jordan et al., https://kellerjordan.github.io/posts/muon (2024), its coefficients and its
+scale of oblong matrices. ``torch.optim.Muon`` takes no kernels of convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns)) orthogonal(momentum))``.
+        """Take a step: ``p -= lr (weight_decay p + sqrt(max(1, rows / columns))
+        orthogonal(momentum))``.
 
         Matrices of one shape are made orthogonal together, in fewer kernels.
         """
@@ -39,7 +41,10 @@ class Muon(torch.optim.Optimizer):
                     update = self._update(p)
                     alike.setdefault(update.shape, []).append((p, update))
             for (rows, columns), found in alike.items():
-                steps = orthogonal(torch.stack([update for _, update in found])) * max(1.0, rows / columns) ** 0.5
+                steps = (
+                    orthogonal(torch.stack([update for _, update in found]))
+                    * max(1.0, rows / columns) ** 0.5
+                )
                 for (p, _), step in zip(found, steps, strict=True):
                     step = step.view(p.shape)
                     if isinstance(p, DTensor):
@@ -56,15 +61,18 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return about the nearest matrices [..., rows, columns] whose singular values are all one (0.7 to 1.2).
+    """Return about the nearest matrices [..., rows, columns] whose singular values are all one (0.7
+    to 1.2).
 
-    Newton-Schulz iterations need few digits, and run in bfloat16 where that is faster: on a core of an AMD EPYC 3.4 instead
-    of 11.1 ms for 384 x 320.
+    Newton-Schulz iterations need few digits, and run in bfloat16 where that is faster: on a core of
+    an AMD EPYC 3.4 instead of 11.1 ms for 384 x 320.
     """
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + 1e-7)
-    x = (x.mT if tall else x).to(torch.bfloat16 if fast_bfloat16(matrix.device, cpu=True) else matrix.dtype)
+    x = (x.mT if tall else x).to(
+        torch.bfloat16 if fast_bfloat16(matrix.device, cpu=True) else matrix.dtype
+    )
     for _ in range(_ITERATIONS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x

@@ -1,4 +1,6 @@
-"""Post-train a released checkpoint on an arm's episodes and write a checkpoint in the same layout."""
+"""Post-train a released checkpoint on an arm's episodes and write a checkpoint in the same
+layout.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,34 @@ from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.robots.catalogue import recorded_robot
-from strands_cosmos3.training.adapters import ALPHA, HEADS, adapter_state, add_lora, merged_state, train_only
-from strands_cosmos3.training.arm_windows import LATENTS, ArmKeys, ArmWindows, WindowConfig, row_statistics, write_statistics
+from strands_cosmos3.training.adapters import (
+    ALPHA,
+    HEADS,
+    adapter_state,
+    add_lora,
+    merged_state,
+    train_only,
+)
+from strands_cosmos3.training.arm_windows import (
+    LATENTS,
+    ArmKeys,
+    ArmWindows,
+    WindowConfig,
+    row_statistics,
+    write_statistics,
+)
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.cost import duration, machine, seconds_of
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import CURVE, Loop, LossMetrics, Metrics, TrainLoopConfig, mean_metrics, require_tensorboard
+from strands_cosmos3.training.loop import (
+    CURVE,
+    Loop,
+    LossMetrics,
+    Metrics,
+    TrainLoopConfig,
+    mean_metrics,
+    require_tensorboard,
+)
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.release import load_policy, replace_weights
@@ -50,7 +74,8 @@ _VALIDATION_SEED = 11
 class PostConfig:
     """Options of post-training."""
 
-    train: tuple[str, ...] = HEADS  # patterns of the weights to train, by released names; everything else is frozen
+    # patterns of the weights to train, by released names; everything else is frozen
+    train: tuple[str, ...] = HEADS
     lora_rank: int = 0  # of adapters of the generation tower's projections; 0 means no adapters
     lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
     stats: str = "dataset"  # computed from its rows; "packaged" keeps the embodiment's
@@ -60,9 +85,11 @@ class PostConfig:
     lr: float = 1e-4
     accumulate: int = 1  # draws of windows per step, whose gradients are averaged
     every: int = 4  # frames between windows
-    validation_fraction: float = 0.1  # fraction of the episodes, at the end, that only validate; rounded down
+    # fraction of the episodes, at the end, that only validate; rounded down
+    validation_fraction: float = 0.1
     validate_every: int = 100  # steps between validations
-    policy_frames: int | None = None  # of a policy's clip, one of the checkpoint's; 1 trains actions alone. None: its default
+    # of a policy's clip, one of the checkpoint's; 1 trains actions alone. None: its default
+    policy_frames: int | None = None
     seed: int = 0
 
 
@@ -73,7 +100,8 @@ class PostTraining:
         checkpoint: Folder or hub repository. dataset: Folder in LeRobot v3 format.
         folder: Folder of state, curve and the new checkpoint.
         tensorboard: Whether the curve is written for TensorBoard, too.
-        shard: This process's share of the windows. Rank 0 must be made first (:func:`.sharding.rank_0_first`).
+        shard: This process's share of the windows. Rank 0 must be made first
+            (:func:`.sharding.rank_0_first`).
         closed_loop: Episodes in simulation that judge the policy during training.
 
     Raises:
@@ -103,7 +131,9 @@ class PostTraining:
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         self.checkpoint.require_released("post-training")
         if self.checkpoint.action_space is None:
-            raise VariantError("the checkpoint does not state its action space; record it in checkpoint.json.")
+            raise VariantError(
+                "the checkpoint does not state its action space; record it in checkpoint.json."
+            )
         self._require_apart()
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)
@@ -118,31 +148,46 @@ class PostTraining:
             self.windows = self._windows(data, keys)
 
     def _require_robot(self, data: Dataset) -> None:
-        """Refuse a dataset of a robot of another domain, unless the dataset or the caller says whose rows they are."""
+        """Refuse a dataset of a robot of another domain, unless the dataset or the caller says
+        whose rows they are.
+        """
         stated = ACTION in data.spec.features and "embodiment" in data.spec.features[ACTION].info
         robot = None if stated else recorded_robot(data.spec.robot_type)
-        own = None if robot is None or robot.embodiment is None else get_embodiment(robot.embodiment)
+        own = (
+            None if robot is None or robot.embodiment is None else get_embodiment(robot.embodiment)
+        )
         if robot is None or own is None or own.domain_id == self.embodiment.domain_id:
             return
         named = self.embodiment.name
         said = f"the dataset is of robot {robot.name!r}, whose rows are those of {own.name!r} and not of {named!r}"
         if self.config.embodiment is None:
-            raise ConfigError(f"{said}; give --embodiment {own.name}, or {named} if its poses are of that frame.")
+            raise ConfigError(
+                f"{said}; give --embodiment {own.name}, or {named} if its poses are of that frame."
+            )
         warnings.warn(f"{said}; its poses must be of that frame.", stacklevel=3)
 
     def _require_numbers(self) -> None:
         config = self.config
         whole_number(config.validate_every, "validate_every", 1)
         if not 0 <= config.validation_fraction < 1:
-            raise ConfigError(f"--validation-fraction must be a fraction in 0..1, below 1, got {config.validation_fraction!r}.")
+            raise ConfigError(
+                "--validation-fraction must be a fraction in 0..1, below 1, got "
+                f"{config.validation_fraction!r}."
+            )
         if config.batch < self.shard.ranks:
-            raise ConfigError(f"--batch {config.batch} has no window for some of {self.shard.ranks} processes; raise it.")
+            raise ConfigError(
+                f"--batch {config.batch} has no window for some of {self.shard.ranks} processes; "
+                "raise it."
+            )
 
     def _load(self) -> tuple[TrainedPolicy, list[str]]:
-        """Return the checkpoint's policy, with fresh adapters if any, and the released names of what is trained beside them."""
+        """Return the checkpoint's policy, with fresh adapters if any, and the released names of
+        what is trained beside them.
+        """
         config, named = self.config, self.checkpoint.metadata.get("domain")
         policy = load_policy(self.checkpoint, self.embodiment.domain_id)
-        if named and not policy.w_in.any() and not policy.w_out.any():  # no training filled this domain's heads
+        # no training filled this domain's heads
+        if named and not policy.w_in.any() and not policy.w_out.any():
             policy = load_policy(self.checkpoint, get_embodiment(named).domain_id)
         trained = train_only(policy, config.train)
         if config.lora_rank:
@@ -154,19 +199,29 @@ class PostTraining:
     def _require_apart(self) -> None:
         target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
         if target == source or target in source.parents or source in target.parents:
-            raise ConfigError(f"the new checkpoint in {target} would overwrite its source {source}; choose another --out.")
+            raise ConfigError(
+                f"the new checkpoint in {target} would overwrite its source {source}; choose "
+                "another --out."
+            )
 
     def _keep_settings(self, data: Dataset, keys: ArmKeys) -> None:
-        """Require that latents and state were made with the same settings; steps and learning rate may change."""
+        """Require that latents and state were made with the same settings; steps and learning
+        rate may change.
+        """
         path = self.folder / SETTINGS
         how = {name: value for name, value in asdict(self.config).items() if name not in _FREE}
-        named = {"embodiment": self.embodiment.name, "checkpoint": self.checkpoint.digest, "dataset": self._dataset}
+        named = {
+            "embodiment": self.embodiment.name,
+            "checkpoint": self.checkpoint.digest,
+            "dataset": self._dataset,
+        }
         settings = {**how, **named, "keys": asdict(keys)}
         if not (self.folder / LATENTS).exists() and not has_state(self.folder):
             write_json(path, settings)  # nothing depends on older settings
         elif not path.exists():
             write_json(path, {})
-        elif "held_out" in (recorded := json.loads(path.read_text(encoding="utf-8"))):  # the name in 0.1
+        elif "held_out" in (recorded := json.loads(path.read_text(encoding="utf-8"))):
+            # the name in 0.1
             write_json(path, {_renamed(name): value for name, value in recorded.items()})
         keep_settings(path, settings, optional=("policy_frames",))
 
@@ -174,28 +229,58 @@ class PostTraining:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
             return None
         if self.config.stats != "dataset":
-            raise ConfigError(f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}.")
+            raise ConfigError(
+                f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}."
+            )
         return row_statistics(data, self.embodiment, keys)
 
     def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
         found, space = self.checkpoint, self.checkpoint.action_space
         assert space is not None
-        vae = WanVae(found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False)
+        vae = WanVae(
+            found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False
+        )
         rows = self.embodiment.chunk_rows(space)
         how = self.config
-        policy_frames = next(iter(found.policy_frames), None) if how.policy_frames is None else how.policy_frames
-        options = {"domain_name": self.embodiment.name, "action_chunk_size": rows, "policy_frames": policy_frames}
+        policy_frames = (
+            next(iter(found.policy_frames), None)
+            if how.policy_frames is None
+            else how.policy_frames
+        )
+        options = {
+            "domain_name": self.embodiment.name,
+            "action_chunk_size": rows,
+            "policy_frames": policy_frames,
+        }
         processor = Cosmos3PolicyProcessor.for_checkpoint(found, **options)
         more = {"validation_fraction": how.validation_fraction, "seed": how.seed}
-        every = data.spec.features[ACTION].info.get("pictures_every", how.every) if ACTION in data.spec.features else how.every
-        config = WindowConfig(space, found.state_row is not None, policy_frames, rows, every, how.batch, **more)
+        every = (
+            data.spec.features[ACTION].info.get("pictures_every", how.every)
+            if ACTION in data.spec.features
+            else how.every
+        )
+        config = WindowConfig(
+            space, found.state_row is not None, policy_frames, rows, every, how.batch, **more
+        )
         report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
-        return ArmWindows(data, processor, vae.encode, self.embodiment, keys, config, self.stats, self.folder, report)
+        return ArmWindows(
+            data,
+            processor,
+            vae.encode,
+            self.embodiment,
+            keys,
+            config,
+            self.stats,
+            self.folder,
+            report,
+        )
 
     def run(self, until: int | None = None) -> Path:
         """Train, or resume training, and write the checkpoint."""
         config = self.config
-        policy = shard_policy(self.policy.to("cuda" if torch.cuda.is_available() else "cpu"), self.shard.ranks)
+        policy = shard_policy(
+            self.policy.to("cuda" if torch.cuda.is_available() else "cpu"), self.shard.ranks
+        )
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
@@ -216,27 +301,40 @@ class PostTraining:
         self._export_average(loop)
         return self.folder / "checkpoint"
 
-    def _loss(self, policy: TrainedPolicy, batch: Batch, noise: torch.Generator) -> tuple[torch.Tensor, LossMetrics]:
+    def _loss(
+        self, policy: TrainedPolicy, batch: Batch, noise: torch.Generator
+    ) -> tuple[torch.Tensor, LossMetrics]:
         with lower_precision(policy.w_in.device):
-            value, metrics = policy(lambda gathered: flow_loss(gathered, batch, FlowConfig(), noise, self.shard))
+            value, metrics = policy(
+                lambda gathered: flow_loss(gathered, batch, FlowConfig(), noise, self.shard)
+            )
         return value, mean_over_ranks(metrics, self.shard.ranks)
 
     def _judge(self, loop: Loop, policy: TrainedPolicy, again: bool = True) -> None:
-        """Validate and evaluate the averaged weights where it is time to; what is recorded already, only ``again``."""
+        """Validate and evaluate the averaged weights where it is time to; what is recorded
+        already, only ``again``.
+        """
         step, steps = loop.step, self.config.steps
-        if (step % self.config.validate_every == 0 or step == steps) and (again or loop.lacks(VALIDATION)):
+        if (step % self.config.validate_every == 0 or step == steps) and (
+            again or loop.lacks(VALIDATION)
+        ):
             self._validate(loop, policy)
         if self._closed_loop.due(step, steps) and (again or loop.lacks(CLOSED_LOOP)):
             self._export_average(loop)
-            if not self.shard.rank and (found := measure_apart(self.folder / "checkpoint", self._closed_loop)):
+            if not self.shard.rank and (
+                found := measure_apart(self.folder / "checkpoint", self._closed_loop)
+            ):
                 loop.record(CLOSED_LOOP, found)
 
     def _validate(self, loop: Loop, policy: TrainedPolicy) -> None:
-        """Record the loss on held-out windows, at noise that is the same each time and for any number of processes."""
+        """Record the loss on held-out windows, at noise that is the same each time and for any
+        number of processes.
+        """
         noise = torch.Generator().manual_seed(_VALIDATION_SEED)
         with torch.no_grad(), loop.averaged():
             seen = [self._loss(policy, batch, noise)[1] for batch in self.windows.validation()]
-            reshard(policy)  # else the next step would compute with averaged weights that are still gathered
+            # else the next step would compute with averaged weights that are still gathered
+            reshard(policy)
         if seen:
             loop.record(VALIDATION, mean_metrics(seen))
 
@@ -248,22 +346,35 @@ class PostTraining:
             self.export(policy)
 
     def export(self, policy: TrainedPolicy) -> Path:
-        """Write the source checkpoint with the trained weights to ``checkpoint/``, and adapters alone to ``adapter/``.
+        """Write the source checkpoint with the trained weights to ``checkpoint/``, and adapters
+        alone to ``adapter/``.
 
         Data types stay the same.
         """
         if adapters := adapter_state(policy):
-            write_folder(self.folder / "adapter", lambda hidden: self._fill_adapter(hidden, adapters))
+            write_folder(
+                self.folder / "adapter", lambda hidden: self._fill_adapter(hidden, adapters)
+            )
         target = self.folder / "checkpoint"
         write_folder(target, lambda hidden: self._fill(hidden, policy))
         return target
 
     def _fill_adapter(self, target: Path, adapters: dict[str, torch.Tensor]) -> None:
-        """Write the adapters for a base that is kept elsewhere; what else was trained is in ``checkpoint/`` only."""
+        """Write the adapters for a base that is kept elsewhere; what else was trained is in
+        ``checkpoint/`` only.
+        """
         rank, base = self.config.lora_rank, str(self.checkpoint.root)
-        about = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA * rank, "base_model_name_or_path": base}
+        about = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": ALPHA * rank,
+            "base_model_name_or_path": base,
+        }
         modules = sorted({key.split(".")[-3] for key in adapters})
-        write_json(target / "adapter_config.json", {**about, "target_modules": modules, "digest": self.checkpoint.digest})
+        write_json(
+            target / "adapter_config.json",
+            {**about, "target_modules": modules, "digest": self.checkpoint.digest},
+        )
         save_file(adapters, target / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
 
     def _fill(self, target: Path, policy: TrainedPolicy) -> None:
@@ -275,38 +386,53 @@ class PostTraining:
             save_file(weights, target / "transformer" / file.name, metadata={"format": "pt"})
         (target / STATISTICS).unlink(missing_ok=True)  # the source's do not describe the new rows
         if self.stats is not None:
-            write_statistics(self.stats, target / STATISTICS, "computed from the post-training dataset")
+            write_statistics(
+                self.stats, target / STATISTICS, "computed from the post-training dataset"
+            )
         self._describe(target)
         self._write_card(target)
 
     def _write_card(self, target: Path) -> None:
-        """Write how the checkpoint was made to ``README.md``; the source's card becomes ``SOURCE.md``."""
+        """Write how the checkpoint was made to ``README.md``; the source's card becomes
+        ``SOURCE.md``.
+        """
         if (target / "README.md").exists():
             (target / "README.md").replace(target / "SOURCE.md")
         config, curve = self.config, self.folder / f"{VALIDATION}.jsonl"
         lines = curve.read_text(encoding="utf-8").splitlines() if curve.exists() else []
         facts = {
             "source": f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
-            "dataset": f"{self._dataset['episodes']} episodes, {self._dataset['frames']} frames, {len(self.windows)} windows",
-            "training": f"{config.steps} steps of {config.accumulate} x {config.batch} windows, learning rate {config.lr:g}",
+            "dataset": f"{self._dataset['episodes']} episodes, {self._dataset['frames']} frames, "
+            f"{len(self.windows)} windows",
+            "training": f"{config.steps} steps of {config.accumulate} x {config.batch} windows, "
+            f"learning rate {config.lr:g}",
             "weights": f"{', '.join(config.train)}; adapters of rank {config.lora_rank}",
-            "validation loss": ", ".join(f"{one['loss']:.4f} (step {one['step']})" for one in map(json.loads, lines[-3:]))
+            "validation loss": ", ".join(
+                f"{one['loss']:.4f} (step {one['step']})" for one in map(json.loads, lines[-3:])
+            )
             or "none",
-            "cost": f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding the pictures: {machine()}",
+            "cost": f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding "
+            f"the pictures: {machine()}",
         }
         rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
-        about = (
-            f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --checkpoint`.\n\n| | |\n|---|---|\n"
+        about = f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --checkpoint`.\n\n| | |\n|---|---|\n"
+        what = (
+            "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
         )
-        what = "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
         (target / "README.md").write_text(about + rows + what, encoding="utf-8")
 
     def _describe(self, target: Path) -> None:
         path = target / METADATA
         data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         ours = dict(data.get("strands_cosmos3", {}))
-        ours |= {"variant": self.checkpoint.variant.name, "action_space": self.checkpoint.action_space}
-        ours |= {"domain": self.embodiment.name, "post_training": {**asdict(self.config), "trained": self.trained}}
+        ours |= {
+            "variant": self.checkpoint.variant.name,
+            "action_space": self.checkpoint.action_space,
+        }
+        ours |= {
+            "domain": self.embodiment.name,
+            "post_training": {**asdict(self.config), "trained": self.trained},
+        }
         if self.config.policy_frames is not None:
             ours["policy_frames"] = [self.config.policy_frames]
         for of_the_source in ("label", "language", "novelty_rmse"):
@@ -321,4 +447,8 @@ def _renamed(setting: str) -> str:
 
 
 def _transformer_weights(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if Path(folder).name == "transformer" and name.endswith(".safetensors")]
+    return [
+        name
+        for name in names
+        if Path(folder).name == "transformer" and name.endswith(".safetensors")
+    ]

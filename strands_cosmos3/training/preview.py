@@ -23,10 +23,14 @@ def fresh_preview(latent_channels: int, seed: int = 0) -> PreviewDecoder:
         return PreviewDecoder(latent_channels, WIDTHS)
 
 
-def preview_loss(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
-    """Return the error of decoded latents [B, C, F, H, W] against pixels [B, 3, frames, 16 H, 16 W] in [-1, 1], and metrics.
+def preview_loss(
+    decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.Tensor
+) -> tuple[torch.Tensor, LossMetrics]:
+    """Return the error of decoded latents [B, C, F, H, W] against pixels [B, 3, frames, 16 H, 16 W]
+    in [-1, 1], and metrics.
 
-    Squares and magnitudes, and more weight on pixels that differ from the clip's first frame: films show motion.
+    Squares and magnitudes, and more weight on pixels that differ from the clip's first frame: films
+    show motion.
     """
     error = decoder(latents) - pixels
     weight = 1 + 4 * (pixels - pixels[:, :, :1]).abs().amax(1, keepdim=True).div(0.3).clamp(max=1)
@@ -36,7 +40,8 @@ def preview_loss(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.T
 
 
 def novelty_rmse(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.Tensor) -> float:
-    """Return the 99.9 % quantile of the RMS errors, of a range 0..1, of validation pictures: a checkpoint's ``novelty_rmse``.
+    """Return the 99.9 % quantile of the RMS errors, of a range 0..1, of validation pictures: a
+    checkpoint's ``novelty_rmse``.
 
     Args:
         latents: Latents [n, C, 1, H, W] of the pictures.
@@ -53,5 +58,7 @@ def save_preview(decoder: PreviewDecoder, folder: Path, dtype: torch.dtype = tor
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / "config.json", {"widths": list(WIDTHS)})
-    weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in decoder.named_parameters()}
+    weights = {
+        name: p.detach().to("cpu", dtype).contiguous() for name, p in decoder.named_parameters()
+    }
     save_file(weights, home / f"{STEM}.safetensors", metadata={"format": "pt"})

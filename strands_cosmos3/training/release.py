@@ -1,4 +1,6 @@
-"""Create or load the modules that training starts from, and export them as a checkpoint in the released layout."""
+"""Create or load the modules that training starts from, and export them as a checkpoint in the
+released layout.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,29 @@ from strands_cosmos3.types import Mode
 
 DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2
-"""Replanning after half a chunk raises the success rate of picking from 3 in 4 to nearly all (figures in the model card)."""
+"""Replanning after half a chunk raises the success rate of picking from 3 in 4 to nearly all
+(figures in the model card).
+"""
 SAMPLING = {"num_steps": 3, "guidance_scale": 1.0, "flow_shift": 5.0}
-"""Of the small policies. Actions need few steps, and each costs a fifth of the engine's part of a chunk."""
+"""Of the small policies. Actions need few steps, and each costs a fifth of the engine's part of
+a chunk.
+"""
 DYNAMICS_STEPS = 1
-"""A single step answers the mean of what may happen, which is closer to what does than any of the futures drawn with more."""
+"""A single step answers the mean of what may happen, which is closer to what does than any of
+the futures drawn with more.
+"""
 
 
 def policy_sizes(
-    hidden: int = 320, layers: int = 4, latent_channels: int = 48, latent_patch: int = 2, rope_theta: float | None = None
+    hidden: int = 320,
+    layers: int = 4,
+    latent_channels: int = 48,
+    latent_patch: int = 2,
+    rope_theta: float | None = None,
 ) -> FactorySizes:
-    """Sizes of a small policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all heads, 32 action columns."""
+    """Sizes of a small policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all
+    heads, 32 action columns.
+    """
     return FactorySizes(
         *(hidden, layers, 4, 2, 32, 384, latent_channels),
         shards=1,
@@ -58,7 +72,12 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
     generator = torch.Generator().manual_seed(seed)
     transformer = Cosmos3Transformer(config)
     A, D = config.action_dim, config.hidden_size
-    head = ActionHead(torch.randn(A, D, generator=generator) * 0.3, torch.zeros(D), torch.zeros(D, A), torch.zeros(A))
+    head = ActionHead(
+        torch.randn(A, D, generator=generator) * 0.3,
+        torch.zeros(D),
+        torch.zeros(D, A),
+        torch.zeros(A),
+    )
     policy = TrainedPolicy(transformer, head)
     with torch.no_grad():
         for name, parameter in transformer.named_parameters():
@@ -93,7 +112,9 @@ def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence diffusers, which keeps the ``latent_frames`` of a config and warns of them with all their numbers."""
+    """Silence diffusers, which keeps the ``latent_frames`` of a config and warns of them with
+    all their numbers.
+    """
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -102,22 +123,31 @@ def _silent() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def released_weights(policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int) -> dict[str, torch.Tensor]:
+def released_weights(
+    policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int
+) -> dict[str, torch.Tensor]:
     """Every tensor of the released layout; those that inference does not use are zeros, norms ones.
 
     Raises CheckpointError if the layout has no place for one of the policy's.
     """
     shapes = expected_shapes(config)
-    weights = {key: torch.ones(shape) if "norm" in key else torch.zeros(shape) for key, shape in shapes.items()}
+    weights = {
+        key: torch.ones(shape) if "norm" in key else torch.zeros(shape)
+        for key, shape in shapes.items()
+    }
     if unknown := sorted({released_key(name) for name in policy} - weights.keys()):
-        raise CheckpointError(f"trained tensors {unknown} have no place in the released layout of this configuration.")
+        raise CheckpointError(
+            f"trained tensors {unknown} have no place in the released layout of this configuration."
+        )
     return replace_weights(weights, policy, domain)
 
 
 def replace_weights(
     weights: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor], domain: int
 ) -> dict[str, torch.Tensor]:
-    """Released tensors with those of a :class:`TrainedPolicy`, which fill one domain's row of the heads; dtypes stay."""
+    """Released tensors with those of a :class:`TrainedPolicy`, which fill one domain's row of
+    the heads; dtypes stay.
+    """
     out = dict(weights)
     for name, tensor in policy.items():
         if (key := released_key(name)) not in out:  # it is in another file of the checkpoint
@@ -154,11 +184,13 @@ def export(
 
     Args:
         config: ``transformer/config.json``. policy: Parameters of a :class:`TrainedPolicy`.
-        frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions alone. With more, forward
-            dynamics predict the video of an answer.
+        frames: Pixel frames of a policy's clip in training, the default first; 1 predicts actions
+            alone. With more, forward dynamics predict the video of an answer.
         dynamics_from_frame: Whether both dynamics start at the given frame.
-        prefix_rows: Longest action prefix that training showed it. language: Sentences of its training.
-        preview: Decoder of films, if there is one. novelty: Its 99.9 % quantile on validation pictures.
+        prefix_rows: Longest action prefix that training showed it. language: Sentences of its
+            training.
+        preview: Decoder of films, if there is one. novelty: Its 99.9 % quantile on validation
+            pictures.
     """
     ours: dict[str, Any] = {
         "variant": "small-silu",
@@ -179,7 +211,9 @@ def export(
     ours |= {"dynamics_start": "frame"} if dynamics_from_frame else {}
     ours |= {} if novelty is None else {"novelty_rmse": novelty}
     ours |= {} if language is None else {"language": language.to_metadata()}
-    write_folder(folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours))
+    write_folder(
+        folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours)
+    )
     return folder
 
 
@@ -187,7 +221,9 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
     """Write a copy of a checkpoint with other weights of its VAE, atomically."""
 
     def fill(hidden: Path) -> None:
-        shutil.copytree(checkpoint.root, hidden, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae"))
+        shutil.copytree(
+            checkpoint.root, hidden, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae")
+        )
         _save_vae(vae, hidden / "vae", torch.float16)
         metadata = json.loads((hidden / "checkpoint.json").read_text(encoding="utf-8"))
         metadata["strands_cosmos3"]["sha256"] = _digests(hidden)
@@ -199,13 +235,20 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
 
 def _digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every weight file in a checkpoint's folder."""
-    return {str(file.relative_to(folder)): sha256(file) for file in sorted(folder.glob("*/*.safetensors"))}
+    return {
+        str(file.relative_to(folder)): sha256(file)
+        for file in sorted(folder.glob("*/*.safetensors"))
+    }
 
 
 def released_steps(folder: Path) -> int | None:
     """Training steps that a checkpoint records, or None."""
     path = folder / "checkpoint.json"
-    return json.loads(path.read_text(encoding="utf-8"))["strands_cosmos3"].get("steps") if path.exists() else None
+    return (
+        json.loads(path.read_text(encoding="utf-8"))["strands_cosmos3"].get("steps")
+        if path.exists()
+        else None
+    )
 
 
 def _fill(
@@ -221,7 +264,9 @@ def _fill(
     typed = TransformerConfig.from_dict(config)
     write_json(folder / "transformer/config.json", dict(config))
     weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
-    weights = {key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()}
+    weights = {
+        key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()
+    }
     write_weights(folder / "transformer", weights, label=ours["label"])
     _save_vae(vae, folder / "vae", dtype)
     if preview is not None:
@@ -229,13 +274,17 @@ def _fill(
     shutil.copytree(tokenizer, folder / "text_tokenizer")
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
-    write_json(folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": _digests(folder)}})
+    write_json(
+        folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": _digests(folder)}}
+    )
 
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
     """Write the VAE without the two-dimensional wrappers and without the path it was read from."""
     with _silent():
-        plain: Any = AutoencoderKLWan.from_config({key: value for key, value in vae.config.items() if key != "_name_or_path"})
+        plain: Any = AutoencoderKLWan.from_config(
+            {key: value for key, value in vae.config.items() if key != "_name_or_path"}
+        )
     plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
     for parameter in plain.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -248,6 +297,10 @@ def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
         names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
     state = {}
     for name, tensor in vae.state_dict().items():
-        bare = name if name in names else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
+        bare = (
+            name
+            if name in names
+            else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
+        )
         state[bare] = tensor.detach().float()
     return state

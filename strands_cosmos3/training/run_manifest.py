@@ -20,27 +20,49 @@ def read_or_write(path: Path, value: Any) -> Any:
 
 
 def keep_settings(
-    path: Path, settings: Mapping[str, Any], optional: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+    path: Path,
+    settings: Mapping[str, Any],
+    optional: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Write settings, or raise ConfigError unless the file holds the same ones.
 
-    An older file may lack ``optional`` names, which are not compared then, and those of ``defaults``, whose values it had.
+    An older file may lack ``optional`` names, which are not compared then, and those of
+    ``defaults``, whose values it had.
     """
     now: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-    recorded: dict[str, Any] = {**json.loads(json.dumps(dict(defaults or {}))), **read_or_write(path, now)}
+    recorded: dict[str, Any] = {
+        **json.loads(json.dumps(dict(defaults or {}))),
+        **read_or_write(path, now),
+    }
     if missing := [name for name in now if name not in recorded and name not in optional]:
         raise ConfigError(
-            f"{path.parent} was made by an older version, which did not record {', '.join(missing)}; choose another folder, or "
+            f"{path.parent} was made by an older version, which did not record "
+            f"{', '.join(missing)}; choose another folder, or "
             "continue with that version."
         )
     if unknown := [name for name in recorded if name not in now]:
-        raise ConfigError(f"{path.parent} was made by another version, with {', '.join(unknown)}; choose another folder.")
-    if other := [f"{name} {recorded[name]} (now {now[name]})" for name in recorded if recorded[name] != now[name]]:
-        raise ConfigError(f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its settings.")
+        raise ConfigError(
+            f"{path.parent} was made by another version, with {', '.join(unknown)}; choose "
+            "another folder."
+        )
+    if other := [
+        f"{name} {recorded[name]} (now {now[name]})"
+        for name in recorded
+        if recorded[name] != now[name]
+    ]:
+        raise ConfigError(
+            f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its "
+            "settings."
+        )
     if len(recorded) < len(now):
         write_json(path, now)
 
 
 def identity_of(dataset: Dataset) -> dict[str, Any]:
     """Return what distinguishes a dataset from others: its folder, episodes and frames."""
-    return {"path": str(dataset.root.resolve()), "episodes": len(dataset), "frames": dataset.n_frames}
+    return {
+        "path": str(dataset.root.resolve()),
+        "episodes": len(dataset),
+        "frames": dataset.n_frames,
+    }

@@ -1,4 +1,6 @@
-"""Training on several processes: weights, gradients and moments sharded by FSDP2, over gloo on CPUs and NCCL on GPUs."""
+"""Training on several processes: weights, gradients and moments sharded by FSDP2, over gloo on
+CPUs and NCCL on GPUs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from strands_cosmos3.training.matching import DataShard
 
 @contextmanager
 def processes() -> Iterator[DataShard]:
-    """Join the processes that torchrun started; yield this one's data shard. Each must end with ``exit_rank``.
+    """Join the processes that torchrun started; yield this one's data shard. Each must end with
+    ``exit_rank``.
 
     Raises RankLostError, which names the ranks that are gone, where an exchange fails.
     """
@@ -46,7 +49,8 @@ def rank_0_first(share: DataShard) -> Iterator[None]:
     if share.ranks == 1:
         yield
         return
-    waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))  # encoding a large dataset takes hours
+    # encoding a large dataset takes hours
+    waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     if share.rank:
         dist.barrier(waiting)
     yield
@@ -60,7 +64,11 @@ def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:
         return policy
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(kind, (ranks,))
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "cuda" else MixedPrecisionPolicy()
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        if kind == "cuda"
+        else MixedPrecisionPolicy()
+    )
     for layer in policy.transformer.generation.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)

@@ -1,4 +1,6 @@
-"""The saved state of a training run: a ``torch.save`` file that ends with its SHA-256, and the state before it."""
+"""The saved state of a training run: a ``torch.save`` file that ends with its SHA-256, and the
+state before it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def write_state(state: Mapping[str, Any], path: Path) -> None:
 
 
 def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
-    """Return the latest undamaged state of a folder, and its path; a damaged one is named in a warning.
+    """Return the latest undamaged state of a folder, and its path; a damaged one is named in a
+    warning.
 
     A state of version 0.1 has no digest and is read without.
 
@@ -58,12 +61,20 @@ def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
                 AttributeError,
                 pickle.PickleError,
             ) as error:
-                problems.append(f"{path} is damaged ({str(error).splitlines()[0] if str(error) else type(error).__name__})")
+                problems.append(
+                    f"{path} is damaged "
+                    f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+                )
                 continue
             for problem in problems:
-                warnings.warn(f"{problem}; training resumes from {path.name}, at step {state['step']}.", stacklevel=2)
+                warnings.warn(
+                    f"{problem}; training resumes from {path.name}, at step {state['step']}.",
+                    stacklevel=2,
+                )
             return state, path
-    raise TrainingError(f"{'; '.join(problems)}. Remove the file to train from the start, or restore a copy.")
+    raise TrainingError(
+        f"{'; '.join(problems)}. Remove the file to train from the start, or restore a copy."
+    )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

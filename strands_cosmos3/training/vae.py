@@ -1,8 +1,8 @@
 """A small Wan VAE that preserves small, coloured objects.
 
-With a plain loss, blue and green cubes look alike and the fingers vanish. Errors are therefore measured in luminance and
-chroma, with more weight on chroma and on saturated (cubes) and dark (fingers) pixels.
-Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
+With a plain loss, blue and green cubes look alike and the fingers vanish. Errors are therefore
+measured in luminance and chroma, with more weight on chroma and on saturated (cubes) and dark
+(fingers) pixels. Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
 """
 
 from __future__ import annotations
@@ -51,13 +51,19 @@ class VaeLoss:
 
 
 def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
-    """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a picture at first."""
+    """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a
+    picture at first.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels, sizes.patch)
     with torch.no_grad():
         for module in vae.modules():
-            if isinstance(module, nn.Conv3d) and module.kernel_size[0] == 3 and module.kernel_size[1] == 3:
+            if (
+                isinstance(module, nn.Conv3d)
+                and module.kernel_size[0] == 3
+                and module.kernel_size[1] == 3
+            ):
                 module.weight[:, :, :-1] = 0
     return vae
 
@@ -70,8 +76,12 @@ def train_only(vae: AutoencoderKLWan, *parts: str) -> None:
 
 
 def to_pixels(frames: NDArray[np.uint8], device: torch.device | None = None) -> torch.Tensor:
-    """Convert uint8 pictures [B, H, W, 3] or clips [B, F, H, W, 3] to pixels [B, 3, F, H, W] in [-1, 1], on a device."""
-    clips = torch.from_numpy(np.require(frames if frames.ndim == 5 else frames[:, None], requirements="W"))
+    """Convert uint8 pictures [B, H, W, 3] or clips [B, F, H, W, 3] to pixels [B, 3, F, H, W] in
+    [-1, 1], on a device.
+    """
+    clips = torch.from_numpy(
+        np.require(frames if frames.ndim == 5 else frames[:, None], requirements="W")
+    )
     return clips.to(device).float().permute(0, 4, 1, 2, 3).div_(127.5).sub_(1)
 
 
@@ -99,7 +109,9 @@ def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss)
     unit = (pixels + 1) / 2
     weight = colour_weight(pixels, config.saturated)
     weight = weight + config.dark * (unit.mean(1) < _DARK).float()
-    weight = weight + config.changing * ((unit - unit[:, :, :1]).abs().amax(1) / _CHANGE).clamp(0, 1)
+    weight = weight + config.changing * ((unit - unit[:, :, :1]).abs().amax(1) / _CHANGE).clamp(
+        0, 1
+    )
     weight = weight / weight.mean()
     error = decoded - pixels
     luma = torch.stack([part * error[:, i] for i, part in enumerate(_LUMA)]).sum(0)
@@ -111,7 +123,9 @@ def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss)
 
 
 def colour_weight(pixels: torch.Tensor, saturated: float) -> torch.Tensor:
-    """Return weights [B, F, H, W] of pixels [B, 3, F, H, W] in [-1, 1]: 1 for grey, 1 + ``saturated`` for a strong colour."""
+    """Return weights [B, F, H, W] of pixels [B, 3, F, H, W] in [-1, 1]: 1 for grey, 1 +
+    ``saturated`` for a strong colour.
+    """
     saturation = (pixels.amax(1) - pixels.amin(1)) / 2
     return 1 + saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)
 
@@ -123,34 +137,50 @@ def _cost(x: torch.Tensor, magnitudes: float) -> torch.Tensor:
 class FlatConv(nn.Module):
     """diffusers' ``WanCausalConv3d`` as a convolution of single frames.
 
-    The frames that the kernel sees before each one are given as more channels: backwards, on CPUs, a convolution in two
-    dimensions is three times as fast as one in three.
+    The frames that the kernel sees before each one are given as more channels: backwards, on CPUs,
+    a convolution in two dimensions is three times as fast as one in three.
     """
 
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
         self.conv = conv
-        padding: Any = conv._padding  # in diffusers: width and height twice each, and all frames before
+        # in diffusers: width and height twice each, and all frames before
+        padding: Any = conv._padding
         self._padding, self._before = (padding[2], padding[0]), padding[4]
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         weight, (in_time, *stride) = self.conv.weight, self.conv.stride
-        if x.shape[2] == 1 and cache_x is None and in_time == 1:  # a first frame, before which there are zeros
-            return F.conv2d(x[:, :, 0], weight[:, :, -1], self.conv.bias, tuple(stride), self._padding)[:, :, None]
+        # a first frame, before which there are zeros
+        if x.shape[2] == 1 and cache_x is None and in_time == 1:
+            return F.conv2d(
+                x[:, :, 0], weight[:, :, -1], self.conv.bias, tuple(stride), self._padding
+            )[:, :, None]
         if self._before:
             earlier = [] if cache_x is None else [cache_x]
-            zeros = [torch.zeros_like(x[:, :, :1])] * (self._before - sum(frames.shape[2] for frames in earlier))
+            zeros = [torch.zeros_like(x[:, :, :1])] * (
+                self._before - sum(frames.shape[2] for frames in earlier)
+            )
             x = torch.cat([*zeros, *earlier, x], dim=2)
         taps, n = weight.shape[2], (x.shape[2] - weight.shape[2]) // in_time + 1
         frames = x.permute(0, 2, 3, 4, 1)  # channels last
-        seen = torch.cat([frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1)
+        seen = torch.cat(
+            [frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1
+        )
         kernels = weight.permute(0, 2, 1, 3, 4).flatten(1, 2)
-        made = F.conv2d(seen.flatten(0, 1).permute(0, 3, 1, 2), kernels, self.conv.bias, tuple(stride), self._padding)
+        made = F.conv2d(
+            seen.flatten(0, 1).permute(0, 3, 1, 2),
+            kernels,
+            self.conv.bias,
+            tuple(stride),
+            self._padding,
+        )
         return made.unflatten(0, (len(x), n)).transpose(1, 2)
 
 
 def convolve_flat(model: nn.Module) -> None:
-    """Replace every causal convolution of a VAE, in place, by a :class:`FlatConv` that shares its weights."""
+    """Replace every causal convolution of a VAE, in place, by a :class:`FlatConv` that shares
+    its weights.
+    """
     for owner in list(model.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):

@@ -1,4 +1,6 @@
-"""Validation without a simulator: chunks predicted in one step from pure noise, compared in metres and degrees."""
+"""Validation without a simulator: chunks predicted in one step from pure noise, compared in
+metres and degrees.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ class ChunkErrors:
 
 
 @torch.no_grad()
-def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the chunks [B, rows, 10] that one step from pure noise gives, for windows of a single picture."""
+def predict_rows(
+    policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the chunks [B, rows, 10] that one step from pure noise gives, for windows of a
+    single picture.
+    """
     config = policy.transformer.config
     B, _, frames, H, W = batch.latents.shape
     layout = layout_of((H, W), frames, range(frames), 1, patch=config.latent_patch_size)
@@ -46,7 +52,16 @@ def predict_rows(policy: TrainedPolicy, batch: Batch, noise: torch.Tensor | None
     noisy[:, layout.vision_tokens + 1 :] = 1
     memory = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
     rope = rope_of(layout, config, memory.lengths, vision)
-    _, v = velocity(policy, vision, action, discretize_timestep(torch.ones(B)), noisy, rope, memory, layout.vision_tokens)
+    _, v = velocity(
+        policy,
+        vision,
+        action,
+        discretize_timestep(torch.ones(B)),
+        noisy,
+        rope,
+        memory,
+        layout.vision_tokens,
+    )
     return action[:, 1:, :width] - v[:, 1:, :width]
 
 
@@ -66,5 +81,12 @@ def chunk_errors(predicted: torch.Tensor, true: torch.Tensor) -> ChunkErrors:
 
 def _ends(rows: torch.Tensor) -> F64:
     """Return the end poses [B, 4, 4] of chunks in the frame of their starts."""
-    metres = denormalize_chunk(rows.double().numpy().clip(-9, 9).reshape(-1, rows.shape[-1]), "droid_lerobot")
-    return np.stack([decode_pose_trajectory(chunk[:, :9], np.eye(4))[-1] for chunk in metres.reshape(rows.shape)])
+    metres = denormalize_chunk(
+        rows.double().numpy().clip(-9, 9).reshape(-1, rows.shape[-1]), "droid_lerobot"
+    )
+    return np.stack(
+        [
+            decode_pose_trajectory(chunk[:, :9], np.eye(4))[-1]
+            for chunk in metres.reshape(rows.shape)
+        ]
+    )

@@ -1,4 +1,6 @@
-"""Windows of episodes as the model reads them: latents of pictures, a state row, action rows and prompts."""
+"""Windows of episodes as the model reads them: latents of pictures, a state row, action rows and
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.actions.rotations import matrix_to_quaternion, matrix_to_rot6d, quaternion_to_matrix, se3, se3_between
+from strands_cosmos3.actions.rotations import (
+    matrix_to_quaternion,
+    matrix_to_rot6d,
+    quaternion_to_matrix,
+    se3,
+    se3_between,
+)
 from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.errors import ConfigError
@@ -22,8 +30,9 @@ ROWS = 16
 FPS = 15.0
 RAW_WIDTH = 10
 EXPERT, LABELLED, INSTRUCTIONS = "expert.rows", "expert.labelled", "instructions"
-"""Features of demonstrations: an expert's chunks for several goals, and whether a frame has them. The first one's info may name
-the goals' instructions."""
+"""Features of demonstrations: an expert's chunks for several goals, and whether a frame has
+them. The first one's info may name the goals' instructions.
+"""
 POLICY, FORWARD, INVERSE = 0, 1, 2
 """Mode of a window: policy, forward dynamics, inverse dynamics."""
 
@@ -33,12 +42,14 @@ class Batch:
     """B windows, clean; state and rows in the model's scale."""
 
     latents: torch.Tensor  # [B, C, F, H, W]
-    state: torch.Tensor | None  # [B, 10] from state_columns, or None if the sequence has no state row
+    # [B, 10] from state_columns, or None if the sequence has no state row
+    state: torch.Tensor | None
     rows: torch.Tensor  # [B, rows, 10]
     prompts: tuple[tuple[int, ...], ...]  # token ids of G captions
     prompt: torch.Tensor  # [B] index of each window's caption in prompts
     mode: torch.Tensor | None = None  # [B] POLICY, FORWARD or INVERSE; None means POLICY for all
-    prefix: torch.Tensor | None = None  # [B] rows of the chunk that are given, for a policy; None means 0 for all
+    # [B] rows of the chunk that are given, for a policy; None means 0 for all
+    prefix: torch.Tensor | None = None
     answers: torch.Tensor | None = None  # [B, goals, rows, 10] the expert's rows for every goal
     fps: float = FPS
 
@@ -53,21 +64,38 @@ def layout_of(
     fps: float = FPS,
     patch: int = 2,
 ) -> SequenceLayout:
-    """Return the sequence of a window: ``frames`` latent frames in tokens ``patch`` latents wide, state rows, action rows."""
+    """Return the sequence of a window: ``frames`` latent frames in tokens ``patch`` latents
+    wide, state rows, action rows.
+    """
     offset = 0 if state_rows else 1  # of the rows' clock, as in the released checkpoints
-    return SequenceLayout((frames, *latent_hw), patch, rows + state_rows, tuple(clean_frames), state_rows, width, fps, offset)
+    return SequenceLayout(
+        (frames, *latent_hw),
+        patch,
+        rows + state_rows,
+        tuple(clean_frames),
+        state_rows,
+        width,
+        fps,
+        offset,
+    )
 
 
 def state_columns(T_base_cosmos: F64, gripper_opening: F64) -> F64:
     """Return [n, 10] translation [m], rot6d and open fraction of measured poses [n, 4, 4]."""
     rotation = matrix_to_rot6d(T_base_cosmos[:, :3, :3])
-    return np.concatenate([T_base_cosmos[:, :3, 3], rotation, np.asarray(gripper_opening)[:, None]], axis=1)
+    return np.concatenate(
+        [T_base_cosmos[:, :3, 3], rotation, np.asarray(gripper_opening)[:, None]], axis=1
+    )
 
 
 def raw_rows(T_base_cosmos: F64, gripper_command: F64) -> F64:
-    """Return [n, 10] executed ``midtrain`` rows: measured pose delta and gripper command after each frame; the last stays."""
+    """Return [n, 10] executed ``midtrain`` rows: measured pose delta and gripper command after
+    each frame; the last stays.
+    """
     poses = np.concatenate([T_base_cosmos, T_base_cosmos[-1:]])
-    return np.concatenate([encode_pose_delta(se3_between(poses[:-1], poses[1:])), gripper_command[:, None]], axis=1)
+    return np.concatenate(
+        [encode_pose_delta(se3_between(poses[:-1], poses[1:])), gripper_command[:, None]], axis=1
+    )
 
 
 def pose7(T: F64) -> F64:
@@ -102,14 +130,17 @@ def cached_latents(
         parts = []
         for start in range(0, len(ticks), batch):
             with torch.no_grad():
-                parts.append(encode(ticks[start : start + batch])[..., :columns].to(torch.float16).numpy())
+                parts.append(
+                    encode(ticks[start : start + batch])[..., :columns].to(torch.float16).numpy()
+                )
             if on_batch is not None:
                 on_batch(min(start + batch, len(ticks)), len(ticks))
         write_whole(path, lambda hidden: np.save(hidden, np.concatenate(parts)))
     latents = np.load(path, mmap_mode="r")
     if len(latents) != len(ticks):
         raise ConfigError(
-            f"{path} holds the latents of {len(latents)} windows, and there are {len(ticks)}: it was made from other episodes "
+            f"{path} holds the latents of {len(latents)} windows, and there are {len(ticks)}: it "
+            "was made from other episodes "
             "or with other settings. Choose another folder."
         )
     return latents

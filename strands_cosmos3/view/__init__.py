@@ -1,1 +1,3 @@
-"""A live page: the arm, its commanded path, what its cameras see and what it counts, served by viser."""
+"""A live page: the arm, its commanded path, what its cameras see and what it counts, served by
+viser.
+"""

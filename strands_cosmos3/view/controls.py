@@ -1,4 +1,6 @@
-"""What visitors of the live page ask for, and the part of the page where they ask. Their threads only leave wishes here."""
+"""What visitors of the live page ask for, and the part of the page where they ask. Their threads
+only leave wishes here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, InstructionError
-from strands_cosmos3.instruction import BAR_SENTENCES, COLOURS, TEMPLATES, Goal, Verb, parse_instruction
+from strands_cosmos3.instruction import (
+    BAR_SENTENCES,
+    COLOURS,
+    TEMPLATES,
+    Goal,
+    Verb,
+    parse_instruction,
+)
 from strands_cosmos3.language import Language, plainest
 from strands_cosmos3.types import Rollout
 
@@ -22,7 +31,8 @@ _OUTCOMES_SHOWN = 12
 
 
 def suggestions(language: Language | None, with_bar: Verb | None = None) -> list[str]:
-    """Return sentences that a policy with this language understands; None is one that does all of a scene's tasks.
+    """Return sentences that a policy with this language understands; None is one that does all of a
+    scene's tasks.
 
     ``with_bar`` is what the scene's bar is for; None is a scene with cubes.
     """
@@ -31,32 +41,48 @@ def suggestions(language: Language | None, with_bar: Verb | None = None) -> list
     colours = COLOURS if language is None else language.colours
     verbs = list(TEMPLATES) if language is None else [Verb(verb) for verb in language.verbs]
     goals = [
-        Goal(verb, f"cube_{colour}", f"cube_{colours[(i + 1) % len(colours)]}" if verb is Verb.STACK else None)
+        Goal(
+            verb,
+            f"cube_{colour}",
+            f"cube_{colours[(i + 1) % len(colours)]}" if verb is Verb.STACK else None,
+        )
         for verb in sorted(verbs, key=lambda verb: verb is not Verb.PICK)
         for i, colour in enumerate(colours)
     ]
     return [plainest(goal) for goal in goals]
 
 
-def check_instruction(text: str, language: Language | None = None, with_bar: Verb | None = None) -> None:
-    """Raise InstructionError for an instruction that a policy with this language, or the scene's judges, do not understand."""
+def check_instruction(
+    text: str, language: Language | None = None, with_bar: Verb | None = None
+) -> None:
+    """Raise InstructionError for an instruction that a policy with this language, or the scene's
+    judges, do not understand.
+    """
     if len(text) > _LONGEST_INSTRUCTION:
-        raise InstructionError(f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}.")
+        raise InstructionError(
+            f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}."
+        )
     example = suggestions(language, with_bar)[0]
     if language is not None:
         language.understand(text)
     verb = parse_instruction(text).verb
     if (verb if verb in BAR_SENTENCES else None) != with_bar:
-        has = "cubes and no bar" if with_bar is None else f"a bar to {str(with_bar).replace('_', ' ')} and no cubes"
+        has = (
+            "cubes and no bar"
+            if with_bar is None
+            else f"a bar to {str(with_bar).replace('_', ' ')} and no cubes"
+        )
         raise InstructionError(f"the scene has {has}; try {example!r}.")
 
 
 class LiveControls:
-    """Wishes of the page's visitors, which the command that runs the episodes reads between two ticks.
+    """Wishes of the page's visitors, which the command that runs the episodes reads between two
+    ticks.
 
     Attributes:
         instruction: The one asked for on the page; empty before the first.
-        paused, speed, latency_s: As they are to be now; a latency of 0 stops the simulation for each inference.
+        paused, speed, latency_s: As they are to be now; a latency of 0 stops the simulation for
+            each inference.
         message: The error of the instruction refused last, else empty.
         check: Raises Cosmos3Error for an instruction to refuse.
         outcomes: Success and description of each episode that ended by itself.
@@ -72,7 +98,9 @@ class LiveControls:
         self._lock = threading.Lock()
 
     def ask(self, text: str) -> None:
-        """Have the present episode end and one with this instruction begin on the same scene, unless it is refused."""
+        """Have the present episode end and one with this instruction begin on the same scene,
+        unless it is refused.
+        """
         try:
             self.check(text)
         except Cosmos3Error as error:
@@ -103,7 +131,9 @@ class LiveControls:
         return self._ends_episode
 
     def next_scene(self, seed: int) -> int | None:
-        """Return the seed of the episode that the page asked for, after one with ``seed``; None if it asked for none."""
+        """Return the seed of the episode that the page asked for, after one with ``seed``; None
+        if it asked for none.
+        """
         with self._lock:
             asked, same = self._ends_episode, self._keeps_scene
             self._ends_episode = self._keeps_scene = False
@@ -114,12 +144,19 @@ class LiveControls:
         if self._ends_episode and not rollout.success:
             return
         asked = rollout.instruction or "no instruction"
-        self.outcomes.append((rollout.success, f"{asked}, seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s"))
+        self.outcomes.append(
+            (
+                rollout.success,
+                f"{asked}, seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s",
+            )
+        )
         if not self._ends_episode:
             self._before = None
 
     def fall_back(self, error: Cosmos3Error) -> bool:
-        """Return to the instruction before, if the policy refuses the new one only when asked; return whether there is one."""
+        """Return to the instruction before, if the policy refuses the new one only when asked;
+        return whether there is one.
+        """
         with self._lock:
             if self._before is None:
                 return False
@@ -130,7 +167,11 @@ class LiveControls:
         """Return the successes so far as text, e.g. ``"3 of 4 episodes succeeded"``."""
         judged = [success for success, _ in self.outcomes if success is not None]
         if not judged:
-            return f"{len(self.outcomes)} episodes, none judged by a task" if self.outcomes else "no episode has ended yet"
+            return (
+                f"{len(self.outcomes)} episodes, none judged by a task"
+                if self.outcomes
+                else "no episode has ended yet"
+            )
         return f"{sum(judged)} of {len(judged)} episodes succeeded"
 
 
@@ -142,11 +183,17 @@ class ControlPanel:
         controls: Where wishes go.
         sentences: Suggested instructions; empty if the instruction does not shape the actions.
         instruction: Text to begin with.
-        in_real_time: Whether latency and speed are those of wall-clock time, so that neither can be set.
+        in_real_time: Whether latency and speed are those of wall-clock time, so that neither can be
+            set.
     """
 
     def __init__(
-        self, gui: Any, controls: LiveControls, sentences: Sequence[str], instruction: str = "", in_real_time: bool = False
+        self,
+        gui: Any,
+        controls: LiveControls,
+        sentences: Sequence[str],
+        instruction: str = "",
+        in_real_time: bool = False,
     ):
         self._controls = controls
         self._asking = gui.add_folder("Ask for something", order=-4, visible=bool(sentences))
@@ -181,7 +228,8 @@ class ControlPanel:
                 0.05,
                 min(controls.latency_s, LATENCIES_S[-1]),
                 disabled=in_real_time,
-                hint="Simulated duration of an inference; the arm follows its chunk meanwhile. 0 stops the clock.",
+                hint="Simulated duration of an inference; the arm follows its chunk meanwhile. 0 "
+                "stops the clock.",
             )
         buttons.on_click(lambda event: self._press(event.target.value))
         self.speed.on_update(lambda event: controls.set_speed(str(event.target.value)))
@@ -212,7 +260,8 @@ class ControlPanel:
         """Show the controls' present state."""
         controls = self._controls
         self._message.content = (
-            '<div id="refusal" role="alert" style="padding:2px 10px 8px;font-size:13px;color:#b3261e">'
+            '<div id="refusal" role="alert" style="padding:2px 10px '
+            '8px;font-size:13px;color:#b3261e">'
             f"{html.escape(controls.message)}</div>"
         )
         marks = "".join(_mark(*ended) for ended in controls.outcomes[-_OUTCOMES_SHOWN:])
@@ -224,6 +273,10 @@ class ControlPanel:
 
 
 def _mark(success: bool | None, said: str) -> str:
-    signs = {True: ("&#10003;", "#2f9e5b"), False: ("&#10007;", "#cf3a32"), None: ("&#8226;", "#6b7280")}
+    signs = {
+        True: ("&#10003;", "#2f9e5b"),
+        False: ("&#10007;", "#cf3a32"),
+        None: ("&#8226;", "#6b7280"),
+    }
     sign, colour = signs[success]
     return f'<span title="{html.escape(said)}" style="color:{colour};margin-right:5px;cursor:help">{sign}</span>'

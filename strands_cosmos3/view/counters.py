@@ -19,7 +19,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "faults": "Times that the arm could follow no further.",
         "restarts": "Chunks that could only be entered from rest.",
         "limited_by_joint_end": "Chunks whose motion was limited by the end of a joint's range.",
-        "anchored_on_measurement": "Chunks that departed from the measured angles, because the arm was off its reference.",
+        "anchored_on_measurement": "Chunks that departed from the measured angles, because the "
+        "arm was off its reference.",
         "abandoned_inferences": "Inferences that were still running when the episode ended.",
         "lead_clipped": "References that could not lead the known delay within range and speed.",
         "reconnects": "Times that the connection to the policy server was made again.",
@@ -30,7 +31,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "collision_unchecked": "Chunks that were not checked for collisions.",
         "backend": "Source of the actions.",
         "time": "Simulated time of this episode.",
-        "novelty": "How unlike training the latest chunk's picture is; 1 is the 99.9 % quantile of training's.",
+        "novelty": "How unlike training the latest chunk's picture is; 1 is the 99.9 % quantile "
+        "of training's.",
         "chunk inference": "Wall-clock time of the latest inference and its inverse kinematics.",
     }
 )

@@ -45,9 +45,13 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
         T[:3, :3], T[:3, 3] = rotation.reshape(3, 3), model.geom_pos[geom]
         mesh.apply_transform(T)
         parts.setdefault((int(model.geom_bodyid[geom]), _colour(model, geom)), []).append(mesh)
-    merged: dict[Any, Any] = {key: trimesh.util.concatenate(meshes) for key, meshes in parts.items()}
+    merged: dict[Any, Any] = {
+        key: trimesh.util.concatenate(meshes) for key, meshes in parts.items()
+    }
     return [
-        BodyMesh(body, np.asarray(mesh.vertices, np.float32), np.asarray(mesh.faces, np.uint32), rgb)
+        BodyMesh(
+            body, np.asarray(mesh.vertices, np.float32), np.asarray(mesh.faces, np.uint32), rgb
+        )
         for (body, rgb), mesh in merged.items()
     ]
 
@@ -55,11 +59,19 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
     material = int(model.geom_matid[geom])
     rgb = model.geom_rgba[geom][:3] if material < 0 else model.mat_rgba[material][:3]
-    texture = -1 if material < 0 else int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
+    texture = (
+        -1 if material < 0 else int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
+    )
     if texture >= 0:
         start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
         pixels = int(model.tex_height[texture] * model.tex_width[texture])
-        rgb = rgb * model.tex_data[start : start + pixels * channels].reshape(pixels, channels)[:, :3].mean(axis=0) / 255
+        rgb = (
+            rgb
+            * model.tex_data[start : start + pixels * channels]
+            .reshape(pixels, channels)[:, :3]
+            .mean(axis=0)
+            / 255
+        )
     red, green, blue = (int(value) for value in np.round(np.clip(rgb, 0, 1) * 255))
     return red, green, blue
 
@@ -78,7 +90,8 @@ def _mesh(model: mujoco.MjModel, geom: int) -> Any:
         return create.cylinder(radius=size[0], height=2 * size[1], sections=_FACETS)
     if kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
         capsule = create.capsule(radius=size[0], height=2 * size[1], count=[_FACETS, _FACETS])
-        capsule.apply_translation([0, 0, -capsule.bounds.mean(axis=0)[2]])  # MuJoCo's origin is the centre
+        # MuJoCo's origin is the centre
+        capsule.apply_translation([0, 0, -capsule.bounds.mean(axis=0)[2]])
         return capsule
     if kind in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID):
         ball = create.icosphere(subdivisions=3)
@@ -88,5 +101,7 @@ def _mesh(model: mujoco.MjModel, geom: int) -> Any:
         mesh_id = int(model.geom_dataid[geom])
         v, n_v = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
         f, n_f = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
-        return trimesh.Trimesh(model.mesh_vert[v : v + n_v], model.mesh_face[f : f + n_f], process=False)
+        return trimesh.Trimesh(
+            model.mesh_vert[v : v + n_v], model.mesh_face[f : f + n_f], process=False
+        )
     return None

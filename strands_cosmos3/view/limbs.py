@@ -1,4 +1,6 @@
-"""A robot's limbs on the page: every joint by name, with its position in its range, and the grippers."""
+"""A robot's limbs on the page: every joint by name, with its position in its range, and the
+grippers.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,18 @@ class LimbState:
 
 
 def limb_states(scene: Scene, q_rad: F64, gripper: float | F64) -> list[LimbState]:
-    """Return the state of each limb: joint positions [n] of all limbs, and an open fraction, or those [G] of several."""
+    """Return the state of each limb: joint positions [n] of all limbs, and an open fraction, or
+    those [G] of several.
+    """
     found: list[LimbState] = []
-    for (name, limb), opened in zip(scene.limbs.items(), np.atleast_1d(gripper).tolist(), strict=True):
+    for (name, limb), opened in zip(
+        scene.limbs.items(), np.atleast_1d(gripper).tolist(), strict=True
+    ):
         joints = zip(limb.limb.joints, q_rad[limb.columns].tolist(), strict=True)
         gauges = [_joint(scene.model, joint, q) for joint, q in joints]
-        found.append(LimbState(name, (*gauges, Gauge("gripper", f"{100 * opened:.0f} % open", opened))))
+        found.append(
+            LimbState(name, (*gauges, Gauge("gripper", f"{100 * opened:.0f} % open", opened)))
+        )
     return found
 
 
@@ -62,7 +70,8 @@ def limbs_html(limbs: Sequence[LimbState]) -> str:
 
 def _column(limb: LimbState) -> str:
     return (
-        f'<div style="flex:1;min-width:0"><div style="font-weight:600;margin-bottom:2px">{html.escape(limb.name)}</div>'
+        '<div style="flex:1;min-width:0"><div '
+        f'style="font-weight:600;margin-bottom:2px">{html.escape(limb.name)}</div>'
         + "".join(map(_row, limb.gauges))
         + "</div>"
     )
@@ -75,7 +84,8 @@ def _row(gauge: Gauge) -> str:
         at = 100 * min(max(gauge.filled, 0.0), 1.0)
         mark = (
             '<div style="height:3px;background:rgba(128,128,128,.25);border-radius:2px;margin-bottom:2px">'
-            f'<div style="position:relative;left:calc({at:.1f}% - 3px);width:6px;height:3px;background:#2b7fd0"></div></div>'
+            f'<div style="position:relative;left:calc({at:.1f}% - '
+            '3px);width:6px;height:3px;background:#2b7fd0"></div></div>'
         )
     name = html.escape(gauge.name)
     return (

@@ -29,7 +29,8 @@ _TOLERANCE_S = 1.0
 
 
 class LiveView:
-    """Feeds a :class:`Stage` from a robot that runs a policy: pass :meth:`on_tick` and the object itself as audience.
+    """Feeds a :class:`Stage` from a robot that runs a policy: pass :meth:`on_tick` and the object
+    itself as audience.
 
     Args:
         robot: The robot.
@@ -38,7 +39,8 @@ class LiveView:
         cameras: Whether to render the cameras, which takes most of the time.
         controls: What the page's visitors ask for.
         stopped: Whether Ctrl-C was pressed, which ends a pause.
-        novelty: How unlike training the policy's latest picture was (``last_rollout["novelty"]``), or None if it cannot tell.
+        novelty: How unlike training the policy's latest picture was (``last_rollout["novelty"]``),
+            or None if it cannot tell.
     """
 
     def __init__(
@@ -51,7 +53,13 @@ class LiveView:
         stopped: Callable[[], bool] = interrupt_requested,
         novelty: Callable[[], float | None] = lambda: None,
     ):
-        self.robot, self.stage, self.source, self._stopped, self._novelty_now = robot, stage, source, stopped, novelty
+        self.robot, self.stage, self.source, self._stopped, self._novelty_now = (
+            robot,
+            stage,
+            source,
+            stopped,
+            novelty,
+        )
         self.controls = LiveControls() if controls is None else controls
         self.policy_renderer = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
         self.begin("")
@@ -72,7 +80,9 @@ class LiveView:
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
         self._notice_reset()
-        self._commanded = {name: tool_path(plan, limb) for name, limb in self.robot.scene.limbs.items()}
+        self._commanded = {
+            name: tool_path(plan, limb) for name, limb in self.robot.scene.limbs.items()
+        }
         self.inference_ms, self.novelty = inference_ms, self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
@@ -82,7 +92,9 @@ class LiveView:
         self._video_from_s = float(self.robot.data.time) - since_s
 
     def on_tick(self, robot: Robot) -> bool:
-        """Update what is due, then wait for wall-clock time and for the end of a pause; return whether to end the episode."""
+        """Update what is due, then wait for wall-clock time and for the end of a pause; return
+        whether to end the episode.
+        """
         self._notice_reset()
         now_s, controls = float(robot.data.time), self.controls
         self._show(now_s)
@@ -111,12 +123,20 @@ class LiveView:
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
             for name, limb in robot.scene.limbs.items():
-                self._trails[name] = [*self._trails[name][1 - _TRAIL_POINTS :], robot.data.site_xpos[limb.tcp_site].copy()]
+                self._trails[name] = [
+                    *self._trails[name][1 - _TRAIL_POINTS :],
+                    robot.data.site_xpos[limb.tcp_site].copy(),
+                ]
             stage.pose(robot.data)
-            stage.path(list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()])
+            stage.path(
+                list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()]
+            )
         if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
-            self._views = {name: self.policy_renderer.render(robot.data, name) for name in robot.scene.view_names}
+            self._views = {
+                name: self.policy_renderer.render(robot.data, name)
+                for name in robot.scene.view_names
+            }
             stage.cameras(self._views)
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
@@ -124,18 +144,27 @@ class LiveView:
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             stage.status(Status(state, self.instruction, self.source, now_s, *figures))
             predicted = self._predicted(now_s)
-            stage.world(predicted, observed=observed_picture(self._views, predicted) if self._views else None)
+            stage.world(
+                predicted,
+                observed=observed_picture(self._views, predicted) if self._views else None,
+            )
             q_rad, _, gripper = robot.joint_state()
             stage.limbs(limb_states(robot.scene, q_rad, gripper))
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:
             return None
-        return self._video[min(int((now_s - self._video_from_s) * PREDICTION_FPS), len(self._video) - 1)]
+        return self._video[
+            min(int((now_s - self._video_from_s) * PREDICTION_FPS), len(self._video) - 1)
+        ]
 
     def end(self, rollout: Rollout) -> None:
         """Show how the episode ended."""
-        self._show(float(self.robot.data.time), f"{rollout.outcome}: {rollout.fault or rollout.outcome.message}", True)
+        self._show(
+            float(self.robot.data.time),
+            f"{rollout.outcome}: {rollout.fault or rollout.outcome.message}",
+            True,
+        )
 
     def close(self) -> None:
         """Free the renderer."""
@@ -146,5 +175,10 @@ class LiveView:
     def __enter__(self) -> LiveView:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,4 +1,6 @@
-"""Which web pages may open the live page's connection. viser itself accepts every one that the browser shows."""
+"""Which web pages may open the live page's connection. viser itself accepts every one that the
+browser shows.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,28 @@ def require_origins(origins: Collection[str]) -> None:
     for origin in origins:
         try:
             parts = urlsplit(origin)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and origin == f"{parts.scheme}://{parts.netloc}"
+            valid = (
+                parts.scheme in ("http", "https")
+                and bool(parts.hostname)
+                and origin == f"{parts.scheme}://{parts.netloc}"
+            )
         except ValueError:
             valid = False
         if not valid:
-            raise ConfigError(f"{origin!r} is not an origin; write scheme and host, e.g. https://robots.example:8443.")
+            raise ConfigError(
+                f"{origin!r} is not an origin; write scheme and host, e.g. "
+                "https://robots.example:8443."
+            )
 
 
 def refused(host: str, origin: str | None, allowed: Collection[str]) -> str | None:
     """Return why a request is refused, or None.
 
     Args:
-        host: Its ``Host``. It must be an IP address, localhost, this machine's name or an allowed origin's: another name may be
-            one that somebody points at this address (DNS rebinding).
-        origin: Its ``Origin``; programs other than browsers send none. It must be the page's own, or allowed.
+        host: Its ``Host``. It must be an IP address, localhost, this machine's name or an allowed
+            origin's: another name may be one that somebody points at this address (DNS rebinding).
+        origin: Its ``Origin``; programs other than browsers send none. It must be the page's own,
+            or allowed.
         allowed: Further origins.
     """
     if not _is_ours(host, allowed):
@@ -66,10 +76,11 @@ def _is_ours(host: str, allowed: Collection[str]) -> bool:
 
 @contextmanager
 def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
-    """Within, a ``websockets`` server that starts in any thread answers only requests that :func:`refused` lets pass.
+    """Within, a ``websockets`` server that starts in any thread answers only requests that
+    :func:`refused` lets pass.
 
-    viser has no such option and starts its server itself. If it starts none within, RenderError is raised: nothing must be
-    served without this check.
+    viser has no such option and starts its server itself. If it starts none within, RenderError is
+    raised: nothing must be served without this check.
     """
     serve, started = server.serve, []
 
@@ -78,10 +89,15 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
 
         def check(connection: Any, request: Any) -> Any:
             hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
-            why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)  # one header given several times
+            # one header given several times
+            why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)
             if why is not None:
-                text = f"{http.HTTPStatus.FORBIDDEN.phrase}: {why}\n".encode("ascii", "backslashreplace")
-                headers = Headers({"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text))})
+                text = f"{http.HTTPStatus.FORBIDDEN.phrase}: {why}\n".encode(
+                    "ascii", "backslashreplace"
+                )
+                headers = Headers(
+                    {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text))}
+                )
                 return Response(http.HTTPStatus.FORBIDDEN, "Forbidden", headers, text)
             return None if process_request is None else process_request(connection, request)
 
@@ -94,4 +110,7 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
         finally:
             server.serve = serve
     if not started:
-        raise RenderError("this version of viser starts its server in another way, so foreign pages could not be refused.")
+        raise RenderError(
+            "this version of viser starts its server in another way, so foreign pages could not "
+            "be refused."
+        )

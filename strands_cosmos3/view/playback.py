@@ -56,19 +56,31 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     Raises:
         ConfigError, DatasetFormatError: It is not of the scene's robot, in this project's schema.
     """
-    recorded, tools = recorded_limbs(episode), {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs}
-    names = dict(zip(scene.limbs, recorded, strict=False)) if len(recorded) == 1 else {name: name for name in recorded}
+    recorded, tools = (
+        recorded_limbs(episode),
+        {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs},
+    )
+    names = (
+        dict(zip(scene.limbs, recorded, strict=False))
+        if len(recorded) == 1
+        else {name: name for name in recorded}
+    )
     have = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
     if have != {name: recorded[own].q_rad.shape[1] for name, own in names.items()}:
-        found = ", ".join(f"{name} with {limb.q_rad.shape[1]} joints" for name, limb in recorded.items())
+        found = ", ".join(
+            f"{name} with {limb.q_rad.shape[1]} joints" for name, limb in recorded.items()
+        )
         raise ConfigError(
-            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}, but of limbs {found}; name its robot "
+            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}, but of "
+            f"limbs {found}; name its robot "
             "(--robot)."
         )
     paths: dict[str, F64] = {}
     for name, limb in scene.limbs.items():
         T_cosmos_tcp = se3_inverse(tools[names[name]].T_parent_cosmos) @ limb.limb.T_frame_tool
-        paths[name] = (limb.T_world_base @ recorded[names[name]].T_base_commanded[:-1] @ T_cosmos_tcp)[:, :3, 3]
+        paths[name] = (
+            limb.T_world_base @ recorded[names[name]].T_base_commanded[:-1] @ T_cosmos_tcp
+        )[:, :3, 3]
     q_rad = np.concatenate([recorded[names[name]].q_rad for name in scene.limbs], axis=1)
     gripper = of_grippers(np.stack([recorded[names[name]].gripper for name in scene.limbs], axis=1))
     return Recorded(q_rad, gripper, paths, episode.dataset.fps, episode.task, episode)
@@ -86,7 +98,9 @@ def from_npz(path: Path, scene: Scene) -> Recorded:
             names = ("t_s", "q_achieved_rad", "gripper_achieved", "q_commanded_rad")
             t_s, q, gripper, commanded = (np.asarray(arrays[name]) for name in names)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one.") from None
+        raise InputError(
+            f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one."
+        ) from None
     n, grippers = len(scene.robot.joints), len(scene.limbs)
     _require_joints(path, q, n, scene)
     t_s = finite_array(t_s, "t_s", (None,))
@@ -94,27 +108,36 @@ def from_npz(path: Path, scene: Scene) -> Recorded:
     rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
     q = finite_array(q, "q_achieved_rad", (len(t_s), n))[rows]
     commanded = finite_array(commanded, "q_commanded_rad", (len(t_s), n))[rows]
-    opened = finite_array(gripper, "gripper_achieved", (len(t_s),) if grippers == 1 else (len(t_s), grippers))[rows]
+    opened = finite_array(
+        gripper, "gripper_achieved", (len(t_s),) if grippers == 1 else (len(t_s), grippers)
+    )[rows]
     return Recorded(q, opened, _tool_paths(scene, commanded), _NPZ_FPS, path.name)
 
 
 def _require_joints(path: Path, q: Any, n: int, scene: Scene) -> None:
     if q.ndim == 2 and q.shape[1] != n:
         raise ConfigError(
-            f"{path} is of a robot with {q.shape[1]} joints, and {scene.robot.name!r} has {n}; name its robot (--robot)."
+            f"{path} is of a robot with {q.shape[1]} joints, and {scene.robot.name!r} has {n}; "
+            "name its robot (--robot)."
         )
 
 
 def _tool_paths(scene: Scene, q_rad: F64) -> dict[str, F64]:
     """By limb: path [N, 3] of its tool centre point in the world at joint angles [N, n]."""
     return {
-        name: (limb.T_world_base @ limb.kinematics.forward(q_rad[:, limb.columns]) @ limb.limb.T_frame_tool)[:, :3, 3]
+        name: (
+            limb.T_world_base
+            @ limb.kinematics.forward(q_rad[:, limb.columns])
+            @ limb.limb.T_frame_tool
+        )[:, :3, 3]
         for name, limb in scene.limbs.items()
     }
 
 
 def robot_of(path: Path, robot: RobotSpec) -> RobotSpec:
-    """Return the robot of a recording: ``robot``, but if that is the Panda, the known one that a dataset names."""
+    """Return the robot of a recording: ``robot``, but if that is the Panda, the known one that a
+    dataset names.
+    """
     if path.suffix == ".npz" or robot.name != PANDA.name:
         return robot
     with Dataset(path) as dataset:
@@ -122,7 +145,8 @@ def robot_of(path: Path, robot: RobotSpec) -> RobotSpec:
 
 
 def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Recorded]:
-    """Yield the episodes of a dataset of the scene's robot from number ``first`` on, or that of an npz file.
+    """Yield the episodes of a dataset of the scene's robot from number ``first`` on, or that of an
+    npz file.
 
     Raises:
         ConfigError, InputError, DatasetError: There is nothing to play back.
@@ -137,8 +161,11 @@ def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Reco
             yield from_episode(dataset[i], scene)
 
 
-def play(stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Play back an episode in real time. Cubes and bar are hidden, because their poses are not recorded.
+def play(
+    stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Play back an episode in real time. Cubes and bar are hidden, because their poses are not
+    recorded.
 
     Args:
         stage, scene, recorded: The page, its scene and the episode.
@@ -164,10 +191,21 @@ def play(stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], b
         stage.path(ahead, [np.array(trail) for trail in trails.values()])
         stage.limbs(limb_states(scene, q, opening))
         stage.status(
-            Status("PLAYBACK", recorded.label, "recorded", k / recorded.fps, f"frame {k + 1} of {len(recorded.q_rad)}")
+            Status(
+                "PLAYBACK",
+                recorded.label,
+                "recorded",
+                k / recorded.fps,
+                f"frame {k + 1} of {len(recorded.q_rad)}",
+            )
         )
         if recorded.episode is not None:
             views = [key for key in recorded.episode.dataset.spec.cameras if key.startswith(IMAGES)]
             if views:
-                stage.cameras({key.removeprefix(IMAGES): recorded.episode.frames(key, [k])[0] for key in views})
+                stage.cameras(
+                    {
+                        key.removeprefix(IMAGES): recorded.episode.frames(key, [k])[0]
+                        for key in views
+                    }
+                )
         pacer.wait((k + 1) / recorded.fps)

@@ -54,7 +54,8 @@ class Status:
         outcome: The outcome, or empty.
         inference_ms: Wall-clock time of the latest chunk, or None before the first.
         counters: Events by name.
-        novelty: How unlike training the latest chunk's picture is, or None if the policy cannot tell; unusual above 1.
+        novelty: How unlike training the latest chunk's picture is, or None if the policy cannot
+            tell; unusual above 1.
     """
 
     state: str
@@ -70,14 +71,19 @@ class Status:
         """Return this part of the panel; counters that are zero are left out."""
         colour = _STATE_RGB.get(self.state, "#6b7280")
         inference = "-" if self.inference_ms is None else f"{self.inference_ms:.1f} ms"
-        figures = {"backend": self.source, "time": f"{self.time_s:.2f} s", "chunk inference": inference}
+        figures = {
+            "backend": self.source,
+            "time": f"{self.time_s:.2f} s",
+            "chunk inference": inference,
+        }
         if self.novelty is not None:
             figures["novelty"] = f"{self.novelty:.2f} (limit {NOVEL:g})"
         unusual = ("novelty",) if self.novelty is not None and self.novelty > NOVEL else ()
         happened = {name: str(count) for name, count in self.counters.items() if count}
         return (
             '<div style="padding:4px 10px 8px;font-size:13px;line-height:1.45" id="status">'
-            f'<div style="margin:0 0 6px"><span style="background:{colour};color:white;border-radius:4px;padding:2px 9px;'
+            '<div style="margin:0 0 6px"><span '
+            f'style="background:{colour};color:white;border-radius:4px;padding:2px 9px;'
             f'font-weight:600;letter-spacing:.04em">{html.escape(self.state)}</span>'
             f'<span style="margin-left:9px">{html.escape(self.outcome)}</span></div>'
             f'<div style="font-weight:600;margin-bottom:5px">{html.escape(self.instruction) or "no instruction"}</div>'
@@ -88,7 +94,8 @@ class Status:
 def _chips(values: Mapping[str, str], unusual: Collection[str] = ()) -> str:
     """Names and values in a row, each with its meaning as a tooltip; unusual ones are red."""
     return "".join(
-        f'<span title="{html.escape(MEANINGS.get(name, name))}" style="display:inline-block;margin-right:14px;cursor:help'
+        f'<span title="{html.escape(MEANINGS.get(name, name))}" '
+        'style="display:inline-block;margin-right:14px;cursor:help'
         f'{";color:" + _STATE_RGB["FAULT"] + ";font-weight:600" if name in unusual else ""}">'
         f'<span style="opacity:.65">{html.escape(name.replace("_", " "))}</span> '
         f'<span style="font-variant-numeric:tabular-nums">{html.escape(value)}</span></span> '
@@ -105,14 +112,18 @@ def require_loopback(address: str, expose: bool) -> None:
     try:
         ip = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
     except ValueError:
-        raise ConfigError(f"{address!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with --expose.") from None
+        raise ConfigError(
+            f"{address!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with --expose."
+        ) from None
     if ip.version == 6:
         raise ConfigError(
-            f"{address} is an IPv6 address, and the page is served on IPv4; use 127.0.0.1, or 0.0.0.0 with --expose."
+            f"{address} is an IPv6 address, and the page is served on IPv4; use 127.0.0.1, or "
+            "0.0.0.0 with --expose."
         )
     if not ip.is_loopback and not expose:
         raise ConfigError(
-            f"{address} can be reached from other machines, and the page has no password; add --expose to allow that, or "
+            f"{address} can be reached from other machines, and the page has no password; add "
+            "--expose to allow that, or "
             "keep 127.0.0.1 and use an ssh tunnel."
         )
 
@@ -149,9 +160,12 @@ class Stage:
         require_loopback(address, expose)
         require_origins(origins)
         port = _free_port(address, whole_number(port, "port", 0, 65535))
-        with only_own_pages(frozenset(origins)), redirect_stdout(io.StringIO()):  # viser prints a banner
+        # viser prints a banner
+        with only_own_pages(frozenset(origins)), redirect_stdout(io.StringIO()):
             self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
-        self.url = f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
+        self.url = (
+            f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
+        )
         self._model, self._robot = model, robot
         self._bodies: dict[int, Any] = {}
         self._lines: dict[str, Any] = {}
@@ -173,7 +187,9 @@ class Stage:
             name = self._model.body(mesh.body).name
             if mesh.body not in self._bodies:
                 self._bodies[mesh.body] = scene.add_frame(f"/scene/{name}", show_axes=False)
-            scene.add_mesh_simple(f"/scene/{name}/{n}", mesh.vertices, mesh.faces, color=mesh.rgb, flat_shading=False)
+            scene.add_mesh_simple(
+                f"/scene/{name}/{n}", mesh.vertices, mesh.faces, color=mesh.rgb, flat_shading=False
+            )
 
     def _build_panel(self) -> None:
         gui = self.server.gui
@@ -191,9 +207,13 @@ class Stage:
             gui.add_html(
                 '<div style="padding:2px 10px 8px;font-size:13px">'
                 + "".join(
-                    f'<span style="display:inline-block;width:18px;height:4px;margin:0 6px 3px 0;background:rgb{rgb}"></span>'
+                    '<span style="display:inline-block;width:18px;height:4px;margin:0 6px 3px '
+                    f'0;background:rgb{rgb}"></span>'
                     f'<span style="margin-right:16px">{name}</span>'
-                    for name, rgb in (("commanded path", COMMANDED_RGB), ("achieved path", ACHIEVED_RGB))
+                    for name, rgb in (
+                        ("commanded path", COMMANDED_RGB),
+                        ("achieved path", ACHIEVED_RGB),
+                    )
                 )
                 + "</div>"
             )
@@ -209,9 +229,16 @@ class Stage:
         self._bodies[int(self._model.body(name).id)].visible = False
 
     def path(self, commanded_m: Sequence[F64], achieved_m: Sequence[F64]) -> None:
-        """Draw each limb's commanded path and achieved trail, [N, 3] in the world; one of under two points is left out."""
-        for name, paths, rgb in (("commanded", commanded_m, COMMANDED_RGB), ("achieved", achieved_m, ACHIEVED_RGB)):
-            drawn = [np.stack([points[:-1], points[1:]], axis=1) for points in paths if len(points) > 1]
+        """Draw each limb's commanded path and achieved trail, [N, 3] in the world; one of under
+        two points is left out.
+        """
+        for name, paths, rgb in (
+            ("commanded", commanded_m, COMMANDED_RGB),
+            ("achieved", achieved_m, ACHIEVED_RGB),
+        ):
+            drawn = [
+                np.stack([points[:-1], points[1:]], axis=1) for points in paths if len(points) > 1
+            ]
             if not drawn:
                 if name in self._lines:
                     self._lines.pop(name).remove()
@@ -221,14 +248,18 @@ class Stage:
                 self._lines[name].points = segments
             else:
                 thickness = _TRAIL_M if name == "achieved" else 2 * _TRAIL_M
-                self._lines[name] = self.server.scene.add_line_segments(f"/paths/{name}", segments, rgb, thickness=thickness)
+                self._lines[name] = self.server.scene.add_line_segments(
+                    f"/paths/{name}", segments, rgb, thickness=thickness
+                )
 
     def limbs(self, limbs: Sequence[LimbState]) -> None:
         """Show the joints and the gripper of each limb, by name."""
         self._limbs.content = limbs_html(limbs)
 
     def cameras(self, views: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Show camera frames, [H, W, 3] uint8 by name: the first large, the others below it at half its size."""
+        """Show camera frames, [H, W, 3] uint8 by name: the first large, the others below it at
+        half its size.
+        """
         first, *rest = views.values()
         picture = first
         if rest:
@@ -240,7 +271,9 @@ class Stage:
         if self._camera_image is None:
             label = ", ".join(name.replace("_", " ") for name in views)
             with self._camera_folder:
-                self._camera_image = self.server.gui.add_image(picture, label=label, format="jpeg", jpeg_quality=88)
+                self._camera_image = self.server.gui.add_image(
+                    picture, label=label, format="jpeg", jpeg_quality=88
+                )
         else:
             self._camera_image.image = picture
 
@@ -252,15 +285,28 @@ class Stage:
             self._camera_image.image = np.full_like(self._camera_image.image, _BLANK)
 
     def world(
-        self, frame: NDArray[np.uint8] | None, why_none: str = _NO_PREDICTION, observed: NDArray[np.uint8] | None = None
+        self,
+        frame: NDArray[np.uint8] | None,
+        why_none: str = _NO_PREDICTION,
+        observed: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Show a frame of the predicted video, beside what is observed now if given, or say why there is none."""
-        self._world_note.content = why_none if frame is None else _PREDICTED if observed is None else _BESIDE
+        """Show a frame of the predicted video, beside what is observed now if given, or say why
+        there is none.
+        """
+        self._world_note.content = (
+            why_none if frame is None else _PREDICTED if observed is None else _BESIDE
+        )
         if frame is not None and observed is not None:
             frame = np.concatenate(
-                [resized(observed, *frame.shape[:2]), np.full((len(frame), 4, 3), 255, np.uint8), frame], axis=1
+                [
+                    resized(observed, *frame.shape[:2]),
+                    np.full((len(frame), 4, 3), 255, np.uint8),
+                    frame,
+                ],
+                axis=1,
             )
-        if self._prediction is not None:  # hidden and not removed: a page that opens late would be sent updates of it
+        # hidden and not removed: a page that opens late would be sent updates of it
+        if self._prediction is not None:
             self._prediction.visible = frame is not None
         if frame is None:
             return
@@ -291,7 +337,9 @@ class Stage:
 
 def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """Return a picture [H, W, 3] at another size; each pixel is the nearest."""
-    rows, columns = (np.arange(n) * have // n for n, have in zip((height, width), picture.shape, strict=False))
+    rows, columns = (
+        np.arange(n) * have // n for n, have in zip((height, width), picture.shape, strict=False)
+    )
     return picture[rows[:, None], columns]
 
 
@@ -302,11 +350,15 @@ def _backdrop() -> NDArray[np.uint8]:
 
 
 def _free_port(address: str, port: int) -> int:
-    """Return the port if it is free, because viser would silently take another; 0 is any free one."""
+    """Return the port if it is free, because viser would silently take another; 0 is any free
+    one.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
         except OSError as error:
-            raise ConfigError(f"{address}:{port} is not available ({error.strerror}); choose another --page-port.") from None
+            raise ConfigError(
+                f"{address}:{port} is not available ({error.strerror}); choose another --page-port."
+            ) from None
         return int(probe.getsockname()[1])

@@ -1,4 +1,6 @@
-"""Decoding and encoding: round trips, the tool frame, the conventions, and what each decoder refuses."""
+"""Decoding and encoding: round trips, the tool frame, the conventions, and what each decoder
+refuses.
+"""
 
 import json
 from dataclasses import replace
@@ -62,7 +64,9 @@ def droid_chunk(rows, space="midtrain"):
     return ActionChunk(rows, DROID.action_space(space), DROID)
 
 
-twists = st.lists(st.lists(st.floats(-3, 3, allow_nan=False), min_size=6, max_size=6), min_size=2, max_size=33)
+twists = st.lists(
+    st.lists(st.floats(-3, 3, allow_nan=False), min_size=6, max_size=6), min_size=2, max_size=33
+)
 small_twists = twists.map(lambda xi: np.array(xi) * 0.005)
 
 
@@ -105,7 +109,9 @@ def test_framewise_departs_from_the_pose_before_and_anchored_from_the_anchor():
 def test_a_delta_moves_along_the_body_s_own_axes():
     facing_y = turn_z(90)
     forward = encode_pose_delta(se3(np.eye(3), [0.1, 0, 0]))[None]
-    np.testing.assert_allclose(decode_pose_trajectory(forward, facing_y)[1, :3, 3], [0, 0.1, 0], atol=1e-15)
+    np.testing.assert_allclose(
+        decode_pose_trajectory(forward, facing_y)[1, :3, 3], [0, 0.1, 0], atol=1e-15
+    )
 
 
 def test_golden_rows_of_a_recorded_episode():
@@ -122,14 +128,19 @@ def test_golden_rows_of_a_recorded_episode():
 def test_golden_rows_need_the_tool_frame():
     T = cosmos_poses(GOLDEN["raw_poses"])
     fraction = WIRE_GRIPPER.to_fraction(np.array(GOLDEN["wire_gripper"]))
-    for without in (T @ turn_z(-90), T @ turn_z(-135), T @ turn_z(-270)):  # link8, hand, and the wrong sign
+    # link8, hand, and the wrong sign
+    for without in (T @ turn_z(-90), T @ turn_z(-135), T @ turn_z(-270)):
         rows = encode_chunk(without, fraction, "droid")
         assert np.abs(rows - GOLDEN["rows"]).max() > 0.2
 
 
 def test_golden_rows_need_extrinsic_angles():
     raw = np.array(GOLDEN["raw_poses"])
-    intrinsic = so3_exp(raw[:, 3:4] * [1, 0, 0]) @ so3_exp(raw[:, 4:5] * [0, 1, 0]) @ so3_exp(raw[:, 5:6] * [0, 0, 1])
+    intrinsic = (
+        so3_exp(raw[:, 3:4] * [1, 0, 0])
+        @ so3_exp(raw[:, 4:5] * [0, 1, 0])
+        @ so3_exp(raw[:, 5:6] * [0, 0, 1])
+    )
     rows = encode_pose_trajectory(se3(intrinsic, raw[:, :3]) @ turn_z(90))
     assert np.abs(rows[:, :3] - denormalize_chunk(GOLDEN["rows"], DROID)[:, :3]).max() > 1e-3
 
@@ -167,7 +178,9 @@ def test_decode_chunk_inverts_encode_chunk(xi, data):
     gripper = data.draw(st.lists(st.floats(0, 1), min_size=len(T) - 1, max_size=len(T) - 1))
     for name in ("bridge", "umi"):
         embodiment = get_embodiment(name)
-        chunk = ActionChunk(encode_chunk(T, gripper, embodiment), embodiment.action_space(), embodiment)
+        chunk = ActionChunk(
+            encode_chunk(T, gripper, embodiment), embodiment.action_space(), embodiment
+        )
         motion = decode_chunk(chunk, T[0])
         np.testing.assert_allclose(motion.T_base_frame, T[1:], atol=TOL)
         np.testing.assert_allclose(motion.gripper, gripper, atol=TOL)
@@ -185,12 +198,18 @@ def test_grippers_by_embodiment():
 
 @pytest.mark.parametrize(("column", "fraction"), [(2.0, 1.0), (1.02, 1.0), (-0.5, 0.0), (0.3, 0.3)])
 def test_a_gripper_is_commanded_no_further_than_open_or_closed(column, fraction):
-    """Models overshoot; in every action space the column is clipped, and only a normalised one beyond |z| = 10 is refused."""
+    """Models overshoot; in every action space the column is clipped, and only a normalised one
+    beyond |z| = 10 is refused.
+    """
     droid, q = get_embodiment("droid"), np.zeros((2, 8))
     q[:, 7] = column
-    assert decode_joint_chunk(ActionChunk(q, droid.action_space("joint_pos"), droid)).gripper[0] == pytest.approx(fraction)
+    assert decode_joint_chunk(ActionChunk(q, droid.action_space("joint_pos"), droid)).gripper[
+        0
+    ] == pytest.approx(fraction)
     poses = np.tile([0.4, 0.0, 0.3, 0.0, 0.0, 0.0, 1.0, column], (2, 1))
-    assert decode_chunk(ActionChunk(poses, POSE_ABS, droid), T_ANCHOR).gripper[0] == pytest.approx(fraction)
+    assert decode_chunk(ActionChunk(poses, POSE_ABS, droid), T_ANCHOR).gripper[0] == pytest.approx(
+        fraction
+    )
     still = encode_chunk(np.repeat(T_ANCHOR[None], 2, axis=0), [0.5], "droid")
     still[0, 9] = 2 * column - 1
     assert decode_chunk(droid_chunk(still), T_ANCHOR).gripper[0] == pytest.approx(fraction)
@@ -226,11 +245,15 @@ def test_absolute_poses_are_not_integrated():
     np.testing.assert_allclose(motion.t_s, [1 / 15, 2 / 15])
     np.testing.assert_array_equal(motion.T_base_anchor, T_ANCHOR)
     wxyz = rows[:, [0, 1, 2, 6, 3, 4, 5, 7]]
-    assert np.abs(decode_chunk(droid_chunk(wxyz, "pose_abs"), T_ANCHOR).T_base_frame - T).max() > 0.1
+    assert (
+        np.abs(decode_chunk(droid_chunk(wxyz, "pose_abs"), T_ANCHOR).T_base_frame - T).max() > 0.1
+    )
 
 
 def test_joint_rows_are_commands_for_now():
-    rows = np.array([[0.1, -0.6, 0.2, -2.4, 0, 2.0, 0.6, 0.2], [0.2, -0.6, 0.2, -2.4, 0, 2.0, 0.6, 1.1]])
+    rows = np.array(
+        [[0.1, -0.6, 0.2, -2.4, 0, 2.0, 0.6, 0.2], [0.2, -0.6, 0.2, -2.4, 0, 2.0, 0.6, 1.1]]
+    )
     motion = decode_joint_chunk(droid_chunk(rows, "joint_pos"))
     np.testing.assert_array_equal(motion.q_rad, rows[:, :7])
     np.testing.assert_allclose(motion.gripper, [0.2, 1.0])
@@ -254,19 +277,31 @@ def test_rows_of_one_space_are_refused_by_the_decoder_of_another():
 @pytest.mark.parametrize("name", ["hand_pose", "agibotworld", "robomind-franka-dual", "xdof_yam"])
 def test_layouts_of_more_than_one_arm_are_refused(name):
     embodiment = get_embodiment(name)
-    chunk = ActionChunk(np.zeros((2, embodiment.action_space().width)), embodiment.action_space(), embodiment, fps=10)
+    chunk = ActionChunk(
+        np.zeros((2, embodiment.action_space().width)),
+        embodiment.action_space(),
+        embodiment,
+        fps=10,
+    )
     with pytest.raises(ActionSpaceError, match=name):
         decode_chunk(chunk, T_ANCHOR)
 
 
 def test_the_method_is_the_caller_s():
-    metric_libero = replace(get_embodiment("libero"), translation_scale=1.0)  # the packaged one is refused, see below
+    # the packaged one is refused, see below
+    metric_libero = replace(get_embodiment("libero"), translation_scale=1.0)
     space = metric_libero.action_space()
     T = T_ANCHOR @ se3_exp(np.outer([0, 1, 2], [0.1, 0.2, 0.1, 0.1, 0.05, -0.1]))
     for method in ("quantile", "quantile_rot", "minmax", "meanstd"):
-        chunk = ActionChunk(encode_chunk(T, [0.2, 0.3], metric_libero, method=method), space, metric_libero)
-        np.testing.assert_allclose(decode_chunk(chunk, T[0], method=method).T_base_frame, T[1:], atol=TOL)
-    assert np.abs(decode_chunk(chunk, T[0], method="quantile_rot").T_base_frame - T[1:]).max() > 0.01
+        chunk = ActionChunk(
+            encode_chunk(T, [0.2, 0.3], metric_libero, method=method), space, metric_libero
+        )
+        np.testing.assert_allclose(
+            decode_chunk(chunk, T[0], method=method).T_base_frame, T[1:], atol=TOL
+        )
+    assert (
+        np.abs(decode_chunk(chunk, T[0], method="quantile_rot").T_base_frame - T[1:]).max() > 0.01
+    )
 
 
 def test_translations_that_are_not_metres_are_refused():
@@ -296,7 +331,9 @@ def test_to_frame_crosses_over_to_the_driven_body():
     hand = to_frame(motion, se3_inverse(DROID.tool_frame.T_parent_cosmos), "hand")
     assert isinstance(hand, PoseTrajectory)
     assert hand.frame == "hand"
-    np.testing.assert_allclose(hand.T_base_frame @ DROID.tool_frame.T_parent_cosmos, motion.T_base_frame, atol=TOL)
+    np.testing.assert_allclose(
+        hand.T_base_frame @ DROID.tool_frame.T_parent_cosmos, motion.T_base_frame, atol=TOL
+    )
     np.testing.assert_allclose(hand.T_base_anchor, T_ANCHOR @ turn_z(-135), atol=TOL)
     np.testing.assert_array_equal(hand.t_s, motion.t_s)
     np.testing.assert_array_equal(hand.gripper, motion.gripper)
@@ -308,15 +345,24 @@ def test_to_frame_crosses_over_to_the_driven_body():
 
 def test_grippers_must_be_there_or_not():
     T = np.repeat(T_ANCHOR[None], 3, axis=0)
-    for gripper, embodiment in ((None, "droid"), ([0.5, 0.5], "av"), ([0.5], "droid"), ([0.5, 1.2], "droid")):
+    for gripper, embodiment in (
+        (None, "droid"),
+        ([0.5, 0.5], "av"),
+        ([0.5], "droid"),
+        ([0.5, 1.2], "droid"),
+    ):
         with pytest.raises(InputError, match="gripper"):
             encode_chunk(T, gripper, embodiment)
 
 
 def test_absolute_poses_keep_their_departure_to_the_anchor():
-    """What a server integrated from the pose it was sent is done from the anchor: in the hand's own axes, not the base's."""
+    """What a server integrated from the pose it was sent is done from the anchor: in the hand's
+    own axes, not the base's.
+    """
     rng = np.random.default_rng(5)
-    sent, anchor, goal = (se3(so3_exp(rng.normal(0, 0.5, 3)), rng.normal(0, 0.3, 3)) for _ in range(3))
+    sent, anchor, goal = (
+        se3(so3_exp(rng.normal(0, 0.5, 3)), rng.normal(0, 0.3, 3)) for _ in range(3)
+    )
     rows = np.concatenate([goal[:3, 3], matrix_to_quaternion(goal[:3, :3]), [1.0]])[None]
     droid = get_embodiment("droid")
     goals = ActionChunk(rows, droid.spaces["pose_abs"], droid)

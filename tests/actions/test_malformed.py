@@ -1,4 +1,6 @@
-"""A thousand malformed calls, over every public function of ``actions``: each is refused by an error of our own."""
+"""A thousand malformed calls, over every public function of ``actions``: each is refused by an
+error of our own.
+"""
 
 import inspect
 
@@ -22,18 +24,36 @@ LIBERO = stats.load_action_stats("libero")
 
 
 class Numbers:
-    """An argument that is an array of real numbers; ``wide`` says that its last axis has a fixed width."""
+    """An argument that is an array of real numbers; ``wide`` says that its last axis has a fixed
+    width.
+    """
 
     def __init__(self, good, wide=True):
         self.good, self.wide = np.asarray(good, dtype=float), wide
 
     def spoil(self, rng):
         bad = self.good.copy()
-        kinds = ["nan", "inf", "huge", "empty", "string", "none", "object", "complex", "text", "ragged", "scalar"]
+        kinds = [
+            "nan",
+            "inf",
+            "huge",
+            "empty",
+            "string",
+            "none",
+            "object",
+            "complex",
+            "text",
+            "ragged",
+            "scalar",
+        ]
         kind = rng.choice([*kinds, "width"] if self.wide else kinds)
         where = tuple(rng.integers(n) for n in bad.shape)
         if kind in ("nan", "inf", "huge"):
-            bad[where] = {"nan": np.nan, "inf": rng.choice([-1, 1]) * np.inf, "huge": 10 ** rng.uniform(12, 300)}[kind]
+            bad[where] = {
+                "nan": np.nan,
+                "inf": rng.choice([-1, 1]) * np.inf,
+                "huge": 10 ** rng.uniform(12, 300),
+            }[kind]
             return bad
         if kind == "width":
             return np.concatenate([bad, bad], axis=-1) if rng.random() < 0.5 else bad[..., :-1]
@@ -69,7 +89,11 @@ class ByLimb(Rigid):
 
     def spoil(self, rng):
         kind = rng.integers(6)
-        return (None, {}, {"left": self.array.good}, [self.array.good])[kind] if kind < 4 else {"arm": self.array.spoil(rng)}
+        return (
+            (None, {}, {"left": self.array.good}, [self.array.good])[kind]
+            if kind < 4
+            else {"arm": self.array.spoil(rng)}
+        )
 
 
 class OneOf:
@@ -107,17 +131,45 @@ CALLS = {
     rotations.se3: [Rigid(np.eye(3)), Numbers([0.1, 0.2, 0.3])],
     rotations.se3_inverse: [Rigid(EYE)],
     rotations.se3_between: [Rigid(EYE), Rigid(EYES)],
-    rotations.interpolate_poses: [Rigid(EYES), Numbers([0.1, 0.2, 0.3]), Numbers([0.15, 0.3], wide=False)],
-    stats.load_action_stats: [OneOf("droid", None, "driod", "", 3, "av", "nowhere.json", "/", "\0.json", "galbot")],
+    rotations.interpolate_poses: [
+        Rigid(EYES),
+        Numbers([0.1, 0.2, 0.3]),
+        Numbers([0.15, 0.3], wide=False),
+    ],
+    stats.load_action_stats: [
+        OneOf("droid", None, "driod", "", 3, "av", "nowhere.json", "/", "\0.json", "galbot")
+    ],
     stats.stats_for: [embodiment_argument(), stats_argument()],
-    stats.stats_of_domain: [OneOf(DROID), OneOf({"q01": Q01, "q99": Q99}), OneOf("droid", "driod", "", "av", 3)],
+    stats.stats_of_domain: [
+        OneOf(DROID),
+        OneOf({"q01": Q01, "q99": Q99}),
+        OneOf("droid", "driod", "", "av", 3),
+    ],
     stats.normalize_quantile: [Numbers(np.zeros((2, 10))), Numbers(Q01), Numbers(Q99)],
     stats.denormalize_quantile: [Numbers(np.zeros((2, 10))), Numbers(Q01), Numbers(Q99)],
-    stats.denormalize_chunk: [Numbers(np.zeros((2, 10))), embodiment_argument(), stats_argument(), method_argument()],
-    stats.normalize_chunk: [Numbers(np.zeros((2, 10))), embodiment_argument(), stats_argument(), method_argument()],
+    stats.denormalize_chunk: [
+        Numbers(np.zeros((2, 10))),
+        embodiment_argument(),
+        stats_argument(),
+        method_argument(),
+    ],
+    stats.normalize_chunk: [
+        Numbers(np.zeros((2, 10))),
+        embodiment_argument(),
+        stats_argument(),
+        method_argument(),
+    ],
     normalization.ActionStats: [
         OneOf("droid_lerobot", None, 3),
-        OneOf(DROID_STATS.columns, None, "tx", (), DROID_STATS.columns[:8], (None,) * 10, list(DROID_STATS.columns)),
+        OneOf(
+            DROID_STATS.columns,
+            None,
+            "tx",
+            (),
+            DROID_STATS.columns[:8],
+            (None,) * 10,
+            list(DROID_STATS.columns),
+        ),
         Numbers(Q01),
         Numbers(Q99),
     ],
@@ -150,7 +202,9 @@ CALLS = {
     ],
     decode.decode_joint_chunk: [OneOf(JOINTS, None, CHUNK, "chunk", JOINTS.action, MOTION)],
     decode.to_frame: [
-        OneOf(MOTION, None, CHUNK, EYES, "motion", PoseTrajectory(EYES, [0.1, 0.2, 0.3], "hand", EYE)),
+        OneOf(
+            MOTION, None, CHUNK, EYES, "motion", PoseTrajectory(EYES, [0.1, 0.2, 0.3], "hand", EYE)
+        ),
         Rigid(EYE),
         OneOf("hand", None, "", 3),
     ],
@@ -174,7 +228,10 @@ def public_functions():
 
 def test_every_public_function_is_covered():
     assert set(public_functions()) <= set(CALLS)
-    assert {name for name, _ in inspect.getmembers(arrays, inspect.isfunction)} >= {"trailing", "rigid"}
+    assert {name for name, _ in inspect.getmembers(arrays, inspect.isfunction)} >= {
+        "trailing",
+        "rigid",
+    }
 
 
 def test_the_arguments_are_good_before_they_are_spoiled():
@@ -195,7 +252,8 @@ def test_malformed_calls_are_refused(block):
         values[target] = arguments[target].spoil(rng)
         raised = refusal(function, values)
         assert isinstance(raised, Cosmos3Error), (
-            f"case {case}: {function.__name__}, argument {target} = {values[target]!r} gave {raised!r}"
+            f"case {case}: {function.__name__}, argument {target} = {values[target]!r} gave "
+            f"{raised!r}"
         )
         assert str(raised)
 

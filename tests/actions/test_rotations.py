@@ -1,4 +1,6 @@
-"""Group laws, near the identity and near half turns included; rot6d by SVD; conventions, told by asymmetric values."""
+"""Group laws, near the identity and near half turns included; rot6d by SVD; conventions, told by
+asymmetric values.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,11 @@ TOL = 1e-9
 check = settings(max_examples=150, deadline=None)
 
 unit = st.floats(-1, 1, allow_nan=False)
-axes = st.tuples(unit, unit, unit).filter(lambda a: np.linalg.norm(a) > 0.1).map(lambda a: a / np.linalg.norm(a))
+axes = (
+    st.tuples(unit, unit, unit)
+    .filter(lambda a: np.linalg.norm(a) > 0.1)
+    .map(lambda a: a / np.linalg.norm(a))
+)
 angles = st.one_of(
     st.just(0.0),
     st.floats(0, np.pi - 1e-3),
@@ -42,7 +48,9 @@ R_ASYMMETRIC = euler_xyz_to_matrix([0.3, -0.7, 1.1])
 
 
 def assert_rotation(R):
-    np.testing.assert_allclose(R @ np.swapaxes(R, -1, -2), np.broadcast_to(np.eye(3), R.shape), atol=1e-12)
+    np.testing.assert_allclose(
+        R @ np.swapaxes(R, -1, -2), np.broadcast_to(np.eye(3), R.shape), atol=1e-12
+    )
     assert (np.linalg.det(R) > 0).all()
 
 
@@ -127,7 +135,10 @@ def test_svd_and_gram_schmidt_differ_by_degrees_and_svd_is_nearer():
     assert geodesic_angle(by_svd, truth).mean() < 0.95 * geodesic_angle(by_gs, truth).mean()
 
 
-@pytest.mark.parametrize("bad", [[0] * 6, [1, 0, 0, 0, 0, 0], [1, 2, 3, 2, 4, 6], [1, 0, 0, -1, 0, 0], [1, 0, 0, 1, 1e-9, 0]])
+@pytest.mark.parametrize(
+    "bad",
+    [[0] * 6, [1, 0, 0, 0, 0, 0], [1, 2, 3, 2, 4, 6], [1, 0, 0, -1, 0, 0], [1, 0, 0, 1, 1e-9, 0]],
+)
 def test_degenerate_rot6d_is_refused(bad):
     with pytest.raises(InputError, match="rot6d"):
         rot6d_to_matrix(bad)
@@ -147,8 +158,12 @@ def test_quaternion_round_trip(R):
 
 def test_quaternions_are_scalar_last_and_of_unit_length():
     half = np.sqrt(0.5)
-    np.testing.assert_allclose(quaternion_to_matrix([0, 0, half, half]), so3_exp([0, 0, np.pi / 2]), atol=1e-15)
-    np.testing.assert_allclose(matrix_to_quaternion(so3_exp([0.2, 0, 0])), [np.sin(0.1), 0, 0, np.cos(0.1)])
+    np.testing.assert_allclose(
+        quaternion_to_matrix([0, 0, half, half]), so3_exp([0, 0, np.pi / 2]), atol=1e-15
+    )
+    np.testing.assert_allclose(
+        matrix_to_quaternion(so3_exp([0.2, 0, 0])), [np.sin(0.1), 0, 0, np.cos(0.1)]
+    )
     for bad in ([0, 0, 0, 0], [0, 0, 0, 1.1], [0.1, -0.6, 0.3, -2.4]):
         with pytest.raises(InputError, match="norm"):
             quaternion_to_matrix(bad)

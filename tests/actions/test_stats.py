@@ -1,4 +1,6 @@
-"""Statistics: the figures of policy-contract section 6, the maps in both directions, and who may use whose."""
+"""Statistics: the figures of policy-contract section 6, the maps in both directions, and who may
+use whose.
+"""
 
 import json
 
@@ -65,7 +67,18 @@ def test_every_file_names_source_and_licence():
 
 
 def test_droid_quantiles():
-    q01 = [-0.014200, -0.013416, -0.015206, 0.998459, -0.047659, -0.034774, -0.047609, 0.998428, -0.035553, 0]
+    q01 = [
+        -0.014200,
+        -0.013416,
+        -0.015206,
+        0.998459,
+        -0.047659,
+        -0.034774,
+        -0.047609,
+        0.998428,
+        -0.035553,
+        0,
+    ]
     q99 = [0.014515, 0.011517, 0.014520, 1, 0.047596, 0.034660, 0.047654, 1, 0.038888, 1]
     np.testing.assert_array_equal(DROID.q01, q01)
     np.testing.assert_array_equal(DROID.q99, q99)
@@ -107,8 +120,12 @@ def test_decoding_never_clamps_and_encoding_clamps_on_request():
     beyond = denormalize_quantile(np.full(10, 3.0), DROID.q01, DROID.q99)
     assert (beyond > DROID.q99).all()
     np.testing.assert_allclose(normalize_quantile(beyond, DROID.q01, DROID.q99), 3.0)
-    np.testing.assert_array_equal(normalize_quantile(beyond, DROID.q01, DROID.q99, clip=True), np.ones(10))
-    np.testing.assert_array_equal(normalize_quantile(-beyond, DROID.q01, DROID.q99, clip=True)[0], -1.0)
+    np.testing.assert_array_equal(
+        normalize_quantile(beyond, DROID.q01, DROID.q99, clip=True), np.ones(10)
+    )
+    np.testing.assert_array_equal(
+        normalize_quantile(-beyond, DROID.q01, DROID.q99, clip=True)[0], -1.0
+    )
 
 
 def test_leading_axes():
@@ -159,21 +176,30 @@ def test_libero_s_quantile_leaves_rotation_and_quantile_rot_does_not():
     stats = load_action_stats("libero")
     assert stats.skip_rotation_dims == (3, 4, 5, 6, 7, 8)
     z = np.full((1, 10), 0.3)
-    plain, rot = denormalize_chunk(z, "libero"), denormalize_chunk(z, "libero", method="quantile_rot")
+    plain, rot = (
+        denormalize_chunk(z, "libero"),
+        denormalize_chunk(z, "libero", method="quantile_rot"),
+    )
     np.testing.assert_allclose(plain[0, 3:9], 0.3)
     assert (np.abs(rot[0, 3:9] - plain[0, 3:9]) > 0.1).all()
-    np.testing.assert_array_equal(np.delete(plain, range(3, 9), axis=1), np.delete(rot, range(3, 9), axis=1))
+    np.testing.assert_array_equal(
+        np.delete(plain, range(3, 9), axis=1), np.delete(rot, range(3, 9), axis=1)
+    )
     np.testing.assert_allclose(rot[0, 3], 0.3 * (1 - 0.934955) / 2 + (1 + 0.934955) / 2)
 
 
 def test_flat_files_have_one_kind_of_quantile():
     z = np.full((1, 10), 0.3)
-    np.testing.assert_array_equal(denormalize_chunk(z, "droid"), denormalize_chunk(z, "droid", method="quantile_rot"))
+    np.testing.assert_array_equal(
+        denormalize_chunk(z, "droid"), denormalize_chunk(z, "droid", method="quantile_rot")
+    )
 
 
 def test_meanstd_and_minmax():
     stats = load_action_stats("libero")
-    np.testing.assert_allclose(stats.normalizer("meanstd").inverse(np.ones(10)), stats.mean + stats.std)
+    np.testing.assert_allclose(
+        stats.normalizer("meanstd").inverse(np.ones(10)), stats.mean + stats.std
+    )
     np.testing.assert_allclose(stats.normalizer("minmax").inverse(np.ones(10)), stats.max)
     np.testing.assert_allclose(stats.normalizer("minmax")(stats.min), -np.ones(10))
     for method in ("meanstd", "minmax"):
@@ -230,7 +256,10 @@ def write(path, data):
 
 def test_upstream_files_by_path(tmp_path):
     flat = {"q01": [-1.0] * 10, "q99": [1.0] * 10}
-    assert load_action_stats(write(tmp_path / "droid_lerobot_stats.json", flat)).domain == "droid_lerobot"
+    assert (
+        load_action_stats(write(tmp_path / "droid_lerobot_stats.json", flat)).domain
+        == "droid_lerobot"
+    )
     nameless = write(tmp_path / "mine.json", flat)
     assert load_action_stats(str(nameless), domain="fractal").domain == "fractal"
     with pytest.raises(StatisticsError, match="domain="):
@@ -239,7 +268,9 @@ def test_upstream_files_by_path(tmp_path):
         load_action_stats(nameless, domain="nowhere")
     with pytest.raises(StatisticsError, match="10 columns"):
         load_action_stats(nameless, domain="hand_pose")
-    two_arms = write(tmp_path / "umi_lerobot_stats.json", {"q01": [-1.0] * 20, "q99": [1.0] * 10 + [2.0] * 10})
+    two_arms = write(
+        tmp_path / "umi_lerobot_stats.json", {"q01": [-1.0] * 20, "q99": [1.0] * 10 + [2.0] * 10}
+    )
     np.testing.assert_array_equal(load_action_stats(two_arms).q99, np.ones(10))
     with pytest.raises(StatisticsError, match="20 columns"):
         load_action_stats(two_arms, domain="droid")
@@ -251,7 +282,9 @@ def test_upstream_files_by_path(tmp_path):
     nested = load_action_stats(write(tmp_path / "blocks.json", blocks), domain="libero")
     assert nested.skip_rotation_dims == (3,)
     np.testing.assert_array_equal(nested.normalizer("quantile").inverse(np.zeros(10)), np.zeros(10))
-    np.testing.assert_array_equal(nested.normalizer("quantile_rot").inverse(np.zeros(10)), np.ones(10))
+    np.testing.assert_array_equal(
+        nested.normalizer("quantile_rot").inverse(np.zeros(10)), np.ones(10)
+    )
 
 
 def test_own_files_by_path(tmp_path):
@@ -260,7 +293,10 @@ def test_own_files_by_path(tmp_path):
     with pytest.raises(StatisticsError, match="'umi'"):
         load_action_stats(tmp_path / "copy.json", domain="droid")
     mine = {"schema": 1, "domain": "mine", "columns": ["a", "b"], "q01": [0, 0], "q99": [1, 2]}
-    assert load_action_stats(write(tmp_path / "mine.json", mine), domain="mine").columns == ("a", "b")
+    assert load_action_stats(write(tmp_path / "mine.json", mine), domain="mine").columns == (
+        "a",
+        "b",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The backend contract: what a minimal backend gets by default, and how objects of another make are adapted or refused."""
+"""The backend contract: what a minimal backend gets by default, and how objects of another make
+are adapted or refused.
+"""
 
 import inspect
 
@@ -15,7 +17,11 @@ STATE = {f"joint_{i}": 0.1 * i for i in range(7)} | {"gripper": 1.0}
 
 
 def rows(request):
-    return ActionChunk(np.full((request.n_rows, request.action_space.width), 0.25), request.action_space, request.embodiment)
+    return ActionChunk(
+        np.full((request.n_rows, request.action_space.width), 0.25),
+        request.action_space,
+        request.embodiment,
+    )
 
 
 class Minimal(Backend):
@@ -62,7 +68,11 @@ def test_a_backend_needs_only_infer():
         steps = policy.get_actions_sync(STATE, "reach the red cube")
         policy.reset(4)
         policy.cancel()
-        assert (policy.model_sha256, policy.takes_action_prefix, dict(policy.counters)) == (None, False, {})
+        assert (policy.model_sha256, policy.takes_action_prefix, dict(policy.counters)) == (
+            None,
+            False,
+            {},
+        )
     assert len(steps) == 16
     assert set(steps[0].values()) == {0.25}
     with pytest.raises(TypeError, match="infer"):
@@ -86,7 +96,11 @@ def test_every_member_of_the_contract_is_adapted():
     values = {name: object() for name in Backend.__annotations__}
     adapted = AdaptedBackend(type("Other", (Duck,), values)())
     assert {name: vars(adapted)[name] for name in values} == values
-    methods = [name for name, member in vars(Backend).items() if inspect.isfunction(member) or isinstance(member, property)]
+    methods = [
+        name
+        for name, member in vars(Backend).items()
+        if inspect.isfunction(member) or isinstance(member, property)
+    ]
     assert set(methods) <= set(vars(AdaptedBackend)), "a member that would not be passed on"
 
 

@@ -1,4 +1,6 @@
-"""``native`` and ``diffusers`` behind the policy: the same question, the same world, answers in the model's own rows."""
+"""``native`` and ``diffusers`` behind the policy: the same question, the same world, answers in
+the model's own rows.
+"""
 
 import json
 import os
@@ -64,22 +66,42 @@ def native(folder):
 
 def question(**changes):
     picture = np.random.RandomState(0).randint(0, 256, (144, 176, 3), dtype=np.uint8)
-    made = Request(DROID, DROID.action_space(), "pick up the red cube", 8, np.zeros(7), 0.8, composite=picture, seed=3)
+    made = Request(
+        DROID,
+        DROID.action_space(),
+        "pick up the red cube",
+        8,
+        np.zeros(7),
+        0.8,
+        composite=picture,
+        seed=3,
+    )
     return replace(made, **changes)
 
 
-def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(folder, native, monkeypatch):
-    """Given the pipeline's noise, the two backends answer alike: pictures, captions and schedule are the same."""
+def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(
+    folder, native, monkeypatch
+):
+    """Given the pipeline's noise, the two backends answer alike: pictures, captions and schedule
+    are the same.
+    """
     stock = make_backend("diffusers", folder, QUICK)
     assert isinstance(native, Backend)
     assert isinstance(stock, Backend)
     assert native.model_sha256 == stock.model_sha256
     expected = stock.infer(question())
     generator = torch.Generator().manual_seed(3)
-    noise = [torch.randn((1, 16, 3, 9, 11), generator=generator), torch.randn((8, 64), generator=generator)]
+    noise = [
+        torch.randn((1, 16, 3, 9, 11), generator=generator),
+        torch.randn((8, 64), generator=generator),
+    ]
     step_batch = native.engine.step_batch
     with_noise = {"video_noise": noise[0], "action_noise": noise[1]}
-    monkeypatch.setattr(native.engine, "step_batch", lambda asked: step_batch([replace(one, **with_noise) for one in asked]))
+    monkeypatch.setattr(
+        native.engine,
+        "step_batch",
+        lambda asked: step_batch([replace(one, **with_noise) for one in asked]),
+    )
     found = native.infer(question())
     assert np.abs(found.action - expected.action).max() <= 5e-5
     assert found.action.shape == (8, 10)
@@ -97,13 +119,19 @@ def declaring(folder, to, **metadata):
 
 @pytest.mark.parametrize("space", ["midtrain", "joint_pos"])
 def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, space, tmp_path):
-    """Clean rows in front, to the bit of float32; they change what follows, and the first chunk's own rows lead back to it."""
-    declares = declaring(folder if space == "midtrain" else joint_folder, tmp_path / "model", prefix_rows=3)
+    """Clean rows in front, to the bit of float32; they change what follows, and the first
+    chunk's own rows lead back to it.
+    """
+    declares = declaring(
+        folder if space == "midtrain" else joint_folder, tmp_path / "model", prefix_rows=3
+    )
     backend = make_backend("native", declares, QUICK)
     assert (backend.takes_action_prefix, backend.prefix_rows) == (True, 3)
     asked = question(action_space=DROID.action_space(space), n_rows=8)
     free = backend.infer(asked).action
-    bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (0.5 if space == "joint_pos" else 0)
+    bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (
+        0.5 if space == "joint_pos" else 0
+    )
     chunk = backend.infer(replace(asked, action_prefix=bound)).action
     np.testing.assert_allclose(chunk[:3], bound, atol=1e-6)
     assert np.abs(chunk[3:] - free[3:]).max() > 1e-3
@@ -122,14 +150,23 @@ def with_own_statistics(folder, to, domain="droid_lerobot"):
     """A copy of a checkpoint whose rows are in units of 0.5 to 3 times the packaged range."""
     copy, packaged = declaring(folder, to, prefix_rows=3), load_action_stats("droid")
     half = (packaged.q99 - packaged.q01) / 2 * np.linspace(0.5, 3, 10)
-    stats = {"schema": 1, "domain": domain, "columns": packaged.columns, "q01": list(0.1 - half), "q99": list(0.1 + half)}
+    stats = {
+        "schema": 1,
+        "domain": domain,
+        "columns": packaged.columns,
+        "q01": list(0.1 - half),
+        "q99": list(0.1 + half),
+    }
     (copy / "action_stats.json").write_text(json.dumps(stats))
     return copy
 
 
 @pytest.mark.parametrize("name", ["native", "diffusers"])
 def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, tmp_path):
-    plain, own = native.infer(question()), make_backend(name, with_own_statistics(folder, tmp_path / "own"), QUICK)
+    plain, own = (
+        native.infer(question()),
+        make_backend(name, with_own_statistics(folder, tmp_path / "own"), QUICK),
+    )
     chunk, stats = own.infer(question()), load_action_stats(tmp_path / "own" / "action_stats.json")
     own.close()
     assert plain.quantiles is None
@@ -138,7 +175,8 @@ def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, 
     np.testing.assert_array_equal(chunk.quantiles, (stats.q01, stats.q99))
     decoded = decode_chunk(chunk, np.eye(4))
     np.testing.assert_array_equal(
-        decoded.T_base_frame, decode_chunk(replace(chunk, quantiles=None), np.eye(4), stats).T_base_frame
+        decoded.T_base_frame,
+        decode_chunk(replace(chunk, quantiles=None), np.eye(4), stats).T_base_frame,
     )
     packaged = decode_chunk(replace(chunk, quantiles=None), np.eye(4))
     assert np.abs(decoded.T_base_frame - packaged.T_base_frame).max() > 1e-2
@@ -185,7 +223,11 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
         {"action_prefix": np.zeros((8, 10))},  # nothing would be left to answer
         {"action_prefix": np.zeros((3, 9))},
         {"action_prefix": np.full((3, 10), np.nan)},
-        {"action_prefix": rows, "mode": Mode.INVERSE_DYNAMICS, "clip": np.zeros((9, 16, 16, 3), np.uint8)},
+        {
+            "action_prefix": rows,
+            "mode": Mode.INVERSE_DYNAMICS,
+            "clip": np.zeros((9, 16, 16, 3), np.uint8),
+        },
     ):
         with pytest.raises(InputError):
             question(**changes)
@@ -197,10 +239,14 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
 
 @pytest.mark.parametrize("instruction", ["", " \n"])
 def test_a_robot_is_told_what_to_do(native, instruction):
-    """The engine takes a blank prompt; a policy does not, unless the caption is given as it stands."""
+    """The engine takes a blank prompt; a policy does not, unless the caption is given as it
+    stands.
+    """
     with pytest.raises(InputError, match="the instruction is blank"):
         native.infer(question(instruction=instruction))
-    assert native.infer(question(instruction=instruction, prompt="pick up the red cube")).action.shape == (8, 10)
+    assert native.infer(
+        question(instruction=instruction, prompt="pick up the red cube")
+    ).action.shape == (8, 10)
 
 
 def test_the_backend_composes_the_views(native, monkeypatch):
@@ -208,23 +254,36 @@ def test_the_backend_composes_the_views(native, monkeypatch):
     from strands_cosmos3.evaluation.perturbations import Perturbation
     from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 
-    views = {name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    views = {
+        name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
+    }
     stretching = EngineBackend(native.engine, replace(QUICK, composition="framework"))
-    assert native.compose(views, DROID_RIG).shape == (256, 303, 3), "what its canvas holds of 540 x 640"
+    assert native.compose(views, DROID_RIG).shape == (256, 303, 3), (
+        "what its canvas holds of 540 x 640"
+    )
     assert stretching.compose(views, DROID_RIG).shape == (135, 160, 3)
-    assert PerturbedBackend(stretching, Perturbation("plain"), "go").compose(views, DROID_RIG).shape == (135, 160, 3)
+    assert PerturbedBackend(stretching, Perturbation("plain"), "go").compose(
+        views, DROID_RIG
+    ).shape == (135, 160, 3)
     asked = []
-    monkeypatch.setattr(stretching, "infer", lambda request: asked.append(request) or native.infer(request))
+    monkeypatch.setattr(
+        stretching, "infer", lambda request: asked.append(request) or native.infer(request)
+    )
     names = [f"joint_{i}" for i in range(7)]
     observation = {**dict.fromkeys(names, 0.1), "gripper": 0.5, **views}
-    policy = Cosmos3Policy("droid", backend=stretching)  # not closed: the engine is the other tests'
+    # not closed: the engine is the other tests'
+    policy = Cosmos3Policy("droid", backend=stretching)
     policy.set_robot_state_keys([*names, "gripper"])
     policy.get_actions_sync(observation, "pick up the red cube")
     assert asked[0].composite.shape == (135, 160, 3)
 
 
 def test_seeds_and_timing(native):
-    first, again, other = native.infer(question()), native.infer(question()), native.infer(question(seed=4))
+    first, again, other = (
+        native.infer(question()),
+        native.infer(question()),
+        native.infer(question(seed=4)),
+    )
     assert np.array_equal(first.action, again.action)
     assert not np.array_equal(first.action, other.action)
     assert {"encode_ms", "text_ms", "denoise_ms", "total_ms"} <= set(first.timing)
@@ -233,13 +292,20 @@ def test_seeds_and_timing(native):
 
 def test_the_instruction_and_the_picture_matter(native):
     first = native.infer(question()).action
-    assert np.abs(native.infer(question(instruction="pick up the blue cube")).action - first).max() > 1e-3
+    assert (
+        np.abs(native.infer(question(instruction="pick up the blue cube")).action - first).max()
+        > 1e-3
+    )
     dark = np.zeros((144, 176, 3), np.uint8)
     assert np.abs(native.infer(question(composite=dark)).action - first).max() > 1e-3
 
 
 def test_a_batch_of_two_lengths_is_answered_in_its_order(native):
-    asked = [question(), question(n_rows=4, seed=4), question(composite=question().composite[::-1], seed=5)]
+    asked = [
+        question(),
+        question(n_rows=4, seed=4),
+        question(composite=question().composite[::-1], seed=5),
+    ]
     for one, alone in zip(native.infer_batch(asked), map(native.infer, asked), strict=True):
         np.testing.assert_allclose(one.action, alone.action, atol=2e-5)
         assert one.seed == alone.seed
@@ -247,7 +313,14 @@ def test_a_batch_of_two_lengths_is_answered_in_its_order(native):
 
 def test_pictures_are_rounded():
     levels = torch.tensor([0.0, 0.4, 0.6, 254.4, 254.6, 255]).view(1, 1, 1, 1, -1) / 255
-    assert as_pictures(levels.expand(1, 3, 1, 1, -1))[0, 0, :, 0].tolist() == [0, 0, 1, 254, 255, 255]
+    assert as_pictures(levels.expand(1, 3, 1, 1, -1))[0, 0, :, 0].tolist() == [
+        0,
+        0,
+        1,
+        254,
+        255,
+        255,
+    ]
 
 
 @pytest.mark.parametrize("name", ["native", "diffusers"])
@@ -263,20 +336,33 @@ def test_predicted_world(folder, name):
 def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(folder, tmp_path):
     about = {"future_mode": "forward_dynamics", "policy_frames": [1, 9], "dynamics_steps": 1}
     apart = declaring(folder, tmp_path / "apart", **about)
-    shown, plain = (make_backend("native", apart, replace(QUICK, decode_video=how)) for how in (True, False))
-    chunk, (alone, again) = shown.infer(question()), plain.infer_batch([question(), question(seed=4)])
+    shown, plain = (
+        make_backend("native", apart, replace(QUICK, decode_video=how)) for how in (True, False)
+    )
+    chunk, (alone, again) = (
+        shown.infer(question()),
+        plain.infer_batch([question(), question(seed=4)]),
+    )
     assert chunk.action.tolist() == alone.action.tolist()
     assert alone.video is None
-    own = make_backend("native", apart, replace(QUICK, decode_video=True, num_steps=None, guidance_scale=None))
+    own = make_backend(
+        "native", apart, replace(QUICK, decode_video=True, num_steps=None, guidance_scale=None)
+    )
     known = question(mode=Mode.FORWARD_DYNAMICS, conditioning_actions=chunk.action)
-    np.testing.assert_array_equal(chunk.video, own.infer(known).video, "in the steps of its own dynamics, not in two")
+    np.testing.assert_array_equal(
+        chunk.video, own.infer(known).video, "in the steps of its own dynamics, not in two"
+    )
     assert chunk.timing.keys() >= {"encode_ms", "denoise_ms", "decode_ms"}
     both = shown.infer_batch([question(decode_frames=0), question(seed=4, decode_frames=5)])
     assert both[0].video is None
     assert both[1].video.shape == (5, 144, 176, 3)
     np.testing.assert_allclose(both[1].action, again.action, atol=2e-5)
-    together = make_backend("native", apart, replace(QUICK, decode_video=True, policy_frames=9)).infer(question())
-    assert together.action.tolist() != alone.action.tolist(), "rows and video denoised together, where that is asked for"
+    together = make_backend(
+        "native", apart, replace(QUICK, decode_video=True, policy_frames=9)
+    ).infer(question())
+    assert together.action.tolist() != alone.action.tolist(), (
+        "rows and video denoised together, where that is asked for"
+    )
     for backend in (shown, plain, own):
         backend.close()
 
@@ -286,7 +372,9 @@ def test_joint_pos(joint_folder, folder):
     space = DROID.action_space("joint_pos")
     first = backend.infer(question(action_space=space)).action
     assert first.shape == (8, 8)
-    assert np.abs(backend.infer(question(action_space=space, gripper=0.2)).action - first).max() > 1e-4
+    assert (
+        np.abs(backend.infer(question(action_space=space, gripper=0.2)).action - first).max() > 1e-4
+    )
     with pytest.raises(ActionSpaceError):
         backend.infer(question())
     with pytest.raises(VariantError, match="state row"):
@@ -300,10 +388,14 @@ def test_presets_and_overrides(folder):
     asked = question()
     preset = ModelInput(checkpoint, InferenceOptions()).sampling(asked)
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (30, 1.0, 10.0)
-    preset = ModelInput(checkpoint, InferenceOptions()).sampling(question(action_space=DROID.action_space("joint_pos")))
+    preset = ModelInput(checkpoint, InferenceOptions()).sampling(
+        question(action_space=DROID.action_space("joint_pos"))
+    )
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (4, 3.0, 5.0)
     assert ModelInput(checkpoint, QUICK).sampling(asked).num_steps == 2
-    edge = ModelInput(replace(checkpoint, variant=VARIANTS["edge-policy-droid"]), replace(QUICK, num_steps=None))
+    edge = ModelInput(
+        replace(checkpoint, variant=VARIANTS["edge-policy-droid"]), replace(QUICK, num_steps=None)
+    )
     preset = edge.sampling(question(action_space=DROID.action_space("joint_pos")))
     made = edge(asked, "native").request(preset)
     found = made.num_inference_steps, made.guidance_scale, made.flow_shift, made.guidance_interval
@@ -311,12 +403,20 @@ def test_presets_and_overrides(folder):
 
 
 def test_a_checkpoints_state_and_tier(folder):
-    found = replace(Checkpoint.open(folder), state_row=StateRow((0.0,) * 10, (1.0,) * 10), metadata={"resolution_tier": 128})
+    found = replace(
+        Checkpoint.open(folder),
+        state_row=StateRow((0.0,) * 10, (1.0,) * 10),
+        metadata={"resolution_tier": 128},
+    )
     given, pose = ModelInput(found, InferenceOptions()), np.eye(4)
     pose[:3] = [[0, -1, 0, 0.4], [1, 0, 0, 0.2], [0, 0, 1, 0.3]]
     made = given(question(T_base_cosmos=pose, gripper=0.7), "native")
-    np.testing.assert_allclose(made.action_prefix[0, :10], [0.4, 0.2, 0.3, 0, 1, 0, -1, 0, 0, 0.7], atol=1e-7)
-    views = {name: np.full((180, 320, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    np.testing.assert_allclose(
+        made.action_prefix[0, :10], [0.4, 0.2, 0.3, 0, 1, 0, -1, 0, 0, 0.7], atol=1e-7
+    )
+    views = {
+        name: np.full((180, 320, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
+    }
     assert given.compose(views, DROID_RIG).shape == (128, 152, 3)
 
 
@@ -346,7 +446,9 @@ def test_a_missing_library_names_the_extra(folder, monkeypatch):
 
 
 def test_behind_the_policy(folder, joint_folder):
-    views = {name: np.full((90, 160, 3), 40 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    views = {
+        name: np.full((90, 160, 3), 40 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
+    }
     seen = Observation(np.array([0, -0.6, 0, -2.5, 0, 1.9, 0]), 1.0, views)
     policy = Cosmos3Policy("droid", backend=make_backend("native", folder, QUICK))
     assert policy.requires_images
@@ -362,34 +464,56 @@ def test_behind_the_policy(folder, joint_folder):
 
 def test_options_reach_the_engine(folder):
     chosen = {"compile": True, "offload_text": True, "text_cache_bytes": 0}
-    policy = Cosmos3Policy("droid", model=str(folder), device="cpu", dtype="bfloat16", engine_options=chosen)
-    with closing(policy), closing(make_backend("native", folder, replace(QUICK, engine=EngineOptions(**chosen)))) as backend:
+    policy = Cosmos3Policy(
+        "droid", model=str(folder), device="cpu", dtype="bfloat16", engine_options=chosen
+    )
+    with (
+        closing(policy),
+        closing(
+            make_backend("native", folder, replace(QUICK, engine=EngineOptions(**chosen)))
+        ) as backend,
+    ):
         for engine in (policy.backend.engine, backend.engine):
             assert engine.options == EngineOptions(**chosen)
         assert policy.backend.engine.dtype is torch.bfloat16
-    with pytest.raises(ConfigError, match="compile belongs to backend native or distributed, not to diffusers"):
+    with pytest.raises(
+        ConfigError, match="compile belongs to backend native or distributed, not to diffusers"
+    ):
         make_backend("diffusers", folder, replace(QUICK, engine=EngineOptions(compile=True)))
     with pytest.raises(ConfigError, match="unknown engine option 'graphs'"):
         Cosmos3Policy.preflight({"image"}, engine_options={"graphs": True})
 
 
 def test_the_composition_can_be_chosen(folder):
-    views = {name: np.random.RandomState(i).randint(0, 256, (120, 160, 3), np.uint8) for i, name in enumerate(DROID_RIG.views)}
+    views = {
+        name: np.random.RandomState(i).randint(0, 256, (120, 160, 3), np.uint8)
+        for i, name in enumerate(DROID_RIG.views)
+    }
     for composition in ("framework", "letterbox"):
-        with closing(Cosmos3Policy("droid", model=str(folder), device="cpu", composition=composition)) as policy:
+        with closing(
+            Cosmos3Policy("droid", model=str(folder), device="cpu", composition=composition)
+        ) as policy:
             picture = policy.backend.compose(views, DROID_RIG)
             assert np.array_equal(picture, compose_views(views, DROID_RIG, composition))
     with pytest.raises(ConfigError, match="'stretch' does not exist; valid: letterbox, framework"):
         Cosmos3Policy("droid", model=str(folder), composition="stretch")
-    with pytest.raises(ConfigError, match="composition belongs to backend native or distributed, not to scripted"):
+    with pytest.raises(
+        ConfigError, match="composition belongs to backend native or distributed, not to scripted"
+    ):
         Cosmos3Policy("droid", backend="scripted", composition="letterbox")
 
 
 def test_what_backends_need_is_known_before_they_are_made():
     for name in BACKENDS:
-        kind = getattr(import_module(f"strands_cosmos3.backends.{name}"), f"{name.capitalize()}Backend")
-        made = kind(client=None) if name == "service" else kind  # its server may need no pictures, so it is asked for
-        assert (needs_pictures(name), needs_privileged(name)) == (made.requires_images, made.needs_privileged), name
+        kind = getattr(
+            import_module(f"strands_cosmos3.backends.{name}"), f"{name.capitalize()}Backend"
+        )
+        # its server may need no pictures, so it is asked for
+        made = kind(client=None) if name == "service" else kind
+        assert (needs_pictures(name), needs_privileged(name)) == (
+            made.requires_images,
+            made.needs_privileged,
+        ), name
         if name == "service":
             assert needs_pictures(made)
     assert needs_pictures(None)  # the default backend sees

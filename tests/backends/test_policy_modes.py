@@ -1,4 +1,6 @@
-"""The three modes behind the policy: what to do, what would happen, what was done. Random weights: only the plumbing counts."""
+"""The three modes behind the policy: what to do, what would happen, what was done. Random
+weights: only the plumbing counts.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,29 +42,45 @@ def folder(tmp_path_factory):
 
 def policy(folder, mode, **options):
     world = mode == "forward_dynamics"
-    quick = InferenceOptions(device="cpu", num_steps=1, guidance_scale=1.0, image_size=256, decode_video=world)
+    quick = InferenceOptions(
+        device="cpu", num_steps=1, guidance_scale=1.0, image_size=256, decode_video=world
+    )
     return Cosmos3Policy(backend=NativeBackend(folder, quick), mode=mode, **options)
 
 
 def test_forward_dynamics_decodes_without_being_told(folder):
-    with Cosmos3Policy(backend="native", model=folder, mode="forward_dynamics", device="cpu") as forward:
+    with Cosmos3Policy(
+        backend="native", model=folder, mode="forward_dynamics", device="cpu"
+    ) as forward:
         assert forward.backend.engine.decodes_video
     with Cosmos3Policy(backend="native", model=folder, device="cpu") as plain:
         assert not plain.backend.engine.decodes_video
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("policy", 3), ("forward_dynamics", 2), ("inverse_dynamics", 2)])
+@pytest.mark.parametrize(
+    ("mode", "steps"), [("policy", 3), ("forward_dynamics", 2), ("inverse_dynamics", 2)]
+)
 def test_each_mode_takes_the_steps_that_the_checkpoint_records_for_it(mode, steps):
     checkpoint = replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
     droid = get_embodiment("droid")
-    given = {"forward_dynamics": {"conditioning_actions": np.zeros((ROWS, 10))}, "inverse_dynamics": {"clip": CLIP}}.get(
-        mode, {}
-    )
+    given = {
+        "forward_dynamics": {"conditioning_actions": np.zeros((ROWS, 10))},
+        "inverse_dynamics": {"clip": CLIP},
+    }.get(mode, {})
     request = Request(
-        droid, droid.action_space("midtrain"), "reach the red cube", ROWS, np.zeros(7), 1.0, mode=Mode(mode), **given
+        droid,
+        droid.action_space("midtrain"),
+        "reach the red cube",
+        ROWS,
+        np.zeros(7),
+        1.0,
+        mode=Mode(mode),
+        **given,
     )
     assert ModelInput(checkpoint, InferenceOptions()).sampling(request).num_steps == steps
-    processed = SimpleNamespace(embodiment=droid, space=droid.action_space("midtrain"), mode=Mode(mode))
+    processed = SimpleNamespace(
+        embodiment=droid, space=droid.action_space("midtrain"), mode=Mode(mode)
+    )
     processed.request = lambda sampling, **_: sampling
     asked = Infer(out=Path("out"))._request(SimpleNamespace(checkpoint=checkpoint), processed)
     assert asked.num_steps == steps
@@ -78,7 +96,8 @@ def test_forward_dynamics_answers_a_world_and_no_actions(folder):
         np.testing.assert_allclose(first["action"], actions, atol=1e-6)  # what was given, echoed
         forward.reset()
         forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=-actions)
-        assert not np.array_equal(forward.last_rollout["video"], first["video"])  # the actions matter
+        # the actions matter
+        assert not np.array_equal(forward.last_rollout["video"], first["video"])
 
 
 def test_inverse_dynamics_reads_a_clip_or_a_film(folder, tmp_path):
@@ -113,17 +132,30 @@ def test_with_a_robot_inverse_dynamics_becomes_joint_angles(folder):
 
 def test_what_a_mode_needs_and_only_that(folder):
     with policy(folder, "forward_dynamics") as forward:
-        with pytest.raises(InputError, match=r"mode 'forward_dynamics' needs conditioning_actions, .* raw_actions="):
+        with pytest.raises(
+            InputError, match=r"mode 'forward_dynamics' needs conditioning_actions, .* raw_actions="
+        ):
             forward.get_actions_sync(FLAT, "pick up the red cube")
         with pytest.raises(ShapeError, match="10"):
             forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.zeros((ROWS, 8)))
         with pytest.raises(NonFiniteError, match="conditioning_actions"):
-            forward.get_actions_sync(FLAT, "pick up the red cube", raw_actions=np.full((ROWS, 10), np.nan))
-    with policy(folder, "policy") as plain, pytest.raises(InputError, match="this is mode 'policy'"):
-        plain.get_actions_sync(FLAT, "pick up the red cube", video=np.zeros((17, 8, 8, 3), np.uint8))
+            forward.get_actions_sync(
+                FLAT, "pick up the red cube", raw_actions=np.full((ROWS, 10), np.nan)
+            )
+    with (
+        policy(folder, "policy") as plain,
+        pytest.raises(InputError, match="this is mode 'policy'"),
+    ):
+        plain.get_actions_sync(
+            FLAT, "pick up the red cube", video=np.zeros((17, 8, 8, 3), np.uint8)
+        )
 
 
 @pytest.mark.parametrize("backend", ["scripted", "diffusers"])
 def test_other_backends_know_one_mode(folder, backend):
     with pytest.raises(ConfigError, match="only policy; use backend='native'"):
-        Cosmos3Policy(backend=backend, model=None if backend == "scripted" else folder, mode="inverse_dynamics")
+        Cosmos3Policy(
+            backend=backend,
+            model=None if backend == "scripted" else folder,
+            mode="inverse_dynamics",
+        )

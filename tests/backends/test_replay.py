@@ -1,4 +1,6 @@
-"""Recordings are read, kept and replayed; a file that is no recording raises an error that names it."""
+"""Recordings are read, kept and replayed; a file that is no recording raises an error that names
+it.
+"""
 
 import json
 
@@ -9,7 +11,13 @@ from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ActionOutOfRangeError, BackendError, Cosmos3Error, InputError, ResourceNotFoundError
+from strands_cosmos3.errors import (
+    ActionOutOfRangeError,
+    BackendError,
+    Cosmos3Error,
+    InputError,
+    ResourceNotFoundError,
+)
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.types import Request
 
@@ -82,7 +90,10 @@ def test_replay_needs_a_measured_pose(recording):
 
 
 DROID_JSON = {
-    "cartesian_position_xyz_eulerxyz": [[0.4, 0.0, 0.4, 3.1, 0.0, 0.1], [0.4, 0.01, 0.4, 3.1, 0.0, 0.1]],
+    "cartesian_position_xyz_eulerxyz": [
+        [0.4, 0.0, 0.4, 3.1, 0.0, 0.1],
+        [0.4, 0.01, 0.4, 3.1, 0.0, 0.1],
+    ],
     "gripper_action": [0.8, 0.0],
     "joint_position_frame0": HOME_Q.tolist(),
 }
@@ -92,7 +103,8 @@ def test_a_droid_episode_is_link8_euler_and_closed_is_one(tmp_path):
     path = tmp_path / "e.json"
     path.write_text(json.dumps(DROID_JSON))
     recording = load_recording(path)
-    assert recording.gripper.tolist() == pytest.approx([0.2, 1.0])  # the wire's 0.8 closed is 0.2 open
+    # the wire's 0.8 closed is 0.2 open
+    assert recording.gripper.tolist() == pytest.approx([0.2, 1.0])
     c, s = np.cos([3.1, 0.0, 0.1]), np.sin([3.1, 0.0, 0.1])
     Rx = np.array([[1, 0, 0], [0, c[0], -s[0]], [0, s[0], c[0]]])
     Rz = np.array([[c[2], -s[2], 0], [s[2], c[2], 0], [0, 0, 1]])
@@ -132,12 +144,22 @@ def test_a_malformed_npz_is_refused(kind, recording, tmp_path):
     recording.save_npz(path)
     whole = path.read_bytes()
     if kind in ("empty", "text", "zip", "truncated"):
-        path.write_bytes({"empty": b"", "text": b"hello", "zip": b"PK\x03\x04junk", "truncated": whole[:-200]}[kind])
+        path.write_bytes(
+            {"empty": b"", "text": b"hello", "zip": b"PK\x03\x04junk", "truncated": whole[:-200]}[
+                kind
+            ]
+        )
     elif kind == "npy":
         with path.open("wb") as file:
             np.save(file, np.zeros(3))
     elif kind == "fps":
-        np.savez(path, T_base_cosmos=recording.T_base_cosmos, gripper=recording.gripper, fps=[1, 2], q_start_rad=HOME_Q)
+        np.savez(
+            path,
+            T_base_cosmos=recording.T_base_cosmos,
+            gripper=recording.gripper,
+            fps=[1, 2],
+            q_start_rad=HOME_Q,
+        )
     else:
         np.savez(path, gripper=recording.gripper)
     with pytest.raises(InputError):
@@ -159,13 +181,23 @@ def test_there_must_be_a_file(tmp_path):
     ],
 )  # fmt: skip
 def test_a_malformed_recording_is_refused(changed, recording):
-    fields = {name: getattr(recording, name) for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")}
+    fields = {
+        name: getattr(recording, name)
+        for name in ("T_base_cosmos", "gripper", "fps", "q_start_rad")
+    }
     with pytest.raises(InputError):
         Recording(**{**fields, **changed})
 
 
 def test_a_chunk_departs_from_the_anchor_and_not_from_the_measurement(recording):
-    measured = recording.T_base_cosmos[0] @ dh_forward(HOME_Q) @ np.linalg.inv(dh_forward(HOME_Q + 0.003))
+    measured = (
+        recording.T_base_cosmos[0] @ dh_forward(HOME_Q) @ np.linalg.inv(dh_forward(HOME_Q + 0.003))
+    )
     anchor = recording.T_base_cosmos[0]
-    chunk = ReplayBackend(recording).infer(request(recording, T_base_cosmos=measured, T_base_anchor=anchor))
-    assert np.abs(decode_chunk(chunk, anchor).T_base_frame - recording.T_base_cosmos[1:17]).max() < 1e-9
+    chunk = ReplayBackend(recording).infer(
+        request(recording, T_base_cosmos=measured, T_base_anchor=anchor)
+    )
+    assert (
+        np.abs(decode_chunk(chunk, anchor).T_base_frame - recording.T_base_cosmos[1:17]).max()
+        < 1e-9
+    )

@@ -1,4 +1,6 @@
-"""``bench loop`` with other robots: their own number of joints and grippers, within their own limits."""
+"""``bench loop`` with other robots: their own number of joints and grippers, within their own
+limits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from strands_cosmos3.robots.catalogue import get_robot
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
-@pytest.mark.parametrize(("robot", "joints", "grippers"), [("ur5e", 6, ()), ("dual_panda", 14, (2,))])
+@pytest.mark.parametrize(
+    ("robot", "joints", "grippers"), [("ur5e", 6, ()), ("dual_panda", 14, (2,))]
+)
 def test_the_loop_of_another_robot_is_timed(robot, joints, grippers):
     limits, home, opening = loop._of(robot)
     assert (limits.velocity.shape, home.shape) == ((joints,), (joints,))

@@ -1,4 +1,6 @@
-"""Joining a chunk late: rows that have passed are dropped, and the rest is entered without a jump."""
+"""Joining a chunk late: rows that have passed are dropped, and the rest is entered without a
+jump.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,13 @@ from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 def chunk(from_s=0.0, n=32, first_at_once=False, poses=False):
     t_s = (np.arange(n) + (not first_at_once)) / FPS
     q = sway(from_s + t_s)
-    pose = PoseTrajectory(dh_forward(q), t_s, "hand", dh_forward(sway([from_s]))[0], np.linspace(0, 1, n)) if poses else None
+    pose = (
+        PoseTrajectory(
+            dh_forward(q), t_s, "hand", dh_forward(sway([from_s]))[0], np.linspace(0, 1, n)
+        )
+        if poses
+        else None
+    )
     return JointTrajectory(q, t_s, np.linspace(0, 1, n), pose, residual_m=np.arange(n, dtype=float))
 
 
@@ -36,7 +44,11 @@ def test_rows_that_have_passed_are_dropped_and_times_count_from_now():
 def test_a_motion_that_agrees_is_left_alone():
     """An arm that is where the chunk says it is by now follows the chunk's own rows."""
     plan, elapsed_s = chunk(), 0.5
-    now = JointState(sway([elapsed_s])[0], (sway([elapsed_s + 1e-5]) - sway([elapsed_s - 1e-5]))[0] / 2e-5, np.zeros(7))
+    now = JointState(
+        sway([elapsed_s])[0],
+        (sway([elapsed_s + 1e-5]) - sway([elapsed_s - 1e-5]))[0] / 2e-5,
+        np.zeros(7),
+    )
     late = blend_chunk(plan, sway([0.0])[0], elapsed_s, now, FER, 0.4)
     assert np.abs(late.q_rad - plan.q_rad[7:]).max() < 2e-4
 
@@ -48,7 +60,8 @@ def test_a_difference_fades_out_and_is_entered_without_a_jump():
     late = blend_chunk(plan, sway([0.0])[0], elapsed_s, here, FER, 0.4)
     parted = late.q_rad - plan.q_rad[7:]
     assert np.abs(parted[late.t_s >= 0.4]).max() < 1e-12
-    assert np.abs(parted[0] - away).max() < 0.25 * np.abs(away).max()  # 33 ms after the seam most of it is still there
+    # 33 ms after the seam most of it is still there
+    assert np.abs(parted[0] - away).max() < 0.25 * np.abs(away).max()
     executor = Executor(FER, DT, here.q_rad)
     motion = executor.accept(late)
     assert not motion.stretched.any()
@@ -61,7 +74,9 @@ def test_a_seam_is_the_fastest_joints_difference_in_velocity():
     slower = np.array([0.1, 0.0, 0.0, -0.3, 0.0, 0.0, 0.2])
     for difference, expected in ((np.zeros(7), 0.0), (slower, 0.3)):
         here = JointState(sway([elapsed_s])[0] + 0.05, speed + difference, np.zeros(7))
-        assert seam_speed(plan, sway([0.0])[0], elapsed_s, here) == pytest.approx(expected, abs=0.01)
+        assert seam_speed(plan, sway([0.0])[0], elapsed_s, here) == pytest.approx(
+            expected, abs=0.01
+        )
 
 
 def test_a_chunk_in_time_stays_as_it_is():

@@ -1,4 +1,6 @@
-"""Planned rows never end in an unreported collision, judged by MuJoCo's contacts on a model of the tests' own."""
+"""Planned rows never end in an unreported collision, judged by MuJoCo's contacts on a model of
+the tests' own.
+"""
 
 from collections import Counter
 
@@ -24,7 +26,8 @@ DT_S = 1 / 15
 BRIDGE, FREE = MinkIKBridge(load_panda()), MinkIKBridge(load_panda(), check_collisions=False)
 ORACLE = PandaOracle()
 DROID = get_embodiment("droid")
-BODIES = [*(f"link{i}" for i in range(8)), "hand", "left_finger", "right_finger"]  # by the oracle's numbers
+# by the oracle's numbers
+BODIES = [*(f"link{i}" for i in range(8)), "hand", "left_finger", "right_finger"]
 
 
 def full(q):
@@ -40,7 +43,9 @@ def into_itself(rows=40):
 
 
 def judge(seed, chunks):
-    """Solve random chunks with and without the check; every collision of the latter must be reported by the former."""
+    """Solve random chunks with and without the check; every collision of the latter must be
+    reported by the former.
+    """
     rng, outcomes, collided = np.random.default_rng(seed), Counter(), 0
     for _ in range(chunks):
         q, T = random_chunk(rng, ORACLE)
@@ -54,7 +59,10 @@ def judge(seed, chunks):
         assert report.outcome in ("avoided", "stopped")
         assert report.row <= hits[0]  # earlier if the way there, or the clearance, is what is met
         if report.row == hits[0]:
-            found = {frozenset((BODIES[a], BODIES[b])): depth for a, b, depth in ORACLE.contacts(free.q_rad[hits[0]])}
+            found = {
+                frozenset((BODIES[a], BODIES[b])): depth
+                for a, b, depth in ORACLE.contacts(free.q_rad[hits[0]])
+            }
             assert report.depth_m > max(found.values()) - 1e-5
     return outcomes, collided
 
@@ -94,13 +102,16 @@ def test_the_arm_is_held_before_it_meets_itself():
     assert (solution.q_rad[held:] == solution.q_rad[held - 1]).all()
     assert ORACLE.deepest_m(between(HOME_Q, solution.q_rad[:, :7])).max() == 0
     missed = np.linalg.norm(dh_forward(solution.q_rad[:, :7])[:, :3, 3] - T[:, :3, 3], axis=1)
-    np.testing.assert_allclose(solution.residual_m, missed, atol=1e-9)  # held rows say how far off they are
+    # held rows say how far off they are
+    np.testing.assert_allclose(solution.residual_m, missed, atol=1e-9)
     assert (solution.residual_m[:held] < free.residual_m[:held] + DETOUR_M).all()
     assert all(name in str(report) for name in report.bodies)
 
 
 def test_the_spline_does_not_swing_past_the_row_that_is_held():
-    """Three centimetres a row; the row before the contact is not followed where the arm would swing into the contact."""
+    """Three centimetres a row; the row before the contact is not followed where the arm would
+    swing into the contact.
+    """
     path, earlier = FREE.solve(into_itself(240), full(HOME_Q)).q_rad, 0
     for phase in range(18):
         q = path[phase::18]
@@ -109,8 +120,15 @@ def test_the_spline_does_not_swing_past_the_row_that_is_held():
         if phase % 6 and report.held_from == report.row:
             continue
         earlier += report.row - report.held_from
-        motion = plan_motion(JointState.at_rest(HOME_Q), rows[:, :7], np.arange(1, len(q) + 1) * DT_S, FER, 1 / 600)
-        assert ORACLE.deepest_m(motion.spline.sample(np.arange(0, motion.spline.end_s, 1 / 120))[0]).max() == 0
+        motion = plan_motion(
+            JointState.at_rest(HOME_Q), rows[:, :7], np.arange(1, len(q) + 1) * DT_S, FER, 1 / 600
+        )
+        assert (
+            ORACLE.deepest_m(
+                motion.spline.sample(np.arange(0, motion.spline.end_s, 1 / 120))[0]
+            ).max()
+            == 0
+        )
     assert 0 < earlier < 9
 
 
@@ -132,10 +150,16 @@ def test_the_planned_motion_comes_to_rest_in_time():
     while stops < 4:
         q, T = random_chunk(rng, ORACLE)
         solution = BRIDGE.solve(T, full(q), DT_S)
-        if solution.collision.outcome != "stopped" or (q < Q_MIN + 0.1).any() or (q > Q_MAX - 0.1).any():
+        if (
+            solution.collision.outcome != "stopped"
+            or (q < Q_MIN + 0.1).any()
+            or (q > Q_MAX - 0.1).any()
+        ):
             continue
         try:
-            motion = plan_motion(JointState.at_rest(q), solution.q_rad[:, :7], np.arange(1, 33) * DT_S, FER, 1 / 600)
+            motion = plan_motion(
+                JointState.at_rest(q), solution.q_rad[:, :7], np.arange(1, 33) * DT_S, FER, 1 / 600
+            )
         except ControlError:
             continue
         at_s = np.arange(0, motion.spline.end_s, 1 / 60)
@@ -174,7 +198,9 @@ def test_a_collision_is_avoided_with_the_redundant_joint():
 
 def pairs_of(spec):
     model = spec.compile()
-    check = MinkIKBridge(model, next(body.name for body in spec.bodies if body.name.endswith("hand")), limits=FER).collisions
+    check = MinkIKBridge(
+        model, next(body.name for body in spec.bodies if body.name.endswith("hand")), limits=FER
+    ).collisions
     return set() if check is None else {
         frozenset(BODIES.index(model.body(model.geom_bodyid[geom]).name.removeprefix("x_")) for geom in pair)
         for pair in check.pairs
@@ -188,9 +214,16 @@ def panda_spec():
 def test_pairs_follow_from_the_model_and_not_from_names():
     spec = panda_spec()
     pairs = pairs_of(spec)
-    assert {frozenset((5, 8)), frozenset((0, 8)), frozenset((1, 9)), frozenset((2, 7)), frozenset((0, 3))} <= pairs
+    assert {
+        frozenset((5, 8)),
+        frozenset((0, 8)),
+        frozenset((1, 9)),
+        frozenset((2, 7)),
+        frozenset((0, 3)),
+    } <= pairs
     assert not any(abs(a - b) == 1 for a, b in map(sorted, pairs) if b <= 7)  # neighbours
-    assert not any(a >= 7 for a, _ in map(sorted, pairs))  # hand, fingers and the link that carries them
+    # hand, fingers and the link that carries them
+    assert not any(a >= 7 for a, _ in map(sorted, pairs))
     renamed = panda_spec()
     for kind in ("bodies", "geoms", "joints"):
         for element in getattr(renamed, kind):
@@ -226,7 +259,9 @@ def test_without_the_models_own_excludes_neighbours_are_still_left_out():
 def test_links_that_always_overlap_are_left_out():
     spec = panda_spec()
     for body in ("link1", "link4"):
-        spec.body(body).add_geom(name=f"{body}_ball", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.25, 0, 0])
+        spec.body(body).add_geom(
+            name=f"{body}_ball", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.25, 0, 0]
+        )
     model = spec.compile()
     bridge = MinkIKBridge(model)
     balls = {model.geom("link1_ball").id, model.geom("link4_ball").id}
@@ -248,16 +283,22 @@ def test_a_model_without_collision_geometry_says_so(masks):
 def test_disabled_contacts_do_not_disable_the_check():
     model = load_panda()
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT
-    assert MinkIKBridge(model).solve(into_itself(), full(HOME_Q), DT_S).collision.outcome == "stopped"
+    assert (
+        MinkIKBridge(model).solve(into_itself(), full(HOME_Q), DT_S).collision.outcome == "stopped"
+    )
 
 
 @pytest.mark.parametrize("shape", ["box", "plane"])
 def test_a_table_is_seen_and_a_cube_on_it_is_not(shape):
     spec = panda_spec()
     if shape == "box":
-        spec.worldbody.add_geom(name="slab", type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.4, 0.05], pos=[0.6, 0, 0.15])
+        spec.worldbody.add_geom(
+            name="slab", type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.4, 0.05], pos=[0.6, 0, 0.15]
+        )
     else:
-        spec.worldbody.add_geom(name="slab", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], pos=[0, 0, 0.0])
+        spec.worldbody.add_geom(
+            name="slab", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], pos=[0, 0, 0.0]
+        )
     cube = spec.worldbody.add_body(name="cube", pos=[0.36, 0, 0.3])
     cube.add_freejoint()
     cube.mass, cube.inertia = 0.1, [1e-4] * 3
@@ -273,21 +314,32 @@ def test_a_table_is_seen_and_a_cube_on_it_is_not(shape):
     assert "slab" in report.bodies
     assert set(report.bodies) & {"left_finger", "right_finger"}
     down = dh_forward(solution.q_rad[:, :7])
-    assert down[:, 2, 3].min() < (0.2 if shape == "box" else 0.0) + 0.15  # the hand's origin is 0.113 m above the finger tips
+    # the hand's origin is 0.113 m above the finger tips
+    assert down[:, 2, 3].min() < (0.2 if shape == "box" else 0.0) + 0.15
     if shape == "box":
         assert oracle.deepest_m(between(HOME_Q, solution.q_rad[:, :7])).max() == 0
         assert oracle.deepest_m(FREE.solve(T, full(HOME_Q), DT_S).q_rad).max() > 0.05
 
 
 def test_distances_to_standing_boxes_are_exact_where_near_and_bounds_elsewhere():
-    boxes = [Obstacle("table", (0.33, 0.0, -0.02), (1.3, 1.36, 0.04)), Obstacle("wall", (0.4, 0.4, 0.2), (0.6, 0.02, 0.4), 0.5)]
+    boxes = [
+        Obstacle("table", (0.33, 0.0, -0.02), (1.3, 1.36, 0.04)),
+        Obstacle("wall", (0.4, 0.4, 0.2), (0.6, 0.02, 0.4), 0.5),
+    ]
     check = MinkIKBridge(load_model(None, boxes)).collisions
-    q = np.stack([full(q) for q in np.random.default_rng(0).uniform(HOME_Q - 0.7, HOME_Q + 0.7, (40, 7))])
+    q = np.stack(
+        [full(q) for q in np.random.default_rng(0).uniform(HOME_Q - 0.7, HOME_Q + 0.7, (40, 7))]
+    )
     found, data = check.distances(q), mujoco.MjData(check.model)
     for row, angles in enumerate(q):
         data.qpos[:] = angles
         mujoco.mj_kinematics(check.model, data)
-        exact = np.array([mujoco.mj_geomDistance(check.model, data, int(a), int(b), 10.0, None) for a, b in check.pairs])
+        exact = np.array(
+            [
+                mujoco.mj_geomDistance(check.model, data, int(a), int(b), 10.0, None)
+                for a, b in check.pairs
+            ]
+        )
         assert (found[row] <= exact + 1e-9).all()
         np.testing.assert_allclose(found[row][exact < 0.03], exact[exact < 0.03], atol=1e-9)
 
@@ -308,7 +360,10 @@ def test_a_start_in_contact_may_be_left_and_not_entered_deeper():
     rows, report = BRIDGE.stop_before_collision(start, free.q_rad[deep + 1 :])
     assert (report.outcome, report.row) == ("stopped", 0)
     assert (rows == start).all()
-    assert BRIDGE.stop_before_collision(start, np.repeat(start[None], 4, axis=0))[1].outcome == "touching"
+    assert (
+        BRIDGE.stop_before_collision(start, np.repeat(start[None], 4, axis=0))[1].outcome
+        == "touching"
+    )
 
 
 # Where it is reported
@@ -327,7 +382,12 @@ def test_decoding_reports_it():
     assert out["qpos"].shape == (40, 9)
     assert (out["qpos"][held:] == out["qpos"][held - 1]).all()
     missed_mm = (
-        np.linalg.norm((dh_forward(out["qpos"][:, :7]) @ DROID.tool_frame.T_parent_cosmos - out["poses"])[:, :3, 3], axis=1)
+        np.linalg.norm(
+            (dh_forward(out["qpos"][:, :7]) @ DROID.tool_frame.T_parent_cosmos - out["poses"])[
+                :, :3, 3
+            ],
+            axis=1,
+        )
         * 1e3
     )
     assert (out["off_pose"] == (missed_mm > 1)).all()
@@ -360,9 +420,13 @@ def test_an_arm_that_is_folded_at_mid_range_is_still_checked():
         )
     hand = '<body name="hand" pos="0 0 .1"><geom type="sphere" size=".03"/></body>'
     whole = f'<body><geom type="cylinder" size=".06 .04"/>{bodies}{hand}{"</body>" * 7}</body>'
-    model = mujoco.MjModel.from_xml_string(f'<mujoco><compiler angle="radian"/><worldbody>{whole}</worldbody></mujoco>')
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><compiler angle="radian"/><worldbody>{whole}</worldbody></mujoco>'
+    )
     rates = [np.ones(7)] * 4
-    limits = JointLimits(*(np.array(ends, dtype=float) for ends in zip(*ranges, strict=True)), *rates)
+    limits = JointLimits(
+        *(np.array(ends, dtype=float) for ends in zip(*ranges, strict=True)), *rates
+    )
     bridge = MinkIKBridge(model, limits=limits)
     start = np.array([0, 0.3, 0, 1.6, 0, 0.8, 0])
     rows = np.linspace(start, start + np.array([0, 0, 0, 1.35, 0, 0, 0]), 33)[1:]

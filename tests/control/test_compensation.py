@@ -1,4 +1,6 @@
-"""Compensation of a known delay, payload and friction, and their identification from a short motion."""
+"""Compensation of a known delay, payload and friction, and their identification from a short
+motion.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ControlError, Cosmos3Error, InputError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo, Payload
+from strands_cosmos3.robots.servo import (
+    NO_COMPENSATION,
+    Compensation,
+    FeedForward,
+    JointServo,
+    Payload,
+)
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
@@ -22,7 +30,11 @@ BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
 
 
 def robot(plant=None, compensation=NO_COMPENSATION, feed_forward="velocity"):
-    return Robot(control=ControlConfig(feed_forward=feed_forward, compensation=compensation), scene=SCENE, plant=plant)
+    return Robot(
+        control=ControlConfig(feed_forward=feed_forward, compensation=compensation),
+        scene=SCENE,
+        plant=plant,
+    )
 
 
 def brisk(arm, chunks):
@@ -30,7 +42,11 @@ def brisk(arm, chunks):
     rng = np.random.default_rng(0)
     rollouts = [
         arm.run_policy(
-            policy_config={"embodiment": "droid", "backend": "replay", "model": recording_of_motion(rng, BRISK_M, BRISK_DEG)},
+            policy_config={
+                "embodiment": "droid",
+                "backend": "replay",
+                "model": recording_of_motion(rng, BRISK_M, BRISK_DEG),
+            },
             duration=60.0,
         )
         for _ in range(chunks)
@@ -41,7 +57,9 @@ def brisk(arm, chunks):
 def hold(arm, steps=900):
     """How far in mm the hand ends from where it is held."""
     zeros = np.zeros((steps, 7))
-    block = ReferenceBlock(np.tile(HOME_Q, (steps, 1)), zeros, zeros, np.ones(steps), np.full(steps, np.nan))
+    block = ReferenceBlock(
+        np.tile(HOME_Q, (steps, 1)), zeros, zeros, np.ones(steps), np.full(steps, np.nan)
+    )
     arm.reset(0)
     q, _ = arm.execute(block, JointState.at_rest(HOME_Q))
     return np.linalg.norm((dh_forward(q[-1]) - dh_forward(HOME_Q))[:3, 3]) * 1e3
@@ -68,9 +86,15 @@ def test_the_lead_is_the_reference_after_the_delay():
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 def test_a_lead_stays_inside_the_range_and_the_velocity_limit(delay_s):
     """Led by 0.1 s, it would be 0.09 rad beyond the range as the joint brakes for its end."""
-    start, dt_s, known = np.where(np.arange(7) == 6, FER.q_max - 1.5, HOME_Q), 1 / 600, Compensation(delay_s)
+    start, dt_s, known = (
+        np.where(np.arange(7) == 6, FER.q_max - 1.5, HOME_Q),
+        1 / 600,
+        Compensation(delay_s),
+    )
     executor, sent = Executor(FER, dt_s, start), start
-    executor.accept(JointTrajectory(np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.1])))
+    executor.accept(
+        JointTrajectory(np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.1]))
+    )
     outside = changed = 0
     for _ in range(60):
         block = executor.advance(20)
@@ -78,7 +102,9 @@ def test_a_lead_stays_inside_the_range_and_the_velocity_limit(delay_s):
         q, qd, clipped = known.lead_within(rows, FER, dt_s, sent)
         assert FER.outside(q.max(axis=0)) is FER.outside(q.min(axis=0)) is None
         assert (np.abs(qd) <= FER.velocity).all()
-        assert (np.abs(np.diff(q, axis=0, prepend=sent[None])) <= FER.velocity * dt_s * 1.0011).all()
+        assert (
+            np.abs(np.diff(q, axis=0, prepend=sent[None])) <= FER.velocity * dt_s * 1.0011
+        ).all()
         np.testing.assert_allclose(q[~clipped], known.lead(*rows)[0][~clipped], atol=2e-6)
         outside = max(outside, (known.lead(*rows)[0] - FER.q_max).max())
         changed, sent = changed + clipped.sum(), q[-1]
@@ -93,7 +119,11 @@ def test_the_simulated_servo_keeps_a_lead_inside_the_range_and_the_velocity_limi
     start, ctrl = np.where(np.arange(7) == 6, FER.q_max - 1.5, HOME_Q), []
     arm.reset(0, q_rad=start)
     arm.on_step = lambda *_: ctrl.append(arm.data.ctrl[arm.scene.arm_actuators].copy())
-    arm.executor.accept(JointTrajectory(np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.6 / speed])))
+    arm.executor.accept(
+        JointTrajectory(
+            np.where(np.arange(7) == 6, FER.q_max - 1e-3, start)[None], np.array([0.6 / speed])
+        )
+    )
     for _ in range(30):
         before, block = arm.executor.reference, arm.executor.advance(20)
         arm.execute(block, before)
@@ -108,18 +138,25 @@ def test_a_known_payload_is_carried(feed_forward):
     carried = hold(robot(plant, Compensation(payload_kg=1.0), feed_forward))
     assert sunk > 0.8
     assert carried < 0.02
-    assert hold(robot(None, Compensation(payload_kg=1.0), feed_forward)) == pytest.approx(sunk, rel=0.05)  # it pushes upwards
+    # it pushes upwards
+    assert hold(robot(None, Compensation(payload_kg=1.0), feed_forward)) == pytest.approx(
+        sunk, rel=0.05
+    )
 
 
 def test_a_payload_weighs_as_its_height_changes():
-    """The torque is the gradient of m g h, by the Denavit-Hartenberg product, which the payload's Jacobian does not use."""
+    """The torque is the gradient of m g h, by the Denavit-Hartenberg product, which the
+    payload's Jacobian does not use.
+    """
     q, step = HOME_Q + np.linspace(-0.4, 0.4, 7), 1e-6
 
     def height_m(at):
         return (dh_forward(at) @ T_hand_tcp)[..., 2, 3]
 
     gradient = (height_m(q + step * np.eye(7)) - height_m(q - step * np.eye(7))) / (2 * step)
-    np.testing.assert_allclose(Payload(load_panda(), 0.7).torque(q[None])[0], 0.7 * 9.81 * gradient, atol=1e-6)
+    np.testing.assert_allclose(
+        Payload(load_panda(), 0.7).torque(q[None])[0], 0.7 * 9.81 * gradient, atol=1e-6
+    )
 
 
 def test_a_payload_that_falls_weighs_nothing():
@@ -131,18 +168,25 @@ def test_a_payload_that_falls_weighs_nothing():
 
 def test_known_friction_is_compensated():
     plant, known = PlantErrors(joint_friction_nm=1.0), Compensation(friction_nm=1.0)
-    rubbing, compensated = (brisk(robot(plant, what, "computed_torque"), 3)[0] for what in (NO_COMPENSATION, known))
+    rubbing, compensated = (
+        brisk(robot(plant, what, "computed_torque"), 3)[0] for what in (NO_COMPENSATION, known)
+    )
     assert compensated < 0.3 * rubbing
 
 
 def test_friction_is_added_in_the_direction_of_motion_and_not_at_rest():
     servo = JointServo(load_panda(), Compensation(friction_nm=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)))
     qd = np.array([[1.0, -1.0, 0.0, 1.0, -1.0, 0.0, 1.0]])
-    np.testing.assert_allclose(servo.load_torque(HOME_Q[None], qd)[0], [0.1, -0.2, 0.0, 0.4, -0.5, 0.0, 0.7], atol=1e-9)
+    np.testing.assert_allclose(
+        servo.load_torque(HOME_Q[None], qd)[0], [0.1, -0.2, 0.0, 0.4, -0.5, 0.0, 0.7], atol=1e-9
+    )
 
 
 def test_all_that_is_known_of_every_error_together():
-    without, known = brisk(robot(ALL_ERRORS), 3)[0], brisk(robot(ALL_ERRORS, ALL_ERRORS.compensation()), 3)[0]
+    without, known = (
+        brisk(robot(ALL_ERRORS), 3)[0],
+        brisk(robot(ALL_ERRORS, ALL_ERRORS.compensation()), 3)[0],
+    )
     assert known < 0.5 * without
 
 
@@ -150,13 +194,20 @@ def test_all_that_is_known_of_every_error_together():
     "plant",
     [
         PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005),
-        PlantErrors(payload_kg=1.0, actuation_delay_s=0.020, joint_friction_nm=0.5, sensor_noise_rad=0.0005, seed=1),
+        PlantErrors(
+            payload_kg=1.0,
+            actuation_delay_s=0.020,
+            joint_friction_nm=0.5,
+            sensor_noise_rad=0.0005,
+            seed=1,
+        ),
         ALL_ERRORS,
     ],
     ids=["payload and delay", "and friction", "all errors"],
 )
 def test_a_short_motion_identifies_delay_and_payload(plant):
-    found = robot(plant, Compensation(delay_s=0.05, payload_kg=2.0), "computed_torque").identify()  # whatever it does now
+    # whatever it does now
+    found = robot(plant, Compensation(delay_s=0.05, payload_kg=2.0), "computed_torque").identify()
     assert found.delay_s == pytest.approx(plant.actuation_delay_s, abs=0.002)
     assert found.payload_kg == pytest.approx(plant.payload_kg, rel=0.1)
     assert np.abs(np.array(found.friction_nm) - plant.joint_friction_nm).max() < 0.25
@@ -164,14 +215,18 @@ def test_a_short_motion_identifies_delay_and_payload(plant):
 
 def test_an_estimate_beyond_what_is_compensated_is_an_error_of_the_identification():
     with pytest.raises(
-        ControlError, match=r"fits a payload of 4\.\d+ kg .*payload_kg must lie in \[0, 3\].*--compensate known"
+        ControlError,
+        match=r"fits a payload of 4\.\d+ kg .*payload_kg must lie in \[0, 3\].*--compensate known",
     ):
         robot(PlantErrors(payload_kg=4.5)).identify()
 
 
 def test_friction_is_identified_joint_by_joint():
     arm, rubbing = Robot(scene=Scene()), np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0])
-    arm.model.dof_frictionloss[arm.scene.arm_dof], arm.model.dof_solimp[arm.scene.arm_dof, :2] = rubbing, 0.9999
+    arm.model.dof_frictionloss[arm.scene.arm_dof], arm.model.dof_solimp[arm.scene.arm_dof, :2] = (
+        rubbing,
+        0.9999,
+    )
     found = identify(arm, arm.executor, SCENE.model, arm.servo.kp, arm.servo.damping)
     assert np.abs(np.array(found.friction_nm) - rubbing).max() < 0.25
 

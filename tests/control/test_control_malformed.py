@@ -1,4 +1,6 @@
-"""A thousand malformed calls over every public function of control: one of our own errors each, and nothing moves."""
+"""A thousand malformed calls over every public function of control: one of our own errors each,
+and nothing moves.
+"""
 
 import mujoco
 import numpy as np
@@ -33,7 +35,21 @@ def spoil(rng, good):
     """A malformed stand-in for an array of numbers."""
     bad = np.array(good, dtype=np.float64)
     where = tuple(rng.integers(n) for n in bad.shape)
-    kind = rng.choice(["nan", "inf", "huge", "empty", "wide", "narrow", "rank", "text", "complex", "ragged", "other"])
+    kind = rng.choice(
+        [
+            "nan",
+            "inf",
+            "huge",
+            "empty",
+            "wide",
+            "narrow",
+            "rank",
+            "text",
+            "complex",
+            "ragged",
+            "other",
+        ]
+    )
     if kind in ("nan", "inf", "huge"):
         bad[where] = {
             "nan": np.nan,
@@ -58,7 +74,10 @@ def pick(rng, *values):
 
 
 def bridge_constructor(rng):
-    limits = tuple(getattr(FER, name) for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"))
+    limits = tuple(
+        getattr(FER, name)
+        for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+    )
     arguments = pick(
         rng,
         {"model": pick(rng, *NOTHING)},
@@ -66,7 +85,17 @@ def bridge_constructor(rng):
         {"ee_frame_type": pick(rng, "", "joint", None, 3, [], {})},
         {"method": pick(rng, "", "lm", None, 3, [])},
         {"limits": pick(rng, "panda", 3, limits, {})},
-        {"avoid_collisions": pick(rng, [3], [("a", "b")], [(["hand_collision"], ["x"])], [([1.5], [2])], [([-1], [9999])], 5)},
+        {
+            "avoid_collisions": pick(
+                rng,
+                [3],
+                [("a", "b")],
+                [(["hand_collision"], ["x"])],
+                [([1.5], [2])],
+                [([-1], [9999])],
+                5,
+            )
+        },
         {
             "avoid_collisions": [(["hand_collision"], ["link0_collision"])],
             "min_distance_m": pick(rng, np.nan, np.inf, "x", [1.0, 2.0]),
@@ -79,7 +108,9 @@ def bridge_solve(rng):
     if (which := rng.integers(5)) == 0:
         return lambda: BRIDGE.solve(POSES, spoil(rng, FULL), DT)
     if which == 1:
-        return lambda: BRIDGE.solve(POSES, FULL, pick(rng, 0.0, -1.0, np.nan, np.inf, "x", [], object()))
+        return lambda: BRIDGE.solve(
+            POSES, FULL, pick(rng, 0.0, -1.0, np.nan, np.inf, "x", [], object())
+        )
     if which == 2:
         return lambda: BRIDGE.solve(POSES, FULL, DT, pick(rng, "newton", 3, [], {}))
     if which == 3:
@@ -95,7 +126,9 @@ def bridge_kinematics(rng):
     if rng.random() < 0.5:
         return lambda: BRIDGE.ee_pose(bad)
     name = pick(rng, "nothing", "left_finger", "world", "link3", None, 3, [])
-    return pick(rng, lambda: BRIDGE.frame_in_ee("hand", bad), lambda: BRIDGE.frame_in_ee(name, FULL))
+    return pick(
+        rng, lambda: BRIDGE.frame_in_ee("hand", bad), lambda: BRIDGE.frame_in_ee(name, FULL)
+    )
 
 
 def chunk_to_targets(rng):
@@ -104,7 +137,10 @@ def chunk_to_targets(rng):
         rng,
         {"action_chunk": spoil(rng, ROWS)},
         {"action_chunk": ROWS * rng.uniform(11, 1e6)},
-        {"action_chunk": np.concatenate([ROWS[:, :3], np.zeros((4, 6)), ROWS[:, 9:]], axis=1) * np.nan},
+        {
+            "action_chunk": np.concatenate([ROWS[:, :3], np.zeros((4, 6)), ROWS[:, 9:]], axis=1)
+            * np.nan
+        },
         {"q_init": spoil(rng, FULL)},
         {"embodiment": pick(rng, "nothing", 3, None, "umi", "bridge", "robotwin", "libero", "av")},
         {"ik_bridge": pick(rng, *NOTHING)},
@@ -140,7 +176,9 @@ def executor_accept(rng, executor):
         return lambda: executor.accept(JointTrajectory(q, bad_t))
     if which == 3:
         return lambda: executor.accept(
-            JointTrajectory(q, t_s, pick(rng, spoil(rng, np.ones(4)), np.full(4, 1.1), np.full(4, -1)))
+            JointTrajectory(
+                q, t_s, pick(rng, spoil(rng, np.ones(4)), np.full(4, 1.1), np.full(4, -1))
+            )
         )
     if which == 4:
         far = q.copy()
@@ -154,7 +192,9 @@ def limits_constructor(rng):
     fields = {name: getattr(FER, name) for name in names}
     name = pick(rng, *names)
     bad = pick(
-        rng, spoil(rng, fields[name] + 0.0), -np.abs(fields[name]) - 1 if name not in ("q_min", "q_max") else np.full(7, np.nan)
+        rng,
+        spoil(rng, fields[name] + 0.0),
+        -np.abs(fields[name]) - 1 if name not in ("q_min", "q_max") else np.full(7, np.nan),
     )
     if (
         isinstance(bad, np.ndarray)
@@ -164,14 +204,25 @@ def limits_constructor(rng):
         and (bad > -1e9).all()
     ):
         bad = bad * np.nan  # a huge but finite limit is odd and harmless
-    return pick(rng, lambda: JointLimits(**{**fields, name: bad}), lambda: FER.derated(pick(rng, 0.0, -1.0, 1.5, np.nan)))
+    return pick(
+        rng,
+        lambda: JointLimits(**{**fields, name: bad}),
+        lambda: FER.derated(pick(rng, 0.0, -1.0, 1.5, np.nan)),
+    )
 
 
 def servo(rng):
     data = mujoco.MjData(MODEL)
     qd = spoil(rng, np.zeros(7))
-    if isinstance(qd, np.ndarray) and qd.size and qd.shape[-1] == 7 and qd.dtype == float and np.isfinite(qd).all():
-        qd = qd * np.nan  # huge speeds are led by no more than the actuator's range, and leading axes are free
+    if (
+        isinstance(qd, np.ndarray)
+        and qd.size
+        and qd.shape[-1] == 7
+        and qd.dtype == float
+        and np.isfinite(qd).all()
+    ):
+        # huge speeds are led by no more than the actuator's range, and leading axes are free
+        qd = qd * np.nan
     return pick(
         rng,
         lambda: JointServo(pick(rng, *NOTHING)),
@@ -194,7 +245,9 @@ def robot_execute(rng):
     name = pick(rng, *list(fields)[:4])
     bad = fields[name].copy()
     bad[tuple(rng.integers(k) for k in bad.shape)] = pick(rng, np.nan, np.inf, -np.inf)
-    return lambda: ROBOT.execute(ReferenceBlock(**{**fields, name: bad}), JointState.at_rest(HOME_Q))
+    return lambda: ROBOT.execute(
+        ReferenceBlock(**{**fields, name: bad}), JointState.at_rest(HOME_Q)
+    )
 
 
 SORTS = (
@@ -215,7 +268,9 @@ SORTS = (
 def test_malformed_calls(sort):
     rng = np.random.default_rng(11)
     executor = Executor(FER, DT, HOME_Q)
-    executor.accept(JointTrajectory(HOME_Q + np.linspace(0, 0.1, 17)[1:, None], np.arange(1, 17) / 15))
+    executor.accept(
+        JointTrajectory(HOME_Q + np.linspace(0, 0.1, 17)[1:, None], np.arange(1, 17) / 15)
+    )
     executor.advance(100)
     ROBOT.reset(0)
     before = (executor.reference, executor.state, dict(executor.counters), executor.motion_s)
@@ -227,11 +282,16 @@ def test_malformed_calls(sort):
         except Cosmos3Error:
             continue
         except BaseException as error:
-            raise AssertionError(f"{sort.__name__} call {call}: {error!r} is none of ours") from error
+            raise AssertionError(
+                f"{sort.__name__} call {call}: {error!r} is none of ours"
+            ) from error
         raise AssertionError(f"{sort.__name__} call {call} was answered: {answer!r}")
     assert np.array_equal(executor.reference.q_rad, before[0].q_rad)
     assert np.array_equal(executor.reference.qd_rad_s, before[0].qd_rad_s)
     assert (executor.state, dict(executor.counters), executor.motion_s) == before[1:]
     assert np.array_equal(ROBOT.data.qpos, qpos)
     assert np.array_equal(ROBOT.data.ctrl, ctrl)
-    assert np.array_equal(BRIDGE.solve(POSES, FULL, 1 / 15).q_rad, MinkIKBridge(MODEL).solve(POSES, FULL, 1 / 15).q_rad)
+    assert np.array_equal(
+        BRIDGE.solve(POSES, FULL, 1 / 15).q_rad,
+        MinkIKBridge(MODEL).solve(POSES, FULL, 1 / 15).q_rad,
+    )

@@ -29,7 +29,8 @@ from strands_cosmos3.types import JointTrajectory
 DT = 1 / 600
 SLACK = 1.001
 JOINT_RATES = NAMES[1:4]
-ROUNDING = 1e-7  # of angles near 6 rad, in third differences at 1 kHz: 2e-8 of a derated table's jerk
+# of angles near 6 rad, in third differences at 1 kHz: 2e-8 of a derated table's jerk
+ROUNDING = 1e-7
 
 
 def chunk(q, fps=15.0, gripper=None):
@@ -43,7 +44,10 @@ def sway(n=32, fps=15.0, size=0.2):
 
 
 def joined(blocks):
-    return tuple(np.concatenate([getattr(b, name) for b in blocks]) for name in ("q_rad", "qd_rad_s", "qdd_rad_s2"))
+    return tuple(
+        np.concatenate([getattr(b, name) for b in blocks])
+        for name in ("q_rad", "qd_rad_s", "qdd_rad_s2")
+    )
 
 
 def assert_lawful(q, v, a, limits):
@@ -54,9 +58,16 @@ def assert_lawful(q, v, a, limits):
     assert (np.abs(v) <= limits.velocity * SLACK).all()
     assert (np.abs(a) <= limits.acceleration * SLACK).all()
     assert (np.abs(np.diff(a, axis=0)) <= limits.jerk * DT * SLACK).all()
-    # The trapezoid misses J dt^3 / 12 of a motion with jerk J, and a jump of J dt in acceleration, mid-step, costs J dt^3 / 8.
-    assert np.abs(np.diff(q, axis=0) - DT * (v[1:] + v[:-1]) / 2).max() < limits.jerk.max() * DT**3 * 0.22
-    assert np.abs(np.diff(v, axis=0) - DT * (a[1:] + a[:-1]) / 2).max() < limits.jerk.max() * DT**2 * 0.51
+    # The trapezoid misses J dt^3 / 12 of a motion with jerk J, and a jump of J dt in acceleration,
+    # mid-step, costs J dt^3 / 8.
+    assert (
+        np.abs(np.diff(q, axis=0) - DT * (v[1:] + v[:-1]) / 2).max()
+        < limits.jerk.max() * DT**3 * 0.22
+    )
+    assert (
+        np.abs(np.diff(v, axis=0) - DT * (a[1:] + a[:-1]) / 2).max()
+        < limits.jerk.max() * DT**2 * 0.51
+    )
 
 
 def random_rows(rng, executor, limits):
@@ -71,14 +82,18 @@ def random_rows(rng, executor, limits):
     if kind == "ends":
         return np.where(rng.random((n, 7)) < 0.5, limits.q_min, limits.q_max)
     size = {"walk": 0.05, "still": 0.0, "jitter": 0.5}[kind]
-    return np.clip(here + np.cumsum(rng.normal(0, size, (n, 7)), axis=0), limits.q_min, limits.q_max)
+    return np.clip(
+        here + np.cumsum(rng.normal(0, size, (n, 7)), axis=0), limits.q_min, limits.q_max
+    )
 
 
 TABLES = {"fer": FER, "fr3": FR3, "derated": FER.derated(0.4)}
 
 
 def storm(table, n_streams, seed):
-    """At odd moments a chunk, a stop, or nothing; then to rest. A stream is what one joint is asked in one chunk."""
+    """At odd moments a chunk, a stop, or nothing; then to rest. A stream is what one joint is
+    asked in one chunk.
+    """
     limits, rng, given = TABLES[table], np.random.default_rng(seed), 0
     while given < n_streams:
         executor = Executor(limits, DT, rng.uniform(limits.q_min, limits.q_max))
@@ -87,7 +102,9 @@ def storm(table, n_streams, seed):
             given += 7
             before = executor.counters["chunks"]
             try:
-                executor.accept(chunk(random_rows(rng, executor, limits), rng.choice([5.0, 15.0, 50.0])))
+                executor.accept(
+                    chunk(random_rows(rng, executor, limits), rng.choice([5.0, 15.0, 50.0]))
+                )
             except MotionBoundsError:  # 16 rows or more, each across the joints' range
                 assert executor.counters["chunks"] == before
             blocks += [executor.advance(int(n)) for n in rng.integers(1, 40, rng.integers(1, 30))]
@@ -135,7 +152,8 @@ def test_rows_are_met_at_their_times():
     executor, plan = Executor(FER, DT, HOME_Q), sway()
     executor.accept(plan)
     block = executor.advance(40 * 32)
-    assert np.abs(block.q_rad[39::40] - plan.q_rad).max() < 1e-12  # row i at (i + 1) / 15 s, 40 steps each
+    # row i at (i + 1) / 15 s, 40 steps each
+    assert np.abs(block.q_rad[39::40] - plan.q_rad).max() < 1e-12
     np.testing.assert_allclose(block.nominal_s, (np.arange(40 * 32) + 1) * DT)
     assert executor.rows_reached == 32
     assert executor.motion_s == pytest.approx(32 / 15)
@@ -144,7 +162,11 @@ def test_rows_are_met_at_their_times():
 def test_rows_reached_counts_as_time_goes():
     executor = Executor(FER, DT, HOME_Q)
     executor.accept(sway())
-    assert (executor.rows_reached, executor.steps_to_row(0), executor.steps_to_row(2)) == (0, 40, 120)
+    assert (executor.rows_reached, executor.steps_to_row(0), executor.steps_to_row(2)) == (
+        0,
+        40,
+        120,
+    )
     executor.advance(39)
     assert (executor.rows_reached, executor.steps_to_row(0)) == (0, 1)
     executor.advance(1)
@@ -161,17 +183,24 @@ def test_velocity_goes_over_the_seam():
     second = executor.advance(16 * 40)
     assert speed > 0.05
     assert_lawful(*joined([first, second]), FER)
-    assert np.abs(second.qd_rad_s[0] - first.qd_rad_s[-1]).max() < 0.05 * speed + FER.acceleration.max() * DT
+    assert (
+        np.abs(second.qd_rad_s[0] - first.qd_rad_s[-1]).max()
+        < 0.05 * speed + FER.acceleration.max() * DT
+    )
     assert np.abs(second.q_rad[39::40] - rest).max() < 1e-12
 
 
 def test_an_arm_that_stopped_at_a_joints_end_moves_again():
-    """Braking may end a hair beyond the end, where a joint turns back while its deceleration fades."""
+    """Braking may end a hair beyond the end, where a joint turns back while its deceleration
+    fades.
+    """
     limits = FER
     for kind in range(2):
         for after in range(1, 400, 33):
             executor = Executor(limits, DT, HOME_Q)
-            executor.accept(chunk(np.linspace(HOME_Q, limits.q_max if kind else limits.q_min, 9)[1:], 5.0))
+            executor.accept(
+                chunk(np.linspace(HOME_Q, limits.q_max if kind else limits.q_min, 9)[1:], 5.0)
+            )
             blocks = [executor.advance(executor.steps_to_row(7) - after % 7 - 2 * (after % 3))]
             executor.stop()
             blocks.append(executor.advance(600))
@@ -194,7 +223,9 @@ def test_a_row_at_a_joints_end_is_not_passed_by_a_hair():
 
 
 def test_a_motion_replaced_before_it_began_leaves_no_trace():
-    """Two chunks in one instant: the second is joined to what the arm was told last, not to the first."""
+    """Two chunks in one instant: the second is joined to what the arm was told last, not to the
+    first.
+    """
     rng = np.random.default_rng(0)
     for _ in range(50):
         executor = Executor(FER, DT, HOME_Q)
@@ -257,7 +288,9 @@ def test_a_chunk_that_cannot_be_entered_moving_is_entered_from_rest():
         if not executor.counters["restarts"]:
             continue
         restarted += 1
-        blocks += [executor.advance(12) for _ in range(2 + executor.steps_to_row(len(rows) - 1) // 12)]
+        blocks += [
+            executor.advance(12) for _ in range(2 + executor.steps_to_row(len(rows) - 1) // 12)
+        ]
         q, v, a = joined(blocks)
         assert_lawful(q, v, a, FER)
         at_rest = np.flatnonzero(~v[len(blocks[0]) :].any(axis=1))
@@ -313,10 +346,13 @@ def test_a_spoilt_plan_is_withheld(field, value, at):
 
 @pytest.mark.parametrize("hz", [600, 1000])
 @pytest.mark.parametrize(
-    ("named", "order", "share"), [("velocity", 1, 1.02), ("acceleration", 2, 0.6), ("jerk", 3, 0.5), ("angle", 0, None)]
+    ("named", "order", "share"),
+    [("velocity", 1, 1.02), ("acceleration", 2, 0.6), ("jerk", 3, 0.5), ("angle", 0, None)],
 )
 def test_the_guard_differentiates_the_angles_itself(hz, named, order, share):
-    """A plan whose rates look well may have angles that are not: one angle moved by so much, all else as it was."""
+    """A plan whose rates look well may have angles that are not: one angle moved by so much, all
+    else as it was.
+    """
     by = FER.q_max - HOME_Q + 1e-3 if share is None else share * getattr(FER, named) / hz**order
     trajectory = chunk(np.repeat(HOME_Q[None], 8, axis=0))
     executor = Executor(replace(FER, hand=None), 1 / hz, HOME_Q)
@@ -325,7 +361,8 @@ def test_the_guard_differentiates_the_angles_itself(hz, named, order, share):
         executor.advance(200)
     if named == "jerk":
         executor = Executor(replace(FER, hand=None), 1 / hz, HOME_Q)
-        executor.take_up(spoilt(executor, trajectory, "q_rad", 0.6 * by, 100, add=True))  # 0.9 of the limit
+        # 0.9 of the limit
+        executor.take_up(spoilt(executor, trajectory, "q_rad", 0.6 * by, 100, add=True))
         executor.advance(200)
 
 
@@ -334,7 +371,9 @@ def test_the_guard_reads_the_rates_that_are_fed_forward(field):
     limit = {"qd_rad_s": FER.velocity, "qdd_rad_s2": FER.acceleration}[field]
     for share in (0.9, 1.01):
         executor = Executor(FER, DT, HOME_Q)
-        executor.take_up(spoilt(executor, chunk(np.repeat(HOME_Q[None], 8, axis=0)), field, share * limit, 100))
+        executor.take_up(
+            spoilt(executor, chunk(np.repeat(HOME_Q[None], 8, axis=0)), field, share * limit, 100)
+        )
         if share > 1:
             with pytest.raises(ActuatorGuardError):
                 executor.advance(200)
@@ -372,20 +411,27 @@ def test_the_guard_checks_the_hand(quantity, share):
 
 
 def test_the_hand_is_slowed_down_and_no_more_than_needed():
-    """Without its limits it reaches 1.8 m/s; with them time is stretched until it reaches nearly 1.7."""
+    """Without its limits it reaches 1.8 m/s; with them time is stretched until it reaches nearly
+    1.7.
+    """
     reached = {}
     for limits in (replace(FER, hand=None), FER):
         executor = Executor(limits, DT, OUTSTRETCHED)
         motion = executor.accept(swing())
         worst = ratios(joined([executor.advance(1800)])[0], FER, (1.7, 13.0), 600)
-        reached[limits.hand is not None] = {**dict(zip(NAMES, worst, strict=True)), "end_s": motion.spline.end_s}
+        reached[limits.hand is not None] = {
+            **dict(zip(NAMES, worst, strict=True)),
+            "end_s": motion.spline.end_s,
+        }
     assert reached[False]["hand_velocity"] > 1.03
     assert 0.95 < reached[True]["hand_velocity"] <= 1.001
     assert 1.0 < reached[True]["end_s"] / reached[False]["end_s"] < 1.1
 
 
 def test_a_stop_does_not_throw_the_hand():
-    """A joint-wise time-optimal stop of an arm that swings at its limit exceeds the hand's acceleration by half."""
+    """A joint-wise time-optimal stop of an arm that swings at its limit exceeds the hand's
+    acceleration by half.
+    """
     worst, rows = {}, swing(1.0).q_rad + np.outer(np.arange(24) / 15, [0, -0.5, 0.6, -0.6, 0, 0, 0])
     for limits in (replace(FER, hand=None), FER):
         executor = Executor(limits, DT, OUTSTRETCHED)
@@ -408,7 +454,8 @@ def test_references_differentiated_outside_the_executor_keep_every_limit(seed):
     assert "withheld" not in tally
     assert max(worst.values()) <= 1.001, worst
     assert max(worst[name] for name in JOINT_RATES) <= 1 + ROUNDING, worst
-    assert worst["jerk"] > 0.95  # a stop uses all of it: had the angles been judged at another rate, it would not
+    # a stop uses all of it: had the angles been judged at another rate, it would not
+    assert worst["jerk"] > 0.95
 
 
 @pytest.mark.slow
@@ -423,7 +470,8 @@ def test_ten_million_references_keep_every_limit():
 
 @pytest.mark.parametrize(("robot", "seed"), [("dual_panda", 1), ("ur5e", 1), ("ur5e", 35)])
 def test_references_of_other_robots_keep_every_limit(robot, seed):
-    """All joints of all limbs, differentiated outside the executor, and the hands by MuJoCo's kinematics.
+    """All joints of all limbs, differentiated outside the executor, and the hands by MuJoCo's
+    kinematics.
 
     Stops of ur5e's seed 35 would end 0.01 urad beyond a joint's end, were 0.2 urad forgiven there.
     """
@@ -438,11 +486,18 @@ def test_references_of_other_robots_keep_every_limit(robot, seed):
 @pytest.mark.slow
 def test_ten_million_references_of_all_robots_keep_every_limit():
     """Those that are installed or have been fetched."""
-    robots = [*ROBOTS, *(name for name, fetched in FETCHED.items() if fetched.source.path.is_file())]
+    robots = [
+        *ROBOTS,
+        *(name for name, fetched in FETCHED.items() if fetched.source.path.is_file()),
+    ]
     assert {"dual_panda", "ur5e"} <= set(robots)
     jobs = [(robot, seed) for seed in range(20) for robot in robots]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as workers:
-        parts = list(workers.map(sweep_robot, *zip(*jobs, strict=True), [10_000_000 // len(jobs) + 1] * len(jobs)))
+        parts = list(
+            workers.map(
+                sweep_robot, *zip(*jobs, strict=True), [10_000_000 // len(jobs) + 1] * len(jobs)
+            )
+        )
     assert sum(judged for judged, _, _ in parts) >= 10_000_000
     for _, worst, tally in parts:
         assert "withheld" not in tally
@@ -460,7 +515,11 @@ def far_rows(n=32):
     [
         (HOME_Q[None], [3600.0], "3600"),
         (HOME_Q[None], [MAX_DURATION_S + 0.1], "shorter chunks"),
-        (np.repeat(HOME_Q[None], MAX_ROWS + 1, axis=0), np.arange(1, MAX_ROWS + 2) / 50, "1001 rows"),
+        (
+            np.repeat(HOME_Q[None], MAX_ROWS + 1, axis=0),
+            np.arange(1, MAX_ROWS + 2) / 50,
+            "1001 rows",
+        ),
         (far_rows(), np.arange(1, 33) / 15, "32 rows are due in 2.1 s"),
         (far_rows(12), np.arange(1, 13) / 15, "closer together"),
     ],
@@ -486,7 +545,11 @@ def test_a_plan_is_bounded(rows, t_s, named):
 
 def test_the_bounds_of_a_plan_are_not_narrower_than_said():
     executor = Executor(FER, 1 / 50, HOME_Q)
-    motion = executor.accept(JointTrajectory(np.repeat(HOME_Q[None], MAX_ROWS, axis=0), np.arange(1, MAX_ROWS + 1) * 0.06))
+    motion = executor.accept(
+        JointTrajectory(
+            np.repeat(HOME_Q[None], MAX_ROWS, axis=0), np.arange(1, MAX_ROWS + 1) * 0.06
+        )
+    )
     assert motion.spline.end_s == pytest.approx(MAX_DURATION_S)
     executor.advance(4000)
     motion = executor.accept(chunk(np.vstack((FER.q_max, FER.q_min, FER.q_max))))
@@ -569,7 +632,10 @@ def test_ten_kilohertz_is_the_fastest_rate():
 
 
 def test_a_start_out_of_range_names_joint_value_and_range():
-    with pytest.raises(InputError, match=r"joint 4 of 7 is at 0\.0000 rad, outside its range \[-3\.0718, -0\.0698\]"):
+    with pytest.raises(
+        InputError,
+        match=r"joint 4 of 7 is at 0\.0000 rad, outside its range \[-3\.0718, -0\.0698\]",
+    ):
         Executor(FER, DT, np.zeros(7))
 
 

@@ -1,4 +1,6 @@
-"""Any number of grippers: of one, open fractions are numbers and [T]; of G others they are [G] and [T, G]."""
+"""Any number of grippers: of one, open fractions are numbers and [T]; of G others they are [G]
+and [T, G].
+"""
 
 import numpy as np
 import pytest
@@ -19,12 +21,19 @@ DUAL = get_embodiment("robomind-franka-dual")
 
 def sway(grippers, n=8):
     phase = np.linspace(0, 1, n)
-    return JointTrajectory(HOME_Q + 0.05 * np.sin(3 * phase)[:, None], np.arange(1, n + 1) / 15, grippers)
+    return JointTrajectory(
+        HOME_Q + 0.05 * np.sin(3 * phase)[:, None], np.arange(1, n + 1) / 15, grippers
+    )
 
 
 def ways(grippers):
-    """Every way on which the executor hands out references: a motion, a blended one, a hold, a stop, a fault."""
-    executor, blocks = Executor(FER, DT, HOME_Q, 0.25 if grippers.ndim == 1 else np.array([0.25, 1.0])), []
+    """Every way on which the executor hands out references: a motion, a blended one, a hold, a
+    stop, a fault.
+    """
+    executor, blocks = (
+        Executor(FER, DT, HOME_Q, 0.25 if grippers.ndim == 1 else np.array([0.25, 1.0])),
+        [],
+    )
     executor.accept(sway(None))
     blocks.append(executor.advance(30))
     executor.accept(sway(grippers))
@@ -57,12 +66,15 @@ def test_two_grippers_go_through_every_way_as_one_does():
         np.testing.assert_array_equal(double.gripper[:, 0], single.gripper)
     gripper = np.concatenate([block.gripper for block in both])
     assert (gripper[:30] == [0.25, 1.0]).all()  # rows without grippers keep them
-    np.testing.assert_allclose(gripper[30:].sum(axis=1), 1.1, atol=0.15)  # the columns are not mixed up
+    # the columns are not mixed up
+    np.testing.assert_allclose(gripper[30:].sum(axis=1), 1.1, atol=0.15)
     assert len(np.unique(gripper[:, 1])) == 8
 
 
 def test_rows_due_at_once_and_rows_without_grippers():
-    """A first row that is due now is merged into the start; rows that move no gripper keep what was commanded last."""
+    """A first row that is due now is merged into the start; rows that move no gripper keep what
+    was commanded last.
+    """
     grippers = np.column_stack((np.linspace(0.1, 0.8, 8), np.linspace(1.0, 0.3, 8)))
     executor = Executor(FER, DT, HOME_Q, np.ones(2))
     executor.accept(JointTrajectory(sway(None).q_rad, np.arange(8) / 15, grippers))
@@ -91,7 +103,10 @@ def test_dropped_rows_leave_the_others_grippers():
     np.testing.assert_array_equal(rest.gripper, grippers[2:])
 
 
-@pytest.mark.parametrize("bad", [np.ones((3, 1)), np.ones((2, 2)), np.ones((3, 2, 2)), np.full((3, 2), 1.1), [[0.5], [0.5, 1]]])
+@pytest.mark.parametrize(
+    "bad",
+    [np.ones((3, 1)), np.ones((2, 2)), np.ones((3, 2, 2)), np.full((3, 2), 1.1), [[0.5], [0.5, 1]]],
+)
 def test_malformed_open_fractions(bad):
     with pytest.raises(InputError):
         open_fractions(bad, 3)
@@ -111,7 +126,8 @@ def test_shapes_of_grippers():
 def test_a_chunk_of_two_arms_moves_both_grippers_by_name():
     ik = LimbIK("dual_panda", check_collisions=False)
     rows = np.zeros((4, 20))
-    rows[:, 9] = np.linspace(-1, 1, 4)  # the left arm's gripper; the right one's stays in the middle
+    # the left arm's gripper; the right one's stays in the middle
+    rows[:, 9] = np.linspace(-1, 1, 4)
     trajectory = ik.plan(ActionChunk(rows, DUAL.action_space(), DUAL), ik.home).trajectory
     assert trajectory.gripper.shape == (4, 2)
     assert np.ptp(trajectory.gripper[:, 0]) > 0.9
@@ -126,7 +142,11 @@ def test_the_wire_carries_two_grippers():
     request = Request(DUAL, DUAL.action_space(), "lift", 16, None, np.array([0.25, 1.0]))
     message = wire.encode_request(request, wire.DIALECTS["robolab"], "s", 1)
     np.testing.assert_allclose(message["observation/gripper_position"], [0.75, 0.0])
-    for sent, read in (([0.75, 0.0], [0.25, 1.0]), ([[0, 0], [0.75, 0.0]], [0.25, 1.0]), ([0.5], [0.5, 0.5])):
+    for sent, read in (
+        ([0.75, 0.0], [0.25, 1.0]),
+        ([[0, 0], [0.75, 0.0]], [0.25, 1.0]),
+        ([0.5], [0.5, 0.5]),
+    ):
         message["observation/gripper_position"] = np.array(sent, np.float32)
         got = wire.decode_request(message, DUAL, DUAL.action_space(), images=False)
         np.testing.assert_array_equal(got.gripper, read)

@@ -1,4 +1,6 @@
-"""Inverse kinematics: both paths to tolerance, judged by MuJoCo's own kinematics and by the DH product."""
+"""Inverse kinematics: both paths to tolerance, judged by MuJoCo's own kinematics and by the DH
+product.
+"""
 
 import mujoco
 import numpy as np
@@ -6,7 +8,14 @@ import pytest
 
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, FrameError, InputError, NonFiniteError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    Cosmos3Error,
+    FrameError,
+    InputError,
+    NonFiniteError,
+    UnknownNameError,
+)
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
@@ -32,9 +41,13 @@ def mujoco_fk(model, qpos, body="hand"):
 
 
 def distance_mm_deg(T_a, T_b):
-    """[N] distances and [N] angles; the angle by the chord, exact where an arc cosine has no digits left."""
+    """[N] distances and [N] angles; the angle by the chord, exact where an arc cosine has no
+    digits left.
+    """
     chord = np.linalg.norm(T_a[:, :3, :3] - T_b[:, :3, :3], axis=(1, 2)) / np.sqrt(8)
-    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1) * 1e3, np.rad2deg(2 * np.arcsin(np.minimum(chord, 1)))
+    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1) * 1e3, np.rad2deg(
+        2 * np.arcsin(np.minimum(chord, 1))
+    )
 
 
 def velocity_ratio(q_start, q):
@@ -57,7 +70,8 @@ def test_feasible_chunks_converge_to_a_tolerance(bridge, method):
             mm, deg = distance_mm_deg(T_reached, T)
             assert mm.max() < 1e-3
             assert deg.max() < 1e-4
-            assert np.abs(mm - solution.residual_m * 1e3).max() < 1e-7  # what is reported is what MuJoCo measures
+            # what is reported is what MuJoCo measures
+            assert np.abs(mm - solution.residual_m * 1e3).max() < 1e-7
         assert solution.converged.all()
         assert not solution.clamped.any()
         assert velocity_ratio(q_start, solution.q_rad[:, :7]) <= 1.001
@@ -71,7 +85,8 @@ def test_paths_agree(bridge):
     for _ in range(4):
         q_start, T = feasible_chunk(rng, 32, (0.01, 0.03), (1.0, 5.0))
         lm, qp = (bridge.solve(T, full(q_start), DT_S, method) for method in METHODS)
-        assert np.abs(lm.q_rad - qp.q_rad).max() < 2e-2  # one spare joint: both near the same branch
+        # one spare joint: both near the same branch
+        assert np.abs(lm.q_rad - qp.q_rad).max() < 2e-2
         mm, deg = distance_mm_deg(mujoco_fk(MODEL, lm.q_rad), mujoco_fk(MODEL, qp.q_rad))
         assert mm.max() < 2e-3
         assert deg.max() < 2e-4
@@ -140,7 +155,9 @@ def test_hard_chunks_keep_the_limits(bridge, method, kind):
         np.testing.assert_allclose(np.rad2deg(solution.residual_rad), deg, rtol=1e-6, atol=1e-7)
         step = np.abs(np.diff(np.vstack([q_start, q]), axis=0))
         at_speed = (step >= FER.velocity * DT_S * (1 - 1e-6)).any(axis=1)
-        at_end = ((q <= FER.q_min + LIMIT_MARGIN_RAD + 1e-9) | (q >= FER.q_max - LIMIT_MARGIN_RAD - 1e-9)).any(axis=1)
+        at_end = (
+            (q <= FER.q_min + LIMIT_MARGIN_RAD + 1e-9) | (q >= FER.q_max - LIMIT_MARGIN_RAD - 1e-9)
+        ).any(axis=1)
         assert (solution.clamped == (at_speed | at_end)).all()
         assert not solution.converged.all()
         assert solution.clamped.any()
@@ -153,7 +170,9 @@ def _unit(rng):
 
 
 def test_step_box_against_minks_velocity_limit():
-    """Ten iterations with mink's VelocityLimit move several times as far as a control step allows; the box does not."""
+    """Ten iterations with mink's VelocityLimit move several times as far as a control step
+    allows; the box does not.
+    """
     import mink
     import qpsolvers
 
@@ -169,7 +188,9 @@ def test_step_box_against_minks_velocity_limit():
         task.set_target(mink.SE3.from_matrix(far))
         for _ in range(10):
             problem = mink.build_ik(configuration, [task], DT_S, 1e-6, [limit])
-            configuration.integrate_inplace(qpsolvers.solve_problem(problem, solver="daqp").x / DT_S, DT_S)
+            configuration.integrate_inplace(
+                qpsolvers.solve_problem(problem, solver="daqp").x / DT_S, DT_S
+            )
         return (np.abs(configuration.q[:7] - q_start) / (FER.velocity * DT_S)).max()
 
     theirs = mink.VelocityLimit(MODEL, {f"joint{i + 1}": FER.velocity[i] for i in range(7)})
@@ -187,7 +208,10 @@ def test_unreachable_pose_is_held_and_the_next_step_goes_on(bridge):
     hold, back = solution.q_rad[39, :7], solution.q_rad[40:, :7]
     assert not solution.converged[:40].any()
     reached = dh_forward(solution.q_rad[:, :7])[:, :3, 3]
-    assert np.linalg.norm(reached[39] - away[:3, 3]) < np.linalg.norm(reached[0] - away[:3, 3]) - 0.2  # as near as it can
+    # as near as it can
+    assert (
+        np.linalg.norm(reached[39] - away[:3, 3]) < np.linalg.norm(reached[0] - away[:3, 3]) - 0.2
+    )
     assert np.abs(solution.q_rad[39] - solution.q_rad[38]).max() < 0.01  # and about at rest there
     assert solution.converged[-1]
     assert np.abs(back[0] - hold).max() <= (FER.velocity * DT_S).max() * 1.001
@@ -260,7 +284,9 @@ def test_nothing_malformed_reaches_a_solver(bridge, bad, monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_far_pose_is_walked_to(bridge, method):
-    """Thirty centimetres away in one row: the box holds each step back, and the arm comes nearer until it is there."""
+    """Thirty centimetres away in one row: the box holds each step back, and the arm comes nearer
+    until it is there.
+    """
     q_start, T = feasible_chunk(np.random.default_rng(7), 4, (0.01, 0.02), (1.0, 3.0))
     away = T[0].copy()
     away[:3, 3] += [0.3, 0.0, 0.0]
@@ -276,7 +302,9 @@ def test_a_start_out_of_range_is_refused_by_joint_value_and_range():
     for joint, value in ((3, 0.0), (0, 3.0)):
         q = home.copy()
         q[joint] = value
-        with pytest.raises(InputError, match=rf"joint {joint + 1} of 7 is at {value:.4f} rad, outside its range \["):
+        with pytest.raises(
+            InputError, match=rf"joint {joint + 1} of 7 is at {value:.4f} rad, outside its range \["
+        ):
             bridge.solve(targets, q)
     q = home.copy()
     q[3] = bridge.limits.q_max[3] + 0.01  # a servo's droop at the end is no error

@@ -1,4 +1,6 @@
-"""Inverse kinematics in a scene: collisions kept at a distance, and joints off the chain left alone."""
+"""Inverse kinematics in a scene: collisions kept at a distance, and joints off the chain left
+alone.
+"""
 
 import mujoco
 import numpy as np
@@ -20,7 +22,9 @@ GRIPPER = ["hand_collision", "left_finger_collision", "right_finger_collision"]
 def tabled():
     """The arm over a table top at z = 0.1, in front of it."""
     spec = mujoco.MjSpec.from_file(str(resource("assets/panda.xml")))
-    spec.worldbody.add_geom(name="slab", type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.4, 0.05], pos=[0.6, 0, 0.05])
+    spec.worldbody.add_geom(
+        name="slab", type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.4, 0.05], pos=[0.6, 0, 0.05]
+    )
     return spec.compile()
 
 
@@ -75,10 +79,14 @@ def test_a_cube_is_avoided_and_not_moved_out_of_the_way():
     data = mujoco.MjData(scene.model)
     scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
     q = data.qpos.copy()
-    bridge = MinkIKBridge(scene.model, avoid_collisions=[(GRIPPER, ["cube_red"])], min_distance_m=KEPT_M)
+    bridge = MinkIKBridge(
+        scene.model, avoid_collisions=[(GRIPPER, ["cube_red"])], min_distance_m=KEPT_M
+    )
     share = np.linspace(0, 1, 40)[:, None]
     T = np.repeat(bridge.ee_pose(q)[None], 40, axis=0)
-    T[:, :3, 3] = T[:, :3, 3] * (1 - share) + share * (scene.T_world_body(data, "cube_red")[:3, 3] + [0, 0, 0.06])
+    T[:, :3, 3] = T[:, :3, 3] * (1 - share) + share * (
+        scene.T_world_body(data, "cube_red")[:3, 3] + [0, 0, 0.06]
+    )
     solution = bridge.solve(T, q, DT_S)
     off_chain = np.setdiff1d(np.arange(scene.model.nq), bridge.q_address)
     assert np.abs(solution.q_rad[:, off_chain] - q[off_chain]).max() < 1e-9
@@ -113,4 +121,6 @@ def test_malformed_pairs(tabled):
         with pytest.raises(InputError):
             MinkIKBridge(tabled, avoid_collisions=pairs)
     with pytest.raises(NonFiniteError):
-        MinkIKBridge(tabled, avoid_collisions=[(["hand_collision"], ["slab"])], min_distance_m=np.nan)
+        MinkIKBridge(
+            tabled, avoid_collisions=[(["hand_collision"], ["slab"])], min_distance_m=np.nan
+        )

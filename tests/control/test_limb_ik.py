@@ -1,4 +1,6 @@
-"""Inverse kinematics of a robot's limbs: every installed robot on its own feasible chunks, and two hands at once."""
+"""Inverse kinematics of a robot's limbs: every installed robot on its own feasible chunks, and
+two hands at once.
+"""
 
 import warnings
 from dataclasses import replace
@@ -16,7 +18,13 @@ from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.targets import solve_chunk
 from strands_cosmos3.control.trajectory import JointState, plan_motion, plan_stop
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, FrameError, InputError, NonFiniteError
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    ConfigError,
+    FrameError,
+    InputError,
+    NonFiniteError,
+)
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import DUAL_PANDA, list_robots
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
@@ -24,7 +32,12 @@ from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec import join_limbs
 from strands_cosmos3.types import ActionChunk, JointTrajectory
 
-DOMAIN = {"panda": "droid", "fr3": "robomind-franka", "dual_panda": "robomind-franka-dual", "ur5e": "robomind-ur"}
+DOMAIN = {
+    "panda": "droid",
+    "fr3": "robomind-franka",
+    "dual_panda": "robomind-franka-dual",
+    "ur5e": "robomind-ur",
+}
 DT_S = 1 / 600
 
 
@@ -47,12 +60,17 @@ def dual():
 def chunk_of(ik, q, grippers, embodiment=None):
     """The rows, as a model would emit them, of a motion [T + 1, nq]."""
     row, poses = get_embodiment(embodiment or DOMAIN[ik.robot.name]), limb_poses(ik, q)
-    cosmos = {limb.name: poses[limb.name] @ ik.tool_frame(limb, columns, q[0]) for limb, columns in join_limbs(ik.robot, row)}
+    cosmos = {
+        limb.name: poses[limb.name] @ ik.tool_frame(limb, columns, q[0])
+        for limb, columns in join_limbs(ik.robot, row)
+    }
     return ActionChunk(encode_limbs(cosmos, grippers, row), row.action_space("midtrain"), row)
 
 
 def test_a_robot_follows_its_own_feasible_chunks(ik):
-    """1 to 3 cm and 1 to 5 degrees a row, from encoded rows to references: residual below 0.01 mm, speeds within limits."""
+    """1 to 3 cm and 1 to 5 degrees a row, from encoded rows to references: residual below 0.01
+    mm, speeds within limits.
+    """
     rng = np.random.default_rng(1)
     for _ in range(3):
         row = get_embodiment(DOMAIN[ik.robot.name])
@@ -62,7 +80,9 @@ def test_a_robot_follows_its_own_feasible_chunks(ik):
         assert plan.solution.residual_m.shape == (len(ik.robot.limbs), 16)
         assert plan.solution.residual_m.max() < 1e-5
         assert plan.trajectory.converged.all()
-        np.testing.assert_array_equal(plan.trajectory.residual_m, plan.solution.residual_m.max(axis=0))
+        np.testing.assert_array_equal(
+            plan.trajectory.residual_m, plan.solution.residual_m.max(axis=0)
+        )
         assert plan.trajectory.collision.row is None
         for name, T in limb_poses(ik, plan.solution.q_rad).items():
             away_m = np.linalg.norm(T[:, :3, 3] - limb_poses(ik, q[1:])[name][:, :3, 3], axis=1)
@@ -73,7 +93,9 @@ def test_a_robot_follows_its_own_feasible_chunks(ik):
 
 
 def require_within_limits(ik, start, trajectory):
-    motion = plan_motion(JointState.at_rest(start), trajectory.q_rad, trajectory.t_s, ik.limits, DT_S)
+    motion = plan_motion(
+        JointState.at_rest(start), trajectory.q_rad, trajectory.t_s, ik.limits, DT_S
+    )
     q, v, a = motion.spline.sample(np.arange(0, motion.spline.end_s, DT_S))
     assert (np.abs(v) / ik.limits.velocity).max() <= 1.001
     assert (np.abs(a) / ik.limits.acceleration).max() <= 1.001
@@ -90,7 +112,9 @@ def test_forward_kinematics_is_the_model_s_in_each_limb_s_base(ik):
     found = ik.forward(q)
     for limb in ik.robot.limbs:
         if limb.frame.endswith("hand"):
-            np.testing.assert_allclose(found[limb.name], dh_forward(q[ik.bridges[limb.name].q_address]), atol=1e-12)
+            np.testing.assert_allclose(
+                found[limb.name], dh_forward(q[ik.bridges[limb.name].q_address]), atol=1e-12
+            )
 
 
 def test_a_panda_alone_moves_as_it_does_today_bit_for_bit():
@@ -103,37 +127,58 @@ def test_a_panda_alone_moves_as_it_does_today_bit_for_bit():
 
 
 def test_left_and_right_are_joined_by_name_whatever_comes_first(dual):
-    """Rows in which only the left hand moves; also for a robot whose limbs are listed in the other order."""
+    """Rows in which only the left hand moves; also for a robot whose limbs are listed in the
+    other order.
+    """
     row, still = get_embodiment("robomind-franka-dual"), dual.forward(dual.home)
     turned = solver(replace(DUAL_PANDA, limbs=DUAL_PANDA.limbs[::-1]))
     up = np.eye(4)
     up[2, 3] = 0.01
     cosmos = {
-        limb.name: still[limb.name] @ dual.tool_frame(limb, columns, dual.home) for limb, columns in join_limbs(DUAL_PANDA, row)
+        limb.name: still[limb.name] @ dual.tool_frame(limb, columns, dual.home)
+        for limb, columns in join_limbs(DUAL_PANDA, row)
     }
     poses = {"left": np.stack([np.linalg.matrix_power(up, k) @ cosmos["left"] for k in range(5)])}
     poses["right"] = np.repeat(cosmos["right"][None], 5, axis=0)
-    chunk = ActionChunk(encode_limbs(poses, {"left": np.zeros(4), "right": np.ones(4)}, row), row.action_space(), row)
+    chunk = ActionChunk(
+        encode_limbs(poses, {"left": np.zeros(4), "right": np.ones(4)}, row),
+        row.action_space(),
+        row,
+    )
     for ik in (dual, turned):
         plan = ik.plan(chunk, ik.home)
         end = ik.forward(plan.solution.q_rad[-1])
-        np.testing.assert_allclose(end["left"][:3, 3] - still["left"][:3, 3], [0, 0, 0.04], atol=1e-5)
+        np.testing.assert_allclose(
+            end["left"][:3, 3] - still["left"][:3, 3], [0, 0, 0.04], atol=1e-5
+        )
         np.testing.assert_allclose(end["right"], still["right"], atol=1e-5)
         assert plan.poses.by_limb["left"].gripper.max() < 1e-9
         assert plan.poses.by_limb["right"].gripper.min() > 1 - 1e-9
 
 
 def test_one_factor_stretches_the_time_of_all_limbs(dual):
-    """One hand is asked for too much: both are slowed down alike, and stay where they are relative to each other."""
+    """One hand is asked for too much: both are slowed down alike, and stay where they are
+    relative to each other.
+    """
     still, rows = dual.forward(dual.home), 6
     fast, slow = np.eye(4), np.eye(4)
     fast[2, 3], slow[2, 3] = 0.09, 0.01
     T = {
-        "left": np.stack([np.linalg.matrix_power(fast, k) @ still["left"] for k in range(1, rows + 1)]),
-        "right": np.stack([np.linalg.matrix_power(slow, k) @ still["right"] for k in range(1, rows + 1)]),
+        "left": np.stack(
+            [np.linalg.matrix_power(fast, k) @ still["left"] for k in range(1, rows + 1)]
+        ),
+        "right": np.stack(
+            [np.linalg.matrix_power(slow, k) @ still["right"] for k in range(1, rows + 1)]
+        ),
     }
     q = dual.solve(T, dual.home, 4 / 15).q_rad[:, dual.q_address]
-    motion = plan_motion(JointState.at_rest(dual.home[dual.q_address]), q, np.arange(1, rows + 1) / 15, dual.limits, DT_S)
+    motion = plan_motion(
+        JointState.at_rest(dual.home[dual.q_address]),
+        q,
+        np.arange(1, rows + 1) / 15,
+        dual.limits,
+        DT_S,
+    )
     assert motion.stretched.any()
     at = motion.spline.sample(motion.spline.t_s)[0]
     np.testing.assert_allclose(at[1:], q, atol=1e-9)  # both arms are at row k at the same time
@@ -142,12 +187,17 @@ def test_one_factor_stretches_the_time_of_all_limbs(dual):
 
 
 def test_each_hand_s_own_limit_stretches_time(dual):
-    """The right hand's limit alone, lowered, slows the motion; it lies on the second half of the joints."""
+    """The right hand's limit alone, lowered, slows the motion; it lies on the second half of the
+    joints.
+    """
     left, right = dual.limits.hands
     q = feasible_motion(dual, np.random.default_rng(4), 8, 10)[:, dual.q_address]
     start, t_s = JointState.at_rest(q[0]), np.arange(1, 9) / 10
     end_s = {}
-    for name, hands in (("as it is", (left, right)), ("right slower", (left, replace(right, velocity=0.15)))):
+    for name, hands in (
+        ("as it is", (left, right)),
+        ("right slower", (left, replace(right, velocity=0.15))),
+    ):
         limits = replace(dual.limits, other_hands=hands)
         motion = plan_motion(start, q[1:], t_s, limits, DT_S)
         state = motion.spline.sample(np.arange(0, motion.spline.end_s, DT_S))
@@ -172,13 +222,20 @@ def test_the_guard_and_the_stops_know_either_hand(dual):
         for limits in (dual.limits, replace(dual.limits, other_hands=())):
             stop = plan_stop(JointState(dual.home[dual.q_address], qd, np.zeros(14)), limits)
             state = stop.sample(np.arange(0, stop.end_s, DT_S))
-            hardest.append(np.linalg.norm(hand.chain.motion(*(hand.own(x) for x in state))[2], axis=1).max())
+            hardest.append(
+                np.linalg.norm(hand.chain.motion(*(hand.own(x) for x in state))[2], axis=1).max()
+            )
         assert hardest[0] < 0.9 * hardest[1]  # it brakes more gently for its hand
 
 
 def test_two_arms_that_would_meet_are_held_together(dual):
-    """The left hand goes to the right one: both arms stop, the right one too, although its own rows are clear."""
-    T_world, rows = {name: dual.T_world_base[name] @ T for name, T in dual.forward(dual.home).items()}, 20
+    """The left hand goes to the right one: both arms stop, the right one too, although its own
+    rows are clear.
+    """
+    T_world, rows = (
+        {name: dual.T_world_base[name] @ T for name, T in dual.forward(dual.home).items()},
+        20,
+    )
     T = {name: np.repeat(pose[None], rows, axis=0).copy() for name, pose in T_world.items()}
     T["left"][:, 1, 3] -= np.linspace(0.03, 0.6, rows)
     T["right"][:, 2, 3] += np.linspace(0.001, 0.02, rows)
@@ -218,10 +275,16 @@ def test_neighbouring_links_of_either_arm_are_not_checked_against_each_other():
         arm = mujoco.MjSpec.from_string(resource("assets/panda.xml").read_text())
         for listed in (*arm.keys, *arm.excludes):
             arm.delete(listed)
-        spec.attach(arm, prefix=f"{side}_", frame=spec.worldbody.add_frame(pos=[0, 0.6 * (side == "left"), 0]))
+        spec.attach(
+            arm,
+            prefix=f"{side}_",
+            frame=spec.worldbody.add_frame(pos=[0, 0.6 * (side == "left"), 0]),
+        )
     model = spec.compile()
     pairs = CollisionCheck(model, [model.joint(name).id for name in DUAL_PANDA.joints]).pairs
-    links = [[model.body(model.geom_bodyid[geom]).name.split("_link") for geom in pair] for pair in pairs]
+    links = [
+        [model.body(model.geom_bodyid[geom]).name.split("_link") for geom in pair] for pair in pairs
+    ]
     within = [(a, b) for a, b in links if len(a) == len(b) == 2 and a[0] == b[0]]
     assert {side for (side, _), _ in within} == {"left", "right"}
     assert all(abs(int(a[1]) - int(b[1])) > 1 for a, b in within)

@@ -1,4 +1,6 @@
-"""The second pass over hard chunks: against the solver without it, a dense quadratic program, and the bounds of every step."""
+"""The second pass over hard chunks: against the solver without it, a dense quadratic program,
+and the bounds of every step.
+"""
 
 import mujoco
 import numpy as np
@@ -51,7 +53,8 @@ def test_straight_elbows_are_solved_better_than_row_by_row():
     for (q, T), before in zip(chunks, ROW_BY_ROW_MM, strict=True):
         solution = BRIDGE.solve(T, full(q), DT_S)
         mm = missed_mm(solution.q_rad, T)
-        np.testing.assert_allclose(solution.residual_m * 1e3, mm, atol=1e-6)  # every row's own figure
+        # every row's own figure
+        np.testing.assert_allclose(solution.residual_m * 1e3, mm, atol=1e-6)
         assert_within_bounds(q, solution.q_rad)
         assert mm.max() <= before + 1e-3
         worst.append(mm.max())
@@ -94,20 +97,37 @@ def test_chunks_that_converge_and_those_out_of_reach_take_one_pass(monkeypatch):
 
 
 def test_a_second_solution_with_a_worse_row_is_not_taken():
-    """The sum of squares may fall while the worst row gets worse; 14.5117 mm row by row, 14.5245 mm as a whole."""
-    ends = dh_forward(np.array([[0.35, -1.4, 0.41, -0.3, 0.69, 1.19, 0.55], [-0.17, -1.56, 0.33, -0.15, 0.76, 0.9, 0.24]]))
-    q, T = np.array([0.35, -1.4, 0.41, -0.3, 0.69, 1.19, 0.55]), interpolate_poses(ends, np.arange(2.0), np.arange(1, 33) / 32)
+    """The sum of squares may fall while the worst row gets worse; 14.5117 mm row by row, 14.5245
+    mm as a whole.
+    """
+    ends = dh_forward(
+        np.array(
+            [
+                [0.35, -1.4, 0.41, -0.3, 0.69, 1.19, 0.55],
+                [-0.17, -1.56, 0.33, -0.15, 0.76, 0.9, 0.24],
+            ]
+        )
+    )
+    q, T = (
+        np.array([0.35, -1.4, 0.41, -0.3, 0.69, 1.19, 0.55]),
+        interpolate_poses(ends, np.arange(2.0), np.arange(1, 33) / 32),
+    )
     assert missed_mm(BRIDGE.solve(T, full(q), DT_S).q_rad, T).max() < 14.518
 
 
 def test_the_pass_takes_a_step_that_a_row_cannot():
-    """Two rows: the second lies one and a half steps away, so that the first has to move ahead of its own pose."""
+    """Two rows: the second lies one and a half steps away, so that the first has to move ahead
+    of its own pose.
+    """
     T = np.repeat(dh_forward(HOME_Q)[None], 2, axis=0)
     q_far = HOME_Q.copy()
     q_far[0] += 1.02 * FER.velocity[0] * DT_S
     T[1] = dh_forward(q_far)
     solution = BRIDGE.solve(T, full(HOME_Q), DT_S)
-    assert solution.residual_m.max() < 0.6 * np.linalg.norm(dh_forward(q_far)[:3, 3] - T[0, :3, 3]) * 0.02 / 1.02
+    assert (
+        solution.residual_m.max()
+        < 0.6 * np.linalg.norm(dh_forward(q_far)[:3, 3] - T[0, :3, 3]) * 0.02 / 1.02
+    )
     assert solution.worst < ROW_TOLERANCE * 5
     assert_within_bounds(HOME_Q, solution.q_rad)
 
@@ -116,7 +136,10 @@ def test_the_pass_takes_a_step_that_a_row_cannot():
 def test_the_banded_program_is_a_dense_ones(seed):
     rng, (T, n) = np.random.default_rng(seed), (8, 7)
     J = rng.normal(size=(T, 6, n))
-    blocks, gradient = np.einsum("tki,tkj->tij", J, J) + 1e-3 * np.eye(n), 0.1 * rng.normal(size=(T, n))
+    blocks, gradient = (
+        np.einsum("tki,tkj->tij", J, J) + 1e-3 * np.eye(n),
+        0.1 * rng.normal(size=(T, n)),
+    )
     q = np.cumsum(rng.uniform(-0.05, 0.05, (T + 1, n)), axis=0)
     reach, lower, upper = np.full(n, 0.06), q.min(axis=0) - 0.02, q.max(axis=0) + 0.01
     d = solve_banded_program(blocks, gradient, q[1:], q[0], StepBounds(lower, upper, reach), reach)

@@ -11,7 +11,13 @@ from test_executor import assert_lawful, joined
 from helpers.ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan, with_old_names
-from strands_cosmos3.errors import ActuatorGuardError, BackendError, ConfigError, ControlError, InputError
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    BackendError,
+    ConfigError,
+    ControlError,
+    InputError,
+)
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
@@ -39,22 +45,31 @@ def run(loop, seconds):
 def test_no_tick_is_idle_whatever_inference_takes(latency, replan):
     arm, loop, _joins = make_loop(latency_s=latency, replan_rows=replan)
     run(loop, 12)
-    assert loop.counters["idle_ticks"] == loop.counters["deadline_misses"] == loop.counters["expired"] == 0
+    assert (
+        loop.counters["idle_ticks"]
+        == loop.counters["deadline_misses"]
+        == loop.counters["expired"]
+        == 0
+    )
     q, v, a = joined(arm.blocks)
     assert_lawful(q, v, a, FER)
     t = (np.arange(len(q)) + 1) * DT
-    assert np.abs(q - sway(t))[t > latency + 2.7].max() < 3e-3  # from the second chunk on: one motion, at its own time
+    # from the second chunk on: one motion, at its own time
+    assert np.abs(q - sway(t))[t > latency + 2.7].max() < 3e-3
 
 
 def test_steps_that_pass_during_inference_are_accounted_for():
-    """The planner's motion is a function of time: a chunk that was not shifted would be 0.8 s behind it."""
+    """The planner's motion is a function of time: a chunk that was not shifted would be 0.8 s
+    behind it.
+    """
     _arm, loop, joins = make_loop(latency_s=0.8)
     run(loop, 6)
     for what, _ in joins[1:]:
         assert what.rows_passed == 12
         assert len(what.plan.t_s) == 20
         assert not what.motion.stretched.any()
-    assert joins[0][0].rows_passed == 0  # the first was waited for at rest: the motion's clock stood still
+    # the first was waited for at rest: the motion's clock stood still
+    assert joins[0][0].rows_passed == 0
 
 
 def test_the_next_chunk_is_requested_as_late_as_is_safe():
@@ -79,14 +94,17 @@ def test_replanning_after_some_rows():
 
 @pytest.mark.parametrize("lead", [0, 1])
 def test_prefix_rows_are_those_the_arm_carries_out_meanwhile(lead):
-    """With lead 0 (``joint_pos``) a chunk's first row is due at its observation, so that is where action-prefix rows begin."""
+    """With lead 0 (``joint_pos``) a chunk's first row is due at its observation, so that is
+    where action-prefix rows begin.
+    """
     arm = IdealArm()
     _arm, loop, _joins = make_loop(arm, Swaying(arm, lead=lead), latency_s=0.4, replan_rows=16)
     run(loop, 6)
     seen = loop.planner.seen
     assert seen[0][1] is None
     for (before_s, _), (now_s, action_prefix) in itertools.pairwise(seen[1:]):
-        row = (now_s - before_s) * FPS  # in the chunk that was requested then, whose row i is due at (i + lead) / fps
+        # in the chunk that was requested then, whose row i is due at (i + lead) / fps
+        row = (now_s - before_s) * FPS
         assert isinstance(action_prefix, PrefixSpan)
         assert abs(action_prefix.first - row) <= 0.51
         assert action_prefix.rows == 6 + (lead == 0)  # 0.4 s at 15 Hz, the row due now counted
@@ -114,7 +132,11 @@ def test_after_a_hold_motion_goes_on_from_a_later_observation():
     run(loop, 10)
     assert loop.executor.state is ExecutorState.RUNNING
     assert loop.counters["deadline_misses"] == 1
-    held = next(i for i, b in enumerate(arm.blocks) if i > 30 and not np.isfinite(b.nominal_s).any()) * 12 * DT
+    held = (
+        next(i for i, b in enumerate(arm.blocks) if i > 30 and not np.isfinite(b.nominal_s).any())
+        * 12
+        * DT
+    )
     resumed = joins[1][0]
     seen = [when for when, _ in loop.planner.seen]
     requested_s = max(when for when in seen if when <= held + 2.0 and (when >= held - 1e-9))
@@ -183,7 +205,8 @@ def test_failures_are_asked_again_after_longer_and_longer_pauses():
     loop.planner.fail = failing(*range(2, 9))
     run(loop, 14)
     pauses_s = np.diff([when for when, _ in loop.planner.seen])[1:8]
-    np.testing.assert_allclose(pauses_s, [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], atol=0.021)  # to a tick
+    # to a tick
+    np.testing.assert_allclose(pauses_s, [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], atol=0.021)
     assert loop.counters["failed"] == 7
     assert loop.executor.state is ExecutorState.RUNNING
 
@@ -225,7 +248,8 @@ def test_on_the_walls_clock_an_answer_counts_when_it_is_there():
     while not joins and time.monotonic() < until:
         loop.tick()
     loop.close()
-    assert joins  # on a busy machine so late that the second one is requested in the very tick of the first
+    # on a busy machine so late that the second one is requested in the very tick of the first
+    assert joins
     assert joins[0][0].rows_passed == 0
 
 
@@ -234,7 +258,9 @@ def test_ctrl_c_is_heard_while_an_answer_is_waited_for():
     arm = IdealArm()
     planner = Swaying(arm)
     planner.fail = lambda call: gate.wait()
-    loop = ControlLoop(arm, planner, Executor(FER, DT, HOME_Q), LoopConfig(), interrupted=stop.is_set)
+    loop = ControlLoop(
+        arm, planner, Executor(FER, DT, HOME_Q), LoopConfig(), interrupted=stop.is_set
+    )
     threading.Timer(0.2, stop.set).start()
     with pytest.raises(KeyboardInterrupt):
         loop.tick()
@@ -284,12 +310,15 @@ def test_a_reference_the_arm_refuses_ends_in_a_fault():
     arm.execute = follow
     for _ in range(50):
         loop.advance()
-    assert_lawful(*joined(arm.blocks), FER)  # braking begins where the arm was left, not where the block would have led
+    # braking begins where the arm was left, not where the block would have led
+    assert_lawful(*joined(arm.blocks), FER)
     assert not arm.qd.any()
 
 
 def test_an_arm_that_can_follow_no_further_ends_in_a_fault_and_is_told_to_hold():
-    """E.g. physics that diverged. How far it came is not known, so braking goes on from what was handed out."""
+    """E.g. physics that diverged. How far it came is not known, so braking goes on from what was
+    handed out.
+    """
     arm, loop, joins = make_loop()
     for _ in range(50):
         loop.tick()
@@ -312,16 +341,20 @@ def test_an_arm_that_can_follow_no_further_ends_in_a_fault_and_is_told_to_hold()
     braking = [handed_out[0], *arm.blocks[50:]]
     assert_lawful(*joined(braking), FER)
     assert not arm.qd.any()
-    assert np.ptp(joined(braking)[0][-600:], axis=0).max() == 0.0  # commanded to stay where it came to rest
+    # commanded to stay where it came to rest
+    assert np.ptp(joined(braking)[0][-600:], axis=0).max() == 0.0
     assert loop.executor.state is ExecutorState.FAULT
-    assert (loop.counters["requested"], len(joins)) == (requested, accepted)  # nobody is asked where nothing may be followed
+    # nobody is asked where nothing may be followed
+    assert (loop.counters["requested"], len(joins)) == (requested, accepted)
 
 
 def test_a_hold_says_what_it_waits_for():
     arm, gate = IdealArm(), threading.Event()
     planner = Swaying(arm, rows=8)
     planner.fail = lambda call: gate.wait() if call == 2 else failing(3)(call)
-    _arm, loop, joins = make_loop(arm, planner, latency_s=None, retry_s=60.0, longest_retry_s=60.0, patience_s=1e9)
+    _arm, loop, joins = make_loop(
+        arm, planner, latency_s=None, retry_s=60.0, longest_retry_s=60.0, patience_s=1e9
+    )
     assert (loop.why_held(), loop.held_s) == (None, 0.0)
     until = time.monotonic() + 20.0
     while not joins and time.monotonic() < until:
@@ -334,7 +367,8 @@ def test_a_hold_says_what_it_waits_for():
     assert loop.held_s == pytest.approx(2.0, abs=0.05)
     assert "the policy has not answered for 2" in loop.why_held()
     gate.set()
-    while loop.error is None and time.monotonic() < until:  # the chunk has expired, and the next inference fails
+    # the chunk has expired, and the next inference fails
+    while loop.error is None and time.monotonic() < until:
         loop.tick()
     assert "call 3 has no answer" in loop.why_held()
     loop.close()
@@ -404,7 +438,12 @@ def test_reports_keep_the_old_counter_names_for_one_release():
     _arm, loop, _ = make_loop()
     run(loop, 1)
     written = with_old_names({**loop.executor.counters, **loop.counters})
-    pairs = {"asked": "requested", "refused": "rejected", "stale": "expired", "abandoned": "abandoned_inferences"}
+    pairs = {
+        "asked": "requested",
+        "refused": "rejected",
+        "stale": "expired",
+        "abandoned": "abandoned_inferences",
+    }
     for old, new in {**pairs, "cornered": "limited_by_joint_end"}.items():
         assert written[old] == written[new]
     assert written["asked"] > 0
@@ -412,7 +451,9 @@ def test_reports_keep_the_old_counter_names_for_one_release():
 
 
 class Storm:
-    """Random trouble: failures, absurd or lawful rows, rows outside the joints' range, at random moments."""
+    """Random trouble: failures, absurd or lawful rows, rows outside the joints' range, at random
+    moments.
+    """
 
     def __init__(self, arm, rng):
         self.arm, self.rng, self.failed, self.refusable = arm, rng, 0, 0
@@ -437,12 +478,18 @@ class Storm:
 
 
 def soak(n_ticks, seed):
-    """The loop in a storm; every reference is checked, and every miss counted by somebody else as well."""
+    """The loop in a storm; every reference is checked, and every miss counted by somebody else
+    as well.
+    """
     rng = np.random.default_rng(seed)
     arm = IdealArm()
     latencies = np.random.default_rng(seed + 1)
     storm = Storm(arm, rng)
-    config = LoopConfig(latency_s=lambda: float(latencies.choice([0.0, 0.1, 0.5, 2.0])), replan_rows=12, patience_s=1e9)
+    config = LoopConfig(
+        latency_s=lambda: float(latencies.choice([0.0, 0.1, 0.5, 2.0])),
+        replan_rows=12,
+        patience_s=1e9,
+    )
     loop = ControlLoop(arm, storm, Executor(FER, DT, HOME_Q), config)
     while not loop.executor.counters["chunks"]:
         try:
@@ -453,7 +500,10 @@ def soak(n_ticks, seed):
     idle0, misses0 = loop.counters["idle_ticks"], loop.counters["deadline_misses"]
     try:
         for _tick in range(n_ticks):
-            running, chunks = loop.executor.state is ExecutorState.RUNNING, loop.executor.counters["chunks"]
+            running, chunks = (
+                loop.executor.state is ExecutorState.RUNNING,
+                loop.executor.counters["chunks"],
+            )
             loop.tick()
             taken_up = loop.executor.counters["chunks"] > chunks
             idle += not running and not taken_up
@@ -480,7 +530,9 @@ def test_a_storm_of_faults_leaves_the_limits_alone():
 
 @pytest.mark.slow
 def test_a_million_ticks_in_a_storm_leak_nothing_and_miss_no_miss():
-    """Five and a half hours at 50 Hz. Memory is looked at after the first tenth, misses are counted twice."""
+    """Five and a half hours at 50 Hz. Memory is looked at after the first tenth, misses are
+    counted twice.
+    """
     import gc
     import resource
 
@@ -498,7 +550,9 @@ def test_a_million_ticks_in_a_storm_leak_nothing_and_miss_no_miss():
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.1, None])
 def test_taking_up_a_chunk_costs_the_ticks_thread_little(latency_s):
-    """Of its CPU time, less than half of what planning takes, which the machine's speed does not change."""
+    """Of its CPU time, less than half of what planning takes, which the machine's speed does not
+    change.
+    """
     arm, rng, planning_ms, cost_ms = IdealArm(), np.random.default_rng(0), [], []
     planner = Swaying(arm)
 
@@ -526,7 +580,9 @@ def test_taking_up_a_chunk_costs_the_ticks_thread_little(latency_s):
 
 
 def test_in_real_time_a_chunk_is_planned_from_a_reference_ahead():
-    """The arm goes on meanwhile; the new motion begins where the arm then is, and a late plan is made again from further on."""
+    """The arm goes on meanwhile; the new motion begins where the arm then is, and a late plan is
+    made again from further on.
+    """
     arm = IdealArm()
     arm, loop, joins = make_loop(arm, Swaying(arm, rows=64), latency_s=None, replan_rows=8)
     until = time.monotonic() + 60.0

@@ -1,4 +1,6 @@
-"""Redundant joints stay where they were over closed loops of the hand, and the pose pays nothing for it."""
+"""Redundant joints stay where they were over closed loops of the hand, and the pose pays nothing
+for it.
+"""
 
 import itertools
 
@@ -28,7 +30,9 @@ def full(q_arm):
 
 
 def loop_of(q_start, turns, rows=60, radius_m=0.04):
-    """[turns * rows, 4, 4] closed loops of 8 cm in the horizontal plane, from and to where the hand is."""
+    """[turns * rows, 4, 4] closed loops of 8 cm in the horizontal plane, from and to where the
+    hand is.
+    """
     a = np.arange(1, turns * rows + 1) / rows * 2 * np.pi
     T = np.repeat(dh_forward(q_start)[None], len(a), axis=0)
     T[:, 0, 3] += radius_m * (np.cos(a) - 1)
@@ -52,11 +56,19 @@ def test_twenty_closed_loops_leave_the_joints_where_they_were(method, q_start):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_posture_is_approached_in_the_null_space_and_a_little_in_each_row(method):
-    """From an elbow turned aside the hand follows its path exactly, while the joints go to the posture."""
+    """From an elbow turned aside the hand follows its path exactly, while the joints go to the
+    posture.
+    """
     bend = np.array([0.6, 0.0, -0.6, 0.0, 0.0, 0.0, 0.0])
-    elbow_aside = MinkIKBridge(MODEL, posture_rad=HOME_Q + bend).solve(loop_of(HOME_Q, 4), full(HOME_Q)).q_rad[-1, :7]
+    elbow_aside = (
+        MinkIKBridge(MODEL, posture_rad=HOME_Q + bend)
+        .solve(loop_of(HOME_Q, 4), full(HOME_Q))
+        .q_rad[-1, :7]
+    )
     assert np.abs(elbow_aside - HOME_Q).max() > 0.2
-    solution = MinkIKBridge(MODEL, posture_rad=HOME_Q).solve(loop_of(elbow_aside, 4), full(elbow_aside), 1 / 15, method)
+    solution = MinkIKBridge(MODEL, posture_rad=HOME_Q).solve(
+        loop_of(elbow_aside, 4), full(elbow_aside), 1 / 15, method
+    )
     assert solution.residual_m.max() < 1e-6
     q = np.vstack((elbow_aside, solution.q_rad[:, :7]))
     assert np.abs(q[-1] - HOME_Q).max() < 0.2 * np.abs(elbow_aside - HOME_Q).max()
@@ -76,12 +88,20 @@ def test_the_posture_is_approached_in_the_null_space_and_a_little_in_each_row(me
 def test_the_default_posture_is_the_models_home_or_the_frankas():
     np.testing.assert_array_equal(MinkIKBridge(MODEL).posture_rad, HOME_Q)
     link = '<body><joint name="{}" range="-1 1" limited="true"/><geom size=".1"/>'
-    bodies = link.format("a") + link.format("b").replace("<body>", '<body name="tip">') + "</body></body>"
+    bodies = (
+        link.format("a")
+        + link.format("b").replace("<body>", '<body name="tip">')
+        + "</body></body>"
+    )
     keys = '<keyframe><key name="home" qpos=".3 .6"/></keyframe>'
-    two_joints = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{bodies}</worldbody>{keys}</mujoco>")
+    two_joints = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody>{bodies}</worldbody>{keys}</mujoco>"
+    )
     rates = [np.ones(2)] * 4
     limits = JointLimits(-np.ones(2), np.ones(2), *rates)
-    np.testing.assert_array_equal(MinkIKBridge(two_joints, "tip", limits=limits).posture_rad, [0.3, 0.6])
+    np.testing.assert_array_equal(
+        MinkIKBridge(two_joints, "tip", limits=limits).posture_rad, [0.3, 0.6]
+    )
     with pytest.raises(ShapeError, match="posture_rad"):
         MinkIKBridge(MODEL, posture_rad=np.zeros(6))
 
@@ -96,7 +116,9 @@ class Loops(Backend):
         T = np.repeat(request.T_base_cosmos[None], request.n_rows + 1, axis=0)
         T[1:, :2, 3] += (loop_of(HOME_Q, 1, request.n_rows) - dh_forward(HOME_Q))[:, :2, 3]
         return ActionChunk(
-            encode_chunk(T, np.ones(request.n_rows), request.embodiment), request.action_space, request.embodiment
+            encode_chunk(T, np.ones(request.n_rows), request.embodiment),
+            request.action_space,
+            request.embodiment,
         )
 
 
@@ -113,7 +135,9 @@ def test_a_policys_posture_is_where_its_episode_began():
 def circling(q_start, turns, period_s=4.0):
     rows = round(period_s * 15)
     T = np.concatenate((dh_forward(q_start)[None], loop_of(q_start, turns, rows)))
-    return Recording(T @ get_embodiment("droid").tool_frame.T_parent_cosmos, np.ones(len(T)), 15.0, q_start)
+    return Recording(
+        T @ get_embodiment("droid").tool_frame.T_parent_cosmos, np.ones(len(T)), 15.0, q_start
+    )
 
 
 @pytest.mark.parametrize("turns", [3, pytest.param(20, marks=pytest.mark.slow)])

@@ -1,4 +1,6 @@
-"""Feed-forward: what it is worth in dynamics over the closed loop, and that nothing but numbers reaches ctrl."""
+"""Feed-forward: what it is worth in dynamics over the closed loop, and that nothing but numbers
+reaches ctrl.
+"""
 
 import mujoco
 import numpy as np
@@ -27,7 +29,9 @@ def in_free_air(rng, steps_m, steps_deg):
 
 
 def track(robot, steps_m, steps_deg, seeds):
-    """Distances [N] in mm, hand achieved against hand commanded, at every physics step of a few chunks."""
+    """Distances [N] in mm, hand achieved against hand commanded, at every physics step of a few
+    chunks.
+    """
     out = []
     for seed in seeds:
         q_start, T = in_free_air(np.random.default_rng(seed), steps_m, steps_deg)
@@ -38,13 +42,19 @@ def track(robot, steps_m, steps_deg, seeds):
             before = robot.executor.reference
             block = robot.executor.advance(12)
             achieved, _ = robot.execute(block, before)
-            out.append(np.linalg.norm((dh_forward(achieved) - dh_forward(block.q_rad))[:, :3, 3], axis=1) * 1e3)
+            out.append(
+                np.linalg.norm((dh_forward(achieved) - dh_forward(block.q_rad))[:, :3, 3], axis=1)
+                * 1e3
+            )
     return np.concatenate(out)
 
 
 @pytest.fixture(scope="module")
 def robots():
-    return {name: Robot(control=ControlConfig(feed_forward=name)) for name in ("none", "velocity", "computed_torque")}
+    return {
+        name: Robot(control=ControlConfig(feed_forward=name))
+        for name in ("none", "velocity", "computed_torque")
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +81,10 @@ def test_no_control_that_is_not_a_number(robots, name, field, where):
     robot = robots[name]
     robot.reset(0)
     good = robot.executor.advance(12)
-    fields = {k: getattr(good, k).copy() for k in ("q_rad", "qd_rad_s", "qdd_rad_s2", "gripper", "nominal_s")}
+    fields = {
+        k: getattr(good, k).copy()
+        for k in ("q_rad", "qd_rad_s", "qdd_rad_s2", "gripper", "nominal_s")
+    }
     fields[field][where] = np.nan
     ctrl, qpos = robot.data.ctrl.copy(), robot.data.qpos.copy()
     with pytest.raises(ActuatorGuardError):
@@ -97,9 +110,13 @@ def test_controls_stay_in_range():
     mujoco.mj_step1(model, data)
     far = np.where(np.arange(7) % 2, FER.q_max, FER.q_min)
     for ctrl in (
-        servo.velocity_feed_forward(far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10),
+        servo.velocity_feed_forward(
+            far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10
+        ),
         servo.no_feed_forward(far * 2),
-        servo.computed_torque(data, far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10),
+        servo.computed_torque(
+            data, far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10
+        ),
     ):
         assert (ctrl >= servo.ctrl_min).all()
         assert (ctrl <= servo.ctrl_max).all()
@@ -111,11 +128,15 @@ def test_velocity_leads_by_what_the_servo_loses():
     servo, qd = JointServo(model), np.linspace(-1, 1, 7)
     lost = -model.actuator_biasprm[servo.actuator_ids, 2] + model.dof_damping[:7]
     lead = servo.velocity_feed_forward(HOME_Q, qd, np.zeros(7)) - HOME_Q
-    np.testing.assert_allclose(lead * model.actuator_gainprm[servo.actuator_ids, 0], lost * qd, atol=1e-9)
+    np.testing.assert_allclose(
+        lead * model.actuator_gainprm[servo.actuator_ids, 0], lost * qd, atol=1e-9
+    )
 
 
 def test_acceleration_leads_by_each_joints_own_inertia():
-    """At home, accelerating one joint alone takes the torque that MuJoCo's inverse dynamics finds beyond gravity."""
+    """At home, accelerating one joint alone takes the torque that MuJoCo's inverse dynamics
+    finds beyond gravity.
+    """
     model = load_panda()
     servo, data, resting = JointServo(model), mujoco.MjData(model), mujoco.MjData(model)
     for joint, dof in enumerate(servo.dof_address):

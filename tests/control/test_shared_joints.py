@@ -27,8 +27,10 @@ def arm(side, y, joints):
     inner = f'<site name="{side}_hand" pos="0.1 0 0"/>'
     for i, axis in reversed(list(enumerate(AXES[:joints], 1))):
         inner = (
-            f'<body name="{side}_link{i}" pos="{0 if i == 1 else 0.15} {y if i == 1 else 0} {0.4 if i == 1 else 0}">'
-            f'<joint name="{side}_joint{i}" axis="{axis}" range="-2 2"/><geom size="0.02" contype="0" conaffinity="0"/>{inner}'
+            f'<body name="{side}_link{i}" pos="{0 if i == 1 else 0.15} {y if i == 1 else 0} '
+            f'{0.4 if i == 1 else 0}">'
+            f'<joint name="{side}_joint{i}" axis="{axis}" range="-2 2"/><geom size="0.02" '
+            f'contype="0" conaffinity="0"/>{inner}'
             "</body>"
         )
     return inner
@@ -46,14 +48,17 @@ def waist_and_arms(folder, joints):
     names = ["waist", *(f"{side}_joint{i}" for side in ("left", "right") for i in of_arm)]
     servos = "".join(f'<position name="{name}" joint="{name}" kp="100"/>' for name in names)
     path.write_text(
-        '<mujoco><compiler angle="radian"/><worldbody><body name="torso"><joint name="waist" axis="0 0 1" range="-1 1"/>'
+        '<mujoco><compiler angle="radian"/><worldbody><body name="torso"><joint name="waist" '
+        'axis="0 0 1" range="-1 1"/>'
         f'<geom size="0.05"/>{arm("left", 0.2, joints)}{arm("right", -0.2, joints)}</body></worldbody>'
         f"<actuator>{servos}</actuator></mujoco>"
     )
     limbs = []
     for side in ("left", "right"):
         own = ("waist", *(f"{side}_joint{i}" for i in of_arm))
-        limbs.append(Limb(side, own, own, f"{side}_hand", "world", HOME[: joints + 1], frame_type="site"))
+        limbs.append(
+            Limb(side, own, own, f"{side}_hand", "world", HOME[: joints + 1], frame_type="site")
+        )
     return RobotSpec("waist", "Two arms on a waist", (ModelPart(str(path)),), tuple(limbs))
 
 
@@ -74,7 +79,8 @@ def motion(ik, waist_rad, seed=1):
 def solved(ik, q):
     """The solution of a motion's poses, whose bounds are checked."""
     found = ik.solve({name: T[1:] for name, T in limb_poses(ik, q).items()}, q[0], DT_S)
-    for name, T in limb_poses(ik, found.q_rad).items():  # by MuJoCo's kinematics, not by what the solver says
+    # by MuJoCo's kinematics, not by what the solver says
+    for name, T in limb_poses(ik, found.q_rad).items():
         off_m = np.linalg.norm(T[:, :3, 3] - limb_poses(ik, q[1:])[name][:, :3, 3], axis=1)
         np.testing.assert_allclose(off_m, found.by_limb[name].residual_m, atol=1e-9)
     angles = found.q_rad[:, ik.q_address]
@@ -92,8 +98,13 @@ def test_a_shared_joint_counts_once(robot):
     assert ik.limits.q_max.tolist() == [1.0] + [2.0] * 12
     assert ik.q_address.tolist() == list(range(13))
     hand = LimbLimits(hand=HandRates(1.0, 5.0, "made up"))
-    limited = solver(replace(robot, limbs=tuple(replace(limb, limits=hand) for limb in robot.limbs)))
-    assert [one.joints for one in limited.limits.hands] == [(0, 1, 2, 3, 4, 5, 6), (0, 7, 8, 9, 10, 11, 12)]
+    limited = solver(
+        replace(robot, limbs=tuple(replace(limb, limits=hand) for limb in robot.limbs))
+    )
+    assert [one.joints for one in limited.limits.hands] == [
+        (0, 1, 2, 3, 4, 5, 6),
+        (0, 7, 8, 9, 10, 11, 12),
+    ]
 
 
 @pytest.mark.parametrize(("joints", "seed"), [(3, 0), (3, 1), (6, 0), (6, 1)])

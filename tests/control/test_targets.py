@@ -1,4 +1,6 @@
-"""From chunks to joint targets: the tool frame, row times, polarity, and errors recomputed by MuJoCo."""
+"""From chunks to joint targets: the tool frame, row times, polarity, and errors recomputed by
+MuJoCo.
+"""
 
 import json
 from pathlib import Path
@@ -11,7 +13,11 @@ from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.backends.replay import load_recording
 from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk, tool_frame_in_ee
+from strands_cosmos3.control.targets import (
+    decode_cosmos_chunk_to_targets,
+    solve_chunk,
+    tool_frame_in_ee,
+)
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError
 from strands_cosmos3.robots.model import load_panda
@@ -22,7 +28,8 @@ DROID = get_embodiment("droid")
 MODEL = load_panda()
 BRIDGE = MinkIKBridge(MODEL)
 EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
-YAW_135 = np.array([[-1, -1, 0], [1, -1, 0], [0, 0, np.sqrt(2)]]) / np.sqrt(2)  # written out: not the project's own
+# written out: not the project's own
+YAW_135 = np.array([[-1, -1, 0], [1, -1, 0], [0, 0, np.sqrt(2)]]) / np.sqrt(2)
 
 
 def cosmos(T_hand):
@@ -56,7 +63,9 @@ def synthetic(seed=0, rows=32):
 
 
 def without_tool(raw, q):
-    """What composing the deltas on the hand itself would command: the error the tool frame is there to prevent."""
+    """What composing the deltas on the hand itself would command: the error the tool frame is
+    there to prevent.
+    """
     from strands_cosmos3.actions.decode import decode_chunk
 
     return decode_chunk(ActionChunk(raw, DROID.action_space(), DROID), dh_forward(q)).T_base_frame
@@ -86,7 +95,8 @@ def test_the_droid_episode_with_and_without_the_tool_frame():
     out = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q))
     reached = cosmos(hand_by_mujoco(out["qpos"]))
     error = np.linalg.norm(reached[:, :3, 3] - recording.T_base_cosmos[1:, :3, 3], axis=1)
-    assert error.max() < 2e-4  # frame 0's own joints and pose differ by a tenth of a millimetre at most
+    # frame 0's own joints and pose differ by a tenth of a millimetre at most
+    assert error.max() < 2e-4
     end = np.array(json.loads(EPISODE.read_text())["cartesian_position_xyz_eulerxyz"][-1][:3])
     assert np.linalg.norm(reached[-1, :3, 3] - end) < 2e-4
     assert np.linalg.norm(without_tool(raw, q)[-1, :3, 3] - end) > 0.05
@@ -116,7 +126,9 @@ def test_tracking_error_is_the_residual_against_the_poses():
         out = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q), fps=fps)
         reached = cosmos(hand_by_mujoco(out["qpos"]))
         mm = np.linalg.norm(reached[:, :3, 3] - out["poses"][:, :3, 3], axis=1) * 1e3
-        chord = np.linalg.norm(reached[:, :3, :3] - out["poses"][:, :3, :3], axis=(1, 2)) / np.sqrt(8)
+        chord = np.linalg.norm(reached[:, :3, :3] - out["poses"][:, :3, :3], axis=(1, 2)) / np.sqrt(
+            8
+        )
         deg = np.rad2deg(2 * np.arcsin(np.minimum(chord, 1)))
         said = out["tracking_error"]
         assert said["mean_mm"] == pytest.approx(mm.mean(), rel=1e-6, abs=1e-9)
@@ -133,7 +145,8 @@ def test_poses_are_integrated_open_loop():
     """A held-back arm does not drag the command after it."""
     q, _, raw, _ = synthetic(2)
     out = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q), fps=200.0)
-    ghost = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q), fps=1.0)  # time enough for every row
+    # time enough for every row
+    ghost = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q), fps=1.0)
     assert np.abs(out["poses"] - ghost["poses"]).max() < 1e-12
     assert out["tracking_error"]["max_mm"] > 5
     assert ghost["tracking_error"]["max_mm"] < 1e-3
@@ -162,8 +175,12 @@ def test_joint_angles_are_refused_and_both_names_said():
 
 
 def test_joint_angles_pass_the_policys_path_as_they_are():
-    rows = np.tile(np.r_[HOME_Q, 0.2], (4, 1)) + np.arange(4)[:, None] * np.r_[np.full(7, 0.01), 0.0]
-    plan = solve_chunk(ActionChunk(rows, DROID.action_space("joint_pos"), DROID), BRIDGE, full(HOME_Q))
+    rows = (
+        np.tile(np.r_[HOME_Q, 0.2], (4, 1)) + np.arange(4)[:, None] * np.r_[np.full(7, 0.01), 0.0]
+    )
+    plan = solve_chunk(
+        ActionChunk(rows, DROID.action_space("joint_pos"), DROID), BRIDGE, full(HOME_Q)
+    )
     assert np.array_equal(plan.q_rad, rows[:, :7])
     assert (plan.gripper == 0.2).all()
     np.testing.assert_allclose(plan.t_s, np.arange(4) / 15)  # row 0 is the command for now

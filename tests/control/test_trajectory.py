@@ -1,4 +1,6 @@
-"""Motion planning: rows are met, speed is carried over, and no limit is left on the physics grid."""
+"""Motion planning: rows are met, speed is carried over, and no limit is left on the physics
+grid.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,9 @@ from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
 
 DT = 1 / 600
 SLACK = 1.003
-LIMITS = pytest.mark.parametrize("limits", [FER, FR3, FER.derated(0.3)], ids=["fer", "fr3", "derated"])
+LIMITS = pytest.mark.parametrize(
+    "limits", [FER, FR3, FER.derated(0.3)], ids=["fer", "fr3", "derated"]
+)
 
 
 def rows_of(rng, n_rows, step_rad, limits=FER, start=None):
@@ -29,7 +33,9 @@ def on_grid(motion):
 
 
 def worst(q, v, a, limits):
-    """Largest position excess [rad]; velocity, acceleration and jerk in units of their limits, at neighbouring steps."""
+    """Largest position excess [rad]; velocity, acceleration and jerk in units of their limits,
+    at neighbouring steps.
+    """
     jerk = np.abs(np.diff(a, axis=0)) / DT / limits.jerk
     return (
         max((q - limits.q_max).max(), (limits.q_min - q).max()),
@@ -49,9 +55,11 @@ def test_hundreds_of_random_motions_keep_every_limit(limits):
         t_s = (np.arange(n) + 1) / fps
         motion = plan_motion(JointState.at_rest(start), q, t_s, limits, DT)
         spline = motion.spline
-        assert np.abs(spline.sample(spline.t_s)[0] - np.vstack([start, q])).max() < 1e-9, trial  # every row is passed
+        # every row is passed
+        assert np.abs(spline.sample(spline.t_s)[0] - np.vstack([start, q])).max() < 1e-9, trial
         angle, velocity, acceleration = on_grid(motion)
-        acceleration[0] = 0.0  # what the arm was doing until now: the first step's jump and jerk are one
+        # what the arm was doing until now: the first step's jump and jerk are one
+        acceleration[0] = 0.0
         beyond, *rates = worst(angle, velocity, acceleration, limits)
         assert beyond < 1e-6
         assert max(rates) < SLACK
@@ -75,12 +83,21 @@ def test_slow_rows_keep_their_own_time_and_a_continuous_acceleration(limits):
         start, goal = HOME_Q, HOME_Q + rng.normal(0, 0.1, 7)
         s = np.linspace(0, 1, 33)[1:, None]
         ease = s**3 * (10 - 15 * s + 6 * s * s)
-        motion = plan_motion(JointState.at_rest(start), start + ease * (goal - start), np.arange(1, 33) / 15, limits, DT)
+        motion = plan_motion(
+            JointState.at_rest(start),
+            start + ease * (goal - start),
+            np.arange(1, 33) / 15,
+            limits,
+            DT,
+        )
         assert not motion.stretched.any()
         assert motion.smooth
         assert motion.spline.end_s == pytest.approx(32 / 15)
         spline = motion.spline
-        before, after = spline.sample(spline.t_s[1:-1] - 1e-9), spline.sample(spline.t_s[1:-1] + 1e-9)
+        before, after = (
+            spline.sample(spline.t_s[1:-1] - 1e-9),
+            spline.sample(spline.t_s[1:-1] + 1e-9),
+        )
         for value_before, value_after, size in zip(before, after, (1e-8, 1e-6, 1e-4), strict=True):
             assert np.abs(value_after - value_before).max() < size  # angle, velocity, acceleration
 
@@ -112,7 +129,9 @@ def test_speed_is_carried_over_a_seam():
 
 
 def test_a_first_row_that_is_due_now_is_the_start():
-    motion = plan_motion(JointState.at_rest(HOME_Q), np.stack([HOME_Q + 1.0, HOME_Q]), np.array([0.0, 0.1]), FER, DT)
+    motion = plan_motion(
+        JointState.at_rest(HOME_Q), np.stack([HOME_Q + 1.0, HOME_Q]), np.array([0.0, 0.1]), FER, DT
+    )
     assert len(motion.nominal_s) == 2
     assert np.abs(motion.spline.q_rad - HOME_Q).max() == 0
     alone = plan_motion(JointState.at_rest(HOME_Q), HOME_Q[None] + 1, np.zeros(1), FER, DT)
@@ -120,7 +139,9 @@ def test_a_first_row_that_is_due_now_is_the_start():
 
 
 def test_rows_at_the_joints_ends_are_met_without_overshoot():
-    """The smooth spline overshoots such rows however slow it is; time alone would be stretched for ever."""
+    """The smooth spline overshoots such rows however slow it is; time alone would be stretched
+    for ever.
+    """
     rng = np.random.default_rng(3)
     for _ in range(40):
         n = int(rng.integers(1, 12))
@@ -139,7 +160,9 @@ def test_a_start_that_cannot_meet_its_rows_is_refused():
     v = np.zeros(7)
     v[0] = 2.0  # will be carried beyond the joint's end whatever is planned
     with pytest.raises(ControlError, match="Stop the arm"):
-        plan_motion(JointState(q, v, np.zeros(7)), np.repeat(q[None], 4, 0), np.arange(1, 5) / 15, FER, DT)
+        plan_motion(
+            JointState(q, v, np.zeros(7)), np.repeat(q[None], 4, 0), np.arange(1, 5) / 15, FER, DT
+        )
 
 
 states = st.tuples(
@@ -163,11 +186,20 @@ def test_a_stop_ends_at_rest_within_limits_and_no_later_than_needed(state):
     assert (np.abs(a) <= limits.acceleration * (1 + 1e-9)).all()
     assert (np.abs(np.diff(a, axis=0)) <= limits.jerk * dt * (1 + 1e-6) + 1e-9).all()
     assert np.abs(np.diff(q, axis=0) - dt * (v[1:] + v[:-1]) / 2).max() < limits.jerk.max() * dt**3
-    assert np.abs(q[-1] - braking_position(start.q_rad, start.qd_rad_s, start.qdd_rad_s2, limits)).max() < 1e-9
+    assert (
+        np.abs(
+            q[-1] - braking_position(start.q_rad, start.qd_rad_s, start.qdd_rad_s2, limits)
+        ).max()
+        < 1e-9
+    )
     # No stop is faster than constant deceleration, nor than undoing the acceleration at full jerk.
-    least = np.maximum(np.abs(start.qd_rad_s) / limits.acceleration, np.abs(start.qdd_rad_s2) / limits.jerk)
+    least = np.maximum(
+        np.abs(start.qd_rad_s) / limits.acceleration, np.abs(start.qdd_rad_s2) / limits.jerk
+    )
     # And this one wastes no time: velocity over acceleration, and three jerk ramps at most.
-    most = (np.abs(start.qd_rad_s) + np.abs(start.qdd_rad_s2) ** 2 / limits.jerk) / limits.acceleration
+    most = (
+        np.abs(start.qd_rad_s) + np.abs(start.qdd_rad_s2) ** 2 / limits.jerk
+    ) / limits.acceleration
     each = stop.phase_s.sum(axis=0)
     assert (each >= least - 1e-9).all()
     assert (each <= most + 4 * limits.acceleration / limits.jerk + 1e-9).all()
@@ -179,7 +211,9 @@ def test_a_stop_from_rest_takes_no_time():
 
 @pytest.mark.parametrize("seed", [400, 996, 1315, 1486])
 def test_from_rest_every_chunk_can_be_followed(seed):
-    """Wild rows, some at the joints' ends, for which neither a smooth nor a monotone motion was found within limits."""
+    """Wild rows, some at the joints' ends, for which neither a smooth nor a monotone motion was
+    found within limits.
+    """
     rng = np.random.default_rng(seed)
     n, start = int(rng.choice([5, 8, 16])), rng.uniform(FER.q_min, FER.q_max)
     q = np.clip(start + np.cumsum(rng.normal(0, 0.5, (n, 7)), axis=0), FER.q_min, FER.q_max)
@@ -193,7 +227,9 @@ def test_from_rest_every_chunk_can_be_followed(seed):
 
 
 def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
-    """Near a joint's end there is no room for a gentle stop; a hard one may accelerate the hand too much."""
+    """Near a joint's end there is no room for a gentle stop; a hard one may accelerate the hand
+    too much.
+    """
     rng, limits, judged = np.random.default_rng(7), FR3, 0
     for _ in range(200):
         q = rng.uniform(limits.q_min, limits.q_max)
@@ -207,29 +243,52 @@ def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
         angles, *rates = stop.sample(np.linspace(0, stop.end_s, 500))
         _, speed, acceleration = limits.hand.chain.motion(angles, *rates)
         assert np.linalg.norm(acceleration, axis=1).max() <= limits.hand.acceleration
-        assert (angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9).all()
+        assert (
+            angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9
+        ).all()
         judged += 1
     assert judged > 50
 
 
 def peaks(spline, limits):
-    """Greatest velocity, acceleration and jerk as shares of the limits, from the pieces of constant jerk."""
+    """Greatest velocity, acceleration and jerk as shares of the limits, from the pieces of
+    constant jerk.
+    """
     _, v0, a0, jerk = spline.pieces
     span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
     v1, a1 = v0 + span * (a0 + jerk * span / 2), a0 + jerk * span
-    turn = np.where(a0 * a1 < 0, v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=jerk != 0), 0.0)
-    greatest = np.max(np.abs([v0, v1, turn]), axis=0), np.max(np.abs([a0, a1]), axis=0), np.abs(jerk)
-    return {name: float((x / getattr(limits, name)).max()) for name, x in zip(RATES, greatest, strict=True)}
+    turn = np.where(
+        a0 * a1 < 0,
+        v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=jerk != 0),
+        0.0,
+    )
+    greatest = (
+        np.max(np.abs([v0, v1, turn]), axis=0),
+        np.max(np.abs([a0, a1]), axis=0),
+        np.abs(jerk),
+    )
+    return {
+        name: float((x / getattr(limits, name)).max())
+        for name, x in zip(RATES, greatest, strict=True)
+    }
 
 
 RATES = "velocity", "acceleration", "jerk"
-UNHURRIED = replace(FER, hand=None, velocity=np.full(7, 50.0), acceleration=np.full(7, 500.0), jerk=np.full(7, 5000.0))
+UNHURRIED = replace(
+    FER,
+    hand=None,
+    velocity=np.full(7, 50.0),
+    acceleration=np.full(7, 500.0),
+    jerk=np.full(7, 5000.0),
+)
 
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("beyond", [1e-4, 1e-7, -1e-7])
 def test_a_motion_that_exceeds_a_limit_by_a_hair_is_stretched(rate, beyond):
-    """Passes aim at 1.0002 of a limit; what lies between is stretched all the same, and what lies below it is not."""
+    """Passes aim at 1.0002 of a limit; what lies between is stretched all the same, and what
+    lies below it is not.
+    """
     start, t_s = JointState.at_rest(HOME_Q), np.arange(1, 17) / 15
     rows = HOME_Q + 0.1 * np.sin(2.5 * t_s)[:, None] ** 3 * np.linspace(0.3, 1, 7)
     unhurried = peaks(plan_motion(start, rows, t_s, UNHURRIED, DT).spline, UNHURRIED)
@@ -240,8 +299,16 @@ def test_a_motion_that_exceeds_a_limit_by_a_hair_is_stretched(rate, beyond):
 
 
 def test_an_arm_that_brakes_as_hard_as_it_may_is_not_told_to_brake_harder():
-    """Rows that call it back: the first segment's jerk adds to the deceleration, which reached 1.00016 of its limit."""
-    limits = replace(FER, hand=None, velocity=np.full(7, 2.14), acceleration=np.full(7, 20.0), jerk=np.full(7, 1e4))
+    """Rows that call it back: the first segment's jerk adds to the deceleration, which reached
+    1.00016 of its limit.
+    """
+    limits = replace(
+        FER,
+        hand=None,
+        velocity=np.full(7, 2.14),
+        acceleration=np.full(7, 20.0),
+        jerk=np.full(7, 1e4),
+    )
     joint = np.arange(7) == 0
     start = JointState(HOME_Q, 1.34 * joint, -20.0 * joint)
     motion = plan_motion(start, np.repeat(HOME_Q[None], 8, axis=0), np.arange(8) / 5, limits, DT)

@@ -1,4 +1,6 @@
-"""The keywords of strands-robots' ``cosmos3`` (its ``sim_ik.py``, 0.5.3): each is accepted and does what it says there."""
+"""The keywords of strands-robots' ``cosmos3`` (its ``sim_ik.py``, 0.5.3): each is accepted and
+does what it says there.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,19 @@ def test_a_chunk_by_the_names_of_strands_robots():
 
 
 def test_reanchoring_composes_on_what_was_reached():
-    """Rows that are too fast fall behind; re-anchored, the targets stay one delta ahead of the arm."""
-    fast = {"action_chunk": rows(0.6), "embodiment": DROID, "ik_bridge": BRIDGE, "q_init": Q0, "fps": 100.0}
-    ahead, behind = (decode_cosmos_chunk_to_targets(**fast, reanchor=reanchor) for reanchor in (False, True))
+    """Rows that are too fast fall behind; re-anchored, the targets stay one delta ahead of the
+    arm.
+    """
+    fast = {
+        "action_chunk": rows(0.6),
+        "embodiment": DROID,
+        "ik_bridge": BRIDGE,
+        "q_init": Q0,
+        "fps": 100.0,
+    }
+    ahead, behind = (
+        decode_cosmos_chunk_to_targets(**fast, reanchor=reanchor) for reanchor in (False, True)
+    )
     step_mm = np.linalg.norm(np.diff(ahead["poses"][:, :3, 3], axis=0), axis=1).max() * 1e3
     assert ahead["tracking_error"]["max_mm"] > 2 * step_mm
     assert behind["tracking_error"]["max_mm"] < step_mm
@@ -63,7 +75,9 @@ def test_reanchoring_composes_on_what_was_reached():
 
 
 def test_reanchored_rows_meet_nothing():
-    """The hand on its way into the arm itself: both ways no row is in collision, and the report counts rows of the chunk."""
+    """The hand on its way into the arm itself: both ways no row is in collision, and the report
+    counts rows of the chunk.
+    """
     inwards = np.tile(dh_forward(HOME_Q), (41, 1, 1))
     inwards[:, 0, 3] -= np.linspace(0, 0.55, 41)
     inwards[:, 2, 3] -= np.linspace(0, 0.4, 41)
@@ -81,8 +95,14 @@ def test_reanchored_rows_meet_nothing():
     [
         ({"stats": {"q01": STATS.q01, "q99": STATS.q99}}, "stats_domain='droid_lerobot'"),
         ({"stats": {"q01": STATS.q01}, "stats_domain": "droid"}, "q99"),
-        ({"stats_domain": "umi"}, "stats_domain='umi' does not describe embodiment 'droid_lerobot'"),
-        ({"stats": {"q01": STATS.q01, "q99": STATS.q99}, "stats_domain": "umi"}, "does not describe"),
+        (
+            {"stats_domain": "umi"},
+            "stats_domain='umi' does not describe embodiment 'droid_lerobot'",
+        ),
+        (
+            {"stats": {"q01": STATS.q01, "q99": STATS.q99}, "stats_domain": "umi"},
+            "does not describe",
+        ),
         ({"stats": {"q01": STATS.q01[:9], "q99": STATS.q99[:9]}, "stats_domain": "droid"}, "10"),
     ],
 )
@@ -93,12 +113,16 @@ def test_statistics_of_another_domain_are_refused(given, says):
 
 def test_old_names_warn_and_work():
     with pytest.warns(DeprecationWarning, match="raw_chunk is renamed to action_chunk"):
-        old = decode_cosmos_chunk_to_targets(raw_chunk=rows(), embodiment=DROID, ik_bridge=BRIDGE, q_init=Q0)
+        old = decode_cosmos_chunk_to_targets(
+            raw_chunk=rows(), embodiment=DROID, ik_bridge=BRIDGE, q_init=Q0
+        )
     with pytest.warns(DeprecationWarning, match="bridge is renamed to ik_bridge"):
         decode_cosmos_chunk_to_targets(rows(), DROID, bridge=BRIDGE, q_init=Q0)
     with pytest.raises(InputError, match="bridge is the old name of ik_bridge"):
         decode_cosmos_chunk_to_targets(rows(), DROID, bridge=BRIDGE, ik_bridge=BRIDGE, q_init=Q0)
-    np.testing.assert_array_equal(old["qpos"], decode_cosmos_chunk_to_targets(rows(), DROID, BRIDGE, Q0)["qpos"])
+    np.testing.assert_array_equal(
+        old["qpos"], decode_cosmos_chunk_to_targets(rows(), DROID, BRIDGE, Q0)["qpos"]
+    )
 
 
 def test_the_bridge_s_solver_and_whole_trajectories():

@@ -28,7 +28,9 @@ def test_columns_and_pictures_come_back(write):
         assert dataset.starts.tolist() == [0, 40, 45]
         for k, episode in enumerate(dataset):
             assert len(episode) == [40, 5, 33][k]
-            np.testing.assert_array_equal(episode[ACTION], columns(len(episode), k)[ACTION].astype(np.float32))
+            np.testing.assert_array_equal(
+                episode[ACTION], columns(len(episode), k)[ACTION].astype(np.float32)
+            )
             assert episode["next.done"].dtype == bool
             assert episode.task == f"pick up cube {k}"
             for key, truth in pictures(k, len(episode)).items():
@@ -114,7 +116,9 @@ def rewrite(path: Path, change_table: Any) -> None:
 def replaced(name: str, value: Any) -> Any:
     def act(table: pa.Table) -> pa.Table:
         at = table.column_names.index(name)
-        return table.set_column(at, name, pa.array(value if isinstance(value, list) else [value] * table.num_rows))
+        return table.set_column(
+            at, name, pa.array(value if isinstance(value, list) else [value] * table.num_rows)
+        )
 
     return act
 
@@ -180,7 +184,9 @@ def test_an_impossible_info_is_a_format_error(write, values: dict):
         Dataset(root)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a":' * 100_000], ids=["empty", "list", "cut", "word", "deep"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "nul", '{"a":' * 100_000], ids=["empty", "list", "cut", "word", "deep"]
+)
 def test_an_info_that_is_no_object_is_a_format_error(write, text: str):
     root = write([3])
     (root / "meta/info.json").write_text(text)
@@ -227,7 +233,13 @@ def test_files_that_contradict_each_other_are_format_errors(write, file: str, ac
 
 @pytest.mark.parametrize(
     "file",
-    [INDEX, ROWS, "meta/tasks.parquet", f"videos/{WRIST}/chunk-000/file-000.mp4", "meta/stats.json"],
+    [
+        INDEX,
+        ROWS,
+        "meta/tasks.parquet",
+        f"videos/{WRIST}/chunk-000/file-000.mp4",
+        "meta/stats.json",
+    ],
 )
 @pytest.mark.parametrize("how", ["cut", "noise", "empty", "gone"])
 def test_damaged_files_are_format_errors(write, file: str, how: str):

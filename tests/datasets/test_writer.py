@@ -1,4 +1,6 @@
-"""What is written: checked with pyarrow, PyAV and json directly, never with the project's own reader alone."""
+"""What is written: checked with pyarrow, PyAV and json directly, never with the project's own
+reader alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ import pytest
 
 from helpers.environments import TESTS
 from helpers.small_episodes import columns, fill, pictures, spec, which
-from strands_cosmos3.datasets import ACTION, STATE, Dataset, DatasetSpec, DatasetWriter, Feature, VideoConfig, arm_spec
+from strands_cosmos3.datasets import (
+    ACTION,
+    STATE,
+    Dataset,
+    DatasetSpec,
+    DatasetWriter,
+    Feature,
+    VideoConfig,
+    arm_spec,
+)
 from strands_cosmos3.errors import (
     ConfigError,
     DatasetBusyError,
@@ -38,14 +49,20 @@ def info_of(root: Path) -> dict:
 
 def test_the_files_are_those_of_lerobot_v3(write):
     root = write([3, 5, 4, 6], commit_every=2)
-    assert sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()) == sorted(
+    assert sorted(
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
+    ) == sorted(
         [
             "meta/info.json",
             "meta/stats.json",
             "meta/tasks.parquet",
             *(f"meta/episodes/chunk-000/file-00{k}.parquet" for k in (0, 1)),
             *(f"data/chunk-000/file-00{k}.parquet" for k in (0, 1)),
-            *(f"videos/observation.images.{view}/chunk-000/file-00{k}.mp4" for view in ("wrist", "exterior_1") for k in (0, 1)),
+            *(
+                f"videos/observation.images.{view}/chunk-000/file-00{k}.mp4"
+                for view in ("wrist", "exterior_1")
+                for k in (0, 1)
+            ),
         ]
     )
     info = info_of(root)
@@ -53,10 +70,23 @@ def test_the_files_are_those_of_lerobot_v3(write):
     assert (info["fps"], info["robot_type"], info["chunks_size"]) == (15, "panda", 1000)
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (4, 18, 3)
     assert info["data_path"] == "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-    assert info["video_path"] == "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    assert (
+        info["video_path"] == "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    )
     assert info["features"][WRIST]["shape"] == [48, 64, 3]
     assert info["features"][WRIST]["dtype"] == "video"
-    assert info["features"][ACTION]["names"] == ["tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5", "grasp"]
+    assert info["features"][ACTION]["names"] == [
+        "tx",
+        "ty",
+        "tz",
+        "r0",
+        "r1",
+        "r2",
+        "r3",
+        "r4",
+        "r5",
+        "grasp",
+    ]
     assert info["features"][ACTION]["info"]["normalized"] is False
     assert info["features"]["timestamp"] == {"dtype": "float32", "shape": [1], "names": None}
 
@@ -75,7 +105,11 @@ def test_rows_and_index_read_by_pyarrow(write):
     assert str(schema.field("action").type).startswith("fixed_size_list")
     assert str(schema.field("next.done").type) == "bool"
     tasks = pq.read_table(root / "meta/tasks.parquet")
-    assert tasks.column("task").to_pylist() == ["pick up cube 0", "pick up cube 1", "pick up cube 2"]
+    assert tasks.column("task").to_pylist() == [
+        "pick up cube 0",
+        "pick up cube 1",
+        "pick up cube 2",
+    ]
     assert json.loads(tasks.schema.metadata[b"pandas"])["index_columns"] == ["task"]
     episodes = pq.read_table(root / "meta/episodes").to_pydict()
     assert episodes["length"] == [3, 5, 4, 6]
@@ -85,15 +119,21 @@ def test_rows_and_index_read_by_pyarrow(write):
     assert episodes["data/file_index"] == [0, 0, 1, 1]
     assert episodes[f"videos/{WRIST}/file_index"] == [0, 0, 1, 1]
     np.testing.assert_allclose(episodes[f"videos/{WRIST}/from_timestamp"], [0, 3 / 15, 0, 4 / 15])
-    np.testing.assert_allclose(episodes[f"videos/{WRIST}/to_timestamp"], [3 / 15, 8 / 15, 4 / 15, 10 / 15])
-    np.testing.assert_allclose(episodes["stats/action/mean"][1], columns(5, 1)[ACTION].mean(axis=0), atol=1e-7)
+    np.testing.assert_allclose(
+        episodes[f"videos/{WRIST}/to_timestamp"], [3 / 15, 8 / 15, 4 / 15, 10 / 15]
+    )
+    np.testing.assert_allclose(
+        episodes["stats/action/mean"][1], columns(5, 1)[ACTION].mean(axis=0), atol=1e-7
+    )
 
 
 def test_pictures_read_by_pyav_at_the_index_s_own_times(write):
     root = write([3, 5, 4], commit_every=3)
     with av.open(str(root / f"videos/{WRIST}/chunk-000/file-000.mp4")) as film:
         assert film.streams.video[0].average_rate == 15
-        frames = {round(float(frame.pts * frame.time_base) * 15): frame for frame in film.decode(video=0)}
+        frames = {
+            round(float(frame.pts * frame.time_base) * 15): frame for frame in film.decode(video=0)
+        }
     assert sorted(frames) == list(range(12))
     for k, (n, first) in enumerate([(3, 0), (5, 3), (4, 8)]):
         seen = np.stack([frames[first + row].to_ndarray(format="rgb24") for row in range(n)])
@@ -105,11 +145,15 @@ def test_pictures_read_by_pyav_at_the_index_s_own_times(write):
 
 
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv444p"])
-@pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (212, 31, 28), (13, 32, 90)])
+@pytest.mark.parametrize(
+    "colour", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (212, 31, 28), (13, 32, 90)]
+)
 def test_colours_survive(tmp_path: Path, colour: tuple[int, int, int], pixel_format: str):
     one = DatasetSpec(15, {WRIST: Feature("video", (48, 64, 3))})
     wall = np.broadcast_to(np.array(colour, np.uint8), (4, 48, 64, 3))
-    with DatasetWriter(tmp_path / "set", one, video=VideoConfig(crf=10, pixel_format=pixel_format)) as writer:
+    with DatasetWriter(
+        tmp_path / "set", one, video=VideoConfig(crf=10, pixel_format=pixel_format)
+    ) as writer:
         writer.add_episode({}, {WRIST: wall}, task="look")
     with av.open(str(tmp_path / f"set/videos/{WRIST}/chunk-000/file-000.mp4")) as film:
         frame = next(film.decode(video=0))
@@ -150,11 +194,17 @@ def test_appending_goes_on_where_the_last_writer_stopped(write, tmp_path: Path):
 def test_frame_by_frame_is_the_same_as_whole(write, tmp_path: Path):
     whole = write([6], name="whole")
     values, views = columns(6, 0), pictures(0, 6)
-    with DatasetWriter(tmp_path / "steps", spec()) as writer, writer.episode("pick up cube 0") as episode:
+    with (
+        DatasetWriter(tmp_path / "steps", spec()) as writer,
+        writer.episode("pick up cube 0") as episode,
+    ):
         for row in range(6):
             episode.add({key: value[row] for key, value in {**values, **views}.items()})
         episode.replace_last("next.success", True)
-    a, b = pq.read_table(whole / "data").to_pydict(), pq.read_table(tmp_path / "steps/data").to_pydict()
+    a, b = (
+        pq.read_table(whole / "data").to_pydict(),
+        pq.read_table(tmp_path / "steps/data").to_pydict(),
+    )
     assert b.pop("next.success") == [False] * 5 + [True]
     a.pop("next.success")
     assert a == b
@@ -168,7 +218,9 @@ def test_an_exception_discards_the_episode_and_keeps_those_before(tmp_path: Path
         with DatasetWriter(tmp_path / "set", spec(), commit_every=10) as writer:
             fill(writer, [3, 4])
             with writer.episode("pick up cube 0") as episode:
-                episode.add({key: value[0] for key, value in {**columns(1), **pictures(0, 1)}.items()})
+                episode.add(
+                    {key: value[0] for key, value in {**columns(1), **pictures(0, 1)}.items()}
+                )
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -204,9 +256,13 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("when", ["mid-episode", "0", "2", "4", "6", "7"])
 def test_a_killed_process_leaves_whole_episodes(tmp_path: Path, when: str):
-    """A commit puts seven files in place (two videos, rows, index, tasks, figures, info); it dies before each."""
+    """A commit puts seven files in place (two videos, rows, index, tasks, figures, info); it
+    dies before each.
+    """
     root = tmp_path / "set"
-    done = subprocess.run([sys.executable, "-c", CRASH, str(root), str(TESTS), when], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, str(root), str(TESTS), when], capture_output=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     survived = 3 if when == "7" else 2
     with Dataset(root) as dataset:
@@ -218,13 +274,17 @@ def test_a_killed_process_leaves_whole_episodes(tmp_path: Path, when: str):
     assert rows == info_of(root)["total_frames"]
     with DatasetWriter(root, spec()) as writer:  # and can be written to
         fill(writer, [6], first=7)
-    assert pq.read_table(root / "data").column("index").to_pylist() == list(range(7 + (5 if survived == 3 else 0) + 6))
+    assert pq.read_table(root / "data").column("index").to_pylist() == list(
+        range(7 + (5 if survived == 3 else 0) + 6)
+    )
     assert not [path for path in root.rglob("*") if path.name.startswith(".")]
     with Dataset(root) as dataset:
         assert which(dataset[-1].frames(WRIST), 7, 6) == list(range(6))
 
 
-def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with DatasetWriter(tmp_path / "set", spec()) as writer:
         fill(writer, [3])
 
@@ -246,7 +306,9 @@ def test_one_writer_at_a_time(tmp_path: Path):
     script += "import strands_cosmos3.datasets as d"
     script += ";w=d.DatasetWriter(sys.argv[1],spec());print('open',flush=True);time.sleep(60)"
     other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "set"), str(TESTS)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(tmp_path / "set"), str(TESTS)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert other.stdout is not None
@@ -272,7 +334,9 @@ OTHERS = {
     "robot type": arm_spec(dict.fromkeys(("wrist", "exterior_1"), (48, 64)), robot_type="ur5"),
     "observation.images.wrist": arm_spec({"wrist": (48, 32), "exterior_1": (48, 64)}),
     "observation.images.exterior_1": arm_spec({"wrist": (48, 64)}),
-    "action": arm_spec(dict.fromkeys(("wrist", "exterior_1"), (48, 64)), embodiment="bridge", fps=15),
+    "action": arm_spec(
+        dict.fromkeys(("wrist", "exterior_1"), (48, 64)), embodiment="bridge", fps=15
+    ),
     "observation.state": arm_spec(dict.fromkeys(("wrist", "exterior_1"), (48, 64)), n_joints=6),
 }
 
@@ -310,10 +374,16 @@ def spoiled(key: str, value: object) -> dict:
         (spoiled("next.done", np.zeros(4)), InputError, "bool"),
         (spoiled(ACTION, np.full((4, 10), "x")), InputError, "float32"),
         (spoiled("reward", np.zeros(4)), InputError, "has also reward"),
-        ({key: value for key, value in columns(4).items() if key != ACTION}, InputError, "lacks action"),
+        (
+            {key: value for key, value in columns(4).items() if key != ACTION},
+            InputError,
+            "lacks action",
+        ),
     ],
 )
-def test_bad_values_are_refused_before_anything_is_written(tmp_path: Path, values: dict, error: type, says: str):
+def test_bad_values_are_refused_before_anything_is_written(
+    tmp_path: Path, values: dict, error: type, says: str
+):
     with DatasetWriter(tmp_path / "set", spec()) as writer:
         with pytest.raises(error, match=says):
             writer.add_episode(values, pictures(0, 4), task="pick")
@@ -321,17 +391,28 @@ def test_bad_values_are_refused_before_anything_is_written(tmp_path: Path, value
             for key, value in pictures(0, 4).items():
                 values[key] = value
             with pytest.raises(InputError):
-                episode.add({key: np.asarray(value)[0] for key, value in values.items()} | {STATE: [np.inf] * 8})
+                episode.add(
+                    {key: np.asarray(value)[0] for key, value in values.items()}
+                    | {STATE: [np.inf] * 8}
+                )
             episode.discard()
     assert info_of(tmp_path / "set")["total_episodes"] == 0
     assert not list((tmp_path / "set").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize(
-    "frames", [np.zeros((4, 48, 64, 3)), np.zeros((4, 64, 48, 3), np.uint8), np.zeros((3, 48, 64, 3), np.uint8)]
+    "frames",
+    [
+        np.zeros((4, 48, 64, 3)),
+        np.zeros((4, 64, 48, 3), np.uint8),
+        np.zeros((3, 48, 64, 3), np.uint8),
+    ],
 )
 def test_bad_pictures_are_refused(tmp_path: Path, frames: np.ndarray):
-    with DatasetWriter(tmp_path / "set", spec()) as writer, pytest.raises(InputError, match="uint8 of shape"):
+    with (
+        DatasetWriter(tmp_path / "set", spec()) as writer,
+        pytest.raises(InputError, match="uint8 of shape"),
+    ):
         writer.add_episode(columns(4), {**pictures(0, 4), WRIST: frames}, task="pick")
 
 

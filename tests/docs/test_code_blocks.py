@@ -1,7 +1,8 @@
-"""Every code block of README and docs runs, or says why not in `<!-- not run by tests: ... -->` above it.
+"""Every code block of README and docs runs, or says why not in `<!-- not run by tests: ... -->`
+above it.
 
-A page's Python blocks share one namespace and folder, its shell blocks the folder. What is not run is parsed: Python by the
-compiler, this package's commands by the command line.
+A page's Python blocks share one namespace and folder, its shell blocks the folder. What is not run
+is parsed: Python by the compiler, this package's commands by the command line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from strands_cosmos3 import cli
 pytestmark = pytest.mark.slow
 BLOCKS = blocks()
 CODE = [block for block in BLOCKS if block.language != "text"]
-RUN = [list(group) for _, group in groupby((b for b in CODE if b.reason is None and b.language != "toml"), lambda b: b.page)]
+RUN = [
+    list(group)
+    for _, group in groupby(
+        (b for b in CODE if b.reason is None and b.language != "toml"), lambda b: b.page
+    )
+]
 SECONDS = 900
 
 
@@ -59,7 +65,9 @@ def test_commands_are_understood(block: Block):
                     status = end.code
             assert not status, f"{block}: {command}\n{said.getvalue()}"
         elif words and words[0] == "make":
-            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"{block}: no such target: {command}"
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), (
+                f"{block}: no such target: {command}"
+            )
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page[0].page.name)
@@ -76,6 +84,14 @@ def test_blocks_run(page: list[Block], tmp_path: Path):
     (tmp_path / "blocks.py").write_text("\n".join(python))
     script += ["python blocks.py"] if python else []
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
-    assert done.returncode == 0, f"{', '.join(map(str, page))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"{', '.join(map(str, page))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    )

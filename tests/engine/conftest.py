@@ -18,4 +18,6 @@ def checkpoints(tmp_path_factory):
 @pytest.fixture(scope="session")
 def joint_checkpoint(tmp_path_factory):
     """A checkpoint that speaks joint_pos."""
-    return write_checkpoint(tmp_path_factory.mktemp("joint") / "c", action_space="joint_pos", seed=3)
+    return write_checkpoint(
+        tmp_path_factory.mktemp("joint") / "c", action_space="joint_pos", seed=3
+    )

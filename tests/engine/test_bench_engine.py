@@ -19,7 +19,10 @@ def test_the_bench_runs_and_both_sides_agree():
 
 
 def test_the_targets_are_the_projects():
-    assert [(s.target_decoded, s.target_latent) for s in SETTINGS.values()] == [(2.4, 1.45), (4.5, 2.4)]
+    assert [(s.target_decoded, s.target_latent) for s in SETTINGS.values()] == [
+        (2.4, 1.45),
+        (4.5, 2.4),
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Damaged, hostile and mismatched checkpoints: a typed error each, and nothing opened outside the folder."""
+"""Damaged, hostile and mismatched checkpoints: a typed error each, and nothing opened outside
+the folder.
+"""
 
 import json
 import pickle
@@ -84,7 +86,9 @@ def test_every_flipped_bit_of_a_header_is_caught_or_harmless(copy):
         except CheckpointError:
             caught += 1
         else:
-            assert label_at - 40 <= at < label_at + len(LABEL) or good[at : at + 1] in b' \n"', f"byte {at} unnoticed"
+            assert label_at - 40 <= at < label_at + len(LABEL) or good[at : at + 1] in b' \n"', (
+                f"byte {at} unnoticed"
+            )
     assert caught > 50
 
 
@@ -104,7 +108,11 @@ def test_flipped_index(copy):
 @pytest.mark.parametrize("name", [SHARD, VAE])
 def test_non_finite(copy, name, value):
     def spoil(weights):
-        key = sorted(k for k in weights if "proj" not in k and not k.startswith(("lm_head", "decoder", "post_quant")))[-1]
+        key = sorted(
+            k
+            for k in weights
+            if "proj" not in k and not k.startswith(("lm_head", "decoder", "post_quant"))
+        )[-1]
         weights[key].view(-1)[-1] = value
         spoil.key = key
 
@@ -117,7 +125,11 @@ def test_non_finite_head_of_a_domain_is_found_when_read(copy):
     for shard in copy.glob("transformer/*.safetensors"):
         edit_weights(
             shard,
-            lambda w: w["action_proj_in.fc.weight"][8].fill_(float("nan")) if "action_proj_in.fc.weight" in w else None,
+            lambda w: (
+                w["action_proj_in.fc.weight"][8].fill_(float("nan"))
+                if "action_proj_in.fc.weight" in w
+                else None
+            ),
         )
     with pytest.raises(WeightsError, match=r"action_proj_in\.fc\.weight"):
         load(copy, domains=(8,))
@@ -159,7 +171,10 @@ def test_escaping_links(copy, tmp_path):
 def test_no_file_is_opened_outside_the_folder(copy, tmp_path):
     """Asked of the interpreter: an audit hook sees every open of the loading process."""
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
-    edit_json(copy / INDEX, lambda data: data["weight_map"].update({"norm.weight": "../../secret.safetensors"}))
+    edit_json(
+        copy / INDEX,
+        lambda data: data["weight_map"].update({"norm.weight": "../../secret.safetensors"}),
+    )
     script = f"""
 import sys, torch
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -171,7 +186,9 @@ except Exception as error:
     print(type(error).__name__)
 print([name for name in opened if "secret" in name])
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["LayoutError", "[]"]
 
 
@@ -214,7 +231,9 @@ def test_missing_surplus_and_misshapen_weights_are_named(copy):
 
     for path in copy.glob("transformer/*.safetensors"):
         edit_weights(path, lambda w: change(w) if "proj_in.bias" in w else None)
-    everything = {k: v for p in copy.glob("transformer/*.safetensors") for k, v in load_file(p).items()}
+    everything = {
+        k: v for p in copy.glob("transformer/*.safetensors") for k, v in load_file(p).items()
+    }
     everything |= {"novel.weight": torch.ones(3), "norm_moe_gen.weight": torch.ones(65)}
     everything.pop("proj_in.bias", None)
     for path in copy.glob("transformer/*.safetensors*"):
@@ -222,7 +241,11 @@ def test_missing_surplus_and_misshapen_weights_are_named(copy):
     save_file(everything, copy / "transformer/diffusion_pytorch_model.safetensors")
     with pytest.raises(WeightsError) as caught:
         load(copy)
-    for named in ("missing: proj_in.bias", "surplus: novel.weight", "norm_moe_gen.weight is [65], expected [64]"):
+    for named in (
+        "missing: proj_in.bias",
+        "surplus: novel.weight",
+        "norm_moe_gen.weight is [65], expected [64]",
+    ):
         assert named in str(caught.value)
 
 
@@ -234,22 +257,34 @@ def test_index_and_header_disagree(copy):
 
 def test_integer_weights(copy):
     for path in copy.glob("transformer/*.safetensors"):
-        edit_weights(path, lambda w: w.update({"norm.weight": w["norm.weight"].int()}) if "norm.weight" in w else None)
+        edit_weights(
+            path,
+            lambda w: (
+                w.update({"norm.weight": w["norm.weight"].int()}) if "norm.weight" in w else None
+            ),
+        )
     with pytest.raises(WeightsError, match="I32"):
         load(copy)
 
 
 def test_lm_head_may_be_absent_and_sound_heads_present(copy):
-    everything = {k: v for p in copy.glob("transformer/*.safetensors") for k, v in load_file(p).items()}
+    everything = {
+        k: v for p in copy.glob("transformer/*.safetensors") for k, v in load_file(p).items()
+    }
     for path in copy.glob("transformer/*.safetensors*"):
         path.unlink()
     del everything["lm_head.weight"]
-    everything |= {"audio_proj_in.weight": torch.ones(64, 5), "audio_modality_embed": torch.ones(64)}
+    everything |= {
+        "audio_proj_in.weight": torch.ones(64, 5),
+        "audio_modality_embed": torch.ones(64),
+    }
     save_file(everything, copy / "transformer/diffusion_pytorch_model.safetensors")
     assert load(copy)
 
 
-@pytest.mark.parametrize("name", ["transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json", INDEX])
+@pytest.mark.parametrize(
+    "name", ["transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json", INDEX]
+)
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff", '{"weight_map": {}}'])
 def test_broken_json(copy, name, text):
     (copy / name).write_text(text, encoding="latin-1")
@@ -259,7 +294,9 @@ def test_broken_json(copy, name, text):
 
 def test_unknown_config_keys_are_ignored(copy):
     for name in ("transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json"):
-        edit_json(copy / name, lambda data: data.update({"novelty": {"a": 1}, "_diffusers_version": "9"}))
+        edit_json(
+            copy / name, lambda data: data.update({"novelty": {"a": 1}, "_diffusers_version": "9"})
+        )
     assert load(copy)
 
 
@@ -285,7 +322,10 @@ def test_foreign_vae(copy):
     edit_json(copy / "vae/config.json", lambda data: data.update({"scale_factor_spatial": 8}))
     with pytest.raises(LayoutError, match=r"\(4, 8\)"):
         load(copy)
-    edit_json(copy / "vae/config.json", lambda data: data.update({"scale_factor_spatial": 16, "latents_std": [1.0]}))
+    edit_json(
+        copy / "vae/config.json",
+        lambda data: data.update({"scale_factor_spatial": 16, "latents_std": [1.0]}),
+    )
     with pytest.raises(LayoutError, match="z_dim"):
         load(copy)
 
@@ -325,12 +365,26 @@ def test_a_relu2_config_over_silu_weights(copy):
 
 
 def test_released_variants_know_their_sizes_and_actions():
-    edge = {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
-    edge |= {"head_dim": 128, "intermediate_size": 9216, "vocab_size": 131072, "hidden_act": "relu2", "action_dim": 64}
+    edge = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    }
+    edge |= {
+        "head_dim": 128,
+        "intermediate_size": 9216,
+        "vocab_size": 131072,
+        "hidden_act": "relu2",
+        "action_dim": 64,
+    }
     VARIANTS["edge"].check(TransformerConfig.from_dict(edge))
     with pytest.raises(VariantError, match="hidden_size is 2048, nano has 4096"):
         VARIANTS["nano"].check(TransformerConfig.from_dict(edge))
-    for folder, space in (("nvidia/Cosmos3-Nano-Policy-DROID", "joint_pos"), ("Cosmos3-Nano", "midtrain")):
+    for folder, space in (
+        ("nvidia/Cosmos3-Nano-Policy-DROID", "joint_pos"),
+        ("Cosmos3-Nano", "midtrain"),
+    ):
         variant = variant_of_repo(folder)
         assert variant is not None
         assert variant.action_space == space
@@ -412,7 +466,13 @@ def test_code_beside_a_tokenizer_is_not_run(copy):
         f"try: print(len(PromptTokenizer({str(folder)!r}).ids('pick')))\n"
         f"except LayoutError as error: print('refused', error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], input="y\n" * 4, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="y\n" * 4,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert not (copy / "ran").exists(), "the checkpoint's code ran"
     assert "[y/N]" not in done.stdout + done.stderr, "transformers asked whether to run it"
@@ -434,11 +494,25 @@ def test_a_tokenizer_that_leads_out_of_the_checkpoint_is_refused(copy, tmp_path,
 
 
 def test_both_dynamics_have_the_steps_that_they_record_and_a_policy_its_own():
-    domain, opened = get_embodiment("droid"), replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2)
-    steps = {mode: opened.resolve_sampling(domain, "midtrain", Sampling(), mode).num_steps for mode in Mode}
+    domain, opened = (
+        get_embodiment("droid"),
+        replace(Checkpoint.open(embedded_checkpoint()), dynamics_steps=2),
+    )
+    steps = {
+        mode: opened.resolve_sampling(domain, "midtrain", Sampling(), mode).num_steps
+        for mode in Mode
+    }
     assert steps == {Mode.POLICY: 3, Mode.FORWARD_DYNAMICS: 2, Mode.INVERSE_DYNAMICS: 2}
-    assert opened.resolve_sampling(domain, "midtrain", Sampling(7), Mode.FORWARD_DYNAMICS).num_steps == 7
+    assert (
+        opened.resolve_sampling(domain, "midtrain", Sampling(7), Mode.FORWARD_DYNAMICS).num_steps
+        == 7
+    )
     same = replace(opened, dynamics_steps=None)
-    assert same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 3
-    with pytest.raises(LayoutError, match="dynamics_steps must be a whole number of at least 1, at most 1000, got 0"):
+    assert (
+        same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 3
+    )
+    with pytest.raises(
+        LayoutError,
+        match="dynamics_steps must be a whole number of at least 1, at most 1000, got 0",
+    ):
         read_count({"dynamics_steps": 0}, "dynamics_steps")

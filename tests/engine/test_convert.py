@@ -65,11 +65,16 @@ def test_an_interrupted_conversion_goes_on(contract, checkpoints, tmp_path):
     with pytest.raises(Killed):
         convert(opened, out, on_file=kill, shard_bytes=100_000)
     assert not out.exists()
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.converting/*/*.safetensors")}
+    written = {
+        path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.converting/*/*.safetensors")
+    }
     assert len(written) == 3
     with pytest.raises(ConfigError, match="something else"):
         convert(opened, out, dtype="bfloat16", shard_bytes=100_000)
-    left = tmp_path / ".out.converting/transformer/.diffusion_pytorch_model-00004.123.part.safetensors"  # by a kill
+    # by a kill
+    left = (
+        tmp_path / ".out.converting/transformer/.diffusion_pytorch_model-00004.123.part.safetensors"
+    )
     left.touch()
     convert(opened, out, shard_bytes=100_000)
     assert not [*out.rglob(".*")]
@@ -83,7 +88,11 @@ def test_an_interrupted_conversion_goes_on(contract, checkpoints, tmp_path):
 def test_convert_to_lerobot_and_back(contract, checkpoints, tmp_path):
     folder = convert(Checkpoint.open(contract), tmp_path / "lerobot", "lerobot")
     report = inspect(folder)
-    assert (report["verdict"], report["format"], report["missing"]) == ("ready", "LeRobot policy", [])
+    assert (report["verdict"], report["format"], report["missing"]) == (
+        "ready",
+        "LeRobot policy",
+        [],
+    )
     opened = Checkpoint.open(folder)
     expected = Checkpoint.open(contract).action_stats()
     torch.testing.assert_close(torch.tensor(opened.action_stats().q99), torch.tensor(expected.q99))
@@ -98,8 +107,12 @@ def test_convert_to_lerobot_and_back(contract, checkpoints, tmp_path):
 
 def test_convert_to_bfloat16_keeps_the_time_embedder(contract, tmp_path):
     made = numbers(convert(Checkpoint.open(contract), tmp_path / "out", dtype="bfloat16"))
-    assert {w.dtype for key, w in made.items() if key.startswith("time_embedder.")} == {torch.float32}
-    assert {w.dtype for key, w in made.items() if not key.startswith("time_embedder.")} == {torch.bfloat16}
+    assert {w.dtype for key, w in made.items() if key.startswith("time_embedder.")} == {
+        torch.float32
+    }
+    assert {w.dtype for key, w in made.items() if not key.startswith("time_embedder.")} == {
+        torch.bfloat16
+    }
 
 
 def test_the_command_prints_a_report_and_the_contract(contract, checkpoints, tmp_path, capsys):
@@ -109,7 +122,15 @@ def test_the_command_prints_a_report_and_the_contract(contract, checkpoints, tmp
     base = str(checkpoints["relu2"])
     assert main(["checkpoint", "contract", str(tmp_path / "c"), "--base", base]) == 0
     assert 'domain = "droid_lerobot"' in capsys.readouterr().out
-    written = ["checkpoint", "contract", str(tmp_path / "c"), "--base", base, "--out", str(tmp_path / "new.toml")]
+    written = [
+        "checkpoint",
+        "contract",
+        str(tmp_path / "c"),
+        "--base",
+        base,
+        "--out",
+        str(tmp_path / "new.toml"),
+    ]
     assert (main(written), main(written)) == (0, 2)
     assert inspect(tmp_path / "new.toml")["verdict"] == "needs a contract"
     assert main(["checkpoint", "inspect", str(tmp_path / "c")]) == 1
@@ -136,7 +157,10 @@ dist.destroy_process_group()
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 @pytest.mark.slow
@@ -144,7 +168,10 @@ def test_a_run_of_two_ranks_without_averaged_weights(checkpoints, tmp_path):
     """Each rank's file has half of every tensor."""
     folder, released = tmp_path / "run", checkpoints["silu"]
     made = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(i), str(released), str(folder)], env=environment()) for i in (0, 1)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(i), str(released), str(folder)], env=environment()
+        )
+        for i in (0, 1)
     ]
     assert [process.wait(120) for process in made] == [0, 0]
     opened = Checkpoint.open(open_layout(folder, released))
@@ -209,15 +236,20 @@ for to in ("released", "lerobot"):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_peak_of_reading_and_converting(tmp_path, name, dtype):
-    """Of memory that no file backs. Resident memory (VmHWM), of which mapped files are a part, is printed beside it."""
+    """Of memory that no file backs. Resident memory (VmHWM), of which mapped files are a part,
+    is printed beside it.
+    """
     released, contract = mid_size(tmp_path, name)
-    arguments = [sys.executable, "-c", SCRIPT, *map(str, (released, contract, dtype, tmp_path / "out"))]
+    arguments = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        *map(str, (released, contract, dtype, tmp_path / "out")),
+    ]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
     for line in ran.stdout.splitlines():
         ratio, kept, converting, resident, converting_resident = map(float, line.split())
-        figures = (
-            f"reading {ratio:.2f}, VmHWM {resident:.2f}; converting {converting:.3g}, VmHWM {converting_resident:.3g} bytes"
-        )
+        figures = f"reading {ratio:.2f}, VmHWM {resident:.2f}; converting {converting:.3g}, VmHWM {converting_resident:.3g} bytes"
         print(f"{name} {dtype}: kept {kept:.4g} bytes, {figures}")
         assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
         assert ratio <= 1.15
@@ -249,13 +281,21 @@ convert(Checkpoint.open(contract), out, to, shard_bytes=16 << 20)
 
 
 def contents(folder):
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "to"), [*((name, "released") for name in FORMATS), ("dcp", "lerobot")])
+@pytest.mark.parametrize(
+    ("name", "to"), [*((name, "released") for name in FORMATS), ("dcp", "lerobot")]
+)
 def test_a_killed_conversion_goes_on(tmp_path, name, to):
-    """Killed (SIGKILL) again and again, in the middle of files and after the last one: the folder is the same in the end."""
+    """Killed (SIGKILL) again and again, in the middle of files and after the last one: the
+    folder is the same in the end.
+    """
     _, contract = mid_size(tmp_path, name)
     whole = convert(Checkpoint.open(contract), tmp_path / "whole", to, shard_bytes=16 << 20)
     total = sum(file.stat().st_size for file in whole.rglob("*.safetensors"))

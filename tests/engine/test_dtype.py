@@ -1,4 +1,6 @@
-"""dtype='auto': a measured rule for wide models, and nothing that changes without being asked for."""
+"""dtype='auto': a measured rule for wide models, and nothing that changes without being asked
+for.
+"""
 
 import time
 from contextlib import closing
@@ -35,10 +37,15 @@ def test_auto_follows_the_measured_gain_of_wide_models(narrow):
     assert chosen == {torch.bfloat16 if gain >= LEAST_GAIN else torch.float32}
 
 
-@pytest.mark.parametrize(("single_s", "half_s", "chosen"), [(0.009, 0.001, torch.bfloat16), (0.006, 0.004, torch.float32)])
+@pytest.mark.parametrize(
+    ("single_s", "half_s", "chosen"),
+    [(0.009, 0.001, torch.bfloat16), (0.006, 0.004, torch.float32)],
+)
 def test_a_small_gain_is_none(narrow, monkeypatch, single_s, half_s, chosen):
     monkeypatch.setattr(
-        torch.nn.functional, "linear", lambda x, _: time.sleep(single_s if x.dtype is torch.float32 else half_s)
+        torch.nn.functional,
+        "linear",
+        lambda x, _: time.sleep(single_s if x.dtype is torch.float32 else half_s),
     )
     bfloat16_gain.cache_clear()
     assert choose_dtype("auto", CPU, replace(narrow, hidden_size=LEAST_WIDTH)) is chosen
@@ -49,9 +56,15 @@ def test_defaults_follow_the_device_and_names_win(narrow):
     wide = replace(narrow, hidden_size=LEAST_WIDTH)
     assert choose_dtype(None, CPU, wide) is torch.float32
     assert (
-        choose_dtype("auto", torch.device("cuda"), narrow) is choose_dtype(None, torch.device("cuda"), narrow) is torch.bfloat16
+        choose_dtype("auto", torch.device("cuda"), narrow)
+        is choose_dtype(None, torch.device("cuda"), narrow)
+        is torch.bfloat16
     )
-    assert choose_dtype("bfloat16", CPU, narrow) is choose_dtype(torch.bfloat16, CPU, narrow) is torch.bfloat16
+    assert (
+        choose_dtype("bfloat16", CPU, narrow)
+        is choose_dtype(torch.bfloat16, CPU, narrow)
+        is torch.bfloat16
+    )
     assert choose_dtype("float32", torch.device("cuda"), wide) is torch.float32
     with pytest.raises(ConfigError, match=r"'int8'.*auto, bfloat16, float32"):
         choose_dtype("int8", CPU, narrow)
@@ -64,5 +77,7 @@ def test_ranks_do_not_measure_each_for_itself(checkpoints):
 
 @pytest.mark.parametrize("dtype", [None, "auto"])
 def test_the_bundled_policy_stays_in_float32_on_a_cpu(dtype):
-    with closing(NativeBackend(embedded_checkpoint(), InferenceOptions(device="cpu", dtype=dtype))) as backend:
+    with closing(
+        NativeBackend(embedded_checkpoint(), InferenceOptions(device="cpu", dtype=dtype))
+    ) as backend:
         assert backend.engine.dtype is torch.float32

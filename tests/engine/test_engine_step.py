@@ -1,4 +1,6 @@
-"""What a step promises beyond parity: exact caches, contracts of the action spaces, seeds, refusals."""
+"""What a step promises beyond parity: exact caches, contracts of the action spaces, seeds,
+refusals.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @pytest.fixture
 def seeded(checkpoints):
-    return replace(request(Case(checkpoints["silu"], steps=2)), video_noise=None, action_noise=None, seed=11)
+    return replace(
+        request(Case(checkpoints["silu"], steps=2)), video_noise=None, action_noise=None, seed=11
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,7 +63,9 @@ def test_the_text_cache_tells_prompts_apart(checkpoints):
     cached = Cosmos3Engine.from_pretrained(folder)
     bare = Cosmos3Engine.from_pretrained(folder, text_cache_bytes=0)
     ids = asked.text_ids
-    others = [torch.cat([ids[:i], ids[i : i + 1] + 100, ids[i + 1 :]]) for i in (0, 8, 17, len(ids) - 1)]
+    others = [
+        torch.cat([ids[:i], ids[i : i + 1] + 100, ids[i + 1 :]]) for i in (0, 8, 17, len(ids) - 1)
+    ]
     for prompt in (ids, *others, ids[:-1], ids[1:], ids.flip(0), ids):
         question = replace(asked, text_ids=prompt)
         assert torch.equal(cached.step(question)["action"], bare.step(question)["action"])
@@ -69,20 +75,27 @@ def test_the_text_cache_tells_prompts_apart(checkpoints):
 def test_the_default_type_of_weights(checkpoints):
     """float32 on a CPU; bfloat16 is for CUDA, or on request."""
     assert Cosmos3Engine.from_pretrained(checkpoints["silu"], device="cpu").dtype is torch.float32
-    assert Cosmos3Engine.from_pretrained(checkpoints["silu"], device="cpu", dtype=torch.bfloat16).dtype is torch.bfloat16
+    assert (
+        Cosmos3Engine.from_pretrained(checkpoints["silu"], device="cpu", dtype=torch.bfloat16).dtype
+        is torch.bfloat16
+    )
 
 
 def test_the_text_cache_is_bounded(checkpoints):
     asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
     probe = engine(checkpoints["silu"], torch.float32).text_cache.get(tuple(range(40, 75))).nbytes
-    small = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, text_cache_bytes=2 * probe)
+    small = Cosmos3Engine.from_pretrained(
+        checkpoints["silu"], dtype=torch.float32, text_cache_bytes=2 * probe
+    )
     for first in (40, 41, 42, 40):
         small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
         assert small.text_cache.nbytes <= 2 * probe
     assert small.text_cache.prefills == 4, "the least recently used prompt went"
     for first in (42, 41, 42):
         small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
-    assert (small.text_cache.prefills, small.text_cache.hits) == (5, 2), "42 was used again before 41 came, 40 was not"
+    assert (small.text_cache.prefills, small.text_cache.hits) == (5, 2), (
+        "42 was used again before 41 came, 40 was not"
+    )
     small.text_cache.clear()
     assert small.text_cache.nbytes == 0
 
@@ -140,8 +153,13 @@ def test_pixels_need_the_decoder(checkpoints, seeded):
 
 def test_offloading_the_text_tower_changes_no_bit(checkpoints):
     asked = request(Case(checkpoints["relu2"], steps=2))
-    moved = Cosmos3Engine.from_pretrained(checkpoints["relu2"], dtype=torch.float32, offload_text=True)
-    assert torch.equal(moved.step(asked)["action"], engine(checkpoints["relu2"], torch.float32).step(asked)["action"])
+    moved = Cosmos3Engine.from_pretrained(
+        checkpoints["relu2"], dtype=torch.float32, offload_text=True
+    )
+    assert torch.equal(
+        moved.step(asked)["action"],
+        engine(checkpoints["relu2"], torch.float32).step(asked)["action"],
+    )
 
 
 def test_seeds(checkpoints, seeded):
@@ -150,35 +168,48 @@ def test_seeds(checkpoints, seeded):
     assert torch.equal(first, again)
     assert not torch.equal(first, model.step(replace(seeded, seed=12))["action"])
     noise = np.random.RandomState(11).standard_normal((CHUNK, 64)).astype(np.float32)
-    assert torch.equal(first, model.step(replace(seeded, action_noise=torch.from_numpy(noise)))["action"])
+    assert torch.equal(
+        first, model.step(replace(seeded, action_noise=torch.from_numpy(noise)))["action"]
+    )
 
 
 def test_guidance_interval(checkpoints, seeded):
     model = engine(checkpoints["silu"], torch.float32)
     everywhere = model.step(seeded)["action"]
-    assert torch.equal(model.step(replace(seeded, guidance_interval=(0, 1001)))["action"], everywhere)
+    assert torch.equal(
+        model.step(replace(seeded, guidance_interval=(0, 1001)))["action"], everywhere
+    )
     nowhere = model.step(replace(seeded, guidance_interval=(0, 1)))["action"]
     assert torch.equal(nowhere, model.step(replace(seeded, guidance_scale=1.0))["action"])
-    at_the_edge = replace(seeded, guidance_interval=(995, 1001))  # the first timestep is 995: the bound is open
+    # the first timestep is 995: the bound is open
+    at_the_edge = replace(seeded, guidance_interval=(995, 1001))
     assert torch.equal(model.step(at_the_edge)["action"], nowhere)
     below = replace(seeded, num_inference_steps=1, guidance_interval=(0, 995))
-    assert torch.equal(model.step(below)["action"], model.step(replace(below, guidance_scale=1.0))["action"])
+    assert torch.equal(
+        model.step(below)["action"], model.step(replace(below, guidance_scale=1.0))["action"]
+    )
 
 
 def test_forward_dynamics_echoes_its_actions(checkpoints):
     asked = request(Case(checkpoints["silu"], "forward_dynamics", 1, 1.0))
     result = engine(checkpoints["silu"], torch.float32).step(asked)
     assert torch.equal(result["action"][0], asked.cond_action)
-    short = engine(checkpoints["silu"], torch.float32).step(replace(asked, cond_action=asked.cond_action[:3]))
+    short = engine(checkpoints["silu"], torch.float32).step(
+        replace(asked, cond_action=asked.cond_action[:3])
+    )
     assert torch.equal(short["action"][0, 3:], asked.cond_action[2:3].expand(5, -1))
 
 
 def test_inverse_dynamics_keeps_its_frames(checkpoints):
     asked = request(Case(checkpoints["silu"], "inverse_dynamics", 2, 1.0))
     model = engine(checkpoints["silu"], torch.float32)
-    assert torch.equal(model.step(asked)["video"], model.vae.encode(asked.cond_video_pixels)[..., :9, :11])
+    assert torch.equal(
+        model.step(asked)["video"], model.vae.encode(asked.cond_video_pixels)[..., :9, :11]
+    )
     fewer = model.step(replace(asked, cond_frame_indexes=(0, 1)))
-    assert torch.equal(fewer["video"][:, :, :2], model.vae.encode(asked.cond_video_pixels)[:, :, :2, :9, :11])
+    assert torch.equal(
+        fewer["video"][:, :, :2], model.vae.encode(asked.cond_video_pixels)[:, :, :2, :9, :11]
+    )
     assert not torch.equal(fewer["video"][:, :, 2], model.step(asked)["video"][:, :, 2])
 
 
@@ -218,7 +249,9 @@ def test_action_spaces_are_not_mixed(checkpoints, joint_checkpoint, seeded):
 
 def test_progress_and_timing(checkpoints, seeded):
     seen = []
-    result = engine(checkpoints["silu"], torch.float32).step(seeded, on_step=lambda *a: seen.append(a))
+    result = engine(checkpoints["silu"], torch.float32).step(
+        seeded, on_step=lambda *a: seen.append(a)
+    )
     assert seen == [(1, 2), (2, 2)]
     assert set(result["timing"]) == {"encode", "text", "denoise", "total"}
     assert result["seed"] == 11
@@ -257,7 +290,10 @@ def test_pixel_to_latent_shape():
         ({"cond_frame_indexes": (-1,)}, InputError),
         ({"cond_action": torch.zeros(8, 10)}, InputError),
         ({"mode": "forward_dynamics"}, InputError),
-        ({"mode": "forward_dynamics", "cond_action": torch.full((8, 10), float("inf"))}, NonFiniteError),
+        (
+            {"mode": "forward_dynamics", "cond_action": torch.full((8, 10), float("inf"))},
+            NonFiniteError,
+        ),
         ({"mode": "forward_dynamics", "cond_action": torch.zeros(8, 9)}, ShapeError),
         ({"mode": "forward_dynamics", "cond_action": torch.ones(8, 64)}, ShapeError),
         ({"neg_text_ids": None}, InputError),
@@ -287,7 +323,9 @@ def test_masked_ids_do_not_count(checkpoints, seeded):
     assert torch.equal(model.step(padded)["action"], model.step(seeded)["action"])
     ids = seeded.neg_text_ids
     negative = replace(
-        seeded, neg_text_ids=torch.cat([ids, torch.tensor([7])]), neg_text_mask=torch.tensor([1] * len(ids) + [0])
+        seeded,
+        neg_text_ids=torch.cat([ids, torch.tensor([7])]),
+        neg_text_mask=torch.tensor([1] * len(ids) + [0]),
     )
     assert torch.equal(model.step(negative)["action"], model.step(seeded)["action"])
 
@@ -297,4 +335,6 @@ def test_other_domains_are_read_when_asked_for(checkpoints, seeded):
     before = lazy.kept_bytes
     umi = lazy.step(replace(seeded, domain_id=6))["action"]
     assert not torch.equal(umi, lazy.step(seeded)["action"])
-    assert lazy.kept_bytes - before == 4 * (2 * 64 * 64 + 64 + 64), "one more head, and nothing else"
+    assert lazy.kept_bytes - before == 4 * (2 * 64 * 64 + 64 + 64), (
+        "one more head, and nothing else"
+    )

@@ -46,7 +46,8 @@ REQUEST = Cosmos3ActionRequest(
     action_chunk=4,
     domain_id=8,
     raw_action_dim=10,
-    cond_video_pixels=torch.rand(1, 3, 1, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1,
+    cond_video_pixels=torch.rand(1, 3, 1, 64, 64, generator=torch.Generator().manual_seed(0)) * 2
+    - 1,
     num_inference_steps=2,
     guidance_scale=3.0,
     return_video=False,
@@ -55,7 +56,9 @@ REQUEST = Cosmos3ActionRequest(
 
 @pytest.fixture(scope="module")
 def pairs(checkpoints, tmp_path_factory):
-    """Format and kind -> (what is passed as the checkpoint, the same weights in the released layout); made once."""
+    """Format and kind -> (what is passed as the checkpoint, the same weights in the released
+    layout); made once.
+    """
     return made_pairs(checkpoints, tmp_path_factory)
 
 
@@ -80,7 +83,10 @@ def made_pairs(checkpoints, tmp_path_factory):
         else:
             _, same = formats.adapter(released, folder, name)
         changes = {"views": None, "statistics": None} if name == "lerobot" else {}
-        made[name, kind] = formats.contract_file(root / "my.toml", folder, released, **changes), same
+        made[name, kind] = (
+            formats.contract_file(root / "my.toml", folder, released, **changes),
+            same,
+        )
         return made[name, kind]
 
     return get
@@ -92,7 +98,11 @@ def actions(checkpoint, dtype):
 
 
 OFTEN = [("silu", torch.float32), ("relu2", torch.bfloat16)]
-RARELY = [pytest.param(*pair, marks=pytest.mark.slow) for pair in product(("silu", "relu2"), DTYPES) if pair not in OFTEN]
+RARELY = [
+    pytest.param(*pair, marks=pytest.mark.slow)
+    for pair in product(("silu", "relu2"), DTYPES)
+    if pair not in OFTEN
+]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [*OFTEN, *RARELY], ids=str)
@@ -103,11 +113,19 @@ def test_actions_are_those_of_the_released_layout(pairs, name, kind, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "kind", "layers", "names"), [("edge", "relu2", 28, 549), ("nano", "silu", 36, 809)])
-def test_all_names_of_a_released_checkpoint_at_a_reduced_width(tmp_path_factory, variant, kind, layers, names):
-    """Every tensor of Edge and Nano, narrow: all formats, both dtypes, to the bit. Nano's five of sound are never read."""
+@pytest.mark.parametrize(
+    ("variant", "kind", "layers", "names"), [("edge", "relu2", 28, 549), ("nano", "silu", 36, 809)]
+)
+def test_all_names_of_a_released_checkpoint_at_a_reduced_width(
+    tmp_path_factory, variant, kind, layers, names
+):
+    """Every tensor of Edge and Nano, narrow: all formats, both dtypes, to the bit. Nano's five
+    of sound are never read.
+    """
     root = tmp_path_factory.mktemp(variant)
-    released = write_checkpoint(root / "c", sizes=FactorySizes(hidden=64, layers=layers), hidden_act=kind)
+    released = write_checkpoint(
+        root / "c", sizes=FactorySizes(hidden=64, layers=layers), hidden_act=kind
+    )
     assert len(expected_shapes(Checkpoint.open(released).config)) == names
     get = made_pairs({kind: released}, tmp_path_factory)
     for name, dtype in product(["export", "lerobot", "dcp", "fp8", "framework", "peft"], DTYPES):
@@ -116,7 +134,9 @@ def test_all_names_of_a_released_checkpoint_at_a_reduced_width(tmp_path_factory,
 
 
 def test_fp8_is_within_its_rounding_of_the_original(pairs, checkpoints):
-    """E4M3 has three bits after the leading one: half a step is a sixteenth of a weight, or 2^-10 scales near zero."""
+    """E4M3 has three bits after the leading one: half a step is a sixteenth of a weight, or
+    2^-10 scales near zero.
+    """
     folder, _ = pairs("fp8", "silu")
     weights, original = Checkpoint.open(folder).weights, formats.weights_of(checkpoints["silu"])
     changed = 0
@@ -129,24 +149,36 @@ def test_fp8_is_within_its_rounding_of_the_original(pairs, checkpoints):
 
 @pytest.mark.parametrize("kind", ["edge", "nano"])
 def test_names_are_those_of_the_framework(kind):
-    """All 549 names of Edge and 814 of Nano, as cosmos-framework's own functions map them, at their real shapes."""
+    """All 549 names of Edge and 814 of Nano, as cosmos-framework's own functions map them, at
+    their real shapes.
+    """
     made = runpy.run_path(str(ASSETS / "make_framework_names.py"))
     recorded = json.loads((ASSETS / "framework_names.json").read_text())[kind]
     shapes = expected_shapes(made["config"](kind))
     pairs = {name: framework_name(name) for name in shapes}
-    assert (len(pairs), made["digest"](pairs)) == ({"edge": 549, "nano": 814}[kind], recorded["sha256"])
+    assert (len(pairs), made["digest"](pairs)) == (
+        {"edge": 549, "nano": 814}[kind],
+        recorded["sha256"],
+    )
     assert pairs.items() >= recorded["pairs"].items()
-    stored = [f"model.net.{net}" for net in pairs.values()] + ["model.net.language_model.visual.merger.norm.weight"]
+    stored = [f"model.net.{net}" for net in pairs.values()] + [
+        "model.net.language_model.visual.merger.norm.weight"
+    ]
     names, rest = renamed(stored, "model.net.")
     assert {name: stored.removeprefix("model.net.") for name, stored in names.items()} == pairs
     assert rest == ("model.net.language_model.visual.merger.norm.weight",)
-    assert sum(math.prod(shape) for shape in shapes.values()) == {"edge": 3_369_657_024, "nano": 15_173_669_120}[kind]
+    assert (
+        sum(math.prod(shape) for shape in shapes.values())
+        == {"edge": 3_369_657_024, "nano": 15_173_669_120}[kind]
+    )
 
 
 def observe(embodiment="droid", rows=16, space="midtrain"):
     domain = get_embodiment(embodiment)
     picture = np.random.RandomState(0).randint(0, 255, (540, 640, 3), dtype=np.uint8)
-    return Request(domain, domain.action_space(space), "pick up the cube", rows, None, 1.0, composite=picture)
+    return Request(
+        domain, domain.action_space(space), "pick up the cube", rows, None, 1.0, composite=picture
+    )
 
 
 def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_path):
@@ -173,7 +205,10 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
     ("changes", "word"),
     [
         ({"gripper": "1=closed"}, "1 as closed"),
-        ({"action_space": "joint_pos", "width": 8, "normalization": "none"}, "action space is 'joint_pos'"),
+        (
+            {"action_space": "joint_pos", "width": 8, "normalization": "none"},
+            "action space is 'joint_pos'",
+        ),
         ({"domain": "umi", "statistics": "umi"}, "domain is 'umi'"),
     ],
 )
@@ -201,14 +236,35 @@ RIG = '["wrist", "exterior_1", "exterior_2"]'
         ("sampling = { num_steps = 2 }", "flow_shift"),
         ("sampling = { num_steps = 2, guidance_scale = 1e30, flow_shift = 1.0 }", "at most 100"),
         ("[", "TOML"),
-        ('gripper = "none"', "gripper is 'none' in .*contract.toml and '1=open or 1=closed' in embodiment"),
+        (
+            'gripper = "none"',
+            "gripper is 'none' in .*contract.toml and '1=open or 1=closed' in embodiment",
+        ),
         ('views = ["wrist", "wrist", "wrist"]', "different names"),
-        ('views = ["a", "b", "c"]', "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in embodiment"),
-        ('views = ["exterior_1", "wrist", "exterior_2"]', "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in"),
-        ('action_space = "midtrain"\nwidth = 9', "width is 9 in .*contract.toml and 10 in midtrain rows of embodiment"),
-        ('domain = "umi"', "domain is 'droid_lerobot' in .*checkpoint.json and 'umi' in .*contract.toml"),
-        ('statistics = "umi"', "statistics is 'umi' in .*contract.toml and 'droid_lerobot' in embodiment"),
-        ('width = 10\nstatistics = "stats/nine.json"', "width is 10 in .*contract.toml and 9 in the list q01"),
+        (
+            'views = ["a", "b", "c"]',
+            "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in embodiment",
+        ),
+        (
+            'views = ["exterior_1", "wrist", "exterior_2"]',
+            "contract.toml and .'wrist', 'exterior_1', 'exterior_2'. in",
+        ),
+        (
+            'action_space = "midtrain"\nwidth = 9',
+            "width is 9 in .*contract.toml and 10 in midtrain rows of embodiment",
+        ),
+        (
+            'domain = "umi"',
+            "domain is 'droid_lerobot' in .*checkpoint.json and 'umi' in .*contract.toml",
+        ),
+        (
+            'statistics = "umi"',
+            "statistics is 'umi' in .*contract.toml and 'droid_lerobot' in embodiment",
+        ),
+        (
+            'width = 10\nstatistics = "stats/nine.json"',
+            "width is 10 in .*contract.toml and 9 in the list q01",
+        ),
         ('statistics = "stats/true.json"', "statistics must be"),
         ('statistics = "stats/two.json"', "'action' and 'global' hold different figures"),
         ('statistics = "../outside/stats.json"', "outside the checkpoint"),
@@ -219,13 +275,18 @@ RIG = '["wrist", "exterior_1", "exterior_2"]'
     ],
 )
 def test_a_contract_inside_a_folder_that_cannot_be_used(checkpoints, tmp_path, line, word):
-    """It contradicts what the folder's other files say, or what follows from them, or is not valid."""
+    """It contradicts what the folder's other files say, or what follows from them, or is not
+    valid.
+    """
     folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
     low, high = [-1.0] * 10, [1.0] * 10
     for name, figures in {
         "c/stats/nine": {"q01": low[1:], "q99": high[1:]},
         "c/stats/true": {"q01": [False] * 10, "q99": [True] * 10},
-        "c/stats/two": {"global": {"q01": low, "q99": high}, "action": {"q01": low, "q99": [2.0] * 10}},
+        "c/stats/two": {
+            "global": {"q01": low, "q99": high},
+            "action": {"q01": low, "q99": [2.0] * 10},
+        },
         "outside/stats": {"q01": [0], "q99": [1]},
     }.items():
         formats.write_json(tmp_path / f"{name}.json", figures)
@@ -247,13 +308,18 @@ def test_a_contract_of_another_folder(pairs, checkpoints, tmp_path):
     path.write_text(path.read_text().replace(str(folder), "c"))
     assert inspect(folder, released, path)["verdict"] == "ready"
     (folder / "contract.toml").write_text("chunk = 8\n")
-    assert "chunk is 16 in" in inspect(folder, released, path)["problem"], "the folder's own counts beside the caller's"
+    assert "chunk is 16 in" in inspect(folder, released, path)["problem"], (
+        "the folder's own counts beside the caller's"
+    )
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 5000, "a\0b", "~" + "a" * 5000])
 def test_a_checkpoint_that_no_file_can_be(checkpoints, tmp_path, name):
     path = formats.contract_file(tmp_path / "my.toml", name, checkpoints["silu"])
-    for report in (inspect(path), inspect(formats.dcp_run(checkpoints["silu"], tmp_path / "c"), name)):
+    for report in (
+        inspect(path),
+        inspect(formats.dcp_run(checkpoints["silu"], tmp_path / "c"), name),
+    ):
         assert (report["verdict"], "neither a folder" in report["problem"]) == ("LayoutError", True)
     with pytest.raises(LayoutError):
         Cosmos3Engine.from_pretrained(name)
@@ -274,7 +340,9 @@ def test_known_contracts_state_the_source_of_every_field():
 def test_the_framework_contract_of_libero_takes_the_raw_figures(checkpoints, tmp_path):
     folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
     path = tmp_path / "my.toml"
-    path.write_text(f'checkpoint = "c"\nbase = "{checkpoints["silu"]}"\nlike = "cosmos-framework-libero"\n')
+    path.write_text(
+        f'checkpoint = "c"\nbase = "{checkpoints["silu"]}"\nlike = "cosmos-framework-libero"\n'
+    )
     assert inspect(path)["missing"] == []
     low, high = ModelInput(Checkpoint.open(path), InferenceOptions()).quantiles(observe("libero"))
     raw = load_action_stats("libero").raw
@@ -356,7 +424,9 @@ def opened_files():
     """Paths that Python opens meanwhile."""
     seen: list[str] = []
     active = [True]
-    sys.addaudithook(lambda event, args: seen.append(str(args[0])) if active[0] and event == "open" else None)
+    sys.addaudithook(
+        lambda event, args: seen.append(str(args[0])) if active[0] and event == "open" else None
+    )
     try:
         yield seen
     finally:

@@ -1,4 +1,6 @@
-"""Pictures and captions as NVIDIA's cosmos-framework makes them: ``assets/make_framework_golden.py`` ran its own functions."""
+"""Pictures and captions as NVIDIA's cosmos-framework makes them:
+``assets/make_framework_golden.py`` ran its own functions.
+"""
 
 import json
 import shutil
@@ -57,11 +59,19 @@ def test_pictures_through_a_served_policy(released, name):
     """The same messages that their server gets."""
     given = pictures(name)
     keys = KEYS if len(given) == 3 else (wire.COMPOSITE,)
-    message = dict(zip(keys, given, strict=True)) | {wire.JOINTS: np.zeros(7), wire.GRIPPER: 0.2, wire.PROMPT: "go!"}
-    read = wire.decode_request(message, DROID, DROID.spaces["joint_pos"], images=True, compose=released.compose)
+    message = dict(zip(keys, given, strict=True)) | {
+        wire.JOINTS: np.zeros(7),
+        wire.GRIPPER: 0.2,
+        wire.PROMPT: "go!",
+    }
+    read = wire.decode_request(
+        message, DROID, DROID.spaces["joint_pos"], images=True, compose=released.compose
+    )
     processed = released(read, "native")
     assert processed.video_shape == (33, *DROID_COMPOSITE)
-    canvas = processed.pixel_values[0, :, 0, : DROID_COMPOSITE[0], : DROID_COMPOSITE[1]].permute(1, 2, 0)
+    canvas = processed.pixel_values[0, :, 0, : DROID_COMPOSITE[0], : DROID_COMPOSITE[1]].permute(
+        1, 2, 0
+    )
     assert_as_recorded(((canvas + 1) * 127.5).round().byte().numpy(), name)
     assert processed.prompt.startswith("go!. This video contains")
 
@@ -74,7 +84,10 @@ def released(joint_checkpoint):
 
 
 def test_released_policies_have_the_servers_pictures_and_others_ours(joint_checkpoint, released):
-    assert [v.name for v in VARIANTS.values() if v.composition == "framework"] == ["nano-policy-droid", "edge-policy-droid"]
+    assert [v.name for v in VARIANTS.values() if v.composition == "framework"] == [
+        "nano-policy-droid",
+        "edge-policy-droid",
+    ]
     views = {name: picture(seed, (480, 640), "uint8") for seed, name in enumerate(DROID_RIG.views)}
     letterboxed = compose(views, DROID_RIG)
     ours = ModelInput(Checkpoint.open(joint_checkpoint), InferenceOptions())
@@ -89,10 +102,17 @@ def test_released_policies_have_the_servers_pictures_and_others_ours(joint_check
 
 def test_a_composed_picture_precedes_views(released):
     """As in their server, where a message holds both."""
-    message = {key: picture(i, (360, 640), "uint8") for i, key in enumerate(KEYS)} | {wire.JOINTS: np.zeros(7), wire.GRIPPER: 0}
+    message = {key: picture(i, (360, 640), "uint8") for i, key in enumerate(KEYS)} | {
+        wire.JOINTS: np.zeros(7),
+        wire.GRIPPER: 0,
+    }
     whole = picture(9, DROID_COMPOSITE, "uint8")
     read = wire.decode_request(
-        {**message, wire.COMPOSITE: whole}, DROID, DROID.spaces["joint_pos"], images=True, compose=released.compose
+        {**message, wire.COMPOSITE: whole},
+        DROID,
+        DROID.spaces["joint_pos"],
+        images=True,
+        compose=released.compose,
     )
     assert np.array_equal(read.composite, whole)
 
@@ -100,7 +120,9 @@ def test_a_composed_picture_precedes_views(released):
 def test_letterboxed_pictures_keep_their_size():
     small = picture(0, (100, 123), "uint8")
     assert read_frames(small, DROID_RIG).shape == (1, 100, 123, 3)
-    assert read_frames(small, None, "framework").shape == (1, 100, 123, 3), "domains without a rig have no canvas of their own"
+    assert read_frames(small, None, "framework").shape == (1, 100, 123, 3), (
+        "domains without a rig have no canvas of their own"
+    )
 
 
 def test_refused_compositions():
@@ -110,9 +132,12 @@ def test_refused_compositions():
     with pytest.raises(ConfigError, match="letterbox, framework"):
         compose_views(views, DROID_RIG, "mosaic")
     unit = dict.fromkeys(DROID_RIG.views, np.full((36, 64, 3), 0.5))
-    with pytest.raises(ShapeError, match="uint8"):  # within [0, 1] the scale is in doubt; their server would see black
+    # within [0, 1] the scale is in doubt; their server would see black
+    with pytest.raises(ShapeError, match="uint8"):
         compose_views(unit, DROID_RIG, "framework")
-    assert read_frames(unit["wrist"], DROID_RIG, "framework").dtype == np.float32, "a single one is read as a fraction"
+    assert read_frames(unit["wrist"], DROID_RIG, "framework").dtype == np.float32, (
+        "a single one is read as a fraction"
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN["captions"], ids=lambda c: f"{c[1]}-{c[2]}-{c[0]}-{c[3]}")
@@ -127,7 +152,8 @@ def test_captions(case):
         canvas_hw=tuple(hw),
         droid_layout=view == "concat_view",
     )
-    if kind == "json" and not instruction:  # the framework drops the caption, diffusers keeps it without a description
+    # the framework drops the caption, diffusers keeps it without a description
+    if kind == "json" and not instruction:
         assert (expected, json.loads(made)["actions"][0]["description"]) == ("", "")
     else:
         assert made == expected
@@ -137,10 +163,23 @@ def test_the_system_prompt_is_diffusers(checkpoints):
     """As in diffusers' pipeline; NVIDIA's own checkpoints have none in the framework."""
     found = Checkpoint.open(checkpoints["silu"])
     assert found.use_system_prompt is False
-    raw = {"images": picture(0, (96, 128), "uint8"), "task": "go", "domain_name": "bridge_orig_lerobot"}
-    made = Cosmos3PolicyProcessor.for_checkpoint(replace(found, use_system_prompt=True), image_size=256, fps=5).preprocess(raw)
+    raw = {
+        "images": picture(0, (96, 128), "uint8"),
+        "task": "go",
+        "domain_name": "bridge_orig_lerobot",
+    }
+    made = Cosmos3PolicyProcessor.for_checkpoint(
+        replace(found, use_system_prompt=True), image_size=256, fps=5
+    ).preprocess(raw)
     pipe = pipeline(checkpoints["silu"], torch.float32)
-    about = {"num_frames": 17, "fps": 5, "height": 256, "width": 320, "action_mode": "policy", "action_view_point": "ego_view"}
+    about = {
+        "num_frames": 17,
+        "fps": 5,
+        "height": 256,
+        "width": 320,
+        "action_mode": "policy",
+        "action_view_point": "ego_view",
+    }
     ids, negative = type(pipe).tokenize_prompt(pipe, "go", None, use_system_prompt=True, **about)
     assert (made.text_ids[0].tolist(), made.neg_text_ids[0].tolist()) == (list(ids), list(negative))
     text = pipe.text_tokenizer.decode(ids)
@@ -162,13 +201,17 @@ def test_what_model_index_says(checkpoints, tmp_path, index, expected):
 
 def test_history_is_the_last_rows_of_the_state(joint_checkpoint):
     found = Checkpoint.open(joint_checkpoint)
-    three = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name="droid", image_size=256, history_length=3)
+    three = Cosmos3PolicyProcessor.for_checkpoint(
+        found, domain_name="droid", image_size=256, history_length=3
+    )
     past = np.random.RandomState(0).uniform(0, 1, (5, 8))
     made = three.preprocess({"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past})
     np.testing.assert_allclose(made.action_prefix[:, :8], past[2:], rtol=1e-6)
     assert made.request().history_rows == made.history_rows == 2
     with pytest.raises(InputError, match="history_length is 3"):
-        three.preprocess({"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past[:2]})
+        three.preprocess(
+            {"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past[:2]}
+        )
     one = Cosmos3PolicyProcessor.for_checkpoint(found, domain_name="droid", image_size=256)
     latest = one.preprocess({"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past})
     np.testing.assert_allclose(latest.action_prefix[:, :8], past[4:], rtol=1e-6)

@@ -1,4 +1,6 @@
-"""The engine on a GPU answers as on the CPU; CUDA graphs, compiled code and weights kept in host memory change nothing."""
+"""The engine on a GPU answers as on the CPU; CUDA graphs, compiled code and weights kept in host
+memory change nothing.
+"""
 
 from dataclasses import replace
 
@@ -27,28 +29,46 @@ def exact(monkeypatch):
 
 
 def cases(folder):
-    """Requests of several modes, shapes and prompts. The first comes again last, after others that used the same memory."""
+    """Requests of several modes, shapes and prompts. The first comes again last, after others
+    that used the same memory.
+    """
     asked = request(Case(folder, steps=2))
-    modes = [request(Case(folder, mode=mode, steps=2)) for mode in ("forward_dynamics", "inverse_dynamics")]
+    modes = [
+        request(Case(folder, mode=mode, steps=2))
+        for mode in ("forward_dynamics", "inverse_dynamics")
+    ]
     others = [replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5, domain_id=6)]
     longer = replace(asked, neg_text_ids=torch.arange(100, 100 + BUCKET))
-    return [asked, *modes, *others, replace(asked, text_ids=asked.text_ids[..., :9] + 1), longer, asked]
+    return [
+        asked,
+        *modes,
+        *others,
+        replace(asked, text_ids=asked.text_ids[..., :9] + 1),
+        longer,
+        asked,
+    ]
 
 
 def answers(folder, device, dtype=torch.float32, few=False, **options):
     engine = Cosmos3Engine.from_pretrained(folder, dtype=dtype, device=device, **options)
     asked = cases(folder)
     try:
-        found = [engine.step(one) for one in (asked[::7] if few else asked)]  # few: the first twice; each shape compiles anew
+        # few: the first twice; each shape compiles anew
+        found = [engine.step(one) for one in (asked[::7] if few else asked)]
     finally:
         engine.close()
-    return [{name: one[name].float().cpu() for name in ("action", "video") if one.get(name) is not None} for one in found]
+    return [
+        {name: one[name].float().cpu() for name in ("action", "video") if one.get(name) is not None}
+        for one in found
+    ]
 
 
 def distance(found, expected):
     """Largest difference, relative to the largest expected value of its kind."""
     assert [set(one) for one in found] == [set(one) for one in expected]
-    pairs = [(one[name], two[name]) for one, two in zip(found, expected, strict=True) for name in one]
+    pairs = [
+        (one[name], two[name]) for one, two in zip(found, expected, strict=True) for name in one
+    ]
     assert all(one.isfinite().all() for one, _ in pairs)
     return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
 
@@ -63,4 +83,7 @@ def test_the_answers_are_the_cpus(way, kind, checkpoints):
 
 def test_bfloat16_stays_near(checkpoints):
     folder = checkpoints["silu"]
-    assert distance(answers(folder, "cuda", torch.bfloat16), answers(folder, "cpu", torch.bfloat16)) < 0.1
+    assert (
+        distance(answers(folder, "cuda", torch.bfloat16), answers(folder, "cpu", torch.bfloat16))
+        < 0.1
+    )

@@ -24,7 +24,9 @@ GPU = torch.device("cuda", 1)
 
 
 class Graph:
-    """Replays by running the model on what the runner holds for it, into the outputs of the capture."""
+    """Replays by running the model on what the runner holds for it, into the outputs of the
+    capture.
+    """
 
     runner: VelocityRunner
     replays = 0
@@ -46,7 +48,9 @@ class Stream:
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Calls of torch.cuda so far: the options of each capture, the pools, and the selected devices with their threads."""
+    """Calls of torch.cuda so far: the options of each capture, the pools, and the selected
+    devices with their threads.
+    """
     seen = {"graph": [], "pool": [], "device": []}
 
     def capture(_, **options):
@@ -61,8 +65,18 @@ def captures(monkeypatch):
         seen["pool"].append(object())
         return seen["pool"][-1]
 
-    stubs = {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream, "graph": capture, "device": select}
-    for name, stub in {**stubs, "graph_pool_handle": pool, "stream": lambda _: nullcontext()}.items():
+    stubs = {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "current_stream": Stream,
+        "graph": capture,
+        "device": select,
+    }
+    for name, stub in {
+        **stubs,
+        "graph_pool_handle": pool,
+        "stream": lambda _: nullcontext(),
+    }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     return seen
 
@@ -85,8 +99,16 @@ def padded(checkpoints):
 def variants(folder):
     asked = request(Case(folder, steps=2))
     longer = torch.arange(100, 100 + BUCKET)
-    cases = [asked, replace(asked, guidance_interval=(900, 1001)), replace(asked, fps=7.5, domain_id=6)]
-    cases += [replace(asked, text_ids=asked.text_ids[..., :9] + 1), replace(asked, return_video=False), asked]
+    cases = [
+        asked,
+        replace(asked, guidance_interval=(900, 1001)),
+        replace(asked, fps=7.5, domain_id=6),
+    ]
+    cases += [
+        replace(asked, text_ids=asked.text_ids[..., :9] + 1),
+        replace(asked, return_video=False),
+        asked,
+    ]
     return [*cases, replace(asked, neg_text_ids=longer), replace(asked, guidance_scale=1.0)]
 
 
@@ -105,7 +127,9 @@ def test_replays_give_the_same_bits(graphed, padded, checkpoints):
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_padding_prompts_changes_nothing(kind, checkpoints):
     """In float64, where the sampler alone rounds."""
-    plain, model = (Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32) for _ in range(2))
+    plain, model = (
+        Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32) for _ in range(2)
+    )
     for one in (plain, model):
         one.transformer.double()
     model._runner = VelocityRunner(model.transformer, model.device, padded=True)
@@ -124,7 +148,9 @@ def test_a_replay_leaves_earlier_answers_alone(graphed, checkpoints):
     graphed._runner = run
     graphed.step(request(Case(checkpoints["silu"], steps=3)))
     assert len(made) == 3
-    assert all(torch.equal(*pair) for found, copies in made for pair in zip(found, copies, strict=True))
+    assert all(
+        torch.equal(*pair) for found, copies in made for pair in zip(found, copies, strict=True)
+    )
 
 
 def test_one_graph_serves_all_prompts_and_domains(graphed, captures, checkpoints):
@@ -140,12 +166,17 @@ def test_one_graph_serves_all_prompts_and_domains(graphed, captures, checkpoints
 
 def test_captures_share_a_pool_and_leave_other_threads_alone(graphed, captures, checkpoints):
     asked = request(Case(checkpoints["silu"], steps=2))
-    worker = threading.Thread(target=lambda: [graphed.step(one) for one in (asked, replace(asked, guidance_scale=1.0))])
+    worker = threading.Thread(
+        target=lambda: [graphed.step(one) for one in (asked, replace(asked, guidance_scale=1.0))]
+    )
     worker.start()
     worker.join()
     assert len(captures["pool"]) == 1
     assert [options["capture_error_mode"] for options in captures["graph"]] == ["thread_local"] * 2
-    assert all(options["pool"] is captures["pool"][0] and options["stream"] for options in captures["graph"])
+    assert all(
+        options["pool"] is captures["pool"][0] and options["stream"]
+        for options in captures["graph"]
+    )
     assert set(captures["device"]) == {(GPU, worker.ident)}, "a thread starts with the first GPU"
 
 
@@ -174,7 +205,11 @@ def test_times_are_those_of_the_engines_device(monkeypatch):
         def elapsed_time(self, _):
             return 2.0
 
-    for name, stub in {"Event": Event, "current_stream": Stream, "synchronize": asked.append}.items():
+    for name, stub in {
+        "Event": Event,
+        "current_stream": Stream,
+        "synchronize": asked.append,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     clock = Stopwatch(GPU)
     with clock.part("denoise"):
@@ -184,16 +219,22 @@ def test_times_are_those_of_the_engines_device(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++, and there is no compiler `c++`")
+@pytest.mark.skipif(
+    shutil.which("c++") is None, reason="inductor compiles C++, and there is no compiler `c++`"
+)
 def test_inductors_code_gives_the_same_actions(checkpoints):
     asked = request(Case(checkpoints["silu"], steps=2))
-    with Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, compile=True) as model:
+    with Cosmos3Engine.from_pretrained(
+        checkpoints["silu"], dtype=torch.float32, compile=True
+    ) as model:
         same(model.step(asked), engine(checkpoints["silu"], torch.float32).step(asked), 5e-5)
 
 
 def test_compile_asks_for_inductors_code(checkpoints, monkeypatch):
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda velocity, **options: asked.append(options) or velocity)
+    monkeypatch.setattr(
+        torch, "compile", lambda velocity, **options: asked.append(options) or velocity
+    )
     model = Cosmos3Engine.from_pretrained(checkpoints["silu"], compile=True)
     assert asked == [{"fullgraph": True, "dynamic": False, "backend": "inductor"}]
     one = request(Case(checkpoints["silu"], steps=1))
@@ -209,6 +250,8 @@ def test_options_are_checked_before_anything_is_loaded():
         Cosmos3Engine.from_pretrained("nowhere", text_cache_bytes=-1)
     with pytest.raises(InputError, match="compile must be"):
         EngineOptions(compile="yes")
-    with pytest.raises(ConfigError, match=r"unknown engine option 'graphs'; valid: cuda_graphs, compile"):
+    with pytest.raises(
+        ConfigError, match=r"unknown engine option 'graphs'; valid: cuda_graphs, compile"
+    ):
         EngineOptions.of({"graphs": True})
     assert EngineOptions.of({"compile": True}).given == {"compile": True}

@@ -1,4 +1,6 @@
-"""Hostile checkpoints: every attack of the table ends at once, in a typed error that names file and key."""
+"""Hostile checkpoints: every attack of the table ends at once, in a typed error that names file
+and key.
+"""
 
 import shutil
 import signal

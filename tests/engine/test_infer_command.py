@@ -16,16 +16,28 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 @pytest.fixture
 def picture(tmp_path):
     path = tmp_path / "view.png"
-    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(
+        path
+    )
     return path
 
 
 @pytest.fixture
 def infer(checkpoints, picture, tmp_path):
     def run(*extra, image=True):
-        base = ["infer", "--checkpoint", str(checkpoints["silu"]), "--prompt", "pick up the red cube", "--steps", "2"]
+        base = [
+            "infer",
+            "--checkpoint",
+            str(checkpoints["silu"]),
+            "--prompt",
+            "pick up the red cube",
+            "--steps",
+            "2",
+        ]
         base += ["--image", str(picture)] if image else []
-        return main([*base, "--image-size", "256", "--device", "cpu", "--out", str(tmp_path / "o"), *extra])
+        return main(
+            [*base, "--image-size", "256", "--device", "cpu", "--out", str(tmp_path / "o"), *extra]
+        )
 
     return run
 
@@ -39,7 +51,11 @@ def test_policy(infer, tmp_path):
     found = read(tmp_path)
     assert (found["shape"], found["dtype"]) == ([16, 10], "float64")
     assert np.array(found["data"]).shape == (16, 10)
-    assert (found["domain"], found["action_space"], found["scale"]) == ("droid_lerobot", "midtrain", "model")
+    assert (found["domain"], found["action_space"], found["scale"]) == (
+        "droid_lerobot",
+        "midtrain",
+        "model",
+    )
     assert {"encode", "text", "denoise", "total"} <= set(found["timing_ms"])
     assert not (tmp_path / "o.mp4").exists()
 
@@ -51,11 +67,15 @@ def test_a_policys_answer_is_forward_dynamics_question(infer, tmp_path, stats):
     answer = tmp_path / "answer.json"
     (tmp_path / "o_action.json").rename(answer)
     assert infer("--mode", "forward_dynamics", "--action-file", str(answer), *stats) == 0
-    np.testing.assert_allclose(read(tmp_path)["data"], json.loads(answer.read_text())["data"], atol=1e-6)
+    np.testing.assert_allclose(
+        read(tmp_path)["data"], json.loads(answer.read_text())["data"], atol=1e-6
+    )
     assert (tmp_path / "o.mp4").stat().st_size > 0
 
 
-@pytest.mark.parametrize("wrap", [lambda rows: {"action_chunks": [rows]}, lambda rows: rows, lambda rows: [rows]])
+@pytest.mark.parametrize(
+    "wrap", [lambda rows: {"action_chunks": [rows]}, lambda rows: rows, lambda rows: [rows]]
+)
 def test_action_files(infer, tmp_path, wrap):
     path = tmp_path / "a.json"
     rows = [[0.1] * 10, [0.2] * 10]
@@ -73,12 +93,29 @@ def test_inverse_dynamics_from_a_film(infer, tmp_path):
             writer.write(np.full((96, 128, 3), 40 * i, np.uint8))
     assert infer("--mode", "inverse_dynamics", "--video", str(film), image=False) == 0
     assert read(tmp_path)["shape"] == [16, 10]
-    assert infer("--mode", "inverse_dynamics", "--video", str(film), "--condition-frames", "0,1", image=False) == 0
+    assert (
+        infer(
+            "--mode",
+            "inverse_dynamics",
+            "--video",
+            str(film),
+            "--condition-frames",
+            "0,1",
+            image=False,
+        )
+        == 0
+    )
 
 
 def test_options_reach_the_sampler(infer, tmp_path):
     answers = []
-    for extra in ((), ("--seed", "1"), ("--guidance-scale", "3"), ("--flow-shift", "2"), ("--use-karras-sigmas", "checkpoint")):
+    for extra in (
+        (),
+        ("--seed", "1"),
+        ("--guidance-scale", "3"),
+        ("--flow-shift", "2"),
+        ("--use-karras-sigmas", "checkpoint"),
+    ):
         assert infer(*extra) == 0
         answers.append(read(tmp_path)["data"])
     assert len({json.dumps(answer) for answer in answers}) == len(answers)
@@ -91,7 +128,18 @@ def test_integer_domain_and_canvas(infer, tmp_path):
 
 
 def test_joint_pos(joint_checkpoint, picture, tmp_path):
-    options = ["--image", str(picture), "--prompt", "x", "--steps", "1", "--image-size", "256", "--out", str(tmp_path / "o")]
+    options = [
+        "--image",
+        str(picture),
+        "--prompt",
+        "x",
+        "--steps",
+        "1",
+        "--image-size",
+        "256",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     state = ["--state", "0", "0", "0", "-2", "0", "2", "0.7", "0.2"]
     assert main(["infer", "--checkpoint", str(joint_checkpoint), *options, *state]) == 0
     assert (read(tmp_path)["shape"], read(tmp_path)["action_space"]) == ([32, 8], "joint_pos")
@@ -170,7 +218,10 @@ def test_bad_usage(infer, capsys, extra, said):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"data": "x"}', '{"shape": [3, 10], "data": [[0]]}', "[[1, 2], [3]]", "7"])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"data": "x"}', '{"shape": [3, 10], "data": [[0]]}', "[[1, 2], [3]]", "7"],
+)
 def test_bad_action_files(infer, tmp_path, capsys, content):
     path = tmp_path / "a.json"
     path.write_text(content)
@@ -180,12 +231,22 @@ def test_bad_action_files(infer, tmp_path, capsys, content):
 
 def test_a_damaged_checkpoint_is_a_failure_and_not_bad_usage(tmp_path, picture):
     (tmp_path / "c").mkdir()
-    assert main(["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]) == 1
+    assert (
+        main(
+            ["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("extra", "wanted"), [((), (3, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))])
+@pytest.mark.parametrize(
+    ("extra", "wanted"),
+    [((), (3, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))],
+)
 def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypatch, extra, wanted):
-    """The bundled checkpoint records 3 steps and a shift of 5; a backend samples it the same way."""
+    """The bundled checkpoint records 3 steps and a shift of 5; a backend samples it the same
+    way.
+    """
     asked, step = [], Cosmos3Engine.step
 
     def noted(engine, request, *arguments, **options):
@@ -193,11 +254,24 @@ def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypa
         return step(engine, request, *arguments, **options)
 
     monkeypatch.setattr(Cosmos3Engine, "step", noted)
-    options = ["--image", str(picture), "--prompt", "reach the red cube", "--device", "cpu", "--out", str(tmp_path / "o")]
+    options = [
+        "--image",
+        str(picture),
+        "--prompt",
+        "reach the red cube",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     state = ["--state", "0.5", "0", "0.4", "1", "0", "0", "0", "1", "0", "1"]
-    assert main(["infer", "--checkpoint", str(embedded_checkpoint()), *options, *state, *extra]) == 0
+    assert (
+        main(["infer", "--checkpoint", str(embedded_checkpoint()), *options, *state, *extra]) == 0
+    )
     (request,) = asked
     assert (request.num_inference_steps, request.guidance_scale, request.flow_shift) == wanted
     assert request.use_karras_sigmas is False
-    found = Checkpoint.open(embedded_checkpoint()).resolve_sampling(get_embodiment("droid"), "midtrain", Sampling())
+    found = Checkpoint.open(embedded_checkpoint()).resolve_sampling(
+        get_embodiment("droid"), "midtrain", Sampling()
+    )
     assert found == Sampling(3, 1.0, 5.0)

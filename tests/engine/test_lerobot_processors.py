@@ -1,7 +1,8 @@
 """LeRobot's own processor steps and our contract (de-)normalise alike, to a millionth.
 
-What lerobot 0.6.1 wrote and answered is stored in ``assets/lerobot_processors``. `make test-lerobot` runs it again, on the
-folders that we convert as well; with RECORD=1 it stores the answers anew.
+What lerobot 0.6.1 wrote and answered is stored in ``assets/lerobot_processors``. `make
+test-lerobot` runs it again, on the folders that we convert as well; with RECORD=1 it stores the
+answers anew.
 """
 
 import json
@@ -32,7 +33,9 @@ ROWS = np.random.default_rng(1).uniform(-2, 2, (16, 10)).astype(np.float32)
 def ours(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     """Rows of ``Z``, as acting makes them of a chunk, and ``ROWS`` normalised."""
     droid = get_embodiment("droid")
-    quantiles = row_quantiles(checkpoint, checkpoint.action_stats(), droid, droid.action_space("midtrain"))
+    quantiles = row_quantiles(
+        checkpoint, checkpoint.action_stats(), droid, droid.action_space("midtrain")
+    )
     return denormalize_quantile(Z, *quantiles), normalize_quantile(ROWS, *quantiles)
 
 
@@ -56,9 +59,16 @@ def test_rows_are_those_of_lerobot_s_own_steps(checkpoints, tmp_path, mode):
 
 @pytest.mark.slow
 def test_lerobot_reads_what_we_write(checkpoints, tmp_path, pytestconfig):
-    """Its pipelines, unmodified: of its own folders, and of checkpoints that we convert, with every normalisation."""
+    """Its pipelines, unmodified: of its own folders, and of checkpoints that we convert, with
+    every normalisation.
+    """
     lerobot = environments.lerobot(pytestconfig)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     environment.pop("PYTHONPATH", None)
 
     def run(*arguments: object) -> None:
@@ -74,11 +84,23 @@ def test_lerobot_reads_what_we_write(checkpoints, tmp_path, pytestconfig):
         opened.append(Checkpoint.open(open_layout(policy, checkpoints["silu"])))
     source = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
     low, high = np.linspace(-2, -1, 10).tolist(), np.linspace(0.5, 3, 10).tolist()
-    figures = {"q01": low, "q99": high, "mean": low, "std": high, "min": high, "max": [value + 2 for value in high]}
-    formats.write_json(tmp_path / "figures.json", figures | {"raw": {"q01": low, "q99": [value * 2 for value in high]}})
+    figures = {
+        "q01": low,
+        "q99": high,
+        "mean": low,
+        "std": high,
+        "min": high,
+        "max": [value + 2 for value in high],
+    }
+    formats.write_json(
+        tmp_path / "figures.json",
+        figures | {"raw": {"q01": low, "q99": [value * 2 for value in high]}},
+    )
     for method in ("none", "quantile", "quantile_rot", "meanstd", "minmax"):
         contract = tmp_path / f"{method}.toml"
-        formats.contract_file(contract, source, checkpoints["silu"], normalization=method, statistics="figures.json")
+        formats.contract_file(
+            contract, source, checkpoints["silu"], normalization=method, statistics="figures.json"
+        )
         folders.append(convert(Checkpoint.open(contract), tmp_path / f"out-{method}", "lerobot"))
         opened.append(Checkpoint.open(folders[-1]))
         for found, expected in zip(ours(opened[-1]), ours(Checkpoint.open(contract)), strict=True):
@@ -86,10 +108,15 @@ def test_lerobot_reads_what_we_write(checkpoints, tmp_path, pytestconfig):
     np.savez(tmp_path / "rows.npz", z=Z, rows=ROWS)
     run("read", tmp_path / "rows.npz", *folders)
     with np.load(tmp_path / "rows.npz") as said:
-        answers = {m: {key: said[f"{key}{i}"].tolist() for key in ("after", "before")} for i, m in enumerate(MODES)}
+        answers = {
+            m: {key: said[f"{key}{i}"].tolist() for key in ("after", "before")}
+            for i, m in enumerate(MODES)
+        }
         for i, checkpoint in enumerate(opened):
             for found, key in zip(ours(checkpoint), ("after", "before"), strict=True):
-                np.testing.assert_allclose(found, said[f"{key}{i}"], rtol=1e-6, atol=1e-6, err_msg=str(folders[i]))
+                np.testing.assert_allclose(
+                    found, said[f"{key}{i}"], rtol=1e-6, atol=1e-6, err_msg=str(folders[i])
+                )
     if os.environ.get("RECORD"):
         shutil.copytree(tmp_path / "theirs", STORED, dirs_exist_ok=True)
         (STORED / "answers.json").write_text(json.dumps(answers) + "\n")

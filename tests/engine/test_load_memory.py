@@ -1,4 +1,6 @@
-"""Loading needs little more memory than what is kept: anonymous memory, watched in a child process."""
+"""Loading needs little more memory than what is kept: anonymous memory, watched in a child
+process.
+"""
 
 import os
 import subprocess

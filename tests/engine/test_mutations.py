@@ -1,4 +1,6 @@
-"""The test of the tests: an engine that is wrong in one place must miss the oracle by ten times the tolerance."""
+"""The test of the tests: an engine that is wrong in one place must miss the oracle by ten times
+the tolerance.
+"""
 
 import dataclasses
 import math
@@ -16,7 +18,9 @@ MUTATIONS = {}
 
 
 def mutation(*kinds):
-    """Register a function that breaks the engine, or returns fields that break its request, for some kinds of checkpoint."""
+    """Register a function that breaks the engine, or returns fields that break its request, for
+    some kinds of checkpoint.
+    """
 
     def register(function):
         MUTATIONS[function.__name__] = function, kinds or ("silu", "relu2")
@@ -34,7 +38,11 @@ def timestep_plus_one(patch, _):
 @mutation()
 def sines_before_cosines(patch, _):
     original = torch.cat
-    patch.setattr(transformer.torch, "cat", lambda ts, dim=0: original(ts[::-1] if ts[0].shape[-1] == 128 else ts, dim=dim))
+    patch.setattr(
+        transformer.torch,
+        "cat",
+        lambda ts, dim=0: original(ts[::-1] if ts[0].shape[-1] == 128 else ts, dim=dim),
+    )
 
 
 @mutation()
@@ -61,7 +69,9 @@ def no_time_on_actions(patch, _):
 
 @mutation()
 def action_offset_zero(patch, _):
-    _positions(patch, lambda p, layout: p[0, layout.vision_tokens :].sub_(layout.fps and 6 / layout.fps))
+    _positions(
+        patch, lambda p, layout: p[0, layout.vision_tokens :].sub_(layout.fps and 6 / layout.fps)
+    )
 
 
 @mutation()
@@ -132,12 +142,18 @@ def text_keys_not_normalised_for_generation(patch, model):
 
 @mutation("relu2")
 def relu_not_squared(patch, _):
-    patch.setattr(transformer.Mlp, "forward", lambda self, x: self.down_proj(torch.relu(self.up_proj(x))))
+    patch.setattr(
+        transformer.Mlp, "forward", lambda self, x: self.down_proj(torch.relu(self.up_proj(x)))
+    )
 
 
 @mutation("silu")
 def gelu_for_silu(patch, _):
-    patch.setattr(transformer.Mlp, "forward", lambda self, x: self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x)))
+    patch.setattr(
+        transformer.Mlp,
+        "forward",
+        lambda self, x: self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x)),
+    )
 
 
 @mutation()
@@ -151,7 +167,10 @@ def generation_does_not_read_the_prompt(patch, _):
     original = transformer.Cosmos3Transformer.velocity
 
     def velocity(self, v, a, t, noisy, rope, texts, *rest):
-        blank = [transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers)) for text in texts]
+        blank = [
+            transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers))
+            for text in texts
+        ]
         return original(self, v, a, t, noisy, rope, blank, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
@@ -165,27 +184,39 @@ def neighbouring_domain(patch, _):
 
 @mutation()
 def no_modality_embedding(patch, model):
-    patch.setitem(model._parameters, "action_modality_embed", torch.zeros_like(model.action_modality_embed))
+    patch.setitem(
+        model._parameters, "action_modality_embed", torch.zeros_like(model.action_modality_embed)
+    )
 
 
 @mutation()
 def flow_schedule_for_karras(patch, _):
     original = sampler.SchedulerConfig.schedule
-    patch.setattr(sampler.SchedulerConfig, "schedule", lambda self, n, *_: original(self, n, 5.0, False))
+    patch.setattr(
+        sampler.SchedulerConfig, "schedule", lambda self, n, *_: original(self, n, 5.0, False)
+    )
 
 
 @mutation()
 def no_corrector(patch, _):
     update = sampler.UniPCUpdate
     original = update.__call__
-    patch.setattr(update, "__call__", lambda self, x, m0, m1, m: original(self, x, m0, m1, None if m is None else m0))
+    patch.setattr(
+        update,
+        "__call__",
+        lambda self, x, m0, m1, m: original(self, x, m0, m1, None if m is None else m0),
+    )
 
 
 @mutation()
 def first_order_everywhere(patch, _):
     update = sampler.UniPCUpdate
     original = update.__call__
-    patch.setattr(update, "__call__", lambda self, *at: original(dataclasses.replace(self, ratio=None, rho_new=0.5), *at))
+    patch.setattr(
+        update,
+        "__call__",
+        lambda self, *at: original(dataclasses.replace(self, ratio=None, rho_new=0.5), *at),
+    )
 
 
 @mutation()
@@ -233,7 +264,9 @@ def patches_channel_first(patch, _):
     def patchify(latent, p):
         C, frames, H, W = latent.shape
         rows, columns = math.ceil(H / p), math.ceil(W / p)
-        padded = F.pad(latent, (0, columns * p - W, 0, rows * p - H)).reshape(C, frames, rows, p, columns, p)
+        padded = F.pad(latent, (0, columns * p - W, 0, rows * p - H)).reshape(
+            C, frames, rows, p, columns, p
+        )
         return padded.permute(1, 2, 4, 0, 3, 5).reshape(frames * rows * columns, p * p * C)
 
     def unpatchify(tokens, shape, p):
@@ -318,7 +351,9 @@ CASES = [(name, kind) for name, (_, kinds) in MUTATIONS.items() for kind in kind
 
 @pytest.fixture
 def fresh(checkpoints):
-    """Engines whose prompts are forgotten before and after, so that a mutated prefill neither hides nor stays."""
+    """Engines whose prompts are forgotten before and after, so that a mutated prefill neither
+    hides nor stays.
+    """
     engines = [engine(folder, torch.float32) for folder in checkpoints.values()]
     for e in engines:
         e.text_cache.clear()
@@ -333,7 +368,9 @@ def test_mutation_is_seen(name, kind, checkpoints, fresh, monkeypatch):
     model = engine(case.folder, case.dtype).transformer
     asked = MUTATIONS[name][0](monkeypatch, model) or {}
     found = difference(case, **asked)
-    assert found >= 10 * TOLERANCE or math.isnan(found), f"{name} moves the result by {found:.2e} only"
+    assert found >= 10 * TOLERANCE or math.isnan(found), (
+        f"{name} moves the result by {found:.2e} only"
+    )
 
 
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
@@ -347,5 +384,7 @@ def test_there_are_enough_mutations():
 
 def test_a_request_does_not_change_what_is_compared(checkpoints):
     case = Case(checkpoints["silu"])
-    assert difference(case, seed=99) == difference(case), "injected noise leaves nothing to the seed"
+    assert difference(case, seed=99) == difference(case), (
+        "injected noise leaves nothing to the seed"
+    )
     assert difference(case, video_noise=request(case).video_noise + 0.01) > 10 * TOLERANCE

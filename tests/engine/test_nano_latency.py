@@ -13,17 +13,28 @@ SMALL = ("--small", "--device", "cpu")
 COMPILE = pytest.param(
     ("--compile",),
     {"eager", "compiled"},
-    marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler `c++` for inductor")],
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            shutil.which("c++") is None, reason="no C++ compiler `c++` for inductor"
+        ),
+    ],
 )
 
 
 @pytest.mark.parametrize(
     ("options", "ways"),
-    [((), {"eager"}), (("--dtype", "float32", "--offload-text", "--text-cache-bytes", "0"), {"eager"}), COMPILE],
+    [
+        ((), {"eager"}),
+        (("--dtype", "float32", "--offload-text", "--text-cache-bytes", "0"), {"eager"}),
+        COMPILE,
+    ],
 )
 def test_the_small_form_measures_every_case(options, ways, tmp_path, monkeypatch, capsys):
     out = tmp_path / "nano.json"
-    monkeypatch.setattr(sys, "argv", ["nano_latency.py", *SMALL, *options, "--repeats", "1", "--json", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["nano_latency.py", *SMALL, *options, "--repeats", "1", "--json", str(out)]
+    )
     runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"), run_name="__main__")
     figures = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out) == figures
@@ -31,7 +42,11 @@ def test_the_small_form_measures_every_case(options, ways, tmp_path, monkeypatch
     assert set(measured) == ways, "CUDA graphs are measured on a GPU only"
     for way in measured.values():
         cases = {name: case for name, case in way.items() if name.startswith("N=")}
-        assert set(cases) == {f"N={steps}, guidance {when}" for steps in (4, 2) for when in ("every step", "first step only")}
+        assert set(cases) == {
+            f"N={steps}, guidance {when}"
+            for steps in (4, 2)
+            for when in ("every step", "first step only")
+        }
         for case in cases.values():
             parts = dict(case["warm_ms"])
             total = parts.pop("total")

@@ -1,4 +1,6 @@
-"""Compilation of the forward pass, and Nano's real shapes through its padded and compiled forms, on tensors without data."""
+"""Compilation of the forward pass, and Nano's real shapes through its padded and compiled forms,
+on tensors without data.
+"""
 
 import runpy
 from dataclasses import replace
@@ -28,8 +30,20 @@ def arguments(config, dtype, device, lengths=(160, 29)):
     layers = config.num_hidden_layers
     texts = [TextKV(((empty(8, length, d), empty(8, length, d)),) * layers) for length in lengths]
     head = ActionHead(empty(A, D), empty(D), empty(D, A), empty(A))
-    samples = empty(DROID.vision_tokens, config.patch_dim).float(), empty(DROID.action_rows, A).float()
-    return (*samples, empty(D), empty(DROID.tokens, 1), rope, tuple(texts), head, DROID.noisy_vision, DROID.noisy_action)
+    samples = (
+        empty(DROID.vision_tokens, config.patch_dim).float(),
+        empty(DROID.action_rows, A).float(),
+    )
+    return (
+        *samples,
+        empty(D),
+        empty(DROID.tokens, 1),
+        rope,
+        tuple(texts),
+        head,
+        DROID.noisy_vision,
+        DROID.noisy_action,
+    )
 
 
 def model(config, dtype, device, fill=lambda tensor: tensor):
@@ -49,11 +63,17 @@ def check_shapes(velocities):
 def test_the_padded_pass_has_the_shapes_of_nano():
     made = model(NANO, torch.bfloat16, "meta")
     with torch.inference_mode():
-        check_shapes(VelocityRunner(made, torch.device("meta"), padded=True)(*arguments(NANO, torch.bfloat16, "meta")))
+        check_shapes(
+            VelocityRunner(made, torch.device("meta"), padded=True)(
+                *arguments(NANO, torch.bfloat16, "meta")
+            )
+        )
 
 
 def test_the_compiled_pass_is_one_graph():
-    """Tensors without data mix with none of the CPU: one that stayed there would raise. Layers are alike: two are enough."""
+    """Tensors without data mix with none of the CPU: one that stayed there would raise. Layers
+    are alike: two are enough.
+    """
     config = replace(NANO, num_hidden_layers=2)
     graphs = []
 
@@ -61,7 +81,9 @@ def test_the_compiled_pass_is_one_graph():
         graphs.append(graph)
         return graph
 
-    runner = VelocityRunner(model(config, torch.bfloat16, "meta"), torch.device("meta"), compiler=compiler)
+    runner = VelocityRunner(
+        model(config, torch.bfloat16, "meta"), torch.device("meta"), compiler=compiler
+    )
     with torch.inference_mode():
         check_shapes(runner(*arguments(config, torch.bfloat16, "meta")))
         check_shapes(runner(*arguments(config, torch.bfloat16, "meta", lengths=(BUCKET, 7))))
@@ -69,7 +91,13 @@ def test_the_compiled_pass_is_one_graph():
 
 
 SMALL = replace(
-    NANO, hidden_size=64, num_hidden_layers=1, num_attention_heads=16, head_dim=8, intermediate_size=96, rope_axes_dim=(2, 1, 1)
+    NANO,
+    hidden_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=16,
+    head_dim=8,
+    intermediate_size=96,
+    rope_axes_dim=(2, 1, 1),
 )
 
 
@@ -99,6 +127,8 @@ def test_a_failed_compilation_is_an_error_of_this_package():
     def broken(*_):
         raise RuntimeError("no compiler")
 
-    runner = VelocityRunner(model(SMALL, torch.float32, "meta"), torch.device("meta"), compiler=broken)
+    runner = VelocityRunner(
+        model(SMALL, torch.float32, "meta"), torch.device("meta"), compiler=broken
+    )
     with pytest.raises(ConfigError, match=r"compile failed: .*no compiler"):
         runner(*arguments(SMALL, torch.float32, "meta"))

@@ -1,4 +1,6 @@
-"""Parity with diffusers' pipeline on checkpoints of other shapes and settings than the released ones', and on other prompts."""
+"""Parity with diffusers' pipeline on checkpoints of other shapes and settings than the released
+ones', and on other prompts.
+"""
 
 import json
 import shutil
@@ -9,7 +11,15 @@ import torch
 from diffusers import Cosmos3OmniTransformer
 from safetensors.torch import load_file
 
-from helpers.cosmos3_oracle import NEGATIVE_IDS, Case, difference, engine, exact_ratio, oracle, pipeline
+from helpers.cosmos3_oracle import (
+    NEGATIVE_IDS,
+    Case,
+    difference,
+    engine,
+    exact_ratio,
+    oracle,
+    pipeline,
+)
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint, write_weights
 from strands_cosmos3.engine.tokens import PromptTokenizer
@@ -18,9 +28,18 @@ from strands_cosmos3.engine.weights import expected_shapes
 
 TOLERANCE = 5e-5
 HEADS = {"6/2": (6, 2, 54), "5/1": (5, 1, 56), "7/7": (7, 7, 40)}  # heads, key heads, hidden
-PROMPTS = {"empty": "", "unicode": "Füge den roten Würfel ein ☃ 積み木を取る 🤖", "long": "pick up the red cube. " * 500}
-SHORT = (("6/2", 24, "silu", "empty", 2, 2.5), ("5/1", 40, "relu2", "unicode", 7, 1.0), ("7/7", 16, "silu", "long", 4, 2.5))
-# seven divides no period of the product: every value occurs, and every number of steps with either guidance
+PROMPTS = {
+    "empty": "",
+    "unicode": "Füge den roten Würfel ein ☃ 積み木を取る 🤖",
+    "long": "pick up the red cube. " * 500,
+}
+SHORT = (
+    ("6/2", 24, "silu", "empty", 2, 2.5),
+    ("5/1", 40, "relu2", "unicode", 7, 1.0),
+    ("7/7", 16, "silu", "long", 4, 2.5),
+)
+# seven divides no period of the product: every value occurs, and every number of steps with either
+# guidance
 ALL = tuple(product(HEADS, (16, 24, 40), ("silu", "relu2"), PROMPTS, (2, 4, 7), (1.0, 2.5)))[::7]
 
 
@@ -33,7 +52,14 @@ def odd(tmp_path_factory):
         path = root / f"{heads.replace('/', '-')}-{head_dim}-{kind}"
         if not path.exists():
             count, kv, hidden = HEADS[heads]
-            sizes = FactorySizes(hidden=hidden, layers=2, heads=count, kv_heads=kv, head_dim=head_dim, intermediate=72)
+            sizes = FactorySizes(
+                hidden=hidden,
+                layers=2,
+                heads=count,
+                kv_heads=kv,
+                head_dim=head_dim,
+                intermediate=72,
+            )
             write_checkpoint(path, hidden_act=kind, sizes=sizes, seed=head_dim)
         return path
 
@@ -41,7 +67,9 @@ def odd(tmp_path_factory):
 
 
 def assert_parity(case):
-    """Equal to the tolerance, or at most twice as far from the stock model in float64 as the stock one in float32 is."""
+    """Equal to the tolerance, or at most twice as far from the stock model in float64 as the
+    stock one in float32 is.
+    """
     if (apart := difference(case)) > TOLERANCE:
         assert exact_ratio(case) <= 2, apart
 
@@ -67,7 +95,9 @@ def test_parity_everywhere(odd, case):
 
 
 def test_float64_tells_rounding_from_a_fault(odd):
-    """What :func:`assert_parity` falls back to: the engine's own rounding passes it, a wrong prompt does not."""
+    """What :func:`assert_parity` falls back to: the engine's own rounding passes it, a wrong
+    prompt does not.
+    """
     case = Case(odd("6/2", 24, "silu"), steps=2, guidance=2.5)
     assert exact_ratio(case) <= 2
     assert exact_ratio(case, text_ids=torch.tensor(NEGATIVE_IDS)) > 100
@@ -77,7 +107,11 @@ CONFIG = "transformer/config.json"
 SETTINGS = {
     "spatial positions go on": {"unified_3d_mrope_reset_spatial_ids": False},
     "no rate": {"enable_fps_modulation": False},
-    "other clocks": {"unified_3d_mrope_temporal_modality_margin": 777, "base_fps": 30, "timestep_scale": 0.002},
+    "other clocks": {
+        "unified_3d_mrope_temporal_modality_margin": 777,
+        "base_fps": 30,
+        "timestep_scale": 0.002,
+    },
     "other rotation": {"rope_theta": 1e4, "rope_axes_dim": [4, 4, 8], "rms_norm_eps": 1e-3},
     "biases and named sections": {
         "attention_bias": True,
@@ -85,7 +119,13 @@ SETTINGS = {
         "rope_scaling": {"mrope_section": [8, 6, 2]},
     },
 }
-WEIGHTS = ({}, {"attention_bias": True}, {"qk_norm_for_text": False}, {"use_und_k_norm_for_gen": True}, {"hidden_act": "relu2"})
+WEIGHTS = (
+    {},
+    {"attention_bias": True},
+    {"qk_norm_for_text": False},
+    {"use_und_k_norm_for_gen": True},
+    {"hidden_act": "relu2"},
+)
 
 
 def stock_weights(data):
@@ -106,8 +146,16 @@ def test_settings_of_a_config(checkpoints, tmp_path, name):
     shutil.copytree(checkpoints["silu"], folder)
     data = {**json.loads((folder / CONFIG).read_text()), **SETTINGS[name]}
     (folder / CONFIG).write_text(json.dumps(data))
-    held = {key: weight for path in folder.glob("transformer/*.safetensors") for key, weight in load_file(path).items()}
-    if lacking := {key: torch.randn(weight.shape) for key, weight in stock_weights(data).items() if key not in held}:
+    held = {
+        key: weight
+        for path in folder.glob("transformer/*.safetensors")
+        for key, weight in load_file(path).items()
+    }
+    if lacking := {
+        key: torch.randn(weight.shape)
+        for key, weight in stock_weights(data).items()
+        if key not in held
+    }:
         write_weights(folder / "transformer", held | lacking, count=2)
     assert difference(Case(folder, steps=2)) <= TOLERANCE
     other, plain = (oracle(Case(where, steps=2))[1] for where in (folder, checkpoints["silu"]))

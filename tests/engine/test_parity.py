@@ -5,20 +5,40 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
+    get_3d_mrope_ids_text_tokens,
+    get_3d_mrope_ids_vae_tokens,
+)
 
-from helpers.cosmos3_oracle import CHUNK, HW, PROMPT_IDS, Case, difference, engine, pipeline, request, rounding_ratio
+from helpers.cosmos3_oracle import (
+    CHUNK,
+    HW,
+    PROMPT_IDS,
+    Case,
+    difference,
+    engine,
+    pipeline,
+    request,
+    rounding_ratio,
+)
 from strands_cosmos3.engine.denoising import combine
-from strands_cosmos3.engine.sequence import SequenceLayout, generation_positions, patchify, rope_tables
+from strands_cosmos3.engine.sequence import (
+    SequenceLayout,
+    generation_positions,
+    patchify,
+    rope_tables,
+)
 from strands_cosmos3.engine.transformer import TextKV
 from strands_cosmos3.training.precision import fast_bfloat16
 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 1e-3}
-ROUNDING = 1.25 if fast_bfloat16(torch.device("cpu"), cpu=True) else 1.5  # where bfloat16 is emulated 1.32 was seen
+# where bfloat16 is emulated 1.32 was seen
+ROUNDING = 1.25 if fast_bfloat16(torch.device("cpu"), cpu=True) else 1.5
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 STEPS_AND_GUIDANCE = tuple(product((2, 4, 8), (1.0, 3.0)))
 ALL = tuple(product(("silu", "relu2"), MODES, STEPS_AND_GUIDANCE, (torch.float32, torch.bfloat16)))
-# in float32 every kind meets every mode, and every number of steps with either guidance; in bfloat16 every mode
+# in float32 every kind meets every mode, and every number of steps with either guidance; in
+# bfloat16 every mode
 PAIRWISE = tuple(
     (kind, mode, STEPS_AND_GUIDANCE[(2 * m + 2 * k + i) % 6], dtype)
     for k, kind in enumerate(("silu", "relu2"))
@@ -32,7 +52,9 @@ def _id(value):
 
 
 def assert_parity(case):
-    """Equal to the tolerance; in bfloat16, where kernels round by shape, about as near to float32 as stock diffusers."""
+    """Equal to the tolerance; in bfloat16, where kernels round by shape, about as near to
+    float32 as stock diffusers.
+    """
     if (apart := difference(case)) > TOLERANCE[case.dtype]:
         assert case.dtype is torch.bfloat16, apart
         assert rounding_ratio(case) <= ROUNDING
@@ -64,8 +86,12 @@ def test_parity_at_another_rate_with_guidance_below_one(checkpoints, kind):
 
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_what_stays_in_float32_in_a_bfloat16_model(checkpoints, kind):
-    """Statistics of a norm (Edge's weight too), the time embedding, rotations and guidance: equal to the bit everywhere."""
-    ours, stock = (made(checkpoints[kind], torch.bfloat16).transformer for made in (engine, pipeline))
+    """Statistics of a norm (Edge's weight too), the time embedding, rotations and guidance:
+    equal to the bit everywhere.
+    """
+    ours, stock = (
+        made(checkpoints[kind], torch.bfloat16).transformer for made in (engine, pipeline)
+    )
     x = (100 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
     with torch.no_grad():
         assert torch.equal(ours.generation.norm_moe_gen(x), stock.norm_moe_gen(x))
@@ -73,7 +99,9 @@ def test_what_stays_in_float32_in_a_bfloat16_model(checkpoints, kind):
         single = engine(checkpoints[kind], torch.float32).transformer.time_embedder(t)
         assert torch.equal(ours.time_embedder(t), single)
     positions, config = torch.linspace(15000, 15100, 30).expand(3, -1), ours.config
-    single, half = (rope_tables(positions, config, torch.device("cpu"), dtype)[1] for dtype in TOLERANCE)
+    single, half = (
+        rope_tables(positions, config, torch.device("cpu"), dtype)[1] for dtype in TOLERANCE
+    )
     assert torch.equal(single.bfloat16(), half)
     guided = combine(x[:2, None], True, torch.full((1, 1, 1), 3.0))
     assert torch.equal(guided[0, 0], x[1].float() + 3 * (x[0].float() - x[1].float()))
@@ -97,7 +125,8 @@ def test_native_flow_schedule(checkpoints, monkeypatch):
 @pytest.mark.parametrize("given", [1, 4], ids=["state", "state_and_committed_rows"])
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
-    """joint_pos: row 0 is the clean state, temporal offset 0; the pipeline cannot do it, its transformer can.
+    """joint_pos: row 0 is the clean state, temporal offset 0; the pipeline cannot do it, its
+    transformer can.
 
     Rows that the arm is bound to execute are clean likewise.
     """
@@ -111,9 +140,17 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
     rates = {"fps": 15, "base_fps": 24.0, "temporal_offset": offset}
     positions = [
         get_3d_mrope_ids_text_tokens(text, 0, True)[0],
-        get_3d_mrope_ids_vae_tokens(frames, rows, columns, **rates, temporal_compression_factor=4)[0],
+        get_3d_mrope_ids_vae_tokens(frames, rows, columns, **rates, temporal_compression_factor=4)[
+            0
+        ],
         get_3d_mrope_ids_vae_tokens(
-            count, 1, 1, **rates, temporal_compression_factor=1, base_temporal_compression_factor=4, start_frame_offset=0
+            count,
+            1,
+            1,
+            **rates,
+            temporal_compression_factor=1,
+            base_temporal_compression_factor=4,
+            start_frame_offset=0,
         )[0],
     ]
     noisy = torch.arange(text + rows * columns, text + tokens)
@@ -140,7 +177,12 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
             return_dict=False,
         )
         layout = SequenceLayout((frames, 9, 11), 2, count, (0,), given, 8, 15, 0)
-        rope = rope_tables(generation_positions(layout, ours.config, text), ours.config, torch.device("cpu"), torch.float32)
+        rope = rope_tables(
+            generation_positions(layout, ours.config, text),
+            ours.config,
+            torch.device("cpu"),
+            torch.float32,
+        )
         prompt: TextKV = ours.text_cache.get(PROMPT_IDS)
         told = torch.ones(layout.tokens, 1)
         told[: rows * columns] = 0
@@ -163,4 +205,8 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
 
 
 def test_the_case_has_odd_edges(checkpoints):
-    assert request(Case(checkpoints["silu"])).video_shape == (3, HW[0] // 16, HW[1] // 16) == (3, 9, 11)
+    assert (
+        request(Case(checkpoints["silu"])).video_shape
+        == (3, HW[0] // 16, HW[1] // 16)
+        == (3, 9, 11)
+    )

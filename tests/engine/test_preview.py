@@ -1,4 +1,6 @@
-"""The decoder of films: causal, read from a checkpoint's own folder, used on demand only, and refused if damaged."""
+"""The decoder of films: causal, read from a checkpoint's own folder, used on demand only, and
+refused if damaged.
+"""
 
 import json
 import shutil
@@ -40,7 +42,10 @@ def pixels_of(folder, decode, **changes):
 
 
 def test_frames_follow_their_latents_and_none_later():
-    decoder, latents = fresh_preview(16), torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0))
+    decoder, latents = (
+        fresh_preview(16),
+        torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0)),
+    )
     with torch.no_grad():
         pixels = decoder(latents)
         assert pixels.shape == (2, 3, 9, 32, 64)
@@ -66,7 +71,11 @@ def test_films_are_decoded_by_it_and_everything_else_by_the_vae(with_preview, ch
     torch.testing.assert_close(without, exact, rtol=0, atol=0)
     assert (large, small) == (plain, plain - (large - small))
     counted = sum(p.numel() * 4 for p in decoder.parameters())
-    wan = sum(p.numel() * 4 for n, p in _wan(with_preview) if n.startswith(("decoder.", "post_quant_conv.")))
+    wan = sum(
+        p.numel() * 4
+        for n, p in _wan(with_preview)
+        if n.startswith(("decoder.", "post_quant_conv."))
+    )
     assert large - small == wan - counted
 
 
@@ -92,7 +101,9 @@ def test_damage_is_an_error_that_names_the_file(with_preview, tmp_path):
         weights["conv_in.bias"][0] = torch.nan
         save_file(weights, path)
 
-    for i, widths in enumerate(([128, 64], [128, 64, 0], [128, 64, 10**9], "abc", None, [[1], 2, 3])):
+    for i, widths in enumerate(
+        ([128, 64], [128, 64, 0], [128, 64, 10**9], "abc", None, [[1], 2, 3])
+    ):
         with pytest.raises(LayoutError, match=r"preview_decoder/config\.json"):
             damaged(f"w{i}", write(widths))
     with pytest.raises(WeightsError):
@@ -116,7 +127,12 @@ class Ranks:
 
 def test_on_several_ranks_the_first_decodes_alone(with_preview):
     latents = torch.randn(1, 16, 2, 2, 4, generator=torch.Generator().manual_seed(1))
-    with Cosmos3Engine.from_pretrained(with_preview, dtype=torch.float32, decode_video="preview") as engine, torch.no_grad():
+    with (
+        Cosmos3Engine.from_pretrained(
+            with_preview, dtype=torch.float32, decode_video="preview"
+        ) as engine,
+        torch.no_grad(),
+    ):
         expected = engine.vae.decode(latents)
         ranks = Ranks(1)
         vae = ShardedVae(engine.vae, ranks, "exact")
@@ -150,7 +166,10 @@ def test_the_loss_falls_and_weighs_what_moves():
             out[:, :, 1:, :, self.half] += 0.2
             return out
 
-    assert preview_loss(Off(slice(0, 16)), latents, pixels)[0] > 3 * preview_loss(Off(slice(16, 32)), latents, pixels)[0]
+    assert (
+        preview_loss(Off(slice(0, 16)), latents, pixels)[0]
+        > 3 * preview_loss(Off(slice(16, 32)), latents, pixels)[0]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +184,9 @@ def telling(with_preview, tmp_path_factory):
 def _record(folder, **figures):
     path = folder / "checkpoint.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({"strands_cosmos3": {**known.get("strands_cosmos3", {}), **figures}}))
+    path.write_text(
+        json.dumps({"strands_cosmos3": {**known.get("strands_cosmos3", {}), **figures}})
+    )
 
 
 def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, with_preview):
@@ -179,7 +200,9 @@ def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, wi
             made = decoder(latents).clamp(-1, 1)
         _, height, width = asked.video_shape
         difference = (made - asked.cond_video_pixels[:, :, :1])[..., : 16 * height, : 16 * width]
-    assert first["novelty"] == pytest.approx(float(difference.square().mean().sqrt()) / 2 / 0.25, rel=1e-4)
+    assert first["novelty"] == pytest.approx(
+        float(difference.square().mean().sqrt()) / 2 / 0.25, rel=1e-4
+    )
     assert third["novelty"] == first["novelty"] != second["novelty"]
     with Cosmos3Engine.from_pretrained(with_preview, dtype=torch.float32) as engine:
         assert "novelty" not in engine.step(asked)

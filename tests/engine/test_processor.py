@@ -33,7 +33,8 @@ from strands_cosmos3.errors import (
 def make(checkpoints):
     def build(**options):
         return Cosmos3PolicyProcessor(
-            checkpoints["silu"] / "text_tokenizer", **{"domain_name": "droid_lerobot", "image_size": 256, **options}
+            checkpoints["silu"] / "text_tokenizer",
+            **{"domain_name": "droid_lerobot", "image_size": 256, **options},
         )
 
     return build
@@ -73,9 +74,13 @@ def test_every_kind_of_image_gives_the_same_pixels(plain, tmp_path):
     ]
     expected = plain.preprocess(call(array)).pixel_values
     assert expected.shape == (1, 3, 1, 256, 320)
-    assert torch.equal(expected[0, :, 0, :96, :128], torch.from_numpy(array).permute(2, 0, 1).float() / 255 * 2 - 1)
+    assert torch.equal(
+        expected[0, :, 0, :96, :128], torch.from_numpy(array).permute(2, 0, 1).float() / 255 * 2 - 1
+    )
     for kind in kinds:
-        torch.testing.assert_close(plain.preprocess(call(kind)).pixel_values, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            plain.preprocess(call(kind)).pixel_values, expected, atol=1e-6, rtol=0
+        )
 
 
 def test_views_are_composed(make):
@@ -106,7 +111,9 @@ def test_the_seeds_own_example(make):
         device="cpu",
         params_dtype=torch.bfloat16,
     )
-    made = processor.preprocess({"images": picture(480, 640), "task": ["robot picks up the cup", "x"], "cond_action": None})
+    made = processor.preprocess(
+        {"images": picture(480, 640), "task": ["robot picks up the cup", "x"], "cond_action": None}
+    )
     assert (made.domain_id, made.raw_action_dim, made.action_chunk, made.fps) == (8, 10, 16, 24.0)
     assert made.pixel_values.shape == (1, 3, 1, 480, 832)
     assert made.pixel_values.dtype == torch.bfloat16
@@ -117,22 +124,38 @@ def test_the_seeds_own_example(make):
 
 def test_the_domain_gives_what_is_not_said(plain):
     made = plain.preprocess(call(picture()))
-    assert (made.action_chunk, made.fps, made.raw_action_dim, made.space.name) == (16, 15, 10, "midtrain")
+    assert (made.action_chunk, made.fps, made.raw_action_dim, made.space.name) == (
+        16,
+        15,
+        10,
+        "midtrain",
+    )
     assert "concatenated views" in made.prompt
 
 
 def test_a_call_resolves_its_own_mode_and_domain(plain, make):
     made = plain.preprocess(call(picture(), domain_name="agibotworld"))
     assert (made.domain_id, made.raw_action_dim, made.fps) == (15, 29, 10)
-    bare = {"domain_id": 20, "raw_action_dim": 10, "mode": "forward_dynamics", "action": [[0.0] * 10]}
+    bare = {
+        "domain_id": 20,
+        "raw_action_dim": 10,
+        "mode": "forward_dynamics",
+        "action": [[0.0] * 10],
+    }
     made = make(fps=5).preprocess(call(picture(), **bare))
-    assert (made.domain_id, made.mode, made.cond_action.shape) == (20, "forward_dynamics", (1, 16, 64))
+    assert (made.domain_id, made.mode, made.cond_action.shape) == (
+        20,
+        "forward_dynamics",
+        (1, 16, 64),
+    )
     with pytest.raises(ConfigError, match="fps"):
         plain.preprocess(call(picture(), **bare))
     assert plain.preprocess(call(picture())).domain_id == 8, "and the next call is untouched"
     narrow = make(domain_name=20, raw_action_dim=7, fps=5)
     assert narrow.preprocess(call(picture())).raw_action_dim == 7
-    assert narrow.preprocess(call(picture(), domain_name="agibotworld")).raw_action_dim == 29, "the width was the other's"
+    assert narrow.preprocess(call(picture(), domain_name="agibotworld")).raw_action_dim == 29, (
+        "the width was the other's"
+    )
 
 
 def test_tokens_are_those_of_the_stock_pipeline(plain, checkpoints):
@@ -158,11 +181,25 @@ def test_tokens_are_those_of_the_stock_pipeline(plain, checkpoints):
 @pytest.mark.parametrize("prompt", ["", "  ", "Füge ☃ 積み木を取る 🤖!", "is it there?", "go.\n"])
 def test_any_prompt_that_the_stock_pipeline_accepts(plain, checkpoints, prompt):
     made = plain.preprocess(
-        {"images": picture(), "task": prompt, "domain_name": "bridge_orig_lerobot", "negative_prompt": prompt}
+        {
+            "images": picture(),
+            "task": prompt,
+            "domain_name": "bridge_orig_lerobot",
+            "negative_prompt": prompt,
+        }
     )
     pipe = pipeline(checkpoints["relu2"], torch.float32)
-    about = {"num_frames": 17, "fps": 5, "height": 256, "width": 320, "action_mode": "policy", "action_view_point": "ego_view"}
-    ids, negative = type(pipe).tokenize_prompt(pipe, prompt, prompt, use_system_prompt=False, **about)
+    about = {
+        "num_frames": 17,
+        "fps": 5,
+        "height": 256,
+        "width": 320,
+        "action_mode": "policy",
+        "action_view_point": "ego_view",
+    }
+    ids, negative = type(pipe).tokenize_prompt(
+        pipe, prompt, prompt, use_system_prompt=False, **about
+    )
     assert made.text_ids[0].tolist() == list(ids)
     assert made.neg_text_ids[0].tolist() == list(negative)
 
@@ -174,7 +211,9 @@ def test_longer_actions_are_cut_at_the_end(plain):
 
 
 def test_a_caption_counts_the_given_frame_and_names_a_rigs_layout_only(make):
-    """14 rows at 15 Hz are a clip of one second; LIBERO's views are joined otherwise than DROID's."""
+    """14 rows at 15 Hz are a clip of one second; LIBERO's views are joined otherwise than
+    DROID's.
+    """
     made = make(action_chunk_size=14).preprocess(call(picture()))
     assert '"duration": "1s"' in made.prompt
     assert "The top row is" in made.prompt
@@ -184,7 +223,10 @@ def test_a_caption_counts_the_given_frame_and_names_a_rigs_layout_only(make):
 
 
 def test_the_domain_that_a_checkpoint_records(checkpoints):
-    found = replace(Checkpoint.open(checkpoints["silu"]), metadata={"domain": "bridge_orig_lerobot", "resolution_tier": 256})
+    found = replace(
+        Checkpoint.open(checkpoints["silu"]),
+        metadata={"domain": "bridge_orig_lerobot", "resolution_tier": 256},
+    )
     assert Cosmos3PolicyProcessor.for_checkpoint(found).preprocess(call(picture())).fps == 5
 
 
@@ -199,7 +241,9 @@ def test_a_poses_state_row_is_scaled(make):
     scale = StateRow(tuple(np.linspace(-0.5, 0.4, 10)), tuple(np.linspace(0.5, 2, 10)))
     state = np.linspace(0.1, 1, 10)
     made = make(state_row=scale).preprocess(call(picture(), state=state))
-    np.testing.assert_allclose(made.action_prefix[0, :10], (state - scale.mean) / scale.std, rtol=1e-6)
+    np.testing.assert_allclose(
+        made.action_prefix[0, :10], (state - scale.mean) / scale.std, rtol=1e-6
+    )
 
 
 def test_a_caption_counts_as_it_stands(make):
@@ -218,13 +262,23 @@ def test_a_negative_prompt_for_one_call(make, checkpoints):
     ids = processor.preprocess(call(picture())).neg_text_ids
     empty = plain.preprocess(call(picture())).neg_text_ids
     assert not torch.equal(ids, empty)
-    assert torch.equal(plain.preprocess(call(picture(), negative_prompt="blurred")).neg_text_ids, ids)
-    assert torch.equal(plain.preprocess(call(picture(), negative_prompt=["blurred", "x"])).neg_text_ids, ids)
-    assert torch.equal(processor.preprocess(call(picture(), negative_prompt="")).neg_text_ids, empty)
-    assert torch.equal(processor.preprocess(call(picture())).neg_text_ids, ids), "and the next call is untouched"
+    assert torch.equal(
+        plain.preprocess(call(picture(), negative_prompt="blurred")).neg_text_ids, ids
+    )
+    assert torch.equal(
+        plain.preprocess(call(picture(), negative_prompt=["blurred", "x"])).neg_text_ids, ids
+    )
+    assert torch.equal(
+        processor.preprocess(call(picture(), negative_prompt="")).neg_text_ids, empty
+    )
+    assert torch.equal(processor.preprocess(call(picture())).neg_text_ids, ids), (
+        "and the next call is untouched"
+    )
     model = engine(checkpoints["silu"], torch.float32)
     answers = [
-        model.step(plain.preprocess(call(picture(), negative_prompt=text)).request(Sampling(1, 3.0)))["action"]
+        model.step(
+            plain.preprocess(call(picture(), negative_prompt=text)).request(Sampling(1, 3.0))
+        )["action"]
         for text in ("blurred", "")
     ]
     assert not torch.allclose(*answers, atol=1e-3)
@@ -232,7 +286,9 @@ def test_a_negative_prompt_for_one_call(make, checkpoints):
 
 def test_forward_dynamics_repeats_and_trims(plain):
     rows = np.arange(30.0).reshape(3, 10) / 30
-    made = plain.preprocess(call(picture(), mode="forward_dynamics", cond_action=rows)).cond_action[0]
+    made = plain.preprocess(call(picture(), mode="forward_dynamics", cond_action=rows)).cond_action[
+        0
+    ]
     assert made.shape == (16, 64)
     np.testing.assert_allclose(made[:3, :10], rows, rtol=1e-6)
     np.testing.assert_allclose(made[3:, :10], np.repeat(rows[2:], 13, axis=0), rtol=1e-6)
@@ -245,7 +301,9 @@ def test_forward_dynamics_repeats_and_trims(plain):
 def test_denormalisation_and_the_way_back(make, method, tmp_path):
     """What policy returns can be given to forward dynamics as it is."""
     source = tmp_path / "droid_lerobot_stats.json"
-    figures = {name: getattr(load_action_stats("droid_lerobot"), name).tolist() for name in ("q01", "q99")}
+    figures = {
+        name: getattr(load_action_stats("droid_lerobot"), name).tolist() for name in ("q01", "q99")
+    }
     low, high = (np.array(figures[name]) for name in ("q01", "q99"))
     figures |= {"mean": ((low + high) / 2).tolist(), "std": ((high - low) / 3).tolist()}
     figures |= {"min": (2 * low - high).tolist(), "max": (2 * high - low).tolist()}
@@ -264,9 +322,13 @@ def test_denormalisation_and_the_way_back(make, method, tmp_path):
     expected = z.numpy().astype(float) * (b - a) / 2 + (b + a) / 2
     np.testing.assert_allclose(physical["action"], expected, rtol=1e-6, atol=1e-9)
     assert "pixels" in physical
-    back = processor.preprocess(call(picture(), mode="forward_dynamics", cond_action=physical["action"])).cond_action
+    back = processor.preprocess(
+        call(picture(), mode="forward_dynamics", cond_action=physical["action"])
+    ).cond_action
     np.testing.assert_allclose(back[..., :10], z, atol=2e-5)
-    bound = processor.preprocess(call(picture(), action_prefix=physical["action"][0, :3])).action_prefix
+    bound = processor.preprocess(
+        call(picture(), action_prefix=physical["action"][0, :3])
+    ).action_prefix
     np.testing.assert_allclose(bound[:, :10], z[0, :3], atol=2e-5)
 
 
@@ -284,7 +346,9 @@ def test_statistics_must_fit(make):
         make(action_space="joint_pos", action_stats_path="droid_lerobot")
     processor = make(action_stats_path="droid_lerobot")
     with pytest.raises(StatisticsError):
-        processor.preprocess(call(picture(), domain_name="umi", mode="forward_dynamics", action=[[0.0] * 10]))
+        processor.preprocess(
+            call(picture(), domain_name="umi", mode="forward_dynamics", action=[[0.0] * 10])
+        )
     processor.preprocess(call(picture()))
     with pytest.raises(ActionOutOfRangeError):
         processor.postprocess(torch.full((1, 16, 10), 11.0))
@@ -301,7 +365,9 @@ def test_joint_pos_state_and_gripper(make):
     action = torch.zeros(1, 32, 8)
     action[..., -1] = 0.8
     np.testing.assert_allclose(wire.postprocess(action)["action"][..., -1], 0.2, rtol=1e-6)
-    known = wire.preprocess(call(picture(), state=state, mode="forward_dynamics", cond_action=[state])).cond_action
+    known = wire.preprocess(
+        call(picture(), state=state, mode="forward_dynamics", cond_action=[state])
+    ).cond_action
     np.testing.assert_allclose(known[0, 0, :8], [*state[:7], 0.8], rtol=1e-6)
     model = make(action_space="joint_pos").preprocess(call(picture(), state=state))
     np.testing.assert_allclose(model.action_prefix[0, :8], state, rtol=1e-6)
@@ -309,7 +375,9 @@ def test_joint_pos_state_and_gripper(make):
 
 def test_end_to_end(checkpoints, make):
     model = engine(checkpoints["silu"], torch.float32)
-    processor = Cosmos3PolicyProcessor.for_checkpoint(model.checkpoint, domain_name="droid", image_size=256)
+    processor = Cosmos3PolicyProcessor.for_checkpoint(
+        model.checkpoint, domain_name="droid", image_size=256
+    )
     made = processor.preprocess(call(picture()))
     result = model.step(made.request(Sampling(2, 3.0), seed=1))
     assert processor.postprocess(result, made)["action"].shape == (1, 16, 10)
@@ -329,9 +397,17 @@ def test_end_to_end(checkpoints, make):
         ({}, InputError, "images"),
         ({"images": picture()}, InputError, "task"),
         ({"images": picture(), "task": 7}, InputError, "string"),
-        ({"images": picture(), "task": None, "caption": None}, InputError, "lacks 'task' or 'prompt'; it has: images"),
+        (
+            {"images": picture(), "task": None, "caption": None},
+            InputError,
+            "lacks 'task' or 'prompt'; it has: images",
+        ),
         ({"images": picture(), "caption": 7}, InputError, "caption must be a string"),
-        ({"images": picture(), "task": "x", "negative_prompt": [7]}, InputError, "negative_prompt must be a string"),
+        (
+            {"images": picture(), "task": "x", "negative_prompt": [7]},
+            InputError,
+            "negative_prompt must be a string",
+        ),
         ({"images": picture(), "task": "x", "fluff": 1}, InputError, "unknown input fields: fluff"),
         ({"images": [], "task": "x"}, InputError, "empty"),
         ({"images": "nothing.png", "task": "x"}, ResourceNotFoundError, "nothing.png"),
@@ -345,20 +421,53 @@ def test_end_to_end(checkpoints, make):
         ({"images": np.full((64, 64, 3), np.nan), "task": "x"}, NonFiniteError, "NaN"),
         ({"images": [picture(), picture(64, 64)], "task": "x"}, ShapeError, "share size"),
         ({"images": picture(), "task": "x", "mode": "dream"}, UnknownNameError, "inverse_dynamics"),
-        ({"images": picture(), "task": "x", "mode": "inverse_dynamics"}, InputError, "more than one frame"),
-        ({"images": picture(), "task": "x", "mode": "forward_dynamics"}, InputError, "cond_action"),
-        ({"images": picture(), "task": "x", "cond_action": [[0.0] * 10]}, InputError, "forward_dynamics"),
-        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": [[0.0] * 9]}, ShapeError, "9 columns"),
-        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": "x"}, InputError, "numbers"),
-        ({"images": picture(), "task": "x", "mode": "forward_dynamics", "action": []}, ShapeError, "rows"),
         (
-            {"images": picture(), "task": "x", "mode": "forward_dynamics", "action": [[float("nan")] * 10]},
+            {"images": picture(), "task": "x", "mode": "inverse_dynamics"},
+            InputError,
+            "more than one frame",
+        ),
+        ({"images": picture(), "task": "x", "mode": "forward_dynamics"}, InputError, "cond_action"),
+        (
+            {"images": picture(), "task": "x", "cond_action": [[0.0] * 10]},
+            InputError,
+            "forward_dynamics",
+        ),
+        (
+            {"images": picture(), "task": "x", "mode": "forward_dynamics", "action": [[0.0] * 9]},
+            ShapeError,
+            "9 columns",
+        ),
+        (
+            {"images": picture(), "task": "x", "mode": "forward_dynamics", "action": "x"},
+            InputError,
+            "numbers",
+        ),
+        (
+            {"images": picture(), "task": "x", "mode": "forward_dynamics", "action": []},
+            ShapeError,
+            "rows",
+        ),
+        (
+            {
+                "images": picture(),
+                "task": "x",
+                "mode": "forward_dynamics",
+                "action": [[float("nan")] * 10],
+            },
             NonFiniteError,
             "NaN",
         ),
-        ({"images": picture(), "task": "x", "domain_name": "mars"}, UnknownNameError, "droid_lerobot"),
+        (
+            {"images": picture(), "task": "x", "domain_name": "mars"},
+            UnknownNameError,
+            "droid_lerobot",
+        ),
         ({"images": picture(), "task": "x", "domain_id": 8}, InputError, "raw_action_dim"),
-        ({"images": picture(), "task": "x", "domain_id": 8, "domain_name": "umi"}, ConfigError, "different"),
+        (
+            {"images": picture(), "task": "x", "domain_id": 8, "domain_name": "umi"},
+            ConfigError,
+            "different",
+        ),
         ({"images": picture(), "task": "x", "state": [0.0] * 8}, InputError, "joint_pos"),
     ],
 )

@@ -15,8 +15,19 @@ from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import Observation
 
-JOINTS = {"action_space": "joint_pos", "width": 8, "normalization": "none", "chunk": 32, "statistics": None}
-LIBERO = {"domain": "libero", "statistics": "libero", "normalization": "quantile_rot", "views": ["third_person", "wrist"]}
+JOINTS = {
+    "action_space": "joint_pos",
+    "width": 8,
+    "normalization": "none",
+    "chunk": 32,
+    "statistics": None,
+}
+LIBERO = {
+    "domain": "libero",
+    "statistics": "libero",
+    "normalization": "quantile_rot",
+    "views": ["third_person", "wrist"],
+}
 AV = {
     "domain": "av",
     "normalization": "none",
@@ -26,7 +37,14 @@ AV = {
     "statistics": None,
     "views": ["front"],
 }
-PUSHT = {"domain": "pusht", "normalization": "none", "width": 2, "gripper": "none", "statistics": None, "views": ["front"]}
+PUSHT = {
+    "domain": "pusht",
+    "normalization": "none",
+    "width": 2,
+    "gripper": "none",
+    "statistics": None,
+    "views": ["front"],
+}
 LOW, HIGH = [-1.0] * 10, [1.0] * 10
 OFTEN = {
     "joints": (JOINTS, True),
@@ -34,14 +52,23 @@ OFTEN = {
     "figures that are missing": ({"normalization": "meanstd"}, False),
     "raw figures that are missing": ({"normalization": "quantile_rot"}, False),
     "a closed gripper": ({"gripper": "1=closed"}, False),
-    "normalised joints": (JOINTS | {"normalization": "quantile", "statistics": "droid_lerobot"}, False),
-    "half the figures": ({"normalization": "meanstd", "statistics": {"q01": LOW, "q99": HIGH}}, False),
+    "normalised joints": (
+        JOINTS | {"normalization": "quantile", "statistics": "droid_lerobot"},
+        False,
+    ),
+    "half the figures": (
+        {"normalization": "meanstd", "statistics": {"q01": LOW, "q99": HIGH}},
+        False,
+    ),
 }
 RARELY = {
     "poses": ({}, True),
     "rows as they are": ({"normalization": "none"}, True),
     "mean and deviation": (
-        {"normalization": "meanstd", "statistics": {"q01": LOW, "q99": HIGH, "mean": [0.1] * 10, "std": HIGH}},
+        {
+            "normalization": "meanstd",
+            "statistics": {"q01": LOW, "q99": HIGH, "mean": [0.1] * 10, "std": HIGH},
+        },
         True,
     ),
     "UMI": ({"domain": "umi", "statistics": "umi", "views": ["wrist"]}, True),
@@ -49,12 +76,18 @@ RARELY = {
     "a camera with statistics": (AV | {"normalization": "quantile"}, False),
     "raw columns": (PUSHT, True),
     "no actions": (PUSHT | {"domain": "no_action", "width": 1}, False),
-    "arms without statistics": ({"domain": "xdof_yam", "width": 20, "statistics": None, "views": ["front"]}, False),
+    "arms without statistics": (
+        {"domain": "xdof_yam", "width": 20, "statistics": None, "views": ["front"]},
+        False,
+    ),
     **{f"{n} rows": ({"chunk": n}, True) for n in (1, 15, 17)},
     **{f"{fps} Hz": ({"fps": fps}, True) for fps in (0.1, 1000)},
     **{f"tier {tier}": ({"resolution_tier": tier}, True) for tier in (128, 480)},
     "the framework's composition": ({"composition": "framework"}, True),
-    "sampling at its bounds": ({"sampling": {"num_steps": 2, "guidance_scale": 0, "flow_shift": 1000}}, True),
+    "sampling at its bounds": (
+        {"sampling": {"num_steps": 2, "guidance_scale": 0, "flow_shift": 1000}},
+        True,
+    ),
     "no prompt form": ({"prompt_format": None}, False),
     "no sampling": ({"sampling": None}, False),
 }
@@ -74,10 +107,16 @@ def acts(path: Path, domain: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in RARELY)])
+@pytest.mark.parametrize(
+    "name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in RARELY)]
+)
 def test_ready_means_that_a_policy_acts(checkpoints, tmp_path, name):
     changes, expected = (OFTEN | RARELY)[name]
-    changes = {"resolution_tier": 128, "sampling": {"num_steps": 1, "guidance_scale": 1.0, "flow_shift": 5.0}, **changes}
+    changes = {
+        "resolution_tier": 128,
+        "sampling": {"num_steps": 1, "guidance_scale": 1.0, "flow_shift": 5.0},
+        **changes,
+    }
     if isinstance(figures := changes.get("statistics"), dict):
         (tmp_path / "figures.json").write_text(json.dumps(figures))
         changes["statistics"] = "figures.json"

@@ -1,4 +1,6 @@
-"""The released models' real shapes pass through every format, by their headers alone: no weight is allocated or read."""
+"""The released models' real shapes pass through every format, by their headers alone: no weight
+is allocated or read.
+"""
 
 import math
 import subprocess
@@ -19,7 +21,11 @@ from strands_cosmos3.engine.mapped_file import MappedFile
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
 
-COUNTS = {"edge": (549, 3_369_657_024), "nano": (809, 15_173_136_576), "nano-sound": (814, 15_173_669_120)}
+COUNTS = {
+    "edge": (549, 3_369_657_024),
+    "nano": (809, 15_173_136_576),
+    "nano-sound": (814, 15_173_669_120),
+}
 VAE = (196, 704_688_668)
 
 
@@ -31,7 +37,10 @@ def count(source):
     return len(source.shapes), sum(map(math.prod, source.shapes.values()))
 
 
-@pytest.mark.parametrize("kind", ["edge", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("nano", "nano-sound"))])
+@pytest.mark.parametrize(
+    "kind",
+    ["edge", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("nano", "nano-sound"))],
+)
 def test_every_format_at_its_real_size(tmp_path, kind):
     config = TransformerConfig.from_dict(real_config(kind))
     shapes = expected_shapes(config)
@@ -45,7 +54,9 @@ def test_every_format_at_its_real_size(tmp_path, kind):
         opened = Checkpoint.open(open_layout(folder, base))
         assert (count(opened.weights), count(opened.vae_weights)) == (COUNTS[kind], VAE), name
         assert needed.items() <= opened.weights.shapes.items(), name
-        assert {opened.weights.dtypes[key] for key in needed} <= ({"BF16", "F32"} if name == "fp8" else {"BF16"}), name
+        assert {opened.weights.dtypes[key] for key in needed} <= (
+            {"BF16", "F32"} if name == "fp8" else {"BF16"}
+        ), name
         files = []
 
         def planned(file, number, of, files=files):
@@ -62,16 +73,30 @@ def test_every_format_at_its_real_size(tmp_path, kind):
 
 def test_a_file_larger_than_the_memory_is_read_alike(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    w = {"a": torch.randn(6, 4, generator=generator), "b": torch.tensor(2.5), "c": torch.randn(3, generator=generator).half()}
+    w = {
+        "a": torch.randn(6, 4, generator=generator),
+        "b": torch.tensor(2.5),
+        "c": torch.randn(3, generator=generator).half(),
+    }
     w |= {"d": w["a"].bfloat16(), "e": w["a"].to(torch.float8_e4m3fn)}
     save_file(w, tmp_path / "w.safetensors")
-    with safe_open(tmp_path / "w.safetensors", "pt") as theirs, MappedFile(tmp_path / "w.safetensors") as ours:
+    with (
+        safe_open(tmp_path / "w.safetensors", "pt") as theirs,
+        MappedFile(tmp_path / "w.safetensors") as ours,
+    ):
         assert sorted(ours.keys()) == sorted(theirs.keys()) == sorted(w)
         for name in w:
             a, b = theirs.get_slice(name), ours.get_slice(name)
             assert (a.get_dtype(), list(a.get_shape())) == (b.get_dtype(), list(b.get_shape()))
             for index in (
-                () if name == "b" else (slice(None), 1, slice(0, 2), (slice(1, 3), *[slice(0, 2)] * (w[name].ndim - 1)))
+                ()
+                if name == "b"
+                else (
+                    slice(None),
+                    1,
+                    slice(0, 2),
+                    (slice(1, 3), *[slice(0, 2)] * (w[name].ndim - 1)),
+                )
             ):
                 assert torch.equal(a[index].float(), b[index].float()), (name, index)
             assert torch.equal(ours.get_tensor(name).float(), w[name].float())
@@ -99,5 +124,7 @@ except RuntimeError:
 @pytest.mark.slow
 def test_a_file_that_torch_cannot_map(tmp_path):
     hollow(tmp_path / "w.safetensors", {"a": ("BF16", (1 << 20, 4096))})
-    ran = subprocess.run([sys.executable, "-c", LITTLE, str(tmp_path)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", LITTLE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert ran.stdout == "(1048576, 4096) 0.0\n"

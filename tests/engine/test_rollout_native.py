@@ -1,4 +1,6 @@
-"""A checkpoint in the loop: simulated cameras in, a robot that moves out, the predicted world in the film."""
+"""A checkpoint in the loop: simulated cameras in, a robot that moves out, the predicted world in
+the film.
+"""
 
 import json
 import shutil
@@ -26,8 +28,29 @@ def cheap(checkpoints, tmp_path):
 
 def test_rollout_with_a_model(cheap, tmp_path):
     film, figures = tmp_path / "f.mp4", tmp_path / "f.json"
-    base = ["rollout", "--task", "reach", "--backend", "native", "--model", str(cheap), "--device", "cpu"]
-    short = ["--num-steps", "1", "--duration", "0.2", "--film", "views", "--video", str(film), "--json", str(figures)]
+    base = [
+        "rollout",
+        "--task",
+        "reach",
+        "--backend",
+        "native",
+        "--model",
+        str(cheap),
+        "--device",
+        "cpu",
+    ]
+    short = [
+        "--num-steps",
+        "1",
+        "--duration",
+        "0.2",
+        "--film",
+        "views",
+        "--video",
+        str(film),
+        "--json",
+        str(figures),
+    ]
     assert main([*base, *short]) == 1, "random weights reach nothing"
     episode = json.loads(figures.read_text())["episodes"][0]
     assert len(episode["model_sha256"]) == 64
@@ -44,15 +67,33 @@ def test_only_a_film_that_shows_the_prediction_has_one_made(layout, decoded, tmp
         raise ConfigError("that is all that this test wants to know")
 
     monkeypatch.setattr("strands_cosmos3.policy.create_policy", noted)
-    main(["rollout", "--task", "reach", "--backend", "native", "--film", layout, "--video", str(tmp_path / "f.mp4")])
+    main(
+        [
+            "rollout",
+            "--task",
+            "reach",
+            "--backend",
+            "native",
+            "--film",
+            layout,
+            "--video",
+            str(tmp_path / "f.mp4"),
+        ]
+    )
     assert asked == [decoded]
 
 
 def test_the_next_chunk_begins_with_the_rows_that_the_arm_is_bound_to(cheap, monkeypatch):
-    """Random weights, labelled so; the loop, the policy and the engine are the real ones. 0.4 s are six rows of 15 Hz."""
-    assert "random" in json.loads((cheap / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+    """Random weights, labelled so; the loop, the policy and the engine are the real ones. 0.4 s
+    are six rows of 15 Hz.
+    """
+    assert (
+        "random" in json.loads((cheap / "checkpoint.json").read_text())["strands_cosmos3"]["label"]
+    )
     asked = []
-    with Cosmos3Policy(robot="panda", backend="native", model=cheap, device="cpu", num_steps=1, actions_per_step=8) as policy:
+    with Cosmos3Policy(
+        robot="panda", backend="native", model=cheap, device="cpu", num_steps=1, actions_per_step=8
+    ) as policy:
         infer = policy.backend.infer
 
         def noted(request):
@@ -61,19 +102,24 @@ def test_the_next_chunk_begins_with_the_rows_that_the_arm_is_bound_to(cheap, mon
             return chunk
 
         monkeypatch.setattr(policy.backend, "infer", noted)
-        rollout = Robot("panda").run_policy(policy=policy, instruction="reach the red cube", duration=2.5, latency=0.4)
+        rollout = Robot("panda").run_policy(
+            policy=policy, instruction="reach the red cube", duration=2.5, latency=0.4
+        )
     assert rollout.counters["chunks"] >= 2
     assert rollout.latency_ms["p50"] == pytest.approx(400.0, abs=1e-3)
     assert asked[0][0].action_prefix is None  # nothing was under way
     bound = [
-        (request.action_prefix, action, i) for i, (request, action) in enumerate(asked) if request.action_prefix is not None
+        (request.action_prefix, action, i)
+        for i, (request, action) in enumerate(asked)
+        if request.action_prefix is not None
     ]
     assert bound
     for action_prefix, action, i in bound:
         n = len(action_prefix)
         assert 1 <= n <= 6
         earlier = [rows[k : k + n] for _, rows in asked[:i] for k in range(len(rows) - n + 1)]
-        assert any(np.array_equal(rows, action_prefix) for rows in earlier)  # rows of a chunk before it, as they were
+        # rows of a chunk before it, as they were
+        assert any(np.array_equal(rows, action_prefix) for rows in earlier)
         np.testing.assert_allclose(action[:n], action_prefix, atol=1e-6)
         assert np.abs(action[n:]).max() > 1e-3  # and then rows of its own
 

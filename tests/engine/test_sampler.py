@@ -34,7 +34,8 @@ def test_shift_is_without_effect_on_karras():
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 8, 30])
 @pytest.mark.parametrize(
-    ("data", "native", "shift"), [(KARRAS, False, 1.0), (FLOW, True, 5.0), (FLOW, False, 10.0), (FLOW, False, 1.0)]
+    ("data", "native", "shift"),
+    [(KARRAS, False, 1.0), (FLOW, True, 5.0), (FLOW, False, 10.0), (FLOW, False, 1.0)],
 )
 def test_every_step_as_the_scheduler_class_rounds_it(data, native, shift, steps):
     stock = UniPCMultistepScheduler(**{**data, "flow_shift": shift})
@@ -61,7 +62,10 @@ def test_a_checkpoints_own_shift_and_number_of_levels():
     stock = UniPCMultistepScheduler(**data)
     stock.set_timesteps(4)
     schedule = SchedulerConfig.from_dict(data).schedule(4)
-    assert (schedule.timesteps, schedule.sigmas) == (tuple(stock.timesteps.tolist()), tuple(stock.sigmas.tolist()))
+    assert (schedule.timesteps, schedule.sigmas) == (
+        tuple(stock.timesteps.tolist()),
+        tuple(stock.sigmas.tolist()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,9 @@ def test_other_solvers_are_refused(change, named):
         SchedulerConfig.from_dict({**KARRAS, **change})
 
 
-@pytest.mark.parametrize(("steps", "shift"), [(0, 5.0), (-1, 5.0), (1001, 5.0), (4, 0.0), (4, float("nan"))])
+@pytest.mark.parametrize(
+    ("steps", "shift"), [(0, 5.0), (-1, 5.0), (1001, 5.0), (4, 0.0), (4, float("nan"))]
+)
 def test_impossible_schedules(steps, shift):
     with pytest.raises(InputError):
         SchedulerConfig.from_dict(FLOW).schedule(steps, shift)
@@ -92,4 +98,6 @@ def test_karras_needs_its_limits():
 
 
 def test_unknown_keys_are_ignored():
-    assert SchedulerConfig.from_dict(json.loads(json.dumps({**KARRAS, "_class_name": "x", "novelty": 1})))
+    assert SchedulerConfig.from_dict(
+        json.loads(json.dumps({**KARRAS, "_class_name": "x", "novelty": 1}))
+    )

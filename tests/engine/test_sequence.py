@@ -27,16 +27,23 @@ def test_the_droid_sequence_has_3093_tokens():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7), st.integers(1, 3))
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7), st.integers(1, 3)
+)
 def test_unpatchify_is_the_way_back(channels, frames, height, width, patch):
     latent = torch.randn(channels, frames, height, width)
     tokens = patchify(latent, patch)
-    assert tokens.shape == (frames * -(-height // patch) * -(-width // patch), patch * patch * channels)
+    assert tokens.shape == (
+        frames * -(-height // patch) * -(-width // patch),
+        patch * patch * channels,
+    )
     assert torch.equal(unpatchify(tokens, (frames, height, width), patch), latent)
 
 
 def test_positions_share_one_clock():
-    """Frame i is at pixel frame 4 i, action row j at its own frame: equal times have equal positions."""
+    """Frame i is at pixel frame 4 i, action row j at its own frame: equal times have equal
+    positions.
+    """
     positions = generation_positions(DROID, CONFIG, text_tokens=100)
     rows = positions[:, DROID.vision_tokens :]
     frames = positions[0, : DROID.vision_tokens : 340]
@@ -44,7 +51,9 @@ def test_positions_share_one_clock():
     np.testing.assert_allclose(rows[0], 15100 + np.arange(33) / 15 * 6, rtol=1e-7)
     np.testing.assert_allclose(rows[0, ::4], frames, rtol=1e-7)
     assert not rows[1:].any()
-    assert positions[1:, :340].tolist() == positions[1:, 340:680].tolist(), "rows and columns restart in each frame"
+    assert positions[1:, :340].tolist() == positions[1:, 340:680].tolist(), (
+        "rows and columns restart in each frame"
+    )
     assert positions[1, 20] == 1
     assert positions[2, 20] == 0
 
@@ -68,8 +77,15 @@ def test_axes_of_the_frequencies():
     for axis, expected in ((0, None), (1, range(1, 60, 3)), (2, range(2, 60, 3))):
         moved = base.clone()
         moved[axis] = 1.0
-        changed = (rope_tables(moved, CONFIG, cpu, torch.float32)[1][0, :64] != still).nonzero().flatten().tolist()
-        wanted = [i for i in range(64) if i >= 60 or i % 3 == 0] if expected is None else list(expected)
+        changed = (
+            (rope_tables(moved, CONFIG, cpu, torch.float32)[1][0, :64] != still)
+            .nonzero()
+            .flatten()
+            .tolist()
+        )
+        wanted = (
+            [i for i in range(64) if i >= 60 or i % 3 == 0] if expected is None else list(expected)
+        )
         assert changed == wanted
 
 
@@ -84,7 +100,8 @@ def test_text_positions():
 
 
 @pytest.mark.parametrize(
-    ("clean", "expected"), [((0, 1, 2), slice(0, 0)), ((), slice(0, 12)), ((0, 2), slice(4, 8)), ((1,), slice(0, 12))]
+    ("clean", "expected"),
+    [((0, 1, 2), slice(0, 0)), ((), slice(0, 12)), ((0, 2), slice(4, 8)), ((1,), slice(0, 12))],
 )
 def test_the_noisy_stretch(clean, expected):
     assert SequenceLayout((3, 4, 4), 2, 5, clean, 0, 10, 15.0, 1).noisy_vision == expected

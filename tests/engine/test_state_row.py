@@ -1,4 +1,6 @@
-"""``engine.step`` with a state row, as both released DROID policies have it, against a plain loop over the stock model."""
+"""``engine.step`` with a state row, as both released DROID policies have it, against a plain
+loop over the stock model.
+"""
 
 import json
 import shutil
@@ -23,7 +25,12 @@ SAMPLING = {
     "guided": POLICY,
     "unguided": {"num_inference_steps": 3, "guidance_scale": 1.0},
     "guided on the first step": {**POLICY, "guidance_interval": (960.0, 1001.0)},
-    "guided inside": {**POLICY, "num_inference_steps": 5, "guidance_scale": 1.7, "guidance_interval": (700.0, 960.0)},
+    "guided inside": {
+        **POLICY,
+        "num_inference_steps": 5,
+        "guidance_scale": 1.7,
+        "guidance_interval": (700.0, 960.0),
+    },
 }
 
 
@@ -39,7 +46,9 @@ def folders(joint_checkpoint, checkpoints, tmp_path_factory):
 
 
 def asked(folders, space, known_rows=1, history=0, **changes):
-    """A request with seeded rows before the chunk: history, the state, and rows that are bound to be executed."""
+    """A request with seeded rows before the chunk: history, the state, and rows that are bound
+    to be executed.
+    """
     width = 8 if space == "joint_pos" else 10
     rng = np.random.RandomState(21)
     rows = CHUNK + 1 + history
@@ -56,15 +65,24 @@ def asked(folders, space, known_rows=1, history=0, **changes):
 
 
 def apart(folder, question, expected=None):
-    """Largest difference between the engine's answer and the stock loop's, over latents and actions."""
+    """Largest difference between the engine's answer and the stock loop's, over latents and
+    actions.
+    """
     found = engine(folder, torch.float32).step(question)
-    video, action = expected or stock_loop(folder, Sequence(question, 1, (0,), question.action_prefix))
-    return max(float((found["video"] - video).abs().max()), float((found["action"][0] - action).abs().max()))
+    video, action = expected or stock_loop(
+        folder, Sequence(question, 1, (0,), question.action_prefix)
+    )
+    return max(
+        float((found["video"] - video).abs().max()),
+        float((found["action"][0] - action).abs().max()),
+    )
 
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """A function to the stock loop's answer for one of the two action spaces and one way to sample."""
+    """A function to the stock loop's answer for one of the two action spaces and one way to
+    sample.
+    """
 
     @cache
     def answer(space, sampling):
@@ -81,9 +99,13 @@ def test_a_step_with_a_state_row(folders, expected, space, sampling):
     assert apart(folders[space], question, expected(space, sampling)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("known_rows", "history"), [(4, 0), (1, 2), (3, 1)], ids=["prefix", "history", "both"])
+@pytest.mark.parametrize(
+    ("known_rows", "history"), [(4, 0), (1, 2), (3, 1)], ids=["prefix", "history", "both"]
+)
 def test_rows_before_and_after_the_state(folders, known_rows, history):
-    """The framework's ``history_length`` of three is two past rows, at positions -2 and -1, and the state at 0."""
+    """The framework's ``history_length`` of three is two past rows, at positions -2 and -1, and
+    the state at 0.
+    """
     question = asked(folders, "joint_pos", known_rows, history, **POLICY)
     assert apart(folders["joint_pos"], question) <= TOLERANCE
 
@@ -92,7 +114,14 @@ def test_history_without_a_state_row(checkpoints):
     folder = checkpoints["silu"]
     question = asked({"midtrain": folder}, "midtrain", 0, 2, **POLICY)
     question = replace(question, action_noise=question.action_noise[1:])
-    assert apart(folder, question, stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix))) <= TOLERANCE
+    assert (
+        apart(
+            folder,
+            question,
+            stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix)),
+        )
+        <= TOLERANCE
+    )
 
 
 def test_a_state_before_known_actions(folders):
@@ -101,13 +130,17 @@ def test_a_state_before_known_actions(folders):
     question = asked(folders, "joint_pos", mode="forward_dynamics", cond_action=known, **POLICY)
     given = torch.cat([question.action_prefix, known, known[-1:].expand(2, -1)])
     folder = folders["joint_pos"]
-    assert apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), given))) <= TOLERANCE
+    assert (
+        apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), given))) <= TOLERANCE
+    )
 
 
 def test_history_must_be_given(folders):
     question = asked(folders, "joint_pos", 1, 2, **POLICY)
     with pytest.raises(InputError, match="2 of history and the state"):
-        engine(folders["joint_pos"], torch.float32).step(replace(question, action_prefix=question.action_prefix[:2]))
+        engine(folders["joint_pos"], torch.float32).step(
+            replace(question, action_prefix=question.action_prefix[:2])
+        )
     with pytest.raises(InputError, match="history_rows is 4"):
         replace(question, history_rows=4)
 
@@ -125,7 +158,9 @@ def _with_time_on_the_state(patch):
 
 def _layout(patch, **changes):
     original = sequence.SequenceLayout
-    patch.setattr(engine_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes}))
+    patch.setattr(
+        engine_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes})
+    )
 
 
 WRONG = {
@@ -150,8 +185,25 @@ def test_decoded_pixels(checkpoints):
     decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
     expected = stock_pixels(checkpoints["silu"], latents)
     assert expected.std() > 0.05
-    assert float((decoding.vae.decode(latents).clamp(-1, 1) - (2 * expected - 1)).abs().max()) <= TOLERANCE
+    assert (
+        float((decoding.vae.decode(latents).clamp(-1, 1) - (2 * expected - 1)).abs().max())
+        <= TOLERANCE
+    )
     question = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
-    result = decoding.step(replace(question, video_shape=(2, 3, 4), action_chunk=4, video_noise=None, action_noise=None))
-    assert float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"])).abs().max()) <= TOLERANCE
-    assert float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"] * 1.01)).abs().max()) > 10 * TOLERANCE
+    result = decoding.step(
+        replace(
+            question, video_shape=(2, 3, 4), action_chunk=4, video_noise=None, action_noise=None
+        )
+    )
+    assert (
+        float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"])).abs().max())
+        <= TOLERANCE
+    )
+    assert (
+        float(
+            (result["pixels"] - stock_pixels(checkpoints["silu"], result["video"] * 1.01))
+            .abs()
+            .max()
+        )
+        > 10 * TOLERANCE
+    )

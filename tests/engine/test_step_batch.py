@@ -1,4 +1,6 @@
-"""Several requests in one pass: each result is what the request gives alone, whatever it shares the pass with."""
+"""Several requests in one pass: each result is what the request gives alone, whatever it shares
+the pass with.
+"""
 
 from dataclasses import replace
 
@@ -20,25 +22,38 @@ def model(checkpoints, request):
 @pytest.fixture(scope="module")
 def asked(checkpoints):
     """A request without noise of its own: each seed draws another."""
-    return replace(request(Case(checkpoints["silu"], steps=3)), video_noise=None, action_noise=None, seed=1)
+    return replace(
+        request(Case(checkpoints["silu"], steps=3)), video_noise=None, action_noise=None, seed=1
+    )
 
 
 @pytest.fixture(scope="module")
 def mixed(asked, checkpoints):
-    """Several prompts, pictures, states, modes, domains, rates and widths; guidance at all steps, at some, at none."""
+    """Several prompts, pictures, states, modes, domains, rates and widths; guidance at all
+    steps, at some, at none.
+    """
     prefix = torch.randn(3, 10, generator=torch.Generator().manual_seed(2))
     clip = request(Case(checkpoints["silu"], "inverse_dynamics")).cond_video_pixels
     other = {"text_ids": torch.arange(90, 101), "cond_video_pixels": clip[:, :, 3:4]}
     return [
-        replace(asked, seed=3, neg_text_ids=asked.text_ids, guidance_scale=1.7, action_prefix=prefix),
+        replace(
+            asked, seed=3, neg_text_ids=asked.text_ids, guidance_scale=1.7, action_prefix=prefix
+        ),
         asked,
         replace(asked, seed=2, guidance_scale=1.0, **other),
         replace(asked, seed=4, guidance_interval=(900, 1001), text_ids=asked.text_ids + 1, fps=7.5),
         replace(asked, seed=5, mode="inverse_dynamics", cond_video_pixels=clip),
-        replace(asked, seed=6, mode="forward_dynamics", cond_action=given_actions(), guidance_scale=1.0),
+        replace(
+            asked, seed=6, mode="forward_dynamics", cond_action=given_actions(), guidance_scale=1.0
+        ),
         replace(asked, seed=7, domain_id=6, raw_action_dim=7, **other),
         replace(
-            asked, seed=8, return_video=False, cond_frame_indexes=(0, 1), cond_video_pixels=clip, text_ids=asked.text_ids[:9]
+            asked,
+            seed=8,
+            return_video=False,
+            cond_frame_indexes=(0, 1),
+            cond_video_pixels=clip,
+            text_ids=asked.text_ids[:9],
         ),
     ]
 
@@ -57,7 +72,12 @@ def test_a_batch_of_all_kinds_equals_single_requests(model, mixed):
         assert apart(one, expected) <= TOLERANCE, i
         assert (one["seed"], one["action_space"]) == (mixed[i].seed, "midtrain")
     actions = [expected["action"] for expected in alone]
-    assert all(a.shape != b.shape or float((a - b).abs().max()) > 1e-2 for a in actions for b in actions if a is not b)
+    assert all(
+        a.shape != b.shape or float((a - b).abs().max()) > 1e-2
+        for a in actions
+        for b in actions
+        if a is not b
+    )
 
 
 def test_the_order_is_that_of_the_requests(model, mixed):
@@ -86,16 +106,26 @@ def test_different_pictures_are_encoded_together(checkpoints, asked):
     encoded, encode = [], model.vae.encode
     model.vae.encode = lambda pixels: encoded.append(tuple(pixels.shape[:3:2])) or encode(pixels)
     pictures = [asked.cond_video_pixels * share for share in (1.0, 0.5, -1.0)]
-    model.step_batch([replace(asked, cond_video_pixels=one, num_inference_steps=1) for one in pictures])
+    model.step_batch(
+        [replace(asked, cond_video_pixels=one, num_inference_steps=1) for one in pictures]
+    )
     assert encoded == [(3, 1)]
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"video_shape": (1, 9, 11)}, ShapeError, r"request 1 has latents \(1, 9, 11\) and 8 action rows.*equal shapes"),
+        (
+            {"video_shape": (1, 9, 11)},
+            ShapeError,
+            r"request 1 has latents \(1, 9, 11\) and 8 action rows.*equal shapes",
+        ),
         ({"action_chunk": CHUNK - 1}, ShapeError, "7 action rows, request 0 has"),
-        ({"num_inference_steps": 2}, InputError, "request 1 has 2 steps.*request 0 has 3.*num_inference_steps"),
+        (
+            {"num_inference_steps": 2},
+            InputError,
+            "request 1 has 2 steps.*request 0 has 3.*num_inference_steps",
+        ),
         ({"flow_shift": 3.0}, InputError, "flow_shift and use_karras_sigmas"),
         ({"use_karras_sigmas": None}, InputError, "flow_shift and use_karras_sigmas"),
     ],

@@ -35,21 +35,31 @@ def pair_of(config):
 def test_latents_and_pixels_are_diffusers(pair, frames):
     """Seven frames are one and four: the rest is dropped by both."""
     stock, ours = pair
-    pixels = torch.rand(2, 3, frames, 48, 80, generator=torch.Generator().manual_seed(frames)) * 2 - 1
+    pixels = (
+        torch.rand(2, 3, frames, 48, 80, generator=torch.Generator().manual_seed(frames)) * 2 - 1
+    )
     with torch.no_grad():
         expected, found = stock.encode(pixels).latent_dist.mode(), ours.encode(pixels)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
-        torch.testing.assert_close(ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5
+        )
         loud = 50 * expected[:, :, :1]
         torch.testing.assert_close(ours.decode(loud), stock.decode(loud).sample, rtol=0, atol=2e-4)
 
 
 def test_shortcuts_that_lengthen_and_narrow():
-    """Not so in the released VAE: a block of the decoder that makes two frames of one also halves the channels."""
-    stock, ours = pair_of({**fresh_vae(*SIZES[0]).config, "temperal_downsample": [True, True, False]})
+    """Not so in the released VAE: a block of the decoder that makes two frames of one also
+    halves the channels.
+    """
+    stock, ours = pair_of(
+        {**fresh_vae(*SIZES[0]).config, "temperal_downsample": [True, True, False]}
+    )
     latents = torch.randn(1, 16, 2, 3, 5, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        torch.testing.assert_close(ours.decode(latents), stock.decode(latents).sample, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            ours.decode(latents), stock.decode(latents).sample, rtol=0, atol=2e-5
+        )
 
 
 def test_in_bfloat16_every_bit_is_the_same():
@@ -58,11 +68,16 @@ def test_in_bfloat16_every_bit_is_the_same():
         stock = fresh_vae(*SIZES[0]).eval().bfloat16()
     ours = WanAutoencoder(WanConfig.from_dict(stock.config)).eval().bfloat16()
     ours.load_state_dict(stock.state_dict())
-    pixels = (torch.rand(1, 3, 9, 32, 32, generator=torch.Generator().manual_seed(5)) * 2 - 1).bfloat16()
+    pixels = (
+        torch.rand(1, 3, 9, 32, 32, generator=torch.Generator().manual_seed(5)) * 2 - 1
+    ).bfloat16()
     with torch.no_grad():
         latents = stock.encode(pixels).latent_dist.mode()
         assert torch.equal(ours.encode(pixels)[:, :, 1:], latents[:, :, 1:])
-        torch.testing.assert_close(ours.encode(pixels)[:, :, :1], latents[:, :, :1], rtol=0.05, atol=0.05)  # one tap, not three
+        # one tap, not three
+        torch.testing.assert_close(
+            ours.encode(pixels)[:, :, :1], latents[:, :, :1], rtol=0.05, atol=0.05
+        )
         assert torch.equal(ours.decode(latents)[:, :, 1:], stock.decode(latents).sample[:, :, 1:])
 
 
@@ -92,9 +107,13 @@ def test_latents_of_later_frames_have_their_own_scale():
     config = WanConfig.from_dict(
         {
             **fresh_vae(*SIZES[0]).config,
-            "latent_frames": [{"mean": [0.0] * 16, "std": [1.0] * 16}, {"mean": [0.5] * 16, "std": [2.0] * 16}],
+            "latent_frames": [
+                {"mean": [0.0] * 16, "std": [1.0] * 16},
+                {"mean": [0.5] * 16, "std": [2.0] * 16},
+            ],
         }
     )
     mean, std = frame_scale(config)(torch.zeros(1, 16, 4, 2, 2))
-    assert mean[0].flatten().tolist() == [0, 0.5, 0.5, 0.5]  # the last one given is that of all later frames
+    # the last one given is that of all later frames
+    assert mean[0].flatten().tolist() == [0, 0.5, 0.5, 0.5]
     assert std[3].flatten().tolist() == [1, 2, 2, 2]

@@ -1,4 +1,6 @@
-"""LIBERO itself: each convention of the protocol, and what happens when it is turned round. ``make test-libero`` runs this."""
+"""LIBERO itself: each convention of the protocol, and what happens when it is turned round.
+``make test-libero`` runs this.
+"""
 
 import io
 import math
@@ -32,7 +34,9 @@ STILL = [0, 0, 0, 0, 0, 0, OPEN]
 @pytest.fixture(scope="module")
 def world():
     """Task 0 of libero_object, with pictures."""
-    with closing(LiberoWorld(load_tasks("libero_object")[0], LiberoConfig(picture_px=128))) as world:
+    with closing(
+        LiberoWorld(load_tasks("libero_object")[0], LiberoConfig(picture_px=128))
+    ) as world:
         yield world
 
 
@@ -54,7 +58,9 @@ def test_every_suite_has_ten_tasks_with_fifty_initial_states_and_a_goal():
     for suite in SUITES:
         tasks = load_tasks(suite)
         assert [task.number for task in tasks] == list(range(10))
-        assert all(task.goal and task.can_judge(task.goal) and task.instruction for task in tasks), suite
+        assert all(
+            task.goal and task.can_judge(task.goal) and task.instruction for task in tasks
+        ), suite
         assert len(load_init_states(suite, 3)) == 50
 
 
@@ -127,7 +133,9 @@ def play_still(world):
     """Return how far each object moves in ten steps without motion."""
 
     def centres():
-        return np.array([extent.mean(0) for name, extent in privileged(world).items() if name != TCP])
+        return np.array(
+            [extent.mean(0) for name, extent in privileged(world).items() if name != TCP]
+        )
 
     before = centres()
     for _ in range(10):
@@ -148,7 +156,9 @@ def test_minus_one_opens_and_one_closes(world):
 
 
 def test_an_action_is_a_goals_offset_and_not_a_displacement(world):
-    """2.5 cm asked, a tenth of it done in the first step and a quarter a step later: integrated rows would overshoot."""
+    """2.5 cm asked, a tenth of it done in the first step and a quarter a step later: integrated
+    rows would overshoot.
+    """
     world.reset(0)
     x = [world.state[0]]
     for _ in range(14):
@@ -175,7 +185,13 @@ def test_the_state_is_robosuites(world):
     world.reset(0)
     world.step([0, 0, 0, 0.4, -0.3, 0.2, OPEN])
     seen = world.observed
-    own = np.concatenate((seen["robot0_eef_pos"], quat2axisangle(seen["robot0_eef_quat"].copy()), seen["robot0_gripper_qpos"]))
+    own = np.concatenate(
+        (
+            seen["robot0_eef_pos"],
+            quat2axisangle(seen["robot0_eef_quat"].copy()),
+            seen["robot0_gripper_qpos"],
+        )
+    )
     assert world.state == pytest.approx(own, abs=1e-12)
 
 
@@ -183,7 +199,9 @@ def test_pictures_are_those_of_a_fresh_environment_to_the_bit(world):
     """However often this world was reset, and although its cameras are on for single steps only."""
     from libero.libero.envs import OffScreenRenderEnv
 
-    bare = OffScreenRenderEnv(bddl_file_name=str(world.task.problem), camera_heights=128, camera_widths=128)
+    bare = OffScreenRenderEnv(
+        bddl_file_name=str(world.task.problem), camera_heights=128, camera_widths=128
+    )
     with closing(bare):
         bare.seed(4)
         bare.reset()
@@ -193,7 +211,10 @@ def test_pictures_are_those_of_a_fresh_environment_to_the_bit(world):
         world.reset(2, seed=4)
         for step in range(17):
             if step in (0, 16):
-                assert all((world.views()[view] == observed[f"{camera}_image"]).all() for view, camera in CAMERAS.items())
+                assert all(
+                    (world.views()[view] == observed[f"{camera}_image"]).all()
+                    for view, camera in CAMERAS.items()
+                )
             assert (world.observed["robot0_eef_pos"] == observed["robot0_eef_pos"]).all()
             action = [0.5, 0.2, -0.3, 0, 0, 0.1, OPEN]
             world.step(action, look=step == 15)
@@ -218,7 +239,8 @@ def test_what_people_see_is_true_and_what_policies_see_is_its_mirror_image(world
     changed = np.abs(before.astype(int) - world.rendered()["agentview"]).sum(-1) > 30
     assert changed.sum() > 100
     column = {
-        turn.__name__: np.argwhere(turn(np.repeat(changed[..., None], 3, -1)))[:, 1].mean() for turn in (as_seen, as_trained)
+        turn.__name__: np.argwhere(turn(np.repeat(changed[..., None], 3, -1)))[:, 1].mean()
+        for turn in (as_seen, as_trained)
     }
     assert abs(right - 64) > 20, "the test can tell left from right"
     assert column["as_seen"] == pytest.approx(right, abs=4)
@@ -236,7 +258,9 @@ def test_the_expert_succeeds_through_normalised_rows_and_by_its_actions(world):
         fulfilled = False
         while not (fulfilled or world.time_is_up):
             own = expert.act(privileged(world), world.task.instruction)
-            actions = next_actions(policy, world, world.task.instruction) if name == "rows" else own[None]
+            actions = (
+                next_actions(policy, world, world.task.instruction) if name == "rows" else own[None]
+            )
             assert actions == pytest.approx(own[None], abs=1e-9)
             fulfilled = world.step(actions[0])
         taken[name] = fulfilled, world.steps
@@ -269,7 +293,9 @@ class Reaches:
     def get_actions_sync(self, observation, instruction):
         assert observation["image"].shape == (128, 256, 3)
         assert (observation["image"][:, :128] == observation["agentview"]).all()
-        assert not [key for key in observation if key not in ("image", "agentview", "wrist", "state")], "nothing privileged"
+        assert not [
+            key for key in observation if key not in ("image", "agentview", "wrist", "state")
+        ], "nothing privileged"
         return [dict.fromkeys(("dx", "dy", "dz", "rx", "ry", "rz"), 0.0) | {"gripper": 1.0}] * 3
 
 
@@ -286,7 +312,11 @@ def test_another_projects_policy_is_shown_what_it_may_see(world):
 
 def test_gymnasiums_check_passes_and_the_horizon_truncates():
     made = gymnasium.make(
-        "strands_cosmos3/Libero-v0", suite="libero_object", task=3, pictures=False, config=LiberoConfig(wait_steps=2)
+        "strands_cosmos3/Libero-v0",
+        suite="libero_object",
+        task=3,
+        pictures=False,
+        config=LiberoConfig(wait_steps=2),
     )
     with closing(made.unwrapped) as env, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Box.*")

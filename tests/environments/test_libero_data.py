@@ -1,4 +1,6 @@
-"""What needs no LIBERO: suites, protocols, captions, pictures, and the settings of an evaluation."""
+"""What needs no LIBERO: suites, protocols, captions, pictures, and the settings of an
+evaluation.
+"""
 
 import json
 from types import SimpleNamespace
@@ -15,7 +17,13 @@ from strands_cosmos3.environments.libero_expert import named_object
 from strands_cosmos3.environments.libero_policy import ACTION_KEYS, next_actions
 from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
 from strands_cosmos3.environments.suites import SUITES, LiberoTask, get_suite
-from strands_cosmos3.errors import BackendError, ConfigError, InputError, InstructionError, UnknownNameError
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    InputError,
+    InstructionError,
+    UnknownNameError,
+)
 from strands_cosmos3.observe.libero_prompts import caption, client_prompt
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.types import ActionChunk
@@ -33,7 +41,10 @@ def test_suites_and_their_horizons():
 
 
 def test_waiting_steps_count_for_nvidia_and_not_for_openpi():
-    assert {name: config.steps(280) for name, config in PROTOCOLS.items()} == {"openpi": 280, "nvidia": 270}
+    assert {name: config.steps(280) for name, config in PROTOCOLS.items()} == {
+        "openpi": 280,
+        "nvidia": 270,
+    }
     with pytest.raises(UnknownNameError, match="nvidia_training"):
         LiberoConfig(caption="loud")
 
@@ -52,23 +63,45 @@ def test_pictures_are_turned_and_not_flipped():
 def test_captions_differ_in_where_the_layout_stands():
     """Golden: NVIDIA's two sentences, and its JSON of a chunk of 16 rows at 20 Hz."""
     views = "This video contains concatenated views from multiple camera perspectives."
-    layout = "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+    layout = (
+        "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+    )
     assert client_prompt("lift it") == f"lift it. {views} {layout}"
     assert client_prompt("lift it.") == f"lift it. {views} {layout}"
-    server, training = (json.loads(caption("lift it", style)) for style in ("nvidia_server", "nvidia_training"))
+    server, training = (
+        json.loads(caption("lift it", style)) for style in ("nvidia_server", "nvidia_training")
+    )
     assert server["cinematography"] == {"framing": views}
     assert server["actions"] == [
-        {"time": "0:00-0:01", "description": f"lift it. {views} {layout}", "idle_frame": "0 out of 16."}
+        {
+            "time": "0:00-0:01",
+            "description": f"lift it. {views} {layout}",
+            "idle_frame": "0 out of 16.",
+        }
     ]
     assert training["cinematography"] == {"framing": f"{views} {layout}"}
     assert training["actions"][0]["description"] == "lift it."
-    rest = {"duration": "0s", "fps": 20.0, "resolution": {"H": 192, "W": 320}, "aspect_ratio": "16,9"}
+    rest = {
+        "duration": "0s",
+        "fps": 20.0,
+        "resolution": {"H": 192, "W": 320},
+        "aspect_ratio": "16,9",
+    }
     assert rest == {key: server[key] for key in rest} == {key: training[key] for key in rest}
-    assert list(server) == ["cinematography", "actions", "duration", "fps", "resolution", "aspect_ratio"]
+    assert list(server) == [
+        "cinematography",
+        "actions",
+        "duration",
+        "fps",
+        "resolution",
+        "aspect_ratio",
+    ]
     assert caption("lift it", "checkpoint") is None
 
 
-SCENE = dict.fromkeys(("tomato_sauce_1", "bbq_sauce_1", "red_cream_cheese_1", "milk_1", "basket_1"), np.zeros((2, 3)))
+SCENE = dict.fromkeys(
+    ("tomato_sauce_1", "bbq_sauce_1", "red_cream_cheese_1", "milk_1", "basket_1"), np.zeros((2, 3))
+)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +122,9 @@ def test_the_expert_says_what_it_could_fetch():
 
 
 def test_a_goal_can_be_judged_where_its_things_are(tmp_path):
-    task = LiberoTask(get_suite("libero_goal"), 0, "", tmp_path, (), frozenset({"milk_1", "basket_1"}))
+    task = LiberoTask(
+        get_suite("libero_goal"), 0, "", tmp_path, (), frozenset({"milk_1", "basket_1"})
+    )
     assert task.can_judge((("in", "milk_1", "basket_1_contain_region"),))
     assert not task.can_judge((("in", "butter_1", "basket_1_contain_region"),))
 
@@ -103,7 +138,12 @@ def settings(**options):
 
 def test_an_evaluation_takes_the_suites_defaults():
     made = settings()
-    assert (made.tasks, made.seeds, made.duration, made.control_frequency) == (tuple("0123456789"), 50, 14.0, 20.0)
+    assert (made.tasks, made.seeds, made.duration, made.control_frequency) == (
+        tuple("0123456789"),
+        50,
+        14.0,
+        20.0,
+    )
     assert settings(backend="service").policy.dialect == "libero"
 
 
@@ -146,27 +186,44 @@ def test_the_tables_identity_is_that_of_version_0_1_and_liberos_names_suite_and_
 class Answers(Backend):
     """Keeps the request and answers the same actions."""
 
-    ACTIONS = np.array([[0.1, -0.2, 0.3, 0.05, 0, 0, 1], [0, 0, 0, 0, 0, -0.1, -1], [0.5, 0, 0, 0, 0, 0, 1]])
+    ACTIONS = np.array(
+        [[0.1, -0.2, 0.3, 0.05, 0, 0, 1], [0, 0, 0, 0, 0, -0.1, -1], [0.5, 0, 0, 0, 0, 0, 1]]
+    )
 
     def infer(self, request):
         self.request = request
-        return ActionChunk(normalize_actions(self.ACTIONS), request.action_space, request.embodiment)
+        return ActionChunk(
+            normalize_actions(self.ACTIONS), request.action_space, request.embodiment
+        )
 
 
 def pretend_world():
-    """What a policy is shown of a world, with views of one colour at the bottom left as robosuite renders them."""
+    """What a policy is shown of a world, with views of one colour at the bottom left as
+    robosuite renders them.
+    """
     views = {name: np.zeros((4, 4, 3), np.uint8) for name in ("agentview", "wrist")}
     views["agentview"][0, 0], views["wrist"][0, 0] = 50, 90
-    pose = {"robot0_joint_pos": np.zeros(7), "robot0_joint_vel": np.zeros(7), "robot0_gripper_qpos": np.array([0.02, -0.02])}
+    pose = {
+        "robot0_joint_pos": np.zeros(7),
+        "robot0_joint_vel": np.zeros(7),
+        "robot0_gripper_qpos": np.array([0.02, -0.02]),
+    }
     return SimpleNamespace(views=lambda: views, observed=pose, state=np.arange(8.0), steps=40)
 
 
 def test_a_checkpoint_is_shown_one_picture_and_its_rows_become_actions():
     backend = Answers()
     policy = Cosmos3Policy(embodiment="libero", backend=backend)
-    assert next_actions(policy, pretend_world(), "lift it") == pytest.approx(Answers.ACTIONS, abs=1e-9)
+    assert next_actions(policy, pretend_world(), "lift it") == pytest.approx(
+        Answers.ACTIONS, abs=1e-9
+    )
     shown = backend.request
-    assert (shown.instruction, shown.n_rows, shown.privileged, shown.prompt) == ("lift it", 16, None, "")
+    assert (shown.instruction, shown.n_rows, shown.privileged, shown.prompt) == (
+        "lift it",
+        16,
+        None,
+        "",
+    )
     assert shown.t_motion_s == 2.0
     assert shown.composite.shape == (4, 8, 3)
     assert np.argwhere(shown.composite[..., 0]).tolist() == [[3, 3], [3, 7]]
@@ -181,7 +238,10 @@ def test_a_condition_reaches_the_request_and_a_caption_replaces_the_models_own()
 
     inner = Answers()
     said = caption("lift that", "nvidia_server")
-    policy = Cosmos3Policy(embodiment="libero", backend=PerturbedBackend(inner, Perturbation.parse("blank"), "lift that", said))
+    policy = Cosmos3Policy(
+        embodiment="libero",
+        backend=PerturbedBackend(inner, Perturbation.parse("blank"), "lift that", said),
+    )
     next_actions(policy, pretend_world(), "lift it")
     assert (inner.request.instruction, inner.request.prompt) == ("lift that", said)
     assert not inner.request.composite.any()
@@ -221,7 +281,9 @@ def test_another_projects_policy_is_shown_black_pictures_and_told_the_conditions
         inner = Looks()
         policy = PerturbedPolicy(inner, Perturbation.parse(name), "lift that", 2)
         assert next_actions(policy, pretend_world(), "lift it").tolist() == [[0.5] * 7] * 2
-        assert [bool(inner.seen[key].any()) for key in ("agentview", "wrist", "image")] == [bright] * 3
+        assert [bool(inner.seen[key].any()) for key in ("agentview", "wrist", "image")] == [
+            bright
+        ] * 3
         assert (inner.said, inner.seen["state"].tolist()) == ("lift that", list(range(8)))
         assert len(policy.answer_ms) == 1
     with pytest.raises(ConfigError, match="get_actions_sync"):

@@ -1,4 +1,6 @@
-"""Demonstrations on LIBERO: what is asked of a layout, and what an episode holds. ``make test-libero`` runs this."""
+"""Demonstrations on LIBERO: what is asked of a layout, and what an episode holds. ``make
+test-libero`` runs this.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,10 @@ pytestmark = pytest.mark.libero
 
 def test_a_layout_is_asked_for_several_objects():
     for layout in range(10):
-        drawn = [demo_of("libero_object", 0, TARGETS_A_LAYOUT * layout + turn) for turn in range(TARGETS_A_LAYOUT)]
+        drawn = [
+            demo_of("libero_object", 0, TARGETS_A_LAYOUT * layout + turn)
+            for turn in range(TARGETS_A_LAYOUT)
+        ]
         assert len({(scene.number, seed) for scene, _, seed in drawn}) == 1
         assert len({asked.instruction for _, asked, _ in drawn}) == TARGETS_A_LAYOUT
     assert demo_of("libero_object", 1, 0)[2] != demo_of("libero_object", 0, 0)[2]

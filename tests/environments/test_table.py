@@ -1,4 +1,6 @@
-"""Our table behind Gymnasium: its own check, the same seeds, and success as the judge of evaluations sees it."""
+"""Our table behind Gymnasium: its own check, the same seeds, and success as the judge of
+evaluations sees it.
+"""
 
 import warnings
 
@@ -94,7 +96,10 @@ def test_time_truncates(robot):
 
 
 def test_an_instruction_chooses_the_cube(env):
-    assert env.reset(seed=0, options={"instruction": "reach the blue cube"})[1]["instruction"] == "reach the blue cube"
+    assert (
+        env.reset(seed=0, options={"instruction": "reach the blue cube"})[1]["instruction"]
+        == "reach the blue cube"
+    )
     assert env.reset(seed=0)[1]["instruction"] == "reach the red cube", "for one episode"
     with pytest.raises(InputError):
         env.reset(options={"instruction": "sing"})

@@ -12,6 +12,7 @@ from strands_cosmos3.evaluation.cluster import ONE_THREAD, cluster
 def local_ray():
     with pytest.MonkeyPatch.context() as patch:
         for name in ONE_THREAD:
-            patch.delenv(name, raising=False)  # the evaluation itself sets them for its workers, which a test checks
+            # the evaluation itself sets them for its workers, which a test checks
+            patch.delenv(name, raising=False)
         with cluster(None, cpus=8) as resources:
             yield resources

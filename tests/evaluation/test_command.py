@@ -41,9 +41,24 @@ def start():
     started = []
 
     def go(out, *more):
-        command = [sys.executable, "-m", "strands_cosmos3.cli", "evaluate", *OPTIONS, "--out", str(out), *more]
+        command = [
+            sys.executable,
+            "-m",
+            "strands_cosmos3.cli",
+            "evaluate",
+            *OPTIONS,
+            "--out",
+            str(out),
+            *more,
+        ]
         started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         )
         return started[-1]
 
@@ -56,7 +71,9 @@ def start():
 
 def stored(out):
     """Records of finished episodes; a killed writer's hidden temporary file is not one."""
-    return sorted(path for path in Path(out).glob("episodes/*/*/*.json") if not path.name.startswith("."))
+    return sorted(
+        path for path in Path(out).glob("episodes/*/*/*.json") if not path.name.startswith(".")
+    )
 
 
 def wait_for(process, condition, within_s=90.0):
@@ -69,9 +86,15 @@ def wait_for(process, condition, within_s=90.0):
 
 
 def rays_of(pid):
-    """Processes of the Ray that a driver started, wherever they hang in the tree, and its folder."""
+    """Processes of the Ray that a driver started, wherever they hang in the tree, and its
+    folder.
+    """
     mark = f"sc3-ray-{pid}-"
-    found = [p for p in psutil.process_iter(["cmdline"]) if any(mark in word for word in p.info["cmdline"] or [])]
+    found = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if any(mark in word for word in p.info["cmdline"] or [])
+    ]
     return found, list(Path("/tmp").glob(f"{mark}*"))
 
 
@@ -80,7 +103,9 @@ def workers_of(pid):
     family = {child.pid for child in psutil.Process(pid).children(recursive=True)}
     found = psutil.process_iter(["pid", "cmdline"])
     return [
-        p.info["pid"] for p in found if p.info["pid"] in family and "ray::SimulatorActor" in " ".join(p.info["cmdline"] or [])
+        p.info["pid"]
+        for p in found
+        if p.info["pid"] in family and "ray::SimulatorActor" in " ".join(p.info["cmdline"] or [])
     ]
 
 
@@ -105,7 +130,9 @@ def test_kill_9_of_the_driver_and_resume(tmp_path, start):
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0, said
     assert len(stored(out)) == 24
-    assert {path: path.read_bytes() for path in before} == before, "what was finished was not run again"
+    assert {path: path.read_bytes() for path in before} == before, (
+        "what was finished was not run again"
+    )
     report = json.loads((out / "report.json").read_text())
     assert report["complete"] is True
     assert report["run"]["new_episodes"] == 24 - len(before)
@@ -117,7 +144,8 @@ def test_ctrl_c_leaves_a_report_and_nothing_else(tmp_path, start):
     out = tmp_path / "run"
     process = start(out)
     wait_for(process, lambda: len(stored(out)) >= 3)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground hears it
+    # as a terminal does: everybody in the foreground hears it
+    os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     assert "--resume to continue" in said
@@ -135,7 +163,9 @@ def test_a_ray_that_dies_is_told_and_not_waited_for(tmp_path, start):
     process = start(out)
 
     def raylets():
-        return [child for child in psutil.Process(process.pid).children() if child.name() == "raylet"]
+        return [
+            child for child in psutil.Process(process.pid).children() if child.name() == "raylet"
+        ]
 
     wait_for(process, raylets)
     time.sleep(1.5)  # workers are not there yet; later ones would finish their episodes without it
@@ -153,7 +183,9 @@ def test_a_ray_that_dies_is_told_and_not_waited_for(tmp_path, start):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_at_random_points(tmp_path, start, seed):
-    """Driver and workers, at any moment from the start on, until it is through: every episode once, and the right ones."""
+    """Driver and workers, at any moment from the start on, until it is through: every episode
+    once, and the right ones.
+    """
     out, rng = tmp_path / "run", random.Random(seed)
     finished = {}
     process = start(out)
@@ -170,7 +202,9 @@ def test_kill_9_at_random_points(tmp_path, start, seed):
             process = start(out, "--resume")
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said
-    assert {path: path.read_bytes() for path in finished} == finished, "what was finished was not run again"
+    assert {path: path.read_bytes() for path in finished} == finished, (
+        "what was finished was not run again"
+    )
     assert json.loads((out / "report.json").read_text())["complete"] is True
     records = [json.loads(path.read_text()) for path in stored(out)]
     keys = Counter((r["condition"], r["task"], r["index"]) for r in records)
@@ -210,7 +244,9 @@ def test_tasks_that_are_no_names_are_told(tmp_path, capsys):
 
 def test_a_file_and_the_command_line_together(tmp_path, capsys):
     file = tmp_path / "e.toml"
-    file.write_text(f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp_size = 2\n')
+    file.write_text(
+        f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp_size = 2\n'
+    )
     assert main(["evaluate", "--config", str(file), "--total-shard", "3"]) == 2
     assert "total_shard=3 contradicts num_gpus=8" in capsys.readouterr().err
     assert main(["evaluate", "--config", str(file), "--tp-size", "3"]) == 2, "the command line wins"

@@ -20,18 +20,24 @@ from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
 
-SETTINGS = make_settings({"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0})
+SETTINGS = make_settings(
+    {"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0}
+)
 
 
 def run(path, workers, settings=SETTINGS, resume=False, each=lambda driver: None):
-    """Run what is missing, calling ``each`` several times a second; returns the driver and what is stored."""
+    """Run what is missing, calling ``each`` several times a second; returns the driver and what
+    is stored.
+    """
     with RunFolder(path, settings, resume) as folder:
         driver = Driver(folder, workers, report=lambda progress: each(driver))
         try:
             driver.run()
         finally:
             driver.close()
-        return driver, {key: without_times(record) for key, record in folder.read_all(driver.plan).items()}
+        return driver, {
+            key: without_times(record) for key, record in folder.read_all(driver.plan).items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,9 @@ def test_resume_runs_what_is_missing_and_nothing_else(reference, tmp_path):
     assert found == reference
     assert (driver.progress.resumed, driver.progress.new) == (11, 1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert run(tmp_path, 2, resume=True)[0].progress.workers == 0, "nothing is missing, so nobody is started"
+    assert run(tmp_path, 2, resume=True)[0].progress.workers == 0, (
+        "nothing is missing, so nobody is started"
+    )
 
 
 def test_ctrl_c_keeps_what_is_finished(reference, tmp_path):
@@ -135,14 +143,20 @@ def test_a_stopped_simulator_is_killed_and_its_episode_given_to_another(referenc
 
     driver, found = run(tmp_path, 1, each=stop_once)
     assert found == reference
-    assert (driver.progress.hangs, driver.progress.requeued, driver.progress.worker_failures) == (1, 1, 0)
+    assert (driver.progress.hangs, driver.progress.requeued, driver.progress.worker_failures) == (
+        1,
+        1,
+        0,
+    )
     deadline = time.monotonic() + 60
     while Path(f"/proc/{stopped[0]}").exists():  # Ray has to collect it
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(reference, tmp_path, clock, monkeypatch):
+def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
+    reference, tmp_path, clock, monkeypatch
+):
     class Hanging(SimulatorActor):
         def run(self, assignment):
             if assignment.index == 1:
@@ -161,19 +175,29 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(refer
     assert (driver.progress.hangs, driver.progress.requeued, driver.progress.new) == (2, 1, 3)
     hung = found.pop(("plain", "reach", 1))
     assert (hung["success"], hung["outcome"]) == (False, "fault")
-    assert hung["fault"] == "did not end within 1800 s of wall-clock time, 2 times; its simulator was killed"
+    assert (
+        hung["fault"]
+        == "did not end within 1800 s of wall-clock time, 2 times; its simulator was killed"
+    )
     assert hung["goal_instruction"] == driver.plan[1].goal_instruction
     assert found == {key: reference[key] for key in found}
     assert len(found) == 2
     report = make_report(driver.folder, driver.records, {}, driver.progress.lost)
     assert report["complete"] is True
     assert report["hung"] == ["plain/reach/1"]
-    assert (report["rows"][0]["success"]["successes"], report["rows"][0]["outcomes"]["fault"]) == (2, 1)
-    assert run(tmp_path, 1, settings, resume=True)[0].progress.workers == 0, "it is not tried a third time"
+    assert (report["rows"][0]["success"]["successes"], report["rows"][0]["outcomes"]["fault"]) == (
+        2,
+        1,
+    )
+    assert run(tmp_path, 1, settings, resume=True)[0].progress.workers == 0, (
+        "it is not tried a third time"
+    )
 
 
 def test_a_worker_that_cannot_start_says_why(local_ray, tmp_path):
-    settings = make_settings({"tasks": "reach", "seeds": 1, "backend": "service", "dialect": "klingon"})
+    settings = make_settings(
+        {"tasks": "reach", "seeds": 1, "backend": "service", "dialect": "klingon"}
+    )
     with pytest.raises(EvaluationError, match=r"klingon.*while a worker started"):
         run(tmp_path / "run", 1, settings)
 
@@ -192,9 +216,15 @@ def test_failures_are_filmed_and_the_report_shows_them(local_ray, tmp_path):
 
 
 def test_workers_have_one_thread(local_ray):
-    """numpy, torch and software OpenGL would each take every core, and two workers would stand in each other's way."""
+    """numpy, torch and software OpenGL would each take every core, and two workers would stand
+    in each other's way.
+    """
     worker = RemoteSimulator.remote(0)
-    seen = ray.get(worker.__ray_call__.remote(lambda self, names: [os.environ.get(name) for name in names], list(ONE_THREAD)))
+    seen = ray.get(
+        worker.__ray_call__.remote(
+            lambda self, names: [os.environ.get(name) for name in names], list(ONE_THREAD)
+        )
+    )
     ray.kill(worker)
     assert {"OMP_NUM_THREADS", "LP_NUM_THREADS"} <= set(ONE_THREAD)
     assert seen == ["1"] * len(ONE_THREAD)
@@ -204,10 +234,20 @@ LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 
 def test_ray_listens_on_loopback_only(local_ray):
-    pids = [path.name for path in Path("/proc").iterdir() if path.name.isdigit() and descends(path, os.getpid())]
+    pids = [
+        path.name
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit() and descends(path, os.getpid())
+    ]
     sockets = {os.readlink(link) for pid in pids for link in links(Path("/proc") / pid / "fd")}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()
+    ]
+    listening = [
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    ]
     assert len(listening) >= 4, "Ray's own processes and this one"
     assert set(listening) <= set(LOOPBACK)
 
@@ -226,7 +266,9 @@ def descends(path, pid):
 
 def links(folder):
     with suppress(OSError):
-        yield from (path for path in folder.iterdir() if path.is_symlink() and os.path.lexists(path))
+        yield from (
+            path for path in folder.iterdir() if path.is_symlink() and os.path.lexists(path)
+        )
 
 
 def test_a_second_ray_in_one_process_is_refused(local_ray, tmp_path):
@@ -235,6 +277,8 @@ def test_a_second_ray_in_one_process_is_refused(local_ray, tmp_path):
 
 
 def test_gpus_that_are_not_there(local_ray):
-    with pytest.raises(ConfigError, match=r"num_gpus=8, but Ray sees 2 GPUs on this machine\. Use num_gpus=2"):
+    with pytest.raises(
+        ConfigError, match=r"num_gpus=8, but Ray sees 2 GPUs on this machine\. Use num_gpus=2"
+    ):
         require_gpus(Resources(4, 2), 8, None)
     require_gpus(Resources(4, 8), 8, None)

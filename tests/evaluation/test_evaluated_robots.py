@@ -1,4 +1,6 @@
-"""Evaluation of other robots: what each can be asked, what its episodes depend on, and what is reported."""
+"""Evaluation of other robots: what each can be asked, what its episodes depend on, and what is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from strands_cosmos3.robots.catalogue import UR5E
 from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.robots.spec_file import write_robot
 
-pytestmark = pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
+)
 
 
 @pytest.fixture
@@ -47,13 +51,20 @@ def own(tmp_path: Path) -> Path:
 def test_a_pandas_episodes_are_identified_as_before():
     """Digests of version 0.1's folders, which can be resumed."""
     settings = make_settings({"tasks": "reach", "conditions": "plain,swapped"})
-    assert [settings.digest(a) for a in settings.plan()[::100]] == ["019819c6c62ca85a", "b3ce83243a36959f"]
+    assert [settings.digest(a) for a in settings.plan()[::100]] == [
+        "019819c6c62ca85a",
+        "b3ce83243a36959f",
+    ]
     first = settings.plan()[0]
-    assert make_settings({"tasks": "reach", "robot": "franka"}).digest(first) == settings.digest(first)
+    assert make_settings({"tasks": "reach", "robot": "franka"}).digest(first) == settings.digest(
+        first
+    )
 
 
 def test_another_robots_episodes_are_others(own: Path):
-    panda, ur5e, mine = (make_settings({"tasks": "reach", "robot": name}) for name in ("panda", "ur5e", str(own)))
+    panda, ur5e, mine = (
+        make_settings({"tasks": "reach", "robot": name}) for name in ("panda", "ur5e", str(own))
+    )
     first = panda.plan()[0]
     digests = {settings.digest(first) for settings in (panda, ur5e, mine)}
     assert len(digests) == 3
@@ -61,19 +72,30 @@ def test_another_robots_episodes_are_others(own: Path):
     other.write_text(own.read_text().replace("0.58", "0.57"))
     assert make_settings({"tasks": "reach", "robot": str(other)}).digest(first) not in digests
     borrowed = make_settings({"tasks": "reach", "robot": "xarm7", "borrow_domain": True})
-    assert borrowed.digest(first) != make_settings({"tasks": "reach", "robot": "xarm7"}).digest(first)
+    assert borrowed.digest(first) != make_settings({"tasks": "reach", "robot": "xarm7"}).digest(
+        first
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"robot": "ur5e", "conditions": "plain,light=2+camera=2"}, r"'light=2\+camera=2' moves the wrist.*camera_top"),
-        ({"robot": "dual_panda", "conditions": "camera=2"}, "'camera=2' moves the wrist camera.*front, left, right"),
+        (
+            {"robot": "ur5e", "conditions": "plain,light=2+camera=2"},
+            r"'light=2\+camera=2' moves the wrist.*camera_top",
+        ),
+        (
+            {"robot": "dual_panda", "conditions": "camera=2"},
+            "'camera=2' moves the wrist camera.*front, left, right",
+        ),
         ({"robot": "dual_panda", "conditions": "cubes=30"}, "'cubes=30' changes cubes"),
         ({"robot": "dual_panda", "conditions": "close"}, "'close' changes cubes"),
         ({"robot": "dual_panda", "conditions": "crowded"}, "'crowded' changes cubes"),
         ({"robot": "dual_panda", "conditions": "swapped"}, "'swapped' names another colour"),
-        ({"robot": "dual_panda", "conditions": "paraphrased"}, "'paraphrased' names another colour or wording"),
+        (
+            {"robot": "dual_panda", "conditions": "paraphrased"},
+            "'paraphrased' names another colour or wording",
+        ),
         ({"robot": "dual_panda", "tasks": "reach"}, "'reach'.*lift_bar"),
         ({"robot": "ur5e", "tasks": "lift_bar"}, "lift_bar.*stack"),
         ({"robot": "ur6"}, "'ur6'.*ur5e"),
@@ -90,22 +112,41 @@ def test_what_a_robot_cannot_do_is_refused_by_name(options, says):
 
 
 def test_a_robot_with_a_wrist_camera_can_have_it_displaced():
-    settings = make_settings({"robot": "fr3", "tasks": "reach", "seeds": 1, "conditions": "plain,camera=2"})
-    plain, moved = (Stages("fr3").prepare(a)[0].model.cam("wrist").pos.copy() for a in settings.plan())
+    settings = make_settings(
+        {"robot": "fr3", "tasks": "reach", "seeds": 1, "conditions": "plain,camera=2"}
+    )
+    plain, moved = (
+        Stages("fr3").prepare(a)[0].model.cam("wrist").pos.copy() for a in settings.plan()
+    )
     assert np.linalg.norm(moved - plain) == pytest.approx(0.02)
 
 
 def test_a_ur5e_is_judged_like_a_panda():
     settings = make_settings(
-        {"robot": "ur5e", "tasks": "reach", "seeds": 2, "conditions": "plain,swapped,table=dark+light=0.5", "duration": 10}
+        {
+            "robot": "ur5e",
+            "tasks": "reach",
+            "seeds": 2,
+            "conditions": "plain,swapped,table=dark+light=0.5",
+            "duration": 10,
+        }
     )
     simulator = Simulator(settings)
     records = {a.key: simulator.run(a) for a in settings.plan()}
-    assert all(records[name, "reach", i]["success"] for name in ("plain", "table=dark+light=0.5") for i in (0, 1))
+    assert all(
+        records[name, "reach", i]["success"]
+        for name in ("plain", "table=dark+light=0.5")
+        for i in (0, 1)
+    )
     told = records["swapped", "reach", 1]
     assert (told["success"], told["success_told"], told["outcome"]) == (False, True, AS_TOLD)
     report = _robot(settings, records.values())
-    assert report == {"name": "ur5e", "views": ["camera_top"], "assumed": True, "borrowed_domain": None}
+    assert report == {
+        "name": "ur5e",
+        "views": ["camera_top"],
+        "assumed": True,
+        "borrowed_domain": None,
+    }
     assert " --robot ur5e" in str(_repeat(settings, settings.plan()[0]))
     rows = summarise(settings.plan(), records)
     assert [row["by_colour"]["red"]["successes"] for row in rows] == [1, 0, 1]
@@ -142,7 +183,13 @@ def test_success_is_reported_by_the_goals_colour():
     plan = make_plan(["pick", "stack"], 5, 0, [Perturbation("swapped", text="swapped")])
     good = {("pick", 0), ("pick", 4), ("stack", 2)}
     records = {
-        a.key: {"success": (a.task, a.index) in good, "success_told": False, "outcome": "", "duration_s": 1.0, "times": {}}
+        a.key: {
+            "success": (a.task, a.index) in good,
+            "success_told": False,
+            "outcome": "",
+            "duration_s": 1.0,
+            "times": {},
+        }
         for a in plan
     }
     pick, stack, both = (
@@ -172,11 +219,33 @@ def test_the_action_space_is_the_backends_own_for_the_embodiment():
     assert backend.action_space_for(get_embodiment("robomind-ur")) is None
 
 
-def test_without_a_model_another_robot_is_refused_before_anything_is_written(tmp_path: Path, capsys):
+def test_without_a_model_another_robot_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys
+):
     out = tmp_path / "run"
-    assert main(["evaluate", "--robot", "ur5e", "--tasks", "reach", "--seeds", "1", "--out", str(out)]) == 2
+    assert (
+        main(["evaluate", "--robot", "ur5e", "--tasks", "reach", "--seeds", "1", "--out", str(out)])
+        == 2
+    )
     assert "--model" in capsys.readouterr().err
-    assert main(["evaluate", "--robot", "xarm7", "--model", "c", "--tasks", "reach", "--seeds", "1", "--out", str(out)]) == 2
+    assert (
+        main(
+            [
+                "evaluate",
+                "--robot",
+                "xarm7",
+                "--model",
+                "c",
+                "--tasks",
+                "reach",
+                "--seeds",
+                "1",
+                "--out",
+                str(out),
+            ]
+        )
+        == 2
+    )
     assert "--borrow-domain" in capsys.readouterr().err
     assert not out.exists()
 
@@ -188,9 +257,14 @@ def test_without_a_model_another_robot_is_refused_before_anything_is_written(tmp
         ({"suite": "libero_object", "backend": "native"}, "libero"),
     ],
 )
-def test_a_checkpoint_of_another_domain_is_refused_before_anything_is_written(tmp_path: Path, options, needed):
+def test_a_checkpoint_of_another_domain_is_refused_before_anything_is_written(
+    tmp_path: Path, options, needed
+):
     settings = make_settings({"model": str(resource("assets/table_policy")), "seeds": 1, **options})
-    with pytest.raises(ContractError, match=f"its domain is 'droid_lerobot', not '{needed}'; choose its robot, or post-train"):
+    with pytest.raises(
+        ContractError,
+        match=f"its domain is 'droid_lerobot', not '{needed}'; choose its robot, or post-train",
+    ):
         evaluate(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -201,19 +275,32 @@ def test_the_bench_of_tasks_is_of_one_arm():
 
 
 def test_the_page_says_which_robot_it_was(tmp_path: Path):
-    settings = make_settings({"robot": "xarm7", "borrow_domain": True, "model": "c", "tasks": "reach", "seeds": 3, "films": 1})
+    settings = make_settings(
+        {
+            "robot": "xarm7",
+            "borrow_domain": True,
+            "model": "c",
+            "tasks": "reach",
+            "seeds": 3,
+            "films": 1,
+        }
+    )
     figures = {"success": False, "success_told": False, "outcome": "timeout", "duration_s": 3.0}
     figures["times"] = {"answer_ms": [5.0]}
     with RunFolder(tmp_path / "run", settings, resume=False) as folder:
         records = {
-            a.key: folder.write(a, {**figures, "seed": a.seed, "assumed": True, "borrowed_domain": "droid"})
+            a.key: folder.write(
+                a, {**figures, "seed": a.seed, "assumed": True, "borrowed_domain": "droid"}
+            )
             for a in settings.plan()
         }
         folder.write_film(settings.plan()[0], b"film", same=True)
         report = make_report(folder, records, {}, [])
     films = {report["failures"][0]["film"]: "data:"}
     html = page(report, films)
-    assert "xarm7; some of its limits are assumed; driven by the rows of droid, another robot" in html
+    assert (
+        "xarm7; some of its limits are assumed; driven by the rows of droid, another robot" in html
+    )
     assert "Success by colour" in html
     assert "aspect-ratio:48/9" not in html  # three views, as of a Panda
     assert report["failures"][0]["repeat"].endswith("--robot xarm7 --borrow-domain")

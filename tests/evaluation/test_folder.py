@@ -86,7 +86,9 @@ def test_more_seeds_and_rows_go_on_in_the_same_folder(tmp_path):
     with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
         for a in PLAN:
             folder.write(a, record(a))
-    more = make_settings({"tasks": "reach,pick,place", "seeds": 5, "conditions": "plain,swapped,shuffled"})
+    more = make_settings(
+        {"tasks": "reach,pick,place", "seeds": 5, "conditions": "plain,swapped,shuffled"}
+    )
     with RunFolder(tmp_path, more, resume=True) as folder:
         assert set(folder.read_all(more.plan())) == {a.key for a in PLAN}
 
@@ -118,7 +120,9 @@ def test_only_times_are_left_out_of_a_comparison(folder):
 
 def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_path):
     def settings(**more):
-        return make_settings({"tasks": "reach", "seeds": 1, "model": "somewhere", "clips": 4, **more})
+        return make_settings(
+            {"tasks": "reach", "seeds": 1, "model": "somewhere", "clips": 4, **more}
+        )
 
     with RunFolder(tmp_path, settings(), resume=False) as folder:
         assert folder.read_dynamics() is None

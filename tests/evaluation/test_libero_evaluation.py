@@ -1,4 +1,6 @@
-"""An evaluation on LIBERO: the same on one worker and on two, films, and what the policy was asked. ``make test-libero``."""
+"""An evaluation on LIBERO: the same on one worker and on two, films, and what the policy was
+asked. ``make test-libero``.
+"""
 
 import io
 
@@ -13,7 +15,14 @@ from strands_cosmos3.evaluation.settings import make_settings
 
 pytestmark = pytest.mark.libero
 SETTINGS = make_settings(
-    {"suite": "libero_object", "backend": "scripted", "tasks": "3", "seeds": 2, "conditions": "plain,swapped", "films": 0}
+    {
+        "suite": "libero_object",
+        "backend": "scripted",
+        "tasks": "3",
+        "seeds": 2,
+        "conditions": "plain,swapped",
+        "films": 0,
+    }
 )
 PLAN = {assignment.key: assignment for assignment in SETTINGS.plan()}
 
@@ -38,7 +47,9 @@ def test_the_expert_does_what_it_is_asked_and_that_is_judged_by_the_goal(records
         assert record["outcome"] == ("success" if asked else "as_told")
         assert (record["goal_instruction"] == record["policy_instruction"]) is asked
         assert record["duration_s"] == record["counters"]["steps"] / 20
-        assert record["counters"]["chunks"] == record["counters"]["steps"], "the expert looks at every step"
+        assert record["counters"]["chunks"] == record["counters"]["steps"], (
+            "the expert looks at every step"
+        )
 
 
 def test_a_film_shows_the_same_episode(simulator, records):

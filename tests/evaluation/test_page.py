@@ -37,7 +37,13 @@ class Balance(HTMLParser):
 
 def made(tmp_path, instruction="reach the {a} cube"):
     settings = make_settings(
-        {"tasks": "reach", "seeds": 4, "conditions": "plain,swapped", "instruction": instruction, "films": 1}
+        {
+            "tasks": "reach",
+            "seeds": 4,
+            "conditions": "plain,swapped",
+            "instruction": instruction,
+            "films": 1,
+        }
     )
     plan = settings.plan()
     with RunFolder(tmp_path, settings, resume=False) as folder:
@@ -47,11 +53,19 @@ def made(tmp_path, instruction="reach the {a} cube"):
             tracking = {"mean_mm": 0.1, "max_mm": 1.0}
             times = {"answer_ms": [5.0, 6.0], "cpu_s": 0.2}
             outcome = "success" if good else "timeout"
-            figures = {"seed": a.seed, "duration_s": 3.0, "tracking": tracking, "outcome": outcome, "times": times}
+            figures = {
+                "seed": a.seed,
+                "duration_s": 3.0,
+                "tracking": tracking,
+                "outcome": outcome,
+                "times": times,
+            }
             figures |= {"success": good, "success_told": good or a.perturbation.name == "swapped"}
             records[a.key] = folder.write(a, figures)
         folder.write_film(plan[0], b"\0\0\0\x18ftypmp42", same=True)
-        report = make_report(folder, records, {"versions": {"a": "<1>"}, "command": "x --out <run>"}, [])
+        report = make_report(
+            folder, records, {"versions": {"a": "<1>"}, "command": "x --out <run>"}, []
+        )
         write_report(folder, report)
     return report, (tmp_path / "report.html").read_text()
 
@@ -74,7 +88,13 @@ def test_the_page_stands_alone_and_is_whole(tmp_path):
 def test_the_page_and_the_json_say_the_same(tmp_path):
     report, page = made(tmp_path)
     low, high = wilson(3, 4)
-    assert report["rows"][0]["success"] == {"successes": 3, "of": 4, "rate": 0.75, "low": low, "high": high}
+    assert report["rows"][0]["success"] == {
+        "successes": 3,
+        "of": 4,
+        "rate": 0.75,
+        "low": low,
+        "high": high,
+    }
     assert f"{100 * low:.1f} .. {100 * high:.1f}" in page
     assert "3 / 4" in page
     assert re.search(r"0 / 3", page), "swapped: judged by what was asked"
@@ -83,7 +103,9 @@ def test_the_page_and_the_json_say_the_same(tmp_path):
 def test_failures_are_named_with_the_command_that_repeats_them(tmp_path):
     report, page = made(tmp_path)
     (failure,) = report["failures"]
-    assert (failure["condition"], failure["index"]) == ("plain", 0), "doing what was told is no failure"
+    assert (failure["condition"], failure["index"]) == ("plain", 0), (
+        "doing what was told is no failure"
+    )
     assert failure["film"] == "films/plain/reach-00000.mp4"
     assert f"--seed {failure['seed']}" in failure["repeat"]
     assert failure["repeat"] in page.replace("&#x27;", "'").replace("&quot;", '"')
@@ -101,7 +123,17 @@ def test_the_command_repeats_the_very_episode(tmp_path):
     assert program == "strands-cosmos3"
     assert main([*options[:at], *options[at + 2 :], "--json", str(tmp_path / "again.json")]) == 1
     (again,) = json.loads((tmp_path / "again.json").read_text())["episodes"]
-    for name in ("seed", "task", "outcome", "duration_s", "ik", "path", "tracking", "steps", "counters"):
+    for name in (
+        "seed",
+        "task",
+        "outcome",
+        "duration_s",
+        "ik",
+        "path",
+        "tracking",
+        "steps",
+        "counters",
+    ):
         assert again[name] == record[name], name
 
 
@@ -112,7 +144,9 @@ def test_a_command_is_only_given_where_it_repeats_the_episode():
 
     assert "--device" not in said()
     assert "--backend distributed --tp 2" in said(tp_size=2)
-    assert "--device cpu" in said(tp_size=2), "on a machine with a GPU it would run there, in other numbers"
+    assert "--device cpu" in said(tp_size=2), (
+        "on a machine with a GPU it would run there, in other numbers"
+    )
     assert "--device" not in said(tp_size=2, num_gpus=2)
     assert "--device cuda:1" in said(device="cuda:1")
     assert said(dtype="bfloat16") is None, "rollout cannot be told"
@@ -126,6 +160,15 @@ def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
     figures["controls"] = {"shuffled": 1.31, "opposite": 1.4, "zero": 1.5, "foreign": 1.01}
     figures |= {"inverse_mm": 33.0, "moved_mm": 120.0, "steps": 4}
     shown = page({**report, "dynamics": figures}, {})
-    for text in ("7 chunks", "4 denoising steps", "21.50 dB", "+1.50 dB", "20.00 dB", "24.00 dB", "33.0 mm", "120.0 mm"):
+    for text in (
+        "7 chunks",
+        "4 denoising steps",
+        "21.50 dB",
+        "+1.50 dB",
+        "20.00 dB",
+        "24.00 dB",
+        "33.0 mm",
+        "120.0 mm",
+    ):
         assert text in shown
     Balance().feed(shown)

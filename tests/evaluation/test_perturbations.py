@@ -20,7 +20,10 @@ TASKS = ("reach", "pick", "place", "stack")
         ("blank", Perturbation("blank", images="blank")),
         ("swapped", Perturbation("swapped", text="swapped")),
         ("steps=4", Perturbation("steps=4", num_steps=4)),
-        ("blank+paraphrased+replan=8", Perturbation("blank+paraphrased+replan=8", "blank", "paraphrased", None, 8)),
+        (
+            "blank+paraphrased+replan=8",
+            Perturbation("blank+paraphrased+replan=8", "blank", "paraphrased", None, 8),
+        ),
     ],
 )
 def test_short_forms(text, wanted):
@@ -28,7 +31,17 @@ def test_short_forms(text, wanted):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "blind", "steps=x", "steps=", "horizon=8", "swapped+shuffled", "steps=1+steps=2", "steps=0"]
+    "text",
+    [
+        "",
+        "blind",
+        "steps=x",
+        "steps=",
+        "horizon=8",
+        "swapped+shuffled",
+        "steps=1+steps=2",
+        "steps=0",
+    ],
 )
 def test_short_forms_that_mean_nothing(text):
     with pytest.raises((UnknownNameError, ConfigError)):
@@ -41,7 +54,9 @@ def test_rows_have_names_of_their_own():
 
 
 def test_tables_of_toml():
-    assert Perturbation.from_dict({"name": "dark", "images": "blank"}) == Perturbation("dark", images="blank")
+    assert Perturbation.from_dict({"name": "dark", "images": "blank"}) == Perturbation(
+        "dark", images="blank"
+    )
     with pytest.raises(UnknownNameError, match="picture"):
         Perturbation.from_dict({"name": "dark", "picture": "blank"})
     with pytest.raises(UnknownNameError, match="black"):
@@ -100,7 +115,9 @@ def test_seeds_follow_from_task_and_index_alone():
     assert len(set(seeds.values())) == len(seeds)
     assert max(seeds.values()) < 2**31
     assert episode_seed(1, "pick", 0) != seeds["pick", 0]
-    assert episode_seed(0, "reach", 0) == 1584577109, "recorded: another numpy, another machine, the same scenes"
+    assert episode_seed(0, "reach", 0) == 1584577109, (
+        "recorded: another numpy, another machine, the same scenes"
+    )
     for condition in ("plain", "swapped", "blank"):
         assert [a.seed for a in plan(condition, "pick", 5)] == [seeds["pick", i] for i in range(5)]
     longer, shorter = plan("shuffled", "pick", 9), plan("shuffled", "pick", 5)

@@ -75,7 +75,9 @@ def test_an_evaluation_counts_a_services_reconnects(robot):
 def test_an_evaluation_cancels_a_pending_inference(robot):
     inner = Hangs()
     with Cosmos3Policy(backend=perturbed(inner), robot="panda") as policy:
-        rollout = robot.run_policy(policy=policy, instruction="reach the red cube", duration=4.0, realtime=True)
+        rollout = robot.run_policy(
+            policy=policy, instruction="reach the red cube", duration=4.0, realtime=True
+        )
     assert inner.calls > 1
     assert inner.gate.is_set()
     assert rollout.counters["abandoned"] == 0

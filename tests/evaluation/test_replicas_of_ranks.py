@@ -23,12 +23,21 @@ from strands_cosmos3.evaluation.replica import ReplicaPool, check_model  # noqa:
 from strands_cosmos3.evaluation.settings import make_settings  # noqa: E402
 from strands_cosmos3.evaluation.simulator import Simulator  # noqa: E402
 
-OPTIONS = {"tasks": "reach", "seeds": 2, "num_steps": 1, "duration": 1.5, "replan_rows": 8, "films": 0}
+OPTIONS = {
+    "tasks": "reach",
+    "seeds": 2,
+    "num_steps": 1,
+    "duration": 1.5,
+    "replan_rows": 8,
+    "films": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A small checkpoint of random weights that two ranks can split, saying that it was trained on small pictures."""
+    """A small checkpoint of random weights that two ranks can split, saying that it was trained
+    on small pictures.
+    """
     sizes = FactorySizes(64, 2, heads=4, kv_heads=2, head_dim=16, intermediate=128)
     folder = write_checkpoint(tmp_path_factory.mktemp("ranks") / "random", sizes=sizes)
     about = json.loads((folder / "checkpoint.json").read_text())
@@ -54,7 +63,9 @@ def run(path, replicas_of_two, each=lambda driver: None):
             driver.run()
         finally:
             driver.close()
-        return driver.progress, {key: without_times(record) for key, record in folder.read_all(driver.plan).items()}
+        return driver.progress, {
+            key: without_times(record) for key, record in folder.read_all(driver.plan).items()
+        }
 
 
 @pytest.mark.slow  # the command, below, loses a rank in every run of the suite
@@ -65,8 +76,12 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
         if not killed and driver.busy:
             ranks = ray.get(replicas_of_two[1].handle(0).ranks.remote())
             assert len(ranks) == 2
-            groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
-            assert [(g["strategy"], len(g["bundles"])) for g in groups] == [("STRICT_PACK", 2)], "both on one machine"
+            groups = [
+                g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"
+            ]
+            assert [(g["strategy"], len(g["bundles"])) for g in groups] == [("STRICT_PACK", 2)], (
+                "both on one machine"
+            )
             os.kill(ranks[1], signal.SIGKILL)
             killed.extend(ranks)
 
@@ -75,7 +90,9 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
     ranks = ray.get(replicas_of_two[1].handle(0).ranks.remote())
     assert not set(ranks) & set(killed), "all ranks are new"
     assert ray.get(replicas_of_two[1].handle(0).restarts.remote()) == 1
-    assert (progress.worker_failures, progress.requeued) == (0, 0), "simulators see nothing but a long wait"
+    assert (progress.worker_failures, progress.requeued) == (0, 0), (
+        "simulators see nothing but a long wait"
+    )
 
     _, again = run(tmp_path / "again", replicas_of_two)
     assert again == found
@@ -85,20 +102,47 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
         one, two = alone.run(assignment), found[assignment.key]
         assert one["model_sha256"] == two["model_sha256"]
         assert (one["outcome"], one["steps"]["total"]) == (two["outcome"], two["steps"]["total"])
-        assert one["path"]["max_mm"] == pytest.approx(two["path"]["max_mm"], rel=1e-2), "the same motion, to rounding"
+        assert one["path"]["max_mm"] == pytest.approx(two["path"]["max_mm"], rel=1e-2), (
+            "the same motion, to rounding"
+        )
 
 
 def ranks_below(process):
-    """Processes of a command's ranks; Ray names a process after the class or the method that it runs."""
+    """Processes of a command's ranks; Ray names a process after the class or the method that it
+    runs.
+    """
     family = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in family if child.is_running() and "ray::RayRank" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in family
+        if child.is_running() and "ray::RayRank" in " ".join(child.cmdline())
+    ]
 
 
 def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
     """`evaluate --tp-size 2` as users run it; a rank is killed between two questions or in one."""
     out = tmp_path / "run"
-    options = {"model": model, "tp-size": 2, "tasks": "reach", "seeds": 2, "num-steps": 1, "duration": 1.5, "replan-rows": 16}
-    command = [sys.executable, "-m", "strands_cosmos3", "evaluate", "--out", str(out), "--films", "0", "--workers", "1"]
+    options = {
+        "model": model,
+        "tp-size": 2,
+        "tasks": "reach",
+        "seeds": 2,
+        "num-steps": 1,
+        "duration": 1.5,
+        "replan-rows": 16,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "strands_cosmos3",
+        "evaluate",
+        "--out",
+        str(out),
+        "--films",
+        "0",
+        "--workers",
+        "1",
+    ]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
@@ -116,14 +160,20 @@ def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
             process.kill()
     assert process.returncode == 0, said
     report = json.loads((out / "report.json").read_text())
-    assert (report["complete"], report["episodes"], report["run"]["replica_restarts"]) == (True, 2, 1)
+    assert (report["complete"], report["episodes"], report["run"]["replica_restarts"]) == (
+        True,
+        2,
+        1,
+    )
     assert (report["run"]["workers_died"], report["run"]["requeued"]) == (0, 0)
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
 
 
 @pytest.mark.slow
-def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(replicas_of_two, tmp_path):
+def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(
+    replicas_of_two, tmp_path
+):
     before, wanted = run(tmp_path / "plain", replicas_of_two)
     killed = []
 

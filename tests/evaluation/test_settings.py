@@ -1,4 +1,6 @@
-"""Options and TOML: the same evaluation from either, and contradictions refused before anything starts."""
+"""Options and TOML: the same evaluation from either, and contradictions refused before anything
+starts.
+"""
 
 import json
 
@@ -44,7 +46,9 @@ def test_toml_and_options_mean_the_same(tmp_path):
         "model": "some/checkpoint",
         "num_steps": 4,
     }
-    same = make_settings({**given, "conditions": ["plain", "swapped", {"name": "dark", "images": "blank"}]})
+    same = make_settings(
+        {**given, "conditions": ["plain", "swapped", {"name": "dark", "images": "blank"}]}
+    )
     assert same == settings
 
 
@@ -53,7 +57,11 @@ def test_toml_and_options_mean_the_same(tmp_path):
     [
         ("num_gpu = 8", UnknownNameError, "num_gpus"),
         ("[model]\ntp = 2", UnknownNameError, "tp_size"),
-        ("num_gpus = 8\ntotal_shard = 3\n[model]\npath='c'\ntp_size = 2", ConfigError, "contradicts"),
+        (
+            "num_gpus = 8\ntotal_shard = 3\n[model]\npath='c'\ntp_size = 2",
+            ConfigError,
+            "contradicts",
+        ),
         ("num_gpus = 7\n[model]\npath='c'\ntp_size = 2", ConfigError, "does not divide"),
         ("tp_size = 2\n[model]\npath='c'\ntp_size = 2", ConfigError, "again in"),
         ("seeds = ", ConfigError, "not TOML"),
@@ -102,7 +110,10 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"conditions": "steps=4"}, "no denoising steps"),
         ({"conditions": "plain,"}, "''"),
         ({"replan_rows": 0}, "replan_rows"),
-        ({"instruction": "grab the {a} cube", "tasks": "reach,pick"}, "one instruction cannot ask for"),
+        (
+            {"instruction": "grab the {a} cube", "tasks": "reach,pick"},
+            "one instruction cannot ask for",
+        ),
         ({"instruction": "grab the {c} cube", "tasks": "pick"}, "cannot be judged"),
         ({"instruction": "be nice", "tasks": "pick"}, "cannot be judged"),
     ],
@@ -123,7 +134,9 @@ def test_identity_is_what_decides_a_result_and_nothing_else():
         {"tasks": "pick,reach"},
         {"conditions": "plain,swapped"},
     ):
-        assert make_settings({"tasks": "reach", "seeds": 3, **other}).digest(first) == base.digest(first), other
+        assert make_settings({"tasks": "reach", "seeds": 3, **other}).digest(first) == base.digest(
+            first
+        ), other
     for other in ({"duration": 5.0}, {"control_frequency": 100.0}, {"replan_rows": 4}):
         assert make_settings({"tasks": "reach", **other}).digest(first) != base.digest(first), other
     model = make_settings({"tasks": "reach", "model": "c", "num_gpus": 4, "tp_size": 2})
@@ -142,13 +155,17 @@ def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp
     first = plain.plan()[0]
     kept = make_settings({"model": "c", "offload_text": True, "text_cache_bytes": 0})
     assert settings.digest(first) != plain.digest(first) == kept.digest(first)
-    assert not {"engine", "compile"} & plain.identity(first)["policy"].keys(), "earlier folders can be resumed"
+    assert not {"engine", "compile"} & plain.identity(first)["policy"].keys(), (
+        "earlier folders can be resumed"
+    )
 
 
 def test_the_token_is_never_written():
     settings = make_settings({"backend": "service", "tasks": "reach"}, token="secret")
     assert settings.policy.token == "secret"
-    assert "secret" not in json.dumps(settings.to_dict()) + json.dumps(settings.identity(settings.plan()[0])) + repr(settings)
+    assert "secret" not in json.dumps(settings.to_dict()) + json.dumps(
+        settings.identity(settings.plan()[0])
+    ) + repr(settings)
 
 
 def test_workers_where_nobody_said_how_many():

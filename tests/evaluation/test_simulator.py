@@ -19,7 +19,9 @@ from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.types import ActionChunk, Request
 
-SETTINGS = make_settings({"tasks": "reach", "seeds": 3, "conditions": "plain,swapped,replan=8", "duration": 6.0})
+SETTINGS = make_settings(
+    {"tasks": "reach", "seeds": 3, "conditions": "plain,swapped,replan=8", "duration": 6.0}
+)
 PLAN = {a.key: a for a in SETTINGS.plan()}
 PLAIN, SWAPPED, REPLAN = (PLAN[name, "reach", 1] for name in ("plain", "swapped", "replan=8"))
 
@@ -36,7 +38,10 @@ def plain(simulator):
 
 def test_a_record_holds_the_figures_and_the_times_apart(plain):
     assert plain["success"] is plain["success_told"] is True
-    assert (plain["goal_instruction"], plain["policy_instruction"]) == (PLAIN.goal_instruction, PLAIN.policy_instruction)
+    assert (plain["goal_instruction"], plain["policy_instruction"]) == (
+        PLAIN.goal_instruction,
+        PLAIN.policy_instruction,
+    )
     assert plain["tracking"]["max_mm"] < 2
     assert len(plain["times"]["answer_ms"]) == plain["counters"]["chunks"]
     assert {"wall_s", "cpu_s", "inference_ms", "realtime_factor"} <= set(plain["times"])
@@ -92,7 +97,9 @@ class Answers(ScriptedBackend):
             return super().infer(request)
         if isinstance(self.what, Exception):
             raise self.what
-        return ActionChunk(np.full((request.n_rows, 10), self.what), request.action_space, request.embodiment)
+        return ActionChunk(
+            np.full((request.n_rows, 10), self.what), request.action_space, request.embodiment
+        )
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -105,7 +112,9 @@ def test_a_wild_answer_is_the_policys_failure(simulator, monkeypatch, at):
 
 
 @pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("error", [ServiceUnavailableError("nobody listens"), BackendError("out of memory")])
+@pytest.mark.parametrize(
+    "error", [ServiceUnavailableError("nobody listens"), BackendError("out of memory")]
+)
 def test_a_server_that_is_gone_is_nobodys_failure(simulator, monkeypatch, at, error):
     monkeypatch.setattr(simulator.source, "_backend", Answers(at, error))
     with pytest.raises(type(error), match=str(error)):
@@ -122,12 +131,26 @@ def request(**values):
     droid = get_embodiment("droid")
     space = droid.action_space(None)
     grey = np.full((8, 8, 3), 99, np.uint8)
-    return Request(droid, space, "reach the red cube", 4, np.zeros(7), 1.0, composite=grey, images={"left": grey}, **values)
+    return Request(
+        droid,
+        space,
+        "reach the red cube",
+        4,
+        np.zeros(7),
+        1.0,
+        composite=grey,
+        images={"left": grey},
+        **values,
+    )
 
 
 def test_blank_pictures_are_black_and_nothing_else_changes():
-    seen = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the red cube").shown(request(seed=3))
-    blank = PerturbedBackend(ScriptedBackend(), Perturbation("b", images="blank"), "reach the red cube").shown(request(seed=3))
+    seen = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the red cube").shown(
+        request(seed=3)
+    )
+    blank = PerturbedBackend(
+        ScriptedBackend(), Perturbation("b", images="blank"), "reach the red cube"
+    ).shown(request(seed=3))
     assert seen.composite.min() == 99
     assert seen.images["left"].min() == 99
     assert blank.composite.shape == seen.composite.shape
@@ -137,7 +160,9 @@ def test_blank_pictures_are_black_and_nothing_else_changes():
 
 
 def test_what_is_told_is_what_the_backend_reads():
-    told = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the blue cube").shown(request())
+    told = PerturbedBackend(ScriptedBackend(), Perturbation(), "reach the blue cube").shown(
+        request()
+    )
     assert told.instruction == "reach the blue cube"
 
 

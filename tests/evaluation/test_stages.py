@@ -1,4 +1,6 @@
-"""The scene of a condition: other lights, tables, cameras and cubes, the same for every policy and gone afterwards."""
+"""The scene of a condition: other lights, tables, cameras and cubes, the same for every policy
+and gone afterwards.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,13 @@ def test_cubes_and_distractors(stages):
 
 
 def test_identities_of_former_conditions_are_what_they_were():
-    assert set(Perturbation.parse("swapped+replan=8").identity()) == {"name", "images", "text", "num_steps", "replan_rows"}
+    assert set(Perturbation.parse("swapped+replan=8").identity()) == {
+        "name",
+        "images",
+        "text",
+        "num_steps",
+        "replan_rows",
+    }
     assert Perturbation.parse("light=0.5+close").identity()["light"] == 0.5
 
 
@@ -79,7 +87,18 @@ def test_short_forms(text, fields):
 
 @pytest.mark.parametrize(
     "text",
-    ["light=", "light=x", "light=0", "light=nan", "table=glass", "cubes=200", "latency=-1", "close=1", "limit=0", "near"],
+    [
+        "light=",
+        "light=x",
+        "light=0",
+        "light=nan",
+        "table=glass",
+        "cubes=200",
+        "latency=-1",
+        "close=1",
+        "limit=0",
+        "near",
+    ],
 )
 def test_short_forms_that_mean_nothing(text):
     with pytest.raises((UnknownNameError, ConfigError)):
@@ -100,7 +119,13 @@ def test_scene_and_noise_have_seeds_of_their_own():
     robot = Robot()
     with Cosmos3Policy(robot="panda", backend=Seeded()) as policy:
         for noise_seed in (None, 7):
-            robot.run_policy(instruction="reach the red cube", policy=policy, duration=0.1, seed=3, noise_seed=noise_seed)
+            robot.run_policy(
+                instruction="reach the red cube",
+                policy=policy,
+                duration=0.1,
+                seed=3,
+                noise_seed=noise_seed,
+            )
     assert seen == [3, 7]
     assert "noise_seed" not in Settings().identity(episode)
     assert Settings(noise_seed=1).identity(episode)["noise_seed"] == 1

@@ -10,7 +10,12 @@ from strands_cosmos3.evaluation.statistics import Rate, percentiles, summarise, 
 
 @pytest.mark.parametrize(
     ("successes", "of", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_intervals_are_those_published(successes, of, low, high):
     """R. G. Newcombe 1998, Statistics in Medicine 17, 857-872, table I, method 3."""
@@ -45,7 +50,12 @@ def rows_of(conditions, tasks, seeds, outcome):
 
 def test_success_is_judged_by_what_was_asked():
     """A policy that reads: swapped, it never does what is judged, and always what it was told."""
-    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(a.policy_instruction == a.goal_instruction, told=True))
+    rows = rows_of(
+        ["plain", "swapped"],
+        ["reach"],
+        30,
+        lambda a: record(a.policy_instruction == a.goal_instruction, told=True),
+    )
     assert rows["plain", "reach"]["success"]["successes"] == 30
     swapped = rows["swapped", "reach"]
     assert swapped["success"]["successes"] == 0
@@ -56,15 +66,27 @@ def test_success_is_judged_by_what_was_asked():
 
 
 def test_a_policy_that_ignores_the_text_is_seen():
-    """It does what was asked, by habit, whatever it is told: of its successes none is the told one."""
-    rows = rows_of(["plain", "swapped"], ["reach"], 30, lambda a: record(True, told=a.policy_instruction == a.goal_instruction))
+    """It does what was asked, by habit, whatever it is told: of its successes none is the told
+    one.
+    """
+    rows = rows_of(
+        ["plain", "swapped"],
+        ["reach"],
+        30,
+        lambda a: record(True, told=a.policy_instruction == a.goal_instruction),
+    )
     assert rows["swapped", "reach"]["success"]["rate"] == 1.0
     assert rows["swapped", "reach"]["reads"]["rate"] == 0.0
     assert rows["swapped", "reach"]["reads"]["of"] == 30
 
 
 def test_shuffled_tells_how_much_is_chance():
-    rows = rows_of(["shuffled"], ["reach"], 60, lambda a: record(a.policy_instruction == a.goal_instruction, told=True))
+    rows = rows_of(
+        ["shuffled"],
+        ["reach"],
+        60,
+        lambda a: record(a.policy_instruction == a.goal_instruction, told=True),
+    )
     row = rows["shuffled", "reach"]
     assert row["chance"] == row["success"]["rate"]
     assert 0.15 < row["chance"] < 0.55
@@ -74,7 +96,12 @@ def test_shuffled_tells_how_much_is_chance():
 def test_missing_episodes_are_missing_and_not_failures():
     rows = rows_of(["plain"], ["reach"], 10, lambda a: record(True) if a.index < 4 else None)
     row = rows["plain", "reach"]
-    assert (row["episodes"], row["missing"], row["success"]["of"], row["success"]["rate"]) == (4, 6, 4, 1.0)
+    assert (row["episodes"], row["missing"], row["success"]["of"], row["success"]["rate"]) == (
+        4,
+        6,
+        4,
+        1.0,
+    )
 
 
 def test_a_row_for_all_tasks_counts_every_episode_once():
@@ -85,7 +112,9 @@ def test_a_row_for_all_tasks_counts_every_episode_once():
 
 
 def test_differences_compare_the_same_episodes():
-    """Five points of difference where only common episodes are counted, not where each side brings its own."""
+    """Five points of difference where only common episodes are counted, not where each side
+    brings its own.
+    """
 
     def outcome(a):
         if a.perturbation.name == "plain":
@@ -97,7 +126,9 @@ def test_differences_compare_the_same_episodes():
 
 
 def test_latency_is_over_every_chunk_of_every_episode():
-    rows = rows_of(["plain"], ["reach"], 2, lambda a: record(True, ms=np.arange(50.0) + 50 * a.index))
+    rows = rows_of(
+        ["plain"], ["reach"], 2, lambda a: record(True, ms=np.arange(50.0) + 50 * a.index)
+    )
     answer = rows["plain", "reach"]["answer_ms"]
     assert answer["of"] == 100
     assert answer["p50"] == pytest.approx(49.5)
@@ -107,11 +138,16 @@ def test_latency_is_over_every_chunk_of_every_episode():
 
 
 def test_waiting_and_jumps_are_those_of_episodes():
-    """A tenth of two seconds is 0.2 s; of episodes' medians, the median; an episode of one chunk has no seam."""
+    """A tenth of two seconds is 0.2 s; of episodes' medians, the median; an episode of one chunk
+    has no seam.
+    """
     jumps = {0: {"p50": 0.1, "p95": 9.0}, 1: {"p50": 0.3, "p95": 9.0}, 2: {}}
 
     def outcome(assignment):
-        moved = {"counters": {"idle_ticks": 10 * (assignment.index > 0), "ticks": 100}, "seam_rad_s": jumps[assignment.index]}
+        moved = {
+            "counters": {"idle_ticks": 10 * (assignment.index > 0), "ticks": 100},
+            "seam_rad_s": jumps[assignment.index],
+        }
         return record(True) | moved
 
     row = rows_of(["plain"], ["reach"], 3, outcome)["plain", "reach"]

@@ -1,4 +1,6 @@
-"""A headless Chromium driven over its DevTools protocol: load a page, look at it, read its text and its console."""
+"""A headless Chromium driven over its DevTools protocol: load a page, look at it, read its text
+and its console.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,17 @@ class Browser:
         params = message.get("params", {})
         if message["method"] == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"])[:500])
-        elif message["method"] == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+        elif message["method"] == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "assert",
+        ):
             self.errors.append(json.dumps(params["args"])[:500])
         elif message["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
             entry = params["entry"]
             if entry.get("url", "").startswith("blob:") and "ERR_FILE_NOT_FOUND" in entry["text"]:
-                return  # viser puts the next picture in place before a slow browser has fetched the last one
+                # viser puts the next picture in place before a slow browser has fetched the last
+                # one
+                return
             self.errors.append(f"{entry['text']} {entry.get('url')}")
 
     def open(self, url: str) -> None:
@@ -96,14 +103,23 @@ class Browser:
         place = f"(() => {{ const r = {element}.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})()"
         x, y = json.loads(self.evaluate(f"JSON.stringify({place})"))
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=times)
+            self.call(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=times
+            )
 
     def write(self, element: str, text: str) -> None:
         """Replace the text of an input field, and press Enter."""
         self.click(element, times=3)
         self.call("Input.insertText", text=text)
         for kind in ("rawKeyDown", "char", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key="Enter",
+                code="Enter",
+                windowsVirtualKeyCode=13,
+                text="\r",
+            )
 
     def picture(self) -> np.ndarray:
         """What is seen, [H, W, 3] uint8."""
@@ -113,13 +129,20 @@ class Browser:
     def wait(self, condition: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not self.evaluate(condition):
-            assert time.monotonic() < deadline, f"never became true: {condition}; console: {self.errors}"
+            assert time.monotonic() < deadline, (
+                f"never became true: {condition}; console: {self.errors}"
+            )
             time.sleep(0.3)
 
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._socket.close()
         os.killpg(self._process.pid, signal.SIGTERM)
         self._process.wait(30)

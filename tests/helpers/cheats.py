@@ -15,7 +15,9 @@ GRAVITY = 9.81
 
 
 class Motion(Policy):
-    """Follows ``at(time_s) -> (angles [7], open fraction)`` on a robot's clock, by joint targets."""
+    """Follows ``at(time_s) -> (angles [7], open fraction)`` on a robot's clock, by joint
+    targets.
+    """
 
     provider_name, requires_images, hz = "motion", False, 50.0
 
@@ -59,7 +61,11 @@ class Hand:
 
     def put(self, robot, xyz, R=None):
         """Put the cube somewhere, at rest."""
-        at, dof, quat = robot.scene.cube_qpos[self.cube], robot.scene.cube_dof[self.cube], np.array([1.0, 0, 0, 0])
+        at, dof, quat = (
+            robot.scene.cube_qpos[self.cube],
+            robot.scene.cube_dof[self.cube],
+            np.array([1.0, 0, 0, 0]),
+        )
         if R is not None:
             mujoco.mju_mat2Quat(quat, np.ravel(R))
         robot.data.qpos[at : at + 7] = [*xyz, *quat]
@@ -82,11 +88,17 @@ class Teleport(Hand):
 
     def act(self, robot):
         if self.at_s <= robot.now_s() < self.until_s:
-            self.put(robot, self.place(robot), robot.data.site_xmat[robot.scene.tcp_site] if self.task == "pick" else None)
+            self.put(
+                robot,
+                self.place(robot),
+                robot.data.site_xmat[robot.scene.tcp_site] if self.task == "pick" else None,
+            )
 
 
 class Throw(Hand):
-    """Gives the cube a velocity, with which it arrives after ``flight_s`` at ``place(robot)`` (a point for its centre)."""
+    """Gives the cube a velocity, with which it arrives after ``flight_s`` at ``place(robot)`` (a
+    point for its centre).
+    """
 
     def __init__(self, task, place, flight_s, at_s=0.3):
         super().__init__(task)
@@ -100,11 +112,19 @@ class Throw(Hand):
 
 
 class Carry(Hand):
-    """Carries the cube along ``places(robot)``, weightless, with a velocity that fits its motion; then lets go."""
+    """Carries the cube along ``places(robot)``, weightless, with a velocity that fits its
+    motion; then lets go.
+    """
 
     def __init__(self, task, places, speed=0.25, stay_s=0.0):
         super().__init__(task)
-        self.places, self.speed, self.left, self.stay_s, self.arrived_s = places, speed, None, stay_s, None
+        self.places, self.speed, self.left, self.stay_s, self.arrived_s = (
+            places,
+            speed,
+            None,
+            stay_s,
+            None,
+        )
 
     def act(self, robot):
         if self.left is None:
@@ -127,7 +147,10 @@ class Carry(Hand):
 def touching(robot, cube):
     """Names of the bodies that touch a cube."""
     model, body = robot.scene.model, robot.scene.cube_body[cube]
-    pairs = [{int(model.geom_bodyid[c.geom1]), int(model.geom_bodyid[c.geom2])} for c in robot.data.contact]
+    pairs = [
+        {int(model.geom_bodyid[c.geom1]), int(model.geom_bodyid[c.geom2])}
+        for c in robot.data.contact
+    ]
     return {model.body(other).name for pair in pairs if body in pair for other in pair - {body}}
 
 
@@ -148,7 +171,9 @@ def looks_done(robot, task, cube, onto):
 
 
 class Creep(Hand):
-    """Pushes the cube at 8 mm/s, too slowly to count as moving, from ``at_s`` until it has come ``way`` [3]."""
+    """Pushes the cube at 8 mm/s, too slowly to count as moving, from ``at_s`` until it has come
+    ``way`` [3].
+    """
 
     def __init__(self, task, way, at_s):
         super().__init__(task)
@@ -174,11 +199,15 @@ class SlideUnder(Hand):
         if not self.done and robot.now_s() >= self.at_s:
             self.done, at = True, robot.scene.cube_qpos[self.onto]
             robot.data.qpos[at : at + 3] = [*self.where(robot)[:2], 0.02]
-            robot.data.qpos[at + 3 : at + 7] = robot.data.qpos[robot.scene.cube_qpos[self.cube] + 3 :][:4]
+            robot.data.qpos[at + 3 : at + 7] = robot.data.qpos[
+                robot.scene.cube_qpos[self.cube] + 3 :
+            ][:4]
 
 
 def through(points):
-    """``at`` for :class:`Motion`: turned as at home, its tool centre point is led through (time_s, xyz, open fraction)."""
+    """``at`` for :class:`Motion`: turned as at home, its tool centre point is led through
+    (time_s, xyz, open fraction).
+    """
     times, places, openings = [points[0][0]], [np.asarray(points[0][1])], [points[0][2]]
     for time_s, xyz, opening in points[1:]:
         share = np.linspace(0, 1, 9)[1:]
@@ -190,4 +219,7 @@ def through(points):
     solution = MinkIKBridge(load_panda()).solve(T, np.r_[HOME_Q, 0.04, 0.04])
     assert solution.converged.all()
     q = solution.q_rad[:, :7]
-    return lambda t: (np.array([np.interp(t, times, q[:, j]) for j in range(7)]), float(np.interp(t, times, openings)))
+    return lambda t: (
+        np.array([np.interp(t, times, q[:, j]) for j in range(7)]),
+        float(np.interp(t, times, openings)),
+    )

@@ -15,7 +15,10 @@ from strands_cosmos3.engine.formats.names import framework_name
 
 SHARDS = 3
 VISION = {"model.net.language_model.visual.merger.mlp.0.weight": torch.ones(4, 4)}
-SIGLIP = {"model.vision_tower.encoder.layers.0.mlp.fc1.weight": torch.ones(4, 4), "model.projector.bias": torch.ones(3)}
+SIGLIP = {
+    "model.vision_tower.encoder.layers.0.mlp.fc1.weight": torch.ones(4, 4),
+    "model.projector.bias": torch.ones(3),
+}
 CONTRACT = {
     "domain": "droid_lerobot",
     "action_space": "midtrain",
@@ -44,7 +47,9 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def save_sharded(folder: Path, weights: dict[str, torch.Tensor], stem: str = "model", count: int = SHARDS) -> None:
+def save_sharded(
+    folder: Path, weights: dict[str, torch.Tensor], stem: str = "model", count: int = SHARDS
+) -> None:
     """As transformers' ``save_pretrained`` names shards and index."""
     folder.mkdir(parents=True, exist_ok=True)
     weight_map = {}
@@ -53,7 +58,9 @@ def save_sharded(folder: Path, weights: dict[str, torch.Tensor], stem: str = "mo
         mine = {key: weights[key].contiguous() for key in sorted(weights)[i::count]}
         weight_map |= dict.fromkeys(mine, name)
         save_file(mine, folder / name, metadata={"format": "pt"})
-    write_json(folder / f"{stem}.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+    write_json(
+        folder / f"{stem}.safetensors.index.json", {"metadata": {}, "weight_map": weight_map}
+    )
 
 
 def contract_file(path: Path, checkpoint: Path, base: Path | None, **changes: Any) -> Path:
@@ -69,23 +76,39 @@ def contract_file(path: Path, checkpoint: Path, base: Path | None, **changes: An
 
 
 def framework_export(released: Path, folder: Path, edge: bool) -> Path:
-    """cosmos-framework's export_model (5eee9ed5): sharded, N names under model.net., checkpoint.json last."""
+    """cosmos-framework's export_model (5eee9ed5): sharded, N names under model.net.,
+    checkpoint.json last.
+    """
     weights = {f"model.net.{framework_name(key)}": w for key, w in weights_of(released).items()}
     save_sharded(folder, weights if edge else weights | VISION)
-    target = "cosmos_framework.model.generator.reasoner.Nemotron3DenseVLTextForCausalLM" if edge else "Qwen3VLTextForCausalLM"
+    target = (
+        "cosmos_framework.model.generator.reasoner.Nemotron3DenseVLTextForCausalLM"
+        if edge
+        else "Qwen3VLTextForCausalLM"
+    )
     config = {"max_action_dim": 64, "vlm_config": {"model_instance": {"_target_": target}}}
-    model = {"_target_": "cosmos_framework.model.generator.omni_mot_model.OmniMoTModel", "config": config}
+    model = {
+        "_target_": "cosmos_framework.model.generator.omni_mot_model.OmniMoTModel",
+        "config": config,
+    }
     write_json(folder / "config.json", {"model_type": "cosmos3_omni", "model": model})
     write_json(folder / "export_manifest.json", {})
     policy = {"action_chunk_size": 16, "conditioning_fps": 15.0, "domain_name": "droid_lerobot"}
-    write_json(folder / "checkpoint.json", {"use_ema_weights": True} | ({"policy": policy} if edge else {}))
+    write_json(
+        folder / "checkpoint.json", {"use_ema_weights": True} | ({"policy": policy} if edge else {})
+    )
     return folder
 
 
 def lerobot_policy(released: Path, folder: Path, **changes: Any) -> Path:
-    """huggingface/lerobot pull request 3745: transformer and VAE in one file, diffusers' configs inside config.json."""
+    """huggingface/lerobot pull request 3745: transformer and VAE in one file, diffusers' configs
+    inside config.json.
+    """
     weights = {f"model.transformer.{key}": w for key, w in weights_of(released).items()}
-    weights |= {f"model.vae.{key}": w for key, w in load_file(next((released / "vae").glob("*.safetensors"))).items()}
+    weights |= {
+        f"model.vae.{key}": w
+        for key, w in load_file(next((released / "vae").glob("*.safetensors"))).items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights | SIGLIP, folder / "model.safetensors")
     config = {name: json.loads((released / file).read_text()) for name, file in {
@@ -93,28 +116,61 @@ def lerobot_policy(released: Path, folder: Path, **changes: Any) -> Path:
         "vae_config": "vae/config.json",
         "scheduler_config": "scheduler/scheduler_config.json",
     }.items()}  # fmt: skip
-    config |= {"type": "cosmos3", "text_processor_name_or_path": "nvidia/Cosmos3-Nano", "chunk_size": 16, "raw_action_dim": 10}
-    config |= {"action_space": "midtrain", "invert_gripper": False, "domain_name": "droid_lerobot", "conditioning_fps": 15.0}
-    config |= {"resolution_tier": "256", "guidance_scale": 1.0, "num_inference_steps": 2, "shift": 10.0}
+    config |= {
+        "type": "cosmos3",
+        "text_processor_name_or_path": "nvidia/Cosmos3-Nano",
+        "chunk_size": 16,
+        "raw_action_dim": 10,
+    }
+    config |= {
+        "action_space": "midtrain",
+        "invert_gripper": False,
+        "domain_name": "droid_lerobot",
+        "conditioning_fps": 15.0,
+    }
+    config |= {
+        "resolution_tier": "256",
+        "guidance_scale": 1.0,
+        "num_inference_steps": 2,
+        "shift": 10.0,
+    }
     views = ("wrist_cam", "over_shoulder_left_camera", "over_shoulder_right_camera")
-    config |= {"image_keys": [f"observation.images.{view}" for view in views], "num_views": 3, "domain_id": 8}
-    config |= {"normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "QUANTILES"}}
+    config |= {
+        "image_keys": [f"observation.images.{view}" for view in views],
+        "num_views": 3,
+        "domain_id": 8,
+    }
+    config |= {
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "QUANTILES"}
+    }
     write_json(folder / "config.json", config | changes)
     state = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
-    rows = {f"action.{name}": torch.linspace(*ends, 10) for name, ends in {"q01": (-1.0, -0.1), "q99": (0.5, 2.0)}.items()}
+    rows = {
+        f"action.{name}": torch.linspace(*ends, 10)
+        for name, ends in {"q01": (-1.0, -0.1), "q99": (0.5, 2.0)}.items()
+    }
     save_file(rows, folder / state)
     modes = {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "QUANTILES"}
-    about = {"eps": 1e-8, "features": {"action": {"type": "ACTION", "shape": [10]}}, "norm_map": modes}
+    about = {
+        "eps": 1e-8,
+        "features": {"action": {"type": "ACTION", "shape": [10]}},
+        "norm_map": modes,
+    }
     step = {"registry_name": "unnormalizer_processor", "config": about, "state_file": state}
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
-    write_json(folder / "policy_postprocessor.json", {"name": "policy_postprocessor", "steps": [step, device]})
+    write_json(
+        folder / "policy_postprocessor.json",
+        {"name": "policy_postprocessor", "steps": [step, device]},
+    )
     return folder
 
 
 def dcp_run(released: Path, folder: Path) -> Path:
     """cosmos-framework's trainer: net.* beside the averaged net_ema.*, which differ."""
     weights = {framework_name(key): w for key, w in weights_of(released).items()}
-    state = {f"net_ema.{key}": w for key, w in weights.items()} | {f"net.{key}": w + 1 for key, w in weights.items()}
+    state = {f"net_ema.{key}": w for key, w in weights.items()} | {
+        f"net.{key}": w + 1 for key, w in weights.items()
+    }
     model = folder / "checkpoints/iter_000000020/model"
     dcp.save(state, checkpoint_id=model, no_dist=True)
     (folder / "checkpoints/latest_checkpoint.txt").write_text("iter_000000020\n")
@@ -123,7 +179,9 @@ def dcp_run(released: Path, folder: Path) -> Path:
 
 
 def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
-    """ModelOpt's FP8 with scales in another shard, and the same weights dequantised in the released layout."""
+    """ModelOpt's FP8 with scales in another shard, and the same weights dequantised in the
+    released layout.
+    """
     plain = Path(shutil.copytree(released, folder.with_name(f"{folder.name}_plain")))
     shutil.copytree(released, folder)
     stored: dict[str, torch.Tensor] = {}
@@ -134,7 +192,10 @@ def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
             continue
         scale = w.abs().max() / 448
         stored[key] = (w / scale).to(torch.float8_e4m3fn)
-        stored[f"{key}_scale"], stored[key.replace(".weight", ".input_scale")] = scale, torch.tensor(1.0)
+        stored[f"{key}_scale"], stored[key.replace(".weight", ".input_scale")] = (
+            scale,
+            torch.tensor(1.0),
+        )
         dequantized[key] = stored[key].float() * scale
     for target, weights in ((folder, stored), (plain, dequantized)):
         for old in (target / "transformer").glob("*safetensors*"):
@@ -147,12 +208,17 @@ def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
 def adapter(base: Path, folder: Path, scheme: str) -> tuple[Path, Path]:
     """A delta with LoRA factors on a base, and the same merged in the released layout.
 
-    ``framework`` has whole weights and factors under N names in one file; ``peft`` has factors under PEFT's prefix.
+    ``framework`` has whole weights and factors under N names in one file; ``peft`` has factors
+    under PEFT's prefix.
     """
     generator = torch.Generator().manual_seed(5)
     weights = weights_of(base)
     lora = [key for key in weights if "mlp_moe_gen" in key and key.endswith("_proj.weight")]
-    whole = [key for key in weights if key.startswith("action_") or "add_q_proj" in key] if scheme == "framework" else []
+    whole = (
+        [key for key in weights if key.startswith("action_") or "add_q_proj" in key]
+        if scheme == "framework"
+        else []
+    )
     stored: dict[str, torch.Tensor] = {}
     for key in whole:
         weights[key] = weights[key] + 0.01 * torch.randn(weights[key].shape, generator=generator)
@@ -160,11 +226,15 @@ def adapter(base: Path, folder: Path, scheme: str) -> tuple[Path, Path]:
     for key in lora:
         A = torch.randn(4, weights[key].shape[1], generator=generator) * 0.05
         B = torch.randn(weights[key].shape[0], 4, generator=generator) * 0.05
-        stem = (f"base_model.model.{key}" if scheme == "peft" else framework_name(key)).removesuffix(".weight")
+        stem = (
+            f"base_model.model.{key}" if scheme == "peft" else framework_name(key)
+        ).removesuffix(".weight")
         stored[f"{stem}.lora_A.weight"], stored[f"{stem}.lora_B.weight"] = A, B
         weights[key] = weights[key] + (B @ A) * 2.0
     folder.mkdir(parents=True)
-    save_file(stored, folder / ("adapter_model.safetensors" if scheme == "peft" else "delta.safetensors"))
+    save_file(
+        stored, folder / ("adapter_model.safetensors" if scheme == "peft" else "delta.safetensors")
+    )
     name = "adapter_config.json" if scheme == "peft" else "lora_config.json"
     write_json(folder / name, {"r": 4, "lora_alpha": 8})
     merged = Path(shutil.copytree(base, folder.with_name(f"{folder.name}_merged")))

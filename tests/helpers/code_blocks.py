@@ -1,4 +1,6 @@
-"""The code blocks of README and docs, with what is said above each: why it is not run, or what it stands in."""
+"""The code blocks of README and docs, with what is said above each: why it is not run, or what
+it stands in.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Block:
         """Its shell commands, without comments, one a line."""
         whole = self.code.replace("\\\n", " ")
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in whole.splitlines())
-        return [" ".join(part.split()) for line in lines for part in line.split(" && ") if part.strip()]
+        return [
+            " ".join(part.split()) for line in lines for part in line.split(" && ") if part.strip()
+        ]
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"

@@ -1,4 +1,6 @@
-"""diffusers' pipeline as the oracle: one case, run by it and by the engine from equal pixels, token ids and noise."""
+"""diffusers' pipeline as the oracle: one case, run by it and by the engine from equal pixels,
+token ids and noise.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Case:
 
 def frames() -> list[Image.Image]:
     rng = np.random.RandomState(0)
-    return [Image.fromarray(rng.randint(0, 255, (*HW, 3), dtype=np.uint8)) for _ in range(CHUNK + 1)]
+    return [
+        Image.fromarray(rng.randint(0, 255, (*HW, 3), dtype=np.uint8)) for _ in range(CHUNK + 1)
+    ]
 
 
 def given_actions() -> torch.Tensor:
@@ -63,7 +67,9 @@ def engine(folder: Any, dtype: torch.dtype) -> Cosmos3Engine:
 
 @cache
 def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock diffusers pipeline."""
+    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock
+    diffusers pipeline.
+    """
     pipe, inverse = pipeline(case.folder, case.dtype), case.mode == "inverse_dynamics"
     condition = CosmosActionCondition(
         mode=case.mode,
@@ -122,7 +128,9 @@ def request(case: Case) -> Cosmos3ActionRequest:
 
 
 def difference(case: Case, **changes: Any) -> float:
-    """Largest |engine - oracle| over actions and video latents; ``changes`` replace fields of the engine's request."""
+    """Largest |engine - oracle| over actions and video latents; ``changes`` replace fields of
+    the engine's request.
+    """
     video, action = oracle(case)
     result = engine(case.folder, case.dtype).step(replace(request(case), **changes))
     found = float((result["video"] - video).abs().max())
@@ -132,24 +140,36 @@ def difference(case: Case, **changes: Any) -> float:
 
 
 def rounding_ratio(case: Case) -> float:
-    """How far the engine in bfloat16 is from stock diffusers in float32, next to how far stock diffusers in bfloat16 is.
+    """How far the engine in bfloat16 is from stock diffusers in float32, next to how far stock
+    diffusers in bfloat16 is.
 
-    Root mean squares, the larger of video and actions. Two correct computations in bfloat16 agree to the bit only where
-    the processor multiplies bfloat16 itself; elsewhere kernels round by shape, and this random model amplifies it.
+    Root mean squares, the larger of video and actions. Two correct computations in bfloat16 agree
+    to the bit only where the processor multiplies bfloat16 itself; elsewhere kernels round by
+    shape, and this random model amplifies it.
     """
     exact = oracle(replace(case, dtype=torch.float32))
     result = engine(case.folder, case.dtype).step(request(case))
     ours = result["video"], None if exact[1] is None else result["action"][0]
-    ratios = [_rms(o, e) / _rms(stock, e) for o, stock, e in zip(ours, oracle(case), exact, strict=True) if e is not None]
+    ratios = [
+        _rms(o, e) / _rms(stock, e)
+        for o, stock, e in zip(ours, oracle(case), exact, strict=True)
+        if e is not None
+    ]
     return max(ratios)
 
 
 def exact_ratio(case: Case, **changes: Any) -> float:
-    """How far the engine is from the pipeline in float64, next to how far the stock one in float32 is (root mean squares)."""
+    """How far the engine is from the pipeline in float64, next to how far the stock one in
+    float32 is (root mean squares).
+    """
     exact = oracle(replace(case, dtype=torch.float64))
     result = engine(case.folder, case.dtype).step(replace(request(case), **changes))
     ours = result["video"], result["action"][0]
-    return max(_rms(o, e) / _rms(s, e) for o, s, e in zip(ours, oracle(case), exact, strict=True) if s is not None)
+    return max(
+        _rms(o, e) / _rms(s, e)
+        for o, s, e in zip(ours, oracle(case), exact, strict=True)
+        if s is not None
+    )
 
 
 def _rms(a: torch.Tensor, b: torch.Tensor) -> float:

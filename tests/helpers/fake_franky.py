@@ -1,4 +1,5 @@
-"""The part of franky-control 2.0.0 that examples/10_real_franka.py uses, with its signatures and an arm that follows ideally.
+"""The part of franky-control 2.0.0 that examples/10_real_franka.py uses, with its signatures and an
+arm that follows ideally.
 
 `test_the_fake_has_frankys_signatures` compares it with the package where that is installed.
 """
@@ -35,8 +36,15 @@ class BoolFuture:
 
 
 class FrictionCompensationParams:
-    def __init__(self, coulomb=(0.0,) * 7, viscous=(0.0,) * 7, max_torque=(1.0,) * 7, velocity_epsilon=0.03):
-        self.coulomb, self.viscous, self.max_torque, self.velocity_epsilon = coulomb, viscous, max_torque, velocity_epsilon
+    def __init__(
+        self, coulomb=(0.0,) * 7, viscous=(0.0,) * 7, max_torque=(1.0,) * 7, velocity_epsilon=0.03
+    ):
+        self.coulomb, self.viscous, self.max_torque, self.velocity_epsilon = (
+            coulomb,
+            viscous,
+            max_torque,
+            velocity_epsilon,
+        )
 
 
 class Gripper:
@@ -44,7 +52,8 @@ class Gripper:
         self.max_width, self.width, self.commands = 0.08, 0.08, []
 
     def grasp_async(self, width, speed, force, epsilon_inner=0.005, epsilon_outer=0.005):
-        assert epsilon_outer >= 0.08  # else the fingers open again around an object that is wider than `width`
+        # else the fingers open again around an object that is wider than `width`
+        assert epsilon_outer >= 0.08
         return self._do("grasp", width)
 
     def move_async(self, width, speed):

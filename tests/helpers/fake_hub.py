@@ -1,4 +1,6 @@
-"""A server that speaks as much of the Hugging Face hub's protocol as uploads and downloads of datasets need."""
+"""A server that speaks as much of the Hugging Face hub's protocol as uploads and downloads of
+datasets need.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from typing import Any
 class Hub:
     """What was uploaded, and what can be downloaded.
 
-    ``created``: the repositories made; ``files``: (repository, path) -> content; ``status``: answered instead, if any.
-    ``datasets``: name -> commit -> path -> content, whose last commit is ``main``; ``gated``: names that ask for a log-in.
-    ``downloads``: paths of the files that were sent.
+    ``created``: the repositories made; ``files``: (repository, path) -> content; ``status``:
+    answered instead, if any. ``datasets``: name -> commit -> path -> content, whose last commit is
+    ``main``; ``gated``: names that ask for a log-in. ``downloads``: paths of the files that were
+    sent.
     """
 
     def __init__(self) -> None:
@@ -39,20 +42,25 @@ class Hub:
         if "preupload" in parts:
             return {
                 "files": [
-                    {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+                    {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for f in json.loads(body)["files"]
                 ]
             }
         if "commit" in parts:
             repository = "/".join(parts[1 : parts.index("commit")])
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
-                    self.files[repository, line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    self.files[repository, line["value"]["path"]] = base64.b64decode(
+                        line["value"]["content"]
+                    )
             url = f"{self.endpoint}/{repository.removeprefix('models/')}/commit/{'0' * 40}"
             return {"commitUrl": url, "commitOid": "0" * 40, "success": True, "hookOutput": ""}
         return {"errors": [], "warnings": []}
 
     def serve(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of a look-up, ``/api/datasets/...``, or a file, ``/datasets/.../resolve/...``."""
+        """Status, headers and body of a look-up, ``/api/datasets/...``, or a file,
+        ``/datasets/.../resolve/...``.
+        """
         parts = path.split("?")[0].strip("/").removeprefix("api/").split("/")
         name, verb, revision, file = "/".join(parts[1:3]), parts[3], parts[4], "/".join(parts[5:])
         if (commits := self.datasets.get(name)) is None:
@@ -62,9 +70,16 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         files = commits[commit]
         if verb == "revision":
-            return 200, {}, json.dumps({"id": name, "sha": commit, "gated": name in self.gated}).encode()
+            return (
+                200,
+                {},
+                json.dumps({"id": name, "sha": commit, "gated": name in self.gated}).encode(),
+            )
         if verb == "tree":
-            listed = [{"type": "file", "path": p, "size": len(b), "oid": _digest(b)} for p, b in files.items()]
+            listed = [
+                {"type": "file", "path": p, "size": len(b), "oid": _digest(b)}
+                for p, b in files.items()
+            ]
             return 200, {}, json.dumps(listed).encode()
         if name in self.gated:
             return 403, {"X-Error-Code": "GatedRepo"}, b"{}"

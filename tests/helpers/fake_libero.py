@@ -1,7 +1,10 @@
-"""NVIDIA's LIBERO server as its source has it, without a model, and with faults: the first part of a URL's path names one.
+"""NVIDIA's LIBERO server as its source has it, without a model, and with faults: the first part of
+a URL's path names one.
 
-Written from NVIDIA/cosmos-framework @5eee9ed5, ``cosmos_framework/scripts/action_policy_server_libero.py``: HTTP/1.0, paths,
-the checks of a request, and errors with status 200. A row begins with the means of the picture's halves and the item's number.
+Written from NVIDIA/cosmos-framework @5eee9ed5,
+``cosmos_framework/scripts/action_policy_server_libero.py``: HTTP/1.0, paths, the checks of a
+request, and errors with status 200. A row begins with the means of the picture's halves and the
+item's number.
 """
 
 from __future__ import annotations
@@ -72,14 +75,27 @@ RAW: dict[str, bytes] = {
     "bad_utf8": b'{"action": "\xff"}',
     "digits": b'{"action": [[' + b"1" * 10_000 + b"]]}",
 }
-STATUS = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "too_large": 413, "crashed": 500, "full": 503}
+STATUS = {
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "too_large": 413,
+    "crashed": 500,
+    "full": 503,
+}
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fault, path = self.target()
         said = {**INFO, "raw_action_dim": 7} if fault == "other_width" else INFO
-        self.send(*((200, said) if path == "/info" and fault != "no_info" else (404, {"error": "Not found"})))
+        self.send(
+            *(
+                (200, said)
+                if path == "/info" and fault != "no_info"
+                else (404, {"error": "Not found"})
+            )
+        )
 
     def do_POST(self) -> None:
         fault, path = self.target()
@@ -90,11 +106,16 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append((path, said, self.headers.get("Authorization")))  # pyright: ignore[reportAttributeAccessIssue]
             try:
                 if path == "/predict_batch":
-                    self.send(200, {"actions": [rows(item, i) for i, item in enumerate(said["items"])]})
+                    self.send(
+                        200, {"actions": [rows(item, i) for i, item in enumerate(said["items"])]}
+                    )
                 else:
                     self.send(200, {"action": rows(said), "video": [png(frame) for frame in VIDEO]})
             except ValueError as error:
-                self.send(200, {"actions" if path == "/predict_batch" else "action": [], "error": str(error)})
+                self.send(
+                    200,
+                    {"actions" if path == "/predict_batch" else "action": [], "error": str(error)},
+                )
         else:
             self.misbehave(fault)
 
@@ -149,7 +170,9 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def libero_server() -> Iterator[Server]:
-    """Serve in a thread; ``server_port`` and ``asked``: path, message and token of each good request."""
+    """Serve in a thread; ``server_port`` and ``asked``: path, message and token of each good
+    request.
+    """
     with Server(("127.0.0.1", 0), Handler) as server:
         server.asked = []
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

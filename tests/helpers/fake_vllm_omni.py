@@ -1,7 +1,9 @@
-"""vLLM-Omni's policy endpoint as its source has it, without a model: it echoes joint angles and gripper.
+"""vLLM-Omni's policy endpoint as its source has it, without a model: it echoes joint angles and
+gripper.
 
-Written from vllm-project/vllm-omni, ``vllm_omni/entrypoints/openpi/connection.py`` @14490817 (frames, sessions, reset, errors,
-idle close) and ``serving.py`` @0a2c9512 (seed, ``sampling_params``).
+Written from vllm-project/vllm-omni, ``vllm_omni/entrypoints/openpi/connection.py`` @14490817
+(frames, sessions, reset, errors, idle close) and ``serving.py`` @0a2c9512 (seed,
+``sampling_params``).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ CONFIG = {
 
 @dataclass
 class FakeVllmOmni:
-    """``idle_s``: idle connections are closed after so long; ``asked``: what each request asked the engine for."""
+    """``idle_s``: idle connections are closed after so long; ``asked``: what each request asked
+    the engine for.
+    """
 
     idle_s: float = 30.0
     config: dict[str, Any] = field(default_factory=lambda: dict(CONFIG))
@@ -69,19 +73,33 @@ class FakeVllmOmni:
     def infer(self, said: dict[str, Any], session: str, reset: bool) -> np.ndarray:
         seed, sampling = said.pop("seed", None), said.get("sampling_params") or {}
         steps = sampling.get("num_inference_steps", 4)
-        self.asked.append({"session": session, "reset": reset, "seed": None if seed is None else int(seed), "steps": steps})
+        self.asked.append(
+            {
+                "session": session,
+                "reset": reset,
+                "seed": None if seed is None else int(seed),
+                "steps": steps,
+            }
+        )
         if said["prompt"] == "fail":
             raise ValueError
         rows = np.zeros((32, 8), np.float32)
         rows[:, :7] = said["observation/joint_position"] + 0.01 * np.arange(32)[:, None]
         rows[:, 7] = said["observation/gripper_position"]
-        assert {said[f"observation/{view}_left"].shape for view in ("wrist_image", "exterior_image_1")} == {(360, 640, 3)}
+        assert {
+            said[f"observation/{view}_left"].shape for view in ("wrist_image", "exterior_image_1")
+        } == {(360, 640, 3)}
         return rows
 
 
 def pack(value: object) -> bytes:
     def array(a: np.ndarray) -> dict[bytes, Any]:
-        return {b"__ndarray__": True, b"data": a.tobytes(), b"dtype": a.dtype.str, b"shape": a.shape}
+        return {
+            b"__ndarray__": True,
+            b"data": a.tobytes(),
+            b"dtype": a.dtype.str,
+            b"shape": a.shape,
+        }
 
     return msgpack.packb(value, default=array)
 

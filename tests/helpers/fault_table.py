@@ -1,4 +1,6 @@
-"""What a server does wrong, phase by phase: every fault in every phase with how it ends, or why it has no meaning there."""
+"""What a server does wrong, phase by phase: every fault in every phase with how it ends, or why
+it has no meaning there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ UNREADABLE, REFUSED, CHUNK = ServiceUnreadableError, ServiceRefusedError, Servic
 HANDSHAKE = ("dial", "greeting")
 """Instead of the HTTP upgrade, and instead of the metadata."""
 PHASES = (*HANDSHAKE, "inference", "midchunk")
-"""``inference`` is the first of an episode, with the arm at rest; in ``midchunk`` the arm follows a chunk."""
+"""``inference`` is the first of an episode, with the arm at rest; in ``midchunk`` the arm
+follows a chunk.
+"""
 
 NO_FRAMES_YET = "a dial is answered in HTTP, there are no frames yet: see garbage and not_http"
 HTTP_IS_OVER = "HTTP is over when a server greets"
@@ -37,7 +41,9 @@ _ANY = {
     "hang_up": CLOSED,
     "reset": CLOSED,
 }
-_HTTP = dict.fromkeys(HTTP, UNREADABLE) | dict.fromkeys(("unauthorized", "forbidden", "full"), REFUSED)
+_HTTP = dict.fromkeys(HTTP, UNREADABLE) | dict.fromkeys(
+    ("unauthorized", "forbidden", "full"), REFUSED
+)
 _FRAMES = (
     dict.fromkeys(FRAMES, UNREADABLE)
     | dict.fromkeys(("text", "traceback"), REFUSED)
@@ -68,4 +74,9 @@ TABLE: dict[str, dict[str, Error | str]] = {
 
 def cells(*phases: str) -> list[tuple[str, str, Error]]:
     """(phase, fault, error) of every cell that has a meaning."""
-    return [(phase, fault, row[phase]) for phase in phases for fault, row in TABLE.items() if not isinstance(row[phase], str)]  # pyright: ignore[reportReturnType]
+    return [
+        (phase, fault, row[phase])
+        for phase in phases
+        for fault, row in TABLE.items()
+        if not isinstance(row[phase], str)
+    ]  # pyright: ignore[reportReturnType]

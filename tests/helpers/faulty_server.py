@@ -1,9 +1,11 @@
-"""A policy server, written by hand from RFC 6455, that misbehaves as its client's path asks: /PHASE/FAULT/WHO.
+"""A policy server, written by hand from RFC 6455, that misbehaves as its client's path asks:
+/PHASE/FAULT/WHO.
 
-Phases: ``dial`` (instead of the HTTP upgrade), ``greeting`` (instead of the metadata), ``inference`` (instead of the reply),
-``midchunk`` (instead of the second reply of a connection). A fault of HTTP in the last two hangs up there and is the answer to
-the next dial of the same WHO.
-faulty_server.py PORT [well]; it prints the port, which 0 leaves open, and with ``well`` does nothing wrong.
+Phases: ``dial`` (instead of the HTTP upgrade), ``greeting`` (instead of the metadata),
+``inference`` (instead of the reply), ``midchunk`` (instead of the second reply of a connection). A
+fault of HTTP in the last two hangs up there and is the answer to the next dial of the same WHO.
+faulty_server.py PORT [well]; it prints the port, which 0 leaves open, and with ``well`` does
+nothing wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 def frame(payload: bytes, opcode: int = 2, length: int | None = None, first: int = 0x80) -> bytes:
     n = len(payload) if length is None else length
-    head = struct.pack(">BB", first | opcode, n) if n < 126 else struct.pack(">BBQ", first | opcode, 127, n)
+    head = (
+        struct.pack(">BB", first | opcode, n)
+        if n < 126
+        else struct.pack(">BBQ", first | opcode, 127, n)
+    )
     return head + payload
 
 
@@ -46,7 +52,9 @@ def nested(depth: int) -> object:
 
 
 ROWS = np.zeros((4, 8), np.float32)
-TRACEBACK = 'Traceback (most recent call last):\n  File "/secret/path.py", line 1\nValueError: bad prompt'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/secret/path.py", line 1\nValueError: bad prompt'
+)
 FRAMES = {
     "not_msgpack": frame(b"\xc1\xc1"),
     "cut_msgpack": frame(msgpack.packb({"action": array(ROWS)})[:-9]),
@@ -88,7 +96,9 @@ CHUNKS = {
 
 
 def http(status: str, *headers: str, body: str = "") -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", body]).encode()
+    return "\r\n".join(
+        [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", body]
+    ).encode()
 
 
 HTTP = {
@@ -100,7 +110,12 @@ HTTP = {
     "crashed": http("500 Internal Server Error"),
     "full": http("503 Service Unavailable"),
     "redirect": http("302 Found", "Location: ws://example.com/"),
-    "wrong_key": http("101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Accept: bad"),
+    "wrong_key": http(
+        "101 Switching Protocols",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Accept: bad",
+    ),
     "endless_header": b"HTTP/1.1 101 Switching Protocols\r\nX: " + b"x" * 200_000,
 }
 
@@ -129,7 +144,9 @@ async def misbehave(fault: str, good: bytes, writer: asyncio.StreamWriter) -> No
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.transport.abort()
         case _:
-            writer.write((HTTP | FRAMES | {name: pack(chunk) for name, chunk in CHUNKS.items()})[fault])
+            writer.write(
+                (HTTP | FRAMES | {name: pack(chunk) for name, chunk in CHUNKS.items()})[fault]
+            )
             await writer.drain()
             await asyncio.sleep(1 if fault in HTTP else 60)
     writer.close()
@@ -161,9 +178,20 @@ async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wel
         fault = "none"
     if who in refused:
         phase = "dial"
-    key = next(line.split(": ")[1] for line in head.splitlines() if line.lower().startswith("sec-websocket-key"))
+    key = next(
+        line.split(": ")[1]
+        for line in head.splitlines()
+        if line.lower().startswith("sec-websocket-key")
+    )
     accept = base64.b64encode(hashlib.sha1((key + _GUID).encode()).digest()).decode()
-    steps = [http("101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {accept}")]
+    steps = [
+        http(
+            "101 Switching Protocols",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Sec-WebSocket-Accept: {accept}",
+        )
+    ]
     steps[0] = steps[0].replace(b"Content-Length: 0\r\n", b"")
     for now, good in (("dial", steps[0]), ("greeting", pack({}))):
         if phase == now and fault != "none":
@@ -177,7 +205,9 @@ async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wel
         request = msgpack.unpackb(await read_frame(reader), strict_map_key=False)
         rows = np.zeros((4, 8), np.float32)
         rows[:, :7] = np.frombuffer(request["observation/joint_position"][b"data"], np.float32)
-        if phase == "midchunk":  # two seconds of motion; the first answer of a connection is right, and then something happens
+        # two seconds of motion; the first answer of a connection is right, and then something
+        # happens
+        if phase == "midchunk":
             rows = np.repeat(rows[:1], 32, axis=0)
             rows[:, 0] += 0.004 * np.arange(32, dtype=np.float32)
         reply = pack({"action": array(rows)})
@@ -206,8 +236,11 @@ async def session(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, we
 
 async def main(port: int, well: bool) -> None:
     listener = socket.create_server(("127.0.0.1", port))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that an unread request fills the pipe
-    server = await asyncio.start_server(lambda *streams: session(*streams, well), sock=listener, limit=4096)
+    # so that an unread request fills the pipe
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = await asyncio.start_server(
+        lambda *streams: session(*streams, well), sock=listener, limit=4096
+    )
     print(listener.getsockname()[1], flush=True)
     await server.serve_forever()
 

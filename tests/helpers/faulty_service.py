@@ -35,7 +35,9 @@ def start(port: int = 0, *how: str) -> tuple[subprocess.Popen[str], int]:
 
 
 class Laden(ServiceBackend):
-    """Sends more with a request than sockets buffer; in mid-chunk with every second, for a connection's first is answered."""
+    """Sends more with a request than sockets buffer; in mid-chunk with every second, for a
+    connection's first is answered.
+    """
 
     first_is_light, asked = False, 0
 
@@ -51,7 +53,9 @@ def backend(port: int, path: str, read_s: float = 20.0) -> ServiceBackend:
     """Asks the faulty server as somebody whom it does not know."""
     address = f"ws://127.0.0.1:{port}/{path}/{uuid.uuid4().hex}"
     handshake_s = read_s if path.startswith(HANDSHAKE) else 20.0
-    config = ClientConfig(address, handshake_s=handshake_s, read_s=read_s, connect_s=5.0, attempts=2)
+    config = ClientConfig(
+        address, handshake_s=handshake_s, read_s=read_s, connect_s=5.0, attempts=2
+    )
     kind = Laden if path.endswith("unread") else ServiceBackend
     service = kind(PolicyClient(config, sleep=lambda s: None), requires_images=False)
     if isinstance(service, Laden):

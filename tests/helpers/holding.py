@@ -22,7 +22,9 @@ class Stays(Backend):
         self.seen.append(request)
         poses = np.repeat(request.T_base_cosmos[None], request.n_rows + 1, axis=0)
         return ActionChunk(
-            encode_chunk(poses, np.ones(request.n_rows), request.embodiment), request.action_space, request.embodiment
+            encode_chunk(poses, np.ones(request.n_rows), request.embodiment),
+            request.action_space,
+            request.embodiment,
         )
 
 
@@ -47,4 +49,7 @@ class StaysByAngles(Policy):
 
 def sunk_mm(q_rad, q_start_rad):
     """[N] distance of the hand from where it started, at angles [N, 7]."""
-    return np.linalg.norm(dh_forward(q_rad)[..., :3, 3] - dh_forward(q_start_rad)[:3, 3], axis=-1) * 1e3
+    return (
+        np.linalg.norm(dh_forward(q_rad)[..., :3, 3] - dh_forward(q_start_rad)[:3, 3], axis=-1)
+        * 1e3
+    )

@@ -1,4 +1,6 @@
-"""Checkpoints that somebody spoilt on purpose: each attack edits a good one, and names what the error must say."""
+"""Checkpoints that somebody spoilt on purpose: each attack edits a good one, and names what the
+error must say.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TRANSFORMER, VAE, SCHEDULER = "transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json"
+TRANSFORMER, VAE, SCHEDULER = (
+    "transformer/config.json",
+    "vae/config.json",
+    "scheduler/scheduler_config.json",
+)
 METADATA, INDEX = "checkpoint.json", "transformer/diffusion_pytorch_model.safetensors.index.json"
 SHARD = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
-TOKENIZER, TOKENIZER_CONFIG = "text_tokenizer/tokenizer.json", "text_tokenizer/tokenizer_config.json"
+TOKENIZER, TOKENIZER_CONFIG = (
+    "text_tokenizer/tokenizer.json",
+    "text_tokenizer/tokenizer_config.json",
+)
 DEEP, HUGE = "[" * 200_000, 10**400
 Attack = Callable[[Path], object]
 
@@ -61,7 +70,9 @@ def header(length: int, claims: int | None = None) -> Callable[[Path], object]:
     def make(path: Path) -> None:
         entry = b'"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
         body = b"{" + entry * (length // len(entry) - 1) + entry[:-1] + b"}"
-        path.write_bytes(struct.pack("<Q", length if claims is None else claims) + body.ljust(length))
+        path.write_bytes(
+            struct.pack("<Q", length if claims is None else claims) + body.ljust(length)
+        )
 
     return make
 
@@ -72,12 +83,26 @@ def many_files(folder: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Attack, str]] = {
-    **{f"{name}: pipe": (instead(name, os.mkfifo), "ordinary") for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX)},
-    **{f"{name}: loop": (instead(name, loop), name) for name in (TRANSFORMER, METADATA, "model_index.json", INDEX, SHARD)},
-    **{f"{name}: folder": (instead(name, os.mkdir), "ordinary") for name in (TRANSFORMER, METADATA)},
-    **{f"weights: {make.__name__}": (instead(SHARD, make), "no file beside it") for make in (os.mkfifo, os.mkdir)},
+    **{
+        f"{name}: pipe": (instead(name, os.mkfifo), "ordinary")
+        for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX)
+    },
+    **{
+        f"{name}: loop": (instead(name, loop), name)
+        for name in (TRANSFORMER, METADATA, "model_index.json", INDEX, SHARD)
+    },
+    **{
+        f"{name}: folder": (instead(name, os.mkdir), "ordinary") for name in (TRANSFORMER, METADATA)
+    },
+    **{
+        f"weights: {make.__name__}": (instead(SHARD, make), "no file beside it")
+        for make in (os.mkfifo, os.mkdir)
+    },
     "sound": (
-        lambda folder: (put(TRANSFORMER, "sound_gen", True)(folder), put(TRANSFORMER, "sound_dim", "x")(folder)),
+        lambda folder: (
+            put(TRANSFORMER, "sound_gen", True)(folder),
+            put(TRANSFORMER, "sound_dim", "x")(folder),
+        ),
         "sound_dim",
     ),
     "json of 9 MiB": (text(VAE, '{"a": "' + "x" * (9 << 20) + '"}'), "at most"),
@@ -98,21 +123,39 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "latents_std NaN": (put(VAE, "latents_std", [float("nan")] * 16), "latents_std"),
     "latents_mean": (put(VAE, "latents_mean", [1e999] * 16), "latents_mean"),
     "dim_mult of 10**5": (put(VAE, "dim_mult", [1] * 10**5), "vae/config.json"),
-    "guidance NaN": (ours("sampling", {"num_steps": 4, "guidance_scale": float("nan"), "flow_shift": 5}), "guidance_scale"),
-    "shift infinite": (ours("sampling", {"num_steps": 4, "guidance_scale": 1, "flow_shift": 1e999}), "flow_shift"),
-    "steps": (ours("sampling", {"num_steps": 10**9, "guidance_scale": 1, "flow_shift": 5}), "num_steps"),
+    "guidance NaN": (
+        ours("sampling", {"num_steps": 4, "guidance_scale": float("nan"), "flow_shift": 5}),
+        "guidance_scale",
+    ),
+    "shift infinite": (
+        ours("sampling", {"num_steps": 4, "guidance_scale": 1, "flow_shift": 1e999}),
+        "flow_shift",
+    ),
+    "steps": (
+        ours("sampling", {"num_steps": 10**9, "guidance_scale": 1, "flow_shift": 5}),
+        "num_steps",
+    ),
     "sampling list": (ours("sampling", ["num_steps"]), "sampling"),
-    "state of infinities": (ours("state", {"columns": "pose9_opening", "mean": [1e999] * 10, "std": [1] * 10}), "state"),
+    "state of infinities": (
+        ours("state", {"columns": "pose9_opening", "mean": [1e999] * 10, "std": [1] * 10}),
+        "state",
+    ),
     "policy_frames": (ours("policy_frames", 10**9), "policy_frames"),
     "prefix_rows": (ours("prefix_rows", 10**9), "prefix_rows"),
     "strands_cosmos3 list": (put(METADATA, "strands_cosmos3", []), METADATA),
-    "sha256 of no file": (ours("sha256", {"transformer/none.safetensors": "0" * 64}), "none.safetensors"),
+    "sha256 of no file": (
+        ours("sha256", {"transformer/none.safetensors": "0" * 64}),
+        "none.safetensors",
+    ),
     "sha256 outside": (ours("sha256", {"../../secret": "0" * 64}), "outside"),
     "sha256 with a NUL": (ours("sha256", {"transformer/a\0b": "0" * 64}), "x00b"),
     "sha256 list": (ours("sha256", {SHARD: ["0"]}), "sha256"),
     "sha256 short": (ours("sha256", {SHARD: "0"}), "sha256"),
     "name with a NUL": (put(INDEX, "weight_map", {"norm.weight": "a\0b.safetensors"}), "x00"),
-    "name with escape codes": (put(INDEX, "weight_map", {"norm.weight": "\x1b[31m.safetensors"}), "x1b"),
+    "name with escape codes": (
+        put(INDEX, "weight_map", {"norm.weight": "\x1b[31m.safetensors"}),
+        "x1b",
+    ),
     "50,000 files": (many_files, "weight_map"),
     "header of 90 MB": (instead(SHARD, header(90 << 20)), "header"),
     "header claims 2**63": (instead(SHARD, header(1000, 2**63)), "header"),
@@ -120,7 +163,10 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "tokenizer: deep": (text(TOKENIZER, DEEP), "text_tokenizer"),
     "tokenizer: pipe": (instead(TOKENIZER, os.mkfifo), "ordinary"),
     "tokenizer: loop": (instead(TOKENIZER, loop), "text_tokenizer"),
-    "tokenizer: garbage": (text(TOKENIZER, '{"model": {"type": "BPE", "vocab": [], "merges": 3}}'), "text_tokenizer"),
+    "tokenizer: garbage": (
+        text(TOKENIZER, '{"model": {"type": "BPE", "vocab": [], "merges": 3}}'),
+        "text_tokenizer",
+    ),
     "tokenizer: 33 MiB": (text(TOKENIZER, " " * (33 << 20)), "at most"),
     "tokenizer config: deep": (text(TOKENIZER_CONFIG, DEEP), "text_tokenizer"),
     "tokenizer config: list": (text(TOKENIZER_CONFIG, "[]"), "text_tokenizer"),
@@ -129,22 +175,48 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 """Name -> what spoils a checkpoint, and a word of the error."""
 PRODUCTS: dict[str, tuple[Attack, str]] = {
     **{
-        f"{name}: deep": (text(name, DEEP), name) for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX, "model_index.json")
+        f"{name}: deep": (text(name, DEEP), name)
+        for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX, "model_index.json")
     },
     **{
         f"{key}: {type(value).__name__} {str(value)[:12]}": (put(TRANSFORMER, key, value), key)
-        for key in ("hidden_size", "vocab_size", "rms_norm_eps", "hidden_act", "attention_bias", "rope_axes_dim")
+        for key in (
+            "hidden_size",
+            "vocab_size",
+            "rms_norm_eps",
+            "hidden_act",
+            "attention_bias",
+            "rope_axes_dim",
+        )
         for value in ([1], {"a": 1}, "x", HUGE)
     },
     **{
         f"vae {key} {str(value)[:12]}": (put(VAE, key, value), "vae/config.json")
-        for key in ("base_dim", "num_res_blocks", "z_dim", "dim_mult", "patch_size", "latents_std", "scale_factor_spatial")
+        for key in (
+            "base_dim",
+            "num_res_blocks",
+            "z_dim",
+            "dim_mult",
+            "patch_size",
+            "latents_std",
+            "scale_factor_spatial",
+        )
         for value in ([[]], "x", 10**6, -1, 1e999, HUGE, {"a": 1})
     },
     **{
-        f"scheduler {key} {str(value)[:12]}": (put(SCHEDULER, key, value), SCHEDULER.rpartition("/")[2])
+        f"scheduler {key} {str(value)[:12]}": (
+            put(SCHEDULER, key, value),
+            SCHEDULER.rpartition("/")[2],
+        )
         for key in ("flow_shift", "num_train_timesteps", "sigma_min", "solver_type")
-        for value in ([1], "x", 10**9 if key == "num_train_timesteps" else -1, float("nan"), 1e999, HUGE)
+        for value in (
+            [1],
+            "x",
+            10**9 if key == "num_train_timesteps" else -1,
+            float("nan"),
+            1e999,
+            HUGE,
+        )
     },
     **{
         f"{key} {value!r:.12}": (ours(key, value), key)
@@ -192,15 +264,22 @@ def _json(path: Path) -> Any:
 
 
 def spoil(folder: Path, rng: random.Random) -> str:
-    """Spoil a file of a checkpoint at random: bytes, a value of its JSON, its length, or its kind. Returns what was done."""
-    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    """Spoil a file of a checkpoint at random: bytes, a value of its JSON, its length, or its
+    kind. Returns what was done.
+    """
+    names = sorted(
+        str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.is_symlink()
+    )
     name = rng.choice(names)
     path, kind = folder / name, rng.choice(("value", "value", "value", "bytes", "cut", "kind"))
     data = _json(path) if kind == "value" else None
     if data is not None:
         inner, key = data, ""
         while isinstance(inner, dict | list) and inner:
-            outer, key = inner, rng.choice(sorted(inner)) if isinstance(inner, dict) else rng.randrange(len(inner))
+            outer, key = (
+                inner,
+                rng.choice(sorted(inner)) if isinstance(inner, dict) else rng.randrange(len(inner)),
+            )
             inner = outer[key]
             if rng.random() < 0.3:
                 break

@@ -27,7 +27,11 @@ class IdealArm:
 
     def execute(self, block, before):
         self.steps += len(block)
-        self.q, self.qd, self.gripper = block.q_rad[-1].copy(), block.qd_rad_s[-1].copy(), float(block.gripper[-1])
+        self.q, self.qd, self.gripper = (
+            block.q_rad[-1].copy(),
+            block.qd_rad_s[-1].copy(),
+            float(block.gripper[-1]),
+        )
         self.blocks.append(block)
         return block.q_rad.copy(), block.gripper.copy()
 
@@ -38,10 +42,18 @@ def sway(t_s):
 
 
 class Swaying:
-    """Plans the same motion whoever asks: chunk rows from the arm's own clock at the observation on."""
+    """Plans the same motion whoever asks: chunk rows from the arm's own clock at the observation
+    on.
+    """
 
     def __init__(self, arm, rows=32, lead=1):
-        self.arm, self.rows, self.lead, self.seen, self.fail = arm, rows, lead, [], lambda call: None
+        self.arm, self.rows, self.lead, self.seen, self.fail = (
+            arm,
+            rows,
+            lead,
+            [],
+            lambda call: None,
+        )
 
     def observe(self, action_prefix):
         self.seen.append((self.arm.now_s(), action_prefix))

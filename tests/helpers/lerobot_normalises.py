@@ -1,7 +1,8 @@
 """Runs inside lerobot's own environment: its processors write folders, and read them and ours.
 
-python lerobot_normalises.py write FOLDER           # a folder for each mode, as a policy's postprocessor is saved
-python lerobot_normalises.py read ROWS FOLDER...    # ROWS.npz: what each folder's two pipelines make of `z` and `rows` in it
+python lerobot_normalises.py write FOLDER           # a folder for each mode, as a policy's
+postprocessor is saved python lerobot_normalises.py read ROWS FOLDER...    # ROWS.npz: what each
+folder's two pipelines make of `z` and `rows` in it
 """
 
 import sys
@@ -10,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
-from lerobot.processor import DeviceProcessorStep, NormalizerProcessorStep, PolicyProcessorPipeline, UnnormalizerProcessorStep
+from lerobot.processor import (
+    DeviceProcessorStep,
+    NormalizerProcessorStep,
+    PolicyProcessorPipeline,
+    UnnormalizerProcessorStep,
+)
 from lerobot.processor.converters import (
     batch_to_transition,
     policy_action_to_transition,
@@ -20,7 +26,12 @@ from lerobot.processor.converters import (
 
 FEATURES = {"action": PolicyFeature(FeatureType.ACTION, (10,))}
 COLUMNS = torch.linspace(0, 1, 10)
-FIGURES = {"q01": -1 + 0.3 * COLUMNS, "q99": 0.5 + COLUMNS, "mean": 0.1 * COLUMNS, "std": 0.2 + COLUMNS}
+FIGURES = {
+    "q01": -1 + 0.3 * COLUMNS,
+    "q99": 0.5 + COLUMNS,
+    "mean": 0.1 * COLUMNS,
+    "std": 0.2 + COLUMNS,
+}
 FIGURES |= {"min": -1.5 + 0.1 * COLUMNS, "max": 2 - 0.7 * COLUMNS}
 
 
@@ -28,11 +39,12 @@ def write(folder: Path) -> None:
     for mode in ("IDENTITY", "QUANTILES", "MEAN_STD", "MIN_MAX"):
         about = (FEATURES, {FeatureType.ACTION: NormalizationMode(mode)}, {"action": FIGURES})
         PolicyProcessorPipeline(
-            steps=[UnnormalizerProcessorStep(*about), DeviceProcessorStep(device="cpu")], name="policy_postprocessor"
+            steps=[UnnormalizerProcessorStep(*about), DeviceProcessorStep(device="cpu")],
+            name="policy_postprocessor",
         ).save_pretrained(folder / mode)
-        PolicyProcessorPipeline(steps=[NormalizerProcessorStep(*about)], name="policy_preprocessor").save_pretrained(
-            folder / mode
-        )
+        PolicyProcessorPipeline(
+            steps=[NormalizerProcessorStep(*about)], name="policy_preprocessor"
+        ).save_pretrained(folder / mode)
 
 
 def read(rows: Path, folders: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Runs inside lerobot's own environment: the plugin, found and asked by LeRobot.
 
-python lerobot_policy.py make FOLDER      # by the factory; compared with Cosmos3Policy, saved, loaded
-python lerobot_policy.py ask FOLDER PORT  # by LeRobot's client: one observation to the policy server
+python lerobot_policy.py make FOLDER      # by the factory; compared with Cosmos3Policy, saved,
+loaded python lerobot_policy.py ask FOLDER PORT  # by LeRobot's client: one observation to the
+policy server
 """
 
 import json
@@ -23,12 +24,18 @@ from strands_cosmos3.types import Observation
 VIEWS, TASK, SEED = ("wrist", "exterior_1", "exterior_2"), "pick up the red cube", 3
 NUMBERS = [*(f"joint_{i}" for i in range(7)), "gripper"]
 STATE = np.array([*HOME_Q, 0.75], np.float32) + np.float32([*(0.01 * np.arange(7)), 0])
-PICTURES = {v: np.random.default_rng(i).integers(0, 256, (180, 320, 3), np.uint8) for i, v in enumerate(VIEWS)}
+PICTURES = {
+    v: np.random.default_rng(i).integers(0, 256, (180, 320, 3), np.uint8)
+    for i, v in enumerate(VIEWS)
+}
 
 
 def frame() -> dict:
     """One item as LeRobotDataset gives it."""
-    pictures = {f"observation.images.{v}": torch.from_numpy(p).permute(2, 0, 1) / 255 for v, p in PICTURES.items()}
+    pictures = {
+        f"observation.images.{v}": torch.from_numpy(p).permute(2, 0, 1) / 255
+        for v, p in PICTURES.items()
+    }
     return {"observation.state": torch.from_numpy(STATE), "task": TASK, **pictures}
 
 
@@ -40,7 +47,11 @@ def make(folder: Path) -> None:
 
     shape = {"dtype": "video", "shape": (180, 320, 3), "names": ["height", "width", "channels"]}
     numbers = {"dtype": "float32", "shape": (8,), "names": NUMBERS}
-    features = {"observation.state": numbers, "action": numbers, **{f"observation.images.{v}": shape for v in VIEWS}}
+    features = {
+        "observation.state": numbers,
+        "action": numbers,
+        **{f"observation.images.{v}": shape for v in VIEWS},
+    }
     meta = LeRobotDatasetMetadata.create("local/panda", 15, features, root=folder / "set")
     policy = make_policy(make_policy_config("cosmos3", device="cpu", seed=SEED), ds_meta=meta)
     policy.save_pretrained(folder / "policy")
@@ -57,13 +68,20 @@ def make(folder: Path) -> None:
     policy.reset()
     selected = [after(policy.select_action(before(frame())))[0].numpy() for _ in range(9)]
     policy.reset()
-    batch = {key: value * 2 if isinstance(value, list) else torch.cat([value] * 2) for key, value in observed(before).items()}
+    batch = {
+        key: value * 2 if isinstance(value, list) else torch.cat([value] * 2)
+        for key, value in observed(before).items()
+    }
     both = policy.predict_action_chunk(batch).numpy()
 
     refused = [
-        refusal(policy, {key: batch[key] for key in batch if key != left_out}) for left_out in batch if left_out != "task"
+        refusal(policy, {key: batch[key] for key in batch if key != left_out})
+        for left_out in batch
+        if left_out != "task"
     ]
-    at_30_hz = make_policy(make_policy_config("cosmos3", device="cpu", seed=SEED, fps=30.0), ds_meta=meta)
+    at_30_hz = make_policy(
+        make_policy_config("cosmos3", device="cpu", seed=SEED, fps=30.0), ds_meta=meta
+    )
     fast = at_30_hz.predict_action_chunk(before(frame()))[0].numpy()
 
     seen = Observation(STATE[:7].astype(float), float(STATE[7]), PICTURES)
@@ -73,14 +91,27 @@ def make(folder: Path) -> None:
         own.actions_per_step = 1000
         own.set_control_frequency(30)
         finger_m = {"finger_joint1": 0.04 * STATE[7]}  # a Panda's own unit
-        steps = own.get_actions_sync({f"joint{i + 1}": STATE[i] for i in range(7)} | finger_m | PICTURES, TASK)
+        steps = own.get_actions_sync(
+            {f"joint{i + 1}": STATE[i] for i in range(7)} | finger_m | PICTURES, TASK
+        )
     own_fast = [list(step.values()) for step in steps] * np.array([1.0] * 7 + [1 / 0.04])
     joints = [np.column_stack((plan.q_rad, plan.gripper)) for plan, _ in plans]
-    arrays = {"chunks": chunks, "rows": rows, "selected": selected, "batch": both, "fast": fast, "own_fast": own_fast}
+    arrays = {
+        "chunks": chunks,
+        "rows": rows,
+        "selected": selected,
+        "batch": both,
+        "fast": fast,
+        "own_fast": own_fast,
+    }
     np.savez(folder / "made.npz", own_joints=joints, own_rows=[row for _, row in plans], **arrays)
     print(
         json.dumps(
-            {"class": f"{type(policy).__module__}.{type(policy).__name__}", "rows": own.backend.replan_rows, "refused": refused}
+            {
+                "class": f"{type(policy).__module__}.{type(policy).__name__}",
+                "rows": own.backend.replan_rows,
+                "refused": refused,
+            }
         )
     )
 
@@ -96,7 +127,11 @@ def refusal(policy, batch: dict) -> str:
 
 def observed(before) -> dict:
     """The preprocessor's answer, without what LeRobot adds for training."""
-    return {key: value for key, value in before(frame()).items() if key == "task" or key.startswith("observation.")}
+    return {
+        key: value
+        for key, value in before(frame()).items()
+        if key == "task" or key.startswith("observation.")
+    }
 
 
 @RobotConfig.register_subclass("still_panda")

@@ -1,4 +1,6 @@
-"""Runs inside lerobot's own environment: reads a dataset with LeRobotDataset and writes down what it saw."""
+"""Runs inside lerobot's own environment: reads a dataset with LeRobotDataset and writes down
+what it saw.
+"""
 
 import json
 import sys

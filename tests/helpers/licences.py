@@ -1,4 +1,5 @@
-"""Write docs/licences.md: the licences of every package in this environment, as the packages state them.
+"""Write docs/licences.md: the licences of every package in this environment, as the packages state
+them.
 
 ``make licences`` runs it in the development environment, which has all extras.
 """
@@ -33,7 +34,9 @@ tests' tools. The package itself is Apache-2.0; data and figures from elsewhere 
 
 
 def licence(package: Distribution) -> str:
-    """SPDX name of a package's licence; what it states itself, if that is an expression of several."""
+    """SPDX name of a package's licence; what it states itself, if that is an expression of
+    several.
+    """
     about = package.metadata
     expression = about.get("License-Expression") or ""
     if not expression and (about.get("License") or "").count("\n") == 0:
@@ -42,7 +45,10 @@ def licence(package: Distribution) -> str:
         return expression
     classifiers = [text for text in about.get_all("Classifier") or [] if text.startswith("License")]
     stated = " ".join([expression, *classifiers]).strip() or (about.get("License") or "")[:200]
-    found = next((name for name, pattern in _LICENCES.items() if re.search(pattern, stated, re.IGNORECASE)), None)
+    found = next(
+        (name for name, pattern in _LICENCES.items() if re.search(pattern, stated, re.IGNORECASE)),
+        None,
+    )
     return found or "not stated"
 
 
@@ -57,4 +63,7 @@ def table() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_HEAD + "".join(f"| {name} | {', '.join(packages)} |\n" for name, packages in table().items()))
+    PAGE.write_text(
+        _HEAD
+        + "".join(f"| {name} | {', '.join(packages)} |\n" for name, packages in table().items())
+    )

@@ -1,7 +1,9 @@
-"""References from random and edge streams, differentiated outside the executor: `python -m helpers.limit_sweep --help`.
+"""References from random and edge streams, differentiated outside the executor: `python -m
+helpers.limit_sweep --help`.
 
-Angles alone are judged: their first, second and third differences against the joints' limits, and the differences of the
-hand's position (the Denavit-Hartenberg product) against the hand's. Nothing that the executor says of its rates is read.
+Angles alone are judged: their first, second and third differences against the joints' limits, and
+the differences of the hand's position (the Denavit-Hartenberg product) against the hand's. Nothing
+that the executor says of its rates is read.
 """
 
 import argparse
@@ -28,7 +30,9 @@ POSITION_TOLERANCE_RAD = 1e-6
 
 
 def rows_of(kind, rng, here, limits):
-    """[n, joints] rows inside the joints' range: absurd, lawful, at the joints' ends, fast at the hand, or standing still."""
+    """[n, joints] rows inside the joints' range: absurd, lawful, at the joints' ends, fast at
+    the hand, or standing still.
+    """
     low, high = limits.q_min, limits.q_max
     joints = len(low)
     n = int(rng.choice([1, 2, 3, 5, 8, 16, 32], p=[0.15, 0.15, 0.15, 0.2, 0.15, 0.1, 0.1]))
@@ -41,11 +45,17 @@ def rows_of(kind, rng, here, limits):
         return np.where(rng.random((min(n, 8), joints)) < 0.5, low + gap, high - gap)
     if kind == "swing":  # an outstretched arm turns about its base and shoulder
         t = np.arange(n)[:, None] * rng.uniform(0.02, 0.3)
-        reach = np.resize([rng.uniform(-1, 1), rng.uniform(0.3, 1.2), 0.0, -0.08, 0.0, 1.6, 0.0], joints)
+        reach = np.resize(
+            [rng.uniform(-1, 1), rng.uniform(0.3, 1.2), 0.0, -0.08, 0.0, 1.6, 0.0], joints
+        )
         far = np.resize([2, 0.5, 1, 0.02, 0.1, 0.1, 0.1], joints)
         return np.clip(reach + np.sin(t) * rng.normal(0, 1, joints) * far, low, high)
     if kind == "flick":  # every joint to and fro at full speed
-        step = np.where(rng.random(joints) < 0.5, 1, -1) * limits.velocity / rng.choice([5.0, 15.0, 50.0])
+        step = (
+            np.where(rng.random(joints) < 0.5, 1, -1)
+            * limits.velocity
+            / rng.choice([5.0, 15.0, 50.0])
+        )
         return np.clip(here + np.where(np.arange(n)[:, None] % 4 < 2, 1, -1) * step, low, high)
     if kind == "one":  # a single joint
         joint = np.arange(joints) == rng.integers(joints)
@@ -55,7 +65,9 @@ def rows_of(kind, rng, here, limits):
 
 
 def stream(rng, limits, hz, chunks, tally):
-    """Angles [M, joints] at ``hz``: chunks, stops and silence at odd moments, from a random configuration to rest."""
+    """Angles [M, joints] at ``hz``: chunks, stops and silence at odd moments, from a random
+    configuration to rest.
+    """
     executor = Executor(limits, 1 / hz, rng.uniform(limits.q_min, limits.q_max))
     parts = [np.repeat(executor.reference.q_rad[None], 4, axis=0)]
 
@@ -73,7 +85,13 @@ def stream(rng, limits, hz, chunks, tally):
         except MotionBoundsError:
             tally["too_long"] += 1
         tally["chunks"] += 1
-        run(int(rng.choice([1, 2, 7, 0.3 * hz, 3 * hz, 6 * hz], p=[0.05, 0.05, 0.05, 0.15, 0.3, 0.4])))
+        run(
+            int(
+                rng.choice(
+                    [1, 2, 7, 0.3 * hz, 3 * hz, 6 * hz], p=[0.05, 0.05, 0.05, 0.15, 0.3, 0.4]
+                )
+            )
+        )
         if rng.random() < 0.15:
             executor.stop()
             run(int(rng.choice([1, 2, 5, hz])))
@@ -82,15 +100,20 @@ def stream(rng, limits, hz, chunks, tally):
         if executor.state is not ExecutorState.STOPPED:
             run(hz)
     assert executor.state is ExecutorState.STOPPED
-    tally.update({name: executor.counters[name] for name in ("restarts", "limited_by_joint_end", "holds")})
+    tally.update(
+        {name: executor.counters[name] for name in ("restarts", "limited_by_joint_end", "holds")}
+    )
     return np.concatenate(parts)
 
 
 def ratios(q, limits, hand, hz):
-    """The largest of each quantity as a share of its limit, from angles [M, 7] alone; [6] as NAMES."""
+    """The largest of each quantity as a share of its limit, from angles [M, 7] alone; [6] as
+    NAMES.
+    """
     p = dh_forward(q)[:, :3, 3]
     shares = [
-        (np.linalg.norm(np.diff(p, order, axis=0), axis=1) * hz**order / limit).max() for order, limit in enumerate(hand, 1)
+        (np.linalg.norm(np.diff(p, order, axis=0), axis=1) * hz**order / limit).max()
+        for order, limit in enumerate(hand, 1)
     ]
     return np.append(joint_ratios(q, limits, hz), shares)
 
@@ -104,19 +127,25 @@ def joint_ratios(q, limits, hz):
 
 
 def frames_by_mujoco(ik, q):
-    """By limb, positions [M, 3] of its frame at angles [M, joints], by MuJoCo and not by the chain that plans use."""
+    """By limb, positions [M, 3] of its frame at angles [M, joints], by MuJoCo and not by the
+    chain that plans use.
+    """
     model, data = ik.model, mujoco.MjData(ik.model)
     p = {limb.name: np.empty((len(q), 3)) for limb in ik.robot.limbs}
     for row, angles in enumerate(q):
         data.qpos[ik.q_address] = angles
         mujoco.mj_kinematics(model, data)
         for limb in ik.robot.limbs:
-            p[limb.name][row] = (data.site if limb.frame_type == "site" else data.body)(limb.frame).xpos
+            p[limb.name][row] = (data.site if limb.frame_type == "site" else data.body)(
+                limb.frame
+            ).xpos
     return p
 
 
 def sweep_robot(robot, seed, references, chunks=10):
-    """As :func:`sweep`, of any robot at 600 and 1000 Hz: all joints of all limbs, and the hands whose makers limit them."""
+    """As :func:`sweep`, of any robot at 600 and 1000 Hz: all joints of all limbs, and the hands
+    whose makers limit them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)
         ik = LimbIK(robot, check_collisions=False)
@@ -133,15 +162,25 @@ def sweep_robot(robot, seed, references, chunks=10):
         p = frames_by_mujoco(ik, q) if limited else {}
         for limb in limited:
             rates = limb.limits.hand.velocity, limb.limits.hand.acceleration
-            steps = [np.linalg.norm(np.diff(p[limb.name], order, axis=0), axis=1) * hz**order for order in (1, 2)]
-            shares.append(np.append(np.zeros(4), [step.max() / rate for step, rate in zip(steps, rates, strict=True)]))
+            steps = [
+                np.linalg.norm(np.diff(p[limb.name], order, axis=0), axis=1) * hz**order
+                for order in (1, 2)
+            ]
+            shares.append(
+                np.append(
+                    np.zeros(4),
+                    [step.max() / rate for step, rate in zip(steps, rates, strict=True)],
+                )
+            )
         worst = np.maximum(worst, np.max(shares, axis=0))
         judged += len(q)
     return judged, dict(zip(NAMES, worst.tolist(), strict=True)), dict(tally)
 
 
 def sweep(seed, references, chunks=25, until=None):
-    """Draw streams until at least that many references were judged. Returns their number, the worst ratios and a tally."""
+    """Draw streams until at least that many references were judged. Returns their number, the
+    worst ratios and a tally.
+    """
     rng, judged, worst, tally = np.random.default_rng(seed), 0, np.zeros(len(NAMES)), Counter()
     while judged < references and (until is None or not until()):
         name = rng.choice(list(TABLES))
@@ -158,7 +197,9 @@ def sweep(seed, references, chunks=25, until=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Judge references of random and edge streams against every limit.")
+    parser = argparse.ArgumentParser(
+        description="Judge references of random and edge streams against every limit."
+    )
     parser.add_argument("--seed", type=int, default=0, help="first seed; one for each part")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--robot", help="any robot's name instead of the three Franka tables")
@@ -167,10 +208,26 @@ def main():
     for seed in range(arguments.seed, arguments.seed + arguments.parts):
         started = time.process_time()
         robot = arguments.robot
-        found = sweep(seed, arguments.references) if robot is None else sweep_robot(robot, seed, arguments.references)
+        found = (
+            sweep(seed, arguments.references)
+            if robot is None
+            else sweep_robot(robot, seed, arguments.references)
+        )
         judged, worst, tally = found
         seconds = round(time.process_time() - started, 1)
-        print(json.dumps({"robot": robot, "seed": seed, "references": judged, **worst, **tally, "cpu_s": seconds}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "robot": robot,
+                    "seed": seed,
+                    "references": judged,
+                    **worst,
+                    **tally,
+                    "cpu_s": seconds,
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

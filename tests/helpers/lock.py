@@ -1,6 +1,7 @@
 """Write requirements-ci.txt: what CI installs, each package with its hash. ``make lock`` runs it.
 
-It holds for the Python and platform that it is run with, as pip resolves there today; ``constraints.txt`` says which torch.
+It holds for the Python and platform that it is run with, as pip resolves there today;
+``constraints.txt`` says which torch.
 """
 
 from __future__ import annotations
@@ -23,16 +24,40 @@ def main() -> None:
     # editables: hatchling asks for it when a checkout is installed in place, and nothing else does
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--only-binary",
+            ":all:",
+        ]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run([*pip, *constraint, "--report", str(report), "pip", "editables", f"{ROOT}[dev,docs,rerun]"], check=True)
+        subprocess.run(
+            [
+                *pip,
+                *constraint,
+                "--report",
+                str(report),
+                "pip",
+                "editables",
+                f"{ROOT}[dev,docs,rerun]",
+            ],
+            check=True,
+        )
         chosen = json.loads(report.read_text())["install"]
     lines = [
-        f"{about['name']}=={about['version']} --hash=sha256:{found['archive_info']['hashes']['sha256']}"
+        f"{about['name']}=={about['version']} "
+        f"--hash=sha256:{found['archive_info']['hashes']['sha256']}"
         for about, found in ((one["metadata"], one["download_info"]) for one in chosen)
         if "dir_info" not in found  # this package itself
     ]
-    LOCK.write_text(_HEAD.format(*sys.version_info) + "\n".join(sorted(lines, key=str.lower)) + "\n")
+    LOCK.write_text(
+        _HEAD.format(*sys.version_info) + "\n".join(sorted(lines, key=str.lower)) + "\n"
+    )
 
 
 if __name__ == "__main__":

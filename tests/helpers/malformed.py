@@ -10,9 +10,36 @@ import numpy as np
 
 HUGE = 10**30
 JUNK = (
-    *(None, object(), "x", "", "\0", "5", b"x", 1j, np.nan, np.inf, -np.inf, -1, 0, 0.5, HUGE, -HUGE, 1e300, True),
+    *(
+        None,
+        object(),
+        "x",
+        "",
+        "\0",
+        "5",
+        b"x",
+        1j,
+        np.nan,
+        np.inf,
+        -np.inf,
+        -1,
+        0,
+        0.5,
+        HUGE,
+        -HUGE,
+        1e300,
+        True,
+    ),
     *([], {}, (), set(), [None], ["x"], {"x": 1}, {1: 2}, [[0.0], [0.0, 1.0]], [[[1]]], range(3)),
-    *(np.zeros(0), np.zeros((2, 0)), np.zeros((2, 3, 4)), np.float32(np.nan), np.array("x"), np.array([None, "x"]), np.ones(7)),
+    *(
+        np.zeros(0),
+        np.zeros((2, 0)),
+        np.zeros((2, 3, 4)),
+        np.float32(np.nan),
+        np.array("x"),
+        np.array([None, "x"]),
+        np.ones(7),
+    ),
     *(float, lambda: None, Path("/nowhere/x"), Path("x.mp4"), Exception("x")),
 )
 

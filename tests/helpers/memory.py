@@ -1,4 +1,6 @@
-"""How much anonymous memory a job needs beyond what was there before: a watcher reads /proc while it runs."""
+"""How much anonymous memory a job needs beyond what was there before: a watcher reads /proc
+while it runs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def peak_growth(job: Callable[[], T]) -> tuple[T, int]:
 
 
 def peak_rss_growth() -> Callable[[], int]:
-    """Forget the largest resident memory so far; the returned function tells how far it has grown since [bytes]."""
+    """Forget the largest resident memory so far; the returned function tells how far it has
+    grown since [bytes].
+    """
     Path("/proc/self/clear_refs").write_text("5")
 
     def resident(which: str) -> int:

@@ -1,7 +1,8 @@
 """A Panda of the tests' own, to judge collisions: no file, list or code of the project is used.
 
-Frames are the published Denavit-Hartenberg figures (modified convention), shapes the coarse ones of franka_description. MuJoCo
-finds the contacts. Bodies are numbered along the chain: 0 to 7 the links, 8 the hand, 9 and 10 the fingers.
+Frames are the published Denavit-Hartenberg figures (modified convention), shapes the coarse ones of
+franka_description. MuJoCo finds the contacts. Bodies are numbered along the chain: 0 to 7 the
+links, 8 the hand, 9 and 10 the fingers.
 """
 
 import mujoco
@@ -51,7 +52,9 @@ def _xml(table_height_m):
     text += f'<body name="8" pos="0 0 .107" quat="{_text((np.cos(yaw), 0, 0, np.sin(yaw)))}">'
     text += '<geom type="box" size=".0316 .1021 .0329" pos="0 0 .0329"/>'
     for body, quat in zip(FINGERS, ("1 0 0 0", "0 0 0 1"), strict=True):
-        text += f'<body name="{body}" pos="0 0 .0584" quat="{quat}"><joint type="slide" axis="0 1 0"/>'
+        text += (
+            f'<body name="{body}" pos="0 0 .0584" quat="{quat}"><joint type="slide" axis="0 1 0"/>'
+        )
         text += '<geom type="box" size=".01 .0085 .017" pos="0 .0145 .017"/>'
         text += '<geom type="box" size=".0095 .006 .0097" pos="0 .006 .0443"/></body>'
     text += "</body>" * 9
@@ -66,7 +69,9 @@ class PandaOracle:
         self.data = mujoco.MjData(self.model)
 
     def contacts(self, q_rad, opening_m=0.04):
-        """[(body, body, depth in metres)] of the penetrations at arm angles [7]; the world is None."""
+        """[(body, body, depth in metres)] of the penetrations at arm angles [7]; the world is
+        None.
+        """
         self.data.qpos[:] = (*q_rad[:7], opening_m, opening_m)
         mujoco.mj_forward(self.model, self.data)
         names = [None, *range(11)]
@@ -79,11 +84,15 @@ class PandaOracle:
 
     def deepest_m(self, q_rows):
         """[N] depth at each of N rows; 0 where nothing touches."""
-        return np.array([max((depth for *_, depth in self.contacts(q)), default=0.0) for q in q_rows])
+        return np.array(
+            [max((depth for *_, depth in self.contacts(q)), default=0.0) for q in q_rows]
+        )
 
 
 def by_design(one, two):
-    """Whether two bodies may touch: neighbours, and neighbours' neighbours among the links; what is fixed to the table."""
+    """Whether two bodies may touch: neighbours, and neighbours' neighbours among the links; what
+    is fixed to the table.
+    """
     if one is None or two is None:
         return 0 in (one, two)
     one, two = sorted((one, two))
@@ -93,14 +102,18 @@ def by_design(one, two):
 
 
 def between(q_start, q_rows, parts=5):
-    """Points on straight lines in joint space from the start through the rows, the rows included."""
+    """Points on straight lines in joint space from the start through the rows, the rows
+    included.
+    """
     q = np.vstack([q_start, q_rows])
     share = (np.arange(parts) + 1)[None, :, None] / parts
     return (q[:-1, None] + (q[1:] - q[:-1])[:, None] * share).reshape(-1, q.shape[1])
 
 
 def random_chunk(rng, oracle, rows=32):
-    """A start anywhere in the joints' range that touches nothing, and poses [rows, 4, 4] of the hand on a wandering path."""
+    """A start anywhere in the joints' range that touches nothing, and poses [rows, 4, 4] of the
+    hand on a wandering path.
+    """
     from strands_cosmos3.actions.rotations import so3_exp
     from strands_cosmos3.robots.panda import dh_forward
 

@@ -1,4 +1,6 @@
-"""A made-up arm's dataset for post-training, and what each of two processes does in test_training_sharding.py."""
+"""A made-up arm's dataset for post-training, and what each of two processes does in
+test_training_sharding.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import numpy as np
 import torch
 
 from strands_cosmos3.actions.rotations import so3_exp
-from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetSpec, DatasetWriter, arm_spec, camera_key
+from strands_cosmos3.datasets import (
+    ACTION,
+    EE_POSE,
+    STATE,
+    DatasetSpec,
+    DatasetWriter,
+    arm_spec,
+    camera_key,
+)
 from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.observe import views
 from strands_cosmos3.training.post import PostConfig, PostTraining
@@ -19,7 +29,14 @@ from strands_cosmos3.training.windows import pose7, raw_rows
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 SMALL_CANVAS = {480: ((32, 48),)}
 SHARED = PostConfig(
-    steps=6, batch=5, lr=1e-2, every=4, validation_fraction=0.5, validate_every=2, lora_rank=2, lora_targets=("q", "v")
+    steps=6,
+    batch=5,
+    lr=1e-2,
+    every=4,
+    validation_fraction=0.5,
+    validate_every=2,
+    lora_rank=2,
+    lora_targets=("q", "v"),
 )
 
 
@@ -38,7 +55,11 @@ def made_up_arm(root: Path, tasks: tuple[str, ...]) -> Path:
             state = np.concatenate([rng.normal(0, 0.3, (36, 7)), orders[:, None]], 1)
             columns = {STATE: state.astype(np.float32), EE_POSE: pose7(poses).astype(np.float32)}
             columns[ACTION] = raw_rows(poses, orders).astype(np.float32)
-            writer.add_episode(columns, {camera_key("composite"): rng.integers(0, 255, (36, 32, 48, 3)).astype(np.uint8)}, task)
+            writer.add_episode(
+                columns,
+                {camera_key("composite"): rng.integers(0, 255, (36, 32, 48, 3)).astype(np.uint8)},
+                task,
+            )
     return root
 
 

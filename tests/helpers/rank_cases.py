@@ -1,4 +1,6 @@
-"""What a rank does in a test, and the single process that it is compared with. Everything here runs in either."""
+"""What a rank does in a test, and the single process that it is compared with. Everything here
+runs in either.
+"""
 
 import io
 import os
@@ -25,7 +27,16 @@ MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 TRAFFIC = ("messages", "payload")
 
 
-def question(mode="policy", guidance=3.0, interval=None, steps=3, seed=5, prompt=40, frames=5, columns=COLUMNS):
+def question(
+    mode="policy",
+    guidance=3.0,
+    interval=None,
+    steps=3,
+    seed=5,
+    prompt=40,
+    frames=5,
+    columns=COLUMNS,
+):
     """A request with 4 x ``columns`` latents a frame and four action rows."""
     generator = torch.Generator().manual_seed(seed)
     return Cosmos3ActionRequest(
@@ -35,7 +46,8 @@ def question(mode="policy", guidance=3.0, interval=None, steps=3, seed=5, prompt
         action_chunk=4,
         domain_id=8,
         raw_action_dim=10,
-        cond_video_pixels=torch.rand(1, 3, frames, 16 * ROWS, 16 * columns, generator=generator) * 2 - 1,
+        cond_video_pixels=torch.rand(1, 3, frames, 16 * ROWS, 16 * columns, generator=generator) * 2
+        - 1,
         cond_action=torch.rand(4, 10, generator=generator) if mode == "forward_dynamics" else None,
         mode=mode,
         fps=15.0,
@@ -52,11 +64,15 @@ def question(mode="policy", guidance=3.0, interval=None, steps=3, seed=5, prompt
 def engine(folder, tp=1, cfg=1, decode=True, split="exact", dtype="float32"):
     """One engine for each set of arguments and process; in a group, one rank of it."""
     parallel = None if tp * cfg == 1 else ParallelConfig(tp, cfg, split)
-    return Cosmos3Engine.from_pretrained(folder, dtype=getattr(torch, dtype), parallel=parallel, decode_video=decode)
+    return Cosmos3Engine.from_pretrained(
+        folder, dtype=getattr(torch, dtype), parallel=parallel, decode_video=decode
+    )
 
 
 def step(asked, **which):
-    """A whole inference: action, video latents, pixels where this rank keeps them, and what was sent for it."""
+    """A whole inference: action, video latents, pixels where this rank keeps them, and what was
+    sent for it.
+    """
     loaded = engine(**which)
     if which.get("tp", 1) * which.get("cfg", 1) > 1:
         loaded.parallel_context.traffic.clear()
@@ -73,7 +89,18 @@ def encode_decode(widths, frames, split="exact", **which):
     found = []
     with torch.inference_mode():
         for columns in widths:
-            clip = torch.rand(1, 3, frames, 16 * ROWS, 16 * columns, generator=torch.Generator().manual_seed(columns)) * 2 - 1
+            clip = (
+                torch.rand(
+                    1,
+                    3,
+                    frames,
+                    16 * ROWS,
+                    16 * columns,
+                    generator=torch.Generator().manual_seed(columns),
+                )
+                * 2
+                - 1
+            )
             latents = vae.encode(clip)
             given = torch.randn(latents.shape, generator=torch.Generator().manual_seed(columns))
             pixels = vae.decode(given)
@@ -97,7 +124,9 @@ def vae_traffic(columns, frames, **which):
 
 
 def flops(**which):
-    """Of one guided step's matrix products, as torch counts them; both prompts are of one length, and known."""
+    """Of one guided step's matrix products, as torch counts them; both prompts are of one
+    length, and known.
+    """
     from dataclasses import replace
 
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -122,7 +151,9 @@ def flops(**which):
 
 
 def weights(**which):
-    """Bytes of each of the transformer's parameters on this rank, and of everything that the engine keeps."""
+    """Bytes of each of the transformer's parameters on this rank, and of everything that the
+    engine keeps.
+    """
     loaded = engine(**which)
     held = {name: p.numel() * p.element_size() for name, p in loaded.transformer.named_parameters()}
     return held, loaded.kept_bytes
@@ -131,13 +162,18 @@ def weights(**which):
 def loading_peak(small, folder, tp, cfg=1):
     """Largest growth of anonymous memory while this rank loads a checkpoint, and what it keeps."""
     degrees = ParallelConfig(tp, cfg)
-    Cosmos3Engine.from_pretrained(small, dtype=torch.float32, parallel=degrees)  # imports and allocators are the baseline
-    loaded, growth = peak_growth(lambda: Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, parallel=degrees))
+    # imports and allocators are the baseline
+    Cosmos3Engine.from_pretrained(small, dtype=torch.float32, parallel=degrees)
+    loaded, growth = peak_growth(
+        lambda: Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, parallel=degrees)
+    )
     return growth, loaded.kept_bytes
 
 
 def refused(mode_of, **which):
-    """The error with which a rank refuses: of loading, or of a request that names a domain outside the checkpoint."""
+    """The error with which a rank refuses: of loading, or of a request that names a domain
+    outside the checkpoint.
+    """
     from dataclasses import replace
 
     from strands_cosmos3.errors import Cosmos3Error
@@ -152,17 +188,23 @@ def refused(mode_of, **which):
 
 
 def biased(tp):
-    """An attention layer with biases, cut and summed by hand as a checkpoint's would be; its difference from the whole."""
+    """An attention layer with biases, cut and summed by hand as a checkpoint's would be; its
+    difference from the whole.
+    """
     from strands_cosmos3.engine.config import TransformerConfig
     from strands_cosmos3.engine.transformer import Cosmos3Transformer
     from strands_cosmos3.engine.weights import checkpoint_key
 
     torch.manual_seed(3)
-    config = TransformerConfig(32, 2, 4, 2, 16, 64, 16, 8, attention_bias=True, rope_axes_dim=(4, 2, 2))
+    config = TransformerConfig(
+        32, 2, 4, 2, 16, 64, 16, 8, attention_bias=True, rope_axes_dim=(4, 2, 2)
+    )
     whole, part = Cosmos3Transformer(config), Cosmos3Transformer(config)
     mesh = ParallelConfig(tp).join(torch.device("cpu"))
     mesh.check(config)
-    for (name, stored), module_parameter in zip(whole.named_parameters(), part.named_parameters(), strict=True):
+    for (name, stored), module_parameter in zip(
+        whole.named_parameters(), part.named_parameters(), strict=True
+    ):
         cut = mesh.shard(checkpoint_key(name), tuple(stored.shape))
         module_parameter[1].data = stored[cut].detach().clone() if cut else stored.detach().clone()
     mesh.parallelize(part)

@@ -1,8 +1,11 @@
-"""Ranks for tests: one process imports torch once and forks whole groups, which stay alive from case to case.
+"""Ranks for tests: one process imports torch once and forks whole groups, which stay alive from
+case to case.
 
-A group is joined through a store, or, without one, left as torchrun starts it: joining is then up to the case.
+A group is joined through a store, or, without one, left as torchrun starts it: joining is then up
+to the case.
 
-Run as a program with the address of a ``multiprocessing.connection`` listener; see ``rank_groups.py``, which starts it.
+Run as a program with the address of a ``multiprocessing.connection`` listener; see
+``rank_groups.py``, which starts it.
 """
 
 import faulthandler
@@ -30,7 +33,9 @@ def main(address: str) -> None:
                 connection.close()
                 if store is None:
                     told = {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "127.0.0.1"}
-                    os.environ.update(told, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+                    os.environ.update(
+                        told, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size)
+                    )
                 serve(address, rank, size, store)
                 os._exit(0)
 
@@ -48,7 +53,9 @@ def serve(address: str, rank: int, size: int, store: str | None) -> None:
     faulthandler.register(signal.SIGUSR1)
     if store is not None:
         timeout = timedelta(seconds=120)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
+        )
     with Client(address, "AF_UNIX") as connection:
         connection.send((rank, os.getpid()))
         while True:

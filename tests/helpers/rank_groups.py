@@ -12,14 +12,17 @@ from helpers.environments import ROOT, TESTS
 
 
 class Ranks:
-    """A group; ``run(case, **arguments)`` calls ``rank_cases.<case>`` on every rank and returns every rank's answer."""
+    """A group; ``run(case, **arguments)`` calls ``rank_cases.<case>`` on every rank and returns
+    every rank's answer.
+    """
 
     def __init__(self, connections, processes):
         self._connections, self._processes = connections, processes
 
     def run(self, case, **arguments):
         with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]  # a case that joins by itself must not meet the store of the one before
+            # a case that joins by itself must not meet the store of the one before
+            port = free.getsockname()[1]
         for connection in self._connections:
             connection.send((case, arguments, port))
         answers = []
@@ -27,9 +30,13 @@ class Ranks:
             if not connection.poll(240):
                 for process in self._processes:
                     os.kill(process, signal.SIGUSR1)  # it prints what it is doing
-                raise AssertionError(f"rank {rank} does not answer {case}; stderr has the ranks' stacks")
+                raise AssertionError(
+                    f"rank {rank} does not answer {case}; stderr has the ranks' stacks"
+                )
             answers.append(connection.recv())
-        failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"]
+        failed = [
+            f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"
+        ]
         assert not failed, "\n".join(failed)
         return [answer for _, answer in answers]
 
@@ -43,13 +50,18 @@ class Harness:
         self._fork_server = self._process = None
 
     def group(self, size, joined=True):
-        """Ranks that have joined a process group, or, if not ``joined``, such as torchrun starts."""
+        """Ranks that have joined a process group, or, if not ``joined``, such as torchrun
+        starts.
+        """
         if self._fork_server is None:
             self._start()
         if (size, joined) not in self._groups:
             self._fork_server.send((size, f"{self._folder.name}/store{size}" if joined else None))
             accepted = [self._listener.accept() for _ in range(size)]
-            ranks = sorted(((*connection.recv(), connection) for connection in accepted), key=lambda rank: rank[0])
+            ranks = sorted(
+                ((*connection.recv(), connection) for connection in accepted),
+                key=lambda rank: rank[0],
+            )
             _, processes, connections = zip(*ranks, strict=True)
             self._groups[size, joined] = Ranks(connections, processes)
         return self._groups[size, joined]
@@ -59,7 +71,8 @@ class Harness:
         path = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "helpers.rank_fork_server", self._listener.address], env=environment
+            [sys.executable, "-m", "helpers.rank_fork_server", self._listener.address],
+            env=environment,
         )
         self._fork_server = self._listener.accept()
         assert self._fork_server.recv() == "ready"

@@ -1,4 +1,6 @@
-"""Checkpoints of the released models' real shapes in every format: but for their headers, the files are holes."""
+"""Checkpoints of the released models' real shapes in every format: but for their headers, the
+files are holes.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,23 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata as Stored
 
 from helpers.checkpoint_formats import VISION, write_json
-from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, fresh_vae, transformer_config, write_tokenizer
+from strands_cosmos3.engine.factory import (
+    MODEL_INDEX,
+    SCHEDULER,
+    FactorySizes,
+    fresh_vae,
+    transformer_config,
+    write_tokenizer,
+)
 from strands_cosmos3.engine.formats.names import framework_name
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import STEM
@@ -41,8 +55,12 @@ def vae_parts() -> tuple[dict[str, Any], Shapes]:
     return dict(vae.config), {name: tuple(w.shape) for name, w in vae.state_dict().items()}
 
 
-def hollow(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], ones: tuple[str, ...] = ()) -> None:
-    """A safetensors file of tensors, name -> (dtype, shape), that are zero; single numbers named ``ones`` are 1."""
+def hollow(
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], ones: tuple[str, ...] = ()
+) -> None:
+    """A safetensors file of tensors, name -> (dtype, shape), that are zero; single numbers named
+    ``ones`` are 1.
+    """
     header: dict[str, Any] = {}
     at = 0
     for name, (dtype, shape) in tensors.items():
@@ -60,7 +78,9 @@ def hollow(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], ones:
             file.write(b"\x00\x00\x80\x3f")
 
 
-def hollow_shards(folder: Path, stem: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def hollow_shards(
+    folder: Path, stem: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> None:
     """The same in several files with an index."""
     shards: list[dict[str, Any]] = [{}]
     size = 0
@@ -86,7 +106,9 @@ def released(folder: Path, kind: str, shapes: Shapes) -> Path:
     hollow_shards(folder / "transformer", STEM, bf16(shapes))
     config, vae = vae_parts()
     write_json(folder / "vae/config.json", config)
-    hollow(folder / f"vae/{STEM}.safetensors", {name: ("F32", shape) for name, shape in vae.items()})
+    hollow(
+        folder / f"vae/{STEM}.safetensors", {name: ("F32", shape) for name, shape in vae.items()}
+    )
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
     write_tokenizer(folder / "text_tokenizer")
@@ -95,12 +117,19 @@ def released(folder: Path, kind: str, shapes: Shapes) -> Path:
 
 def export(folder: Path, kind: str, shapes: Shapes) -> Path:
     """cosmos-framework's export."""
-    vision = {} if kind == "edge" else {name: ("BF16", tuple(w.shape)) for name, w in VISION.items()}
-    hollow_shards(folder, "model", bf16({framework_name(name): s for name, s in shapes.items()}, "model.net.") | vision)
+    vision = (
+        {} if kind == "edge" else {name: ("BF16", tuple(w.shape)) for name, w in VISION.items()}
+    )
+    hollow_shards(
+        folder,
+        "model",
+        bf16({framework_name(name): s for name, s in shapes.items()}, "model.net.") | vision,
+    )
     target = "Nemotron3DenseVLTextForCausalLM" if kind == "edge" else "Qwen3VLTextForCausalLM"
     config = {"max_action_dim": 64, "vlm_config": {"model_instance": {"_target_": target}}}
     write_json(
-        folder / "config.json", {"model_type": "cosmos3_omni", "model": {"_target_": "a.OmniMoTModel", "config": config}}
+        folder / "config.json",
+        {"model_type": "cosmos3_omni", "model": {"_target_": "a.OmniMoTModel", "config": config}},
     )
     write_json(folder / "checkpoint.json", {})
     return folder
@@ -109,9 +138,15 @@ def export(folder: Path, kind: str, shapes: Shapes) -> Path:
 def lerobot(folder: Path, kind: str, shapes: Shapes) -> Path:
     """A LeRobot policy: one file."""
     config, vae = vae_parts()
-    both = {f"model.transformer.{name}": s for name, s in shapes.items()} | {f"model.vae.{name}": s for name, s in vae.items()}
+    both = {f"model.transformer.{name}": s for name, s in shapes.items()} | {
+        f"model.vae.{name}": s for name, s in vae.items()
+    }
     hollow(folder / "model.safetensors", bf16(both))
-    configs = {"transformer_config": real_config(kind), "vae_config": config, "scheduler_config": SCHEDULER}
+    configs = {
+        "transformer_config": real_config(kind),
+        "vae_config": config,
+        "scheduler_config": SCHEDULER,
+    }
     write_json(folder / "config.json", {"type": "cosmos3", **configs})
     write_tokenizer(folder / "text_tokenizer")
     return folder
@@ -130,7 +165,9 @@ def dcp(folder: Path, kind: str, shapes: Shapes) -> Path:
             offsets, sizes = (start, *[0] * (len(shape) - 1)), (stop - start, *shape[1:])
             chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
             length = math.prod(sizes) * 2 + 1000
-            places[MetadataIndex(fqn, torch.Size(offsets), rank)] = _StorageInfo(f"__{rank}_0.distcp", ends[rank], length)
+            places[MetadataIndex(fqn, torch.Size(offsets), rank)] = _StorageInfo(
+                f"__{rank}_0.distcp", ends[rank], length
+            )
             ends[rank] += length
         tensors[fqn] = Stored(TensorProperties(torch.bfloat16), torch.Size(shape), chunks)
     folder.mkdir()
@@ -162,12 +199,17 @@ def fp8(folder: Path, kind: str, shapes: Shapes) -> Path:
 
 
 def adapter(folder: Path, kind: str, shapes: Shapes) -> Path:
-    """LoRA factors of rank 16 on every MLP of the generation tower, and its attention and the action heads whole."""
+    """LoRA factors of rank 16 on every MLP of the generation tower, and its attention and the
+    action heads whole.
+    """
     stored: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         if "mlp_moe_gen" in name:
             stem = framework_name(name).removesuffix(".weight")
-            stored[f"{stem}.lora_A.weight"], stored[f"{stem}.lora_B.weight"] = ("F32", (16, shape[1])), ("F32", (shape[0], 16))
+            stored[f"{stem}.lora_A.weight"], stored[f"{stem}.lora_B.weight"] = (
+                ("F32", (16, shape[1])),
+                ("F32", (shape[0], 16)),
+            )
         elif name.startswith("action_") or "add_q_proj" in name:
             stored[framework_name(name)] = "BF16", shape
     hollow(folder / "delta.safetensors", stored)
@@ -175,4 +217,11 @@ def adapter(folder: Path, kind: str, shapes: Shapes) -> Path:
     return folder
 
 
-ALL = {"released": released, "export": export, "lerobot": lerobot, "dcp": dcp, "fp8": fp8, "adapter": adapter}
+ALL = {
+    "released": released,
+    "export": export,
+    "lerobot": lerobot,
+    "dcp": dcp,
+    "fp8": fp8,
+    "adapter": adapter,
+}

@@ -1,4 +1,6 @@
-"""Feasible motions of any robot's limbs: steps of 1 to 3 cm and 1 to 5 degrees a row, drawn by each limb's own Jacobian."""
+"""Feasible motions of any robot's limbs: steps of 1 to 3 cm and 1 to 5 degrees a row, drawn by
+each limb's own Jacobian.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ SPEED_SHARE, ROOM_RAD, TRIES = 0.8, 0.05, 400
 
 
 def feasible_motion(ik: LimbIK, rng: np.random.Generator, rows: int, fps: float) -> np.ndarray:
-    """[rows + 1, nq] configurations; every limb within its ranges and below 80 % of its speed limits, none in collision."""
+    """[rows + 1, nq] configurations; every limb within its ranges and below 80 % of its speed
+    limits, none in collision.
+    """
     for _ in range(TRIES):
         q = _walk(ik, rng, rows, fps)
         if q is not None and (ik.between is None or ik.between.examine(q[0], q[1:]).row is None):
@@ -32,11 +36,21 @@ def _walk(ik: LimbIK, rng: np.random.Generator, rows: int, fps: float) -> np.nda
         limits, address = bridge.limits, bridge.q_address
         direction, axis = rng.normal(size=(2, 3))
         for i in range(rows):
-            direction, axis = (v / np.linalg.norm(v) + 0.3 * rng.normal(size=3) for v in (direction, axis))
-            wanted = np.concatenate((direction / np.linalg.norm(direction), axis / np.linalg.norm(axis)))
+            direction, axis = (
+                v / np.linalg.norm(v) + 0.3 * rng.normal(size=3) for v in (direction, axis)
+            )
+            wanted = np.concatenate(
+                (direction / np.linalg.norm(direction), axis / np.linalg.norm(axis))
+            )
             wanted *= np.repeat((rng.uniform(0.012, 0.028), np.deg2rad(rng.uniform(1.2, 4.8))), 3)
             data.qpos[:] = out[i]
-            step = _step(ik.model, data, ik.robot.limb(name), wanted, [ik.model.joint(j).dofadr[0] for j in bridge.joint_names])
+            step = _step(
+                ik.model,
+                data,
+                ik.robot.limb(name),
+                wanted,
+                [ik.model.joint(j).dofadr[0] for j in bridge.joint_names],
+            )
             angles = out[i, address] + step
             if (np.abs(step) * fps > SPEED_SHARE * limits.velocity).any():
                 return None
@@ -57,7 +71,14 @@ def _step(model, data, limb, wanted, dofs) -> np.ndarray:
 def _within(poses: dict[str, np.ndarray]) -> bool:
     for T in poses.values():
         moved = np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1)
-        turned = np.arccos(np.clip((np.einsum("nij,nij->n", T[:-1, :3, :3], T[1:, :3, :3]) - 1) / 2, -1, 1))
-        if moved.min() < 0.01 or moved.max() > 0.03 or turned.min() < np.deg2rad(1) or turned.max() > np.deg2rad(5):
+        turned = np.arccos(
+            np.clip((np.einsum("nij,nij->n", T[:-1, :3, :3], T[1:, :3, :3]) - 1) / 2, -1, 1)
+        )
+        if (
+            moved.min() < 0.01
+            or moved.max() > 0.03
+            or turned.min() < np.deg2rad(1)
+            or turned.max() > np.deg2rad(5)
+        ):
             return False
     return True

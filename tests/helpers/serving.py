@@ -17,7 +17,9 @@ DROID, LIBERO = get_embodiment("droid"), get_embodiment("libero")
 
 
 class Echo(Backend):
-    """Answers four rows: the joint angles it was shown plus 0.01 a row, and the gripper it was shown."""
+    """Answers four rows: the joint angles it was shown plus 0.01 a row, and the gripper it was
+    shown.
+    """
 
     name = "echo"
     requires_images = False
@@ -44,7 +46,9 @@ class Echo(Backend):
 
 
 class Several(Echo):
-    """Answers LIBERO's requests, too: columns from -0.5 to 0.5; the first is how bright the left half is, plus 0.01 a row."""
+    """Answers LIBERO's requests, too: columns from -0.5 to 0.5; the first is how bright the left
+    half is, plus 0.01 a row.
+    """
 
     requires_images = True
 
@@ -54,15 +58,27 @@ class Several(Echo):
         self.before(request)
         self.requests.append(request)
         rows = np.tile(np.linspace(-0.5, 0.5, 10), (16, 1))
-        rows[:, 0] = request.composite[:, : request.composite.shape[1] // 2].mean() / 255 + 0.01 * np.arange(16)
+        rows[:, 0] = request.composite[
+            :, : request.composite.shape[1] // 2
+        ].mean() / 255 + 0.01 * np.arange(16)
         return ActionChunk(rows, request.action_space, LIBERO)
 
 
 def libero_request(left: int = 51, **more: Any) -> Request:
     """Third person left, wrist right, each of one colour."""
-    picture = np.concatenate([np.full((256, 256, 3), left, np.uint8), np.full((256, 256, 3), 90, np.uint8)], axis=1)
+    picture = np.concatenate(
+        [np.full((256, 256, 3), left, np.uint8), np.full((256, 256, 3), 90, np.uint8)], axis=1
+    )
     space = LIBERO.action_space()
-    return Request(LIBERO, space, "put the soup in the basket", 16, None, 1.0, **{"composite": picture, "seed": 3, **more})
+    return Request(
+        LIBERO,
+        space,
+        "put the soup in the basket",
+        16,
+        None,
+        1.0,
+        **{"composite": picture, "seed": 3, **more},
+    )
 
 
 def observation(q: Any = None, gripper: float = 0.0, **more: Any) -> dict[str, Any]:
@@ -87,7 +103,9 @@ def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-JOINT_POS, POSE_ABS, MIDTRAIN = (DROID.spaces[name] for name in ("joint_pos", "pose_abs", "midtrain"))
+JOINT_POS, POSE_ABS, MIDTRAIN = (
+    DROID.spaces[name] for name in ("joint_pos", "pose_abs", "midtrain")
+)
 T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
 VIEWS = {view: picture(360, 640) + i for i, view in enumerate(DROID.rig.views)}
 
@@ -101,4 +119,6 @@ def request(space=JOINT_POS, **more) -> Request:
         "seed": 9,
         "t_motion_s": 2.5,
     }
-    return Request(DROID, space, "pick up the cube", DROID.chunk_rows(space.name), **{**fields, **more})
+    return Request(
+        DROID, space, "pick up the cube", DROID.chunk_rows(space.name), **{**fields, **more}
+    )

@@ -1,4 +1,6 @@
-"""What each of two processes does in test_training_sharding.py: a few steps with spread weights, then the state."""
+"""What each of two processes does in test_training_sharding.py: a few steps with spread weights,
+then the state.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from strands_cosmos3.training.windows import Batch
 
 def main(folder: Path, until: int) -> None:
     torch.set_num_threads(1)
-    config = TransformerConfig.from_dict(transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32))
+    config = TransformerConfig.from_dict(
+        transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32)
+    )
     with processes() as share:
         policy = shard_policy(fresh_policy(config, seed=1), share.ranks)
         losses = []
@@ -31,7 +35,9 @@ def main(folder: Path, until: int) -> None:
             shapes = (6, 8, 2, 4, 6), (6, 10), (6, 16, 10)
             latents, state, rows = (torch.randn(shape, generator=generator) for shape in shapes)
             mode = torch.tensor([0, 1, 2, 0, 0, 0])
-            batch = Batch(latents, state, rows, ((1, 2, 3), (4,)), torch.tensor([0, 1, 0, 1, 0, 1]), mode)
+            batch = Batch(
+                latents, state, rows, ((1, 2, 3), (4,)), torch.tensor([0, 1, 0, 1, 0, 1]), mode
+            )
             noise = torch.Generator().manual_seed(100 + step)
 
             def job(mine: TrainedPolicy):

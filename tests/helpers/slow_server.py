@@ -1,4 +1,6 @@
-"""A real server process whose inference takes a while, sleeping or burning Python: slow_server.py SECONDS sleep|spin|look."""
+"""A real server process whose inference takes a while, sleeping or burning Python:
+slow_server.py SECONDS sleep|spin|look.
+"""
 
 import sys
 import time
@@ -26,7 +28,8 @@ def work(request):
 
 backend = Echo(work)
 backend.requires_images = how == "look"
-backend.requests = deque(maxlen=1)  # a process that is watched for its memory must not collect pictures
+# a process that is watched for its memory must not collect pictures
+backend.requests = deque(maxlen=1)
 server = PolicyServer(ServedPolicy(backend, libero=True), ServerConfig(port=0, grace_s=grace))
 server.run(ready=lambda server: print(server.port, flush=True))
 print("bye", flush=True)

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetSpec, DatasetWriter, arm_spec, camera_key
+from strands_cosmos3.datasets import (
+    ACTION,
+    EE_POSE,
+    STATE,
+    DatasetSpec,
+    DatasetWriter,
+    arm_spec,
+    camera_key,
+)
 
 SIZE = (48, 64)
 VIEWS = ("wrist", "exterior_1")
@@ -29,15 +37,24 @@ def columns(n: int, seed: int = 0) -> dict[str, Any]:
 
 
 def picture(episode: int, row: int, view: int) -> np.ndarray:
-    """A grey wall and a square whose colour names the episode and whose place names the row and the view."""
+    """A grey wall and a square whose colour names the episode and whose place names the row and
+    the view.
+    """
     frame = np.full((*SIZE, 3), 90, np.uint8)
     x, y = 2 + 3 * (row % 18), 2 + 20 * view + 2 * (row // 18)
-    frame[y : y + 16, x : x + 10] = [(40 * episode + 20) % 256, (100 + 60 * episode) % 256, 200 - 30 * (episode % 5)]
+    frame[y : y + 16, x : x + 10] = [
+        (40 * episode + 20) % 256,
+        (100 + 60 * episode) % 256,
+        200 - 30 * (episode % 5),
+    ]
     return frame
 
 
 def pictures(episode: int, n: int) -> dict[str, np.ndarray]:
-    return {camera_key(name): np.stack([picture(episode, row, view) for row in range(n)]) for view, name in enumerate(VIEWS)}
+    return {
+        camera_key(name): np.stack([picture(episode, row, view) for row in range(n)])
+        for view, name in enumerate(VIEWS)
+    }
 
 
 def which(frames: np.ndarray, episode: int, n: int, view: int = 0) -> list[int]:
@@ -48,4 +65,6 @@ def which(frames: np.ndarray, episode: int, n: int, view: int = 0) -> list[int]:
 
 def fill(writer: DatasetWriter, lengths: list[int], first: int = 0) -> None:
     for k, n in enumerate(lengths, first):
-        writer.add_episode(columns(n, k), pictures(k, n), task=f"pick up cube {k % 3}", note={"seed": k})
+        writer.add_episode(
+            columns(n, k), pictures(k, n), task=f"pick up cube {k % 3}", note={"seed": k}
+        )

@@ -22,15 +22,27 @@ def flat(q=HOME_Q, finger_m=0.04, **more):
 
 
 class Spy:
-    """``midtrain`` rows of one feasible motion, a fifth open; or ``joint_pos`` rows that run on evenly from what was seen."""
+    """``midtrain`` rows of one feasible motion, a fifth open; or ``joint_pos`` rows that run on
+    evenly from what was seen.
+    """
 
     name, model_sha256 = "spy", None
 
-    def __init__(self, rows=32, step_m=(0.002, 0.006), requires_images=False, joints_rad_s=None, privileged=False, delay_s=0.0):
+    def __init__(
+        self,
+        rows=32,
+        step_m=(0.002, 0.006),
+        requires_images=False,
+        joints_rad_s=None,
+        privileged=False,
+        delay_s=0.0,
+    ):
         self.requires_images, self.needs_privileged = requires_images, privileged
         self.rows, self.joints_rad_s, self.delay_s = rows, joints_rad_s, delay_s
         self.requests, self.resets, self.closed = [], [], 0
-        self.q_start, self.T_hand = feasible_chunk(np.random.default_rng(0), rows, step_m, (0.2, 2.0))
+        self.q_start, self.T_hand = feasible_chunk(
+            np.random.default_rng(0), rows, step_m, (0.2, 2.0)
+        )
 
     def infer(self, request):
         self.requests.append(request)
@@ -41,7 +53,13 @@ class Spy:
         else:
             T = np.concatenate((dh_forward(self.q_start)[None], self.T_hand)) @ T_HAND_COSMOS
             rows = encode_chunk(T, np.full(self.rows, 0.2), request.embodiment)
-        return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed, timing={"own_ms": 1.0})
+        return ActionChunk(
+            rows,
+            request.action_space,
+            request.embodiment,
+            seed=request.seed,
+            timing={"own_ms": 1.0},
+        )
 
     def reset(self, seed=None):
         self.resets.append(seed)

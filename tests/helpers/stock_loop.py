@@ -1,7 +1,9 @@
-"""A plain sampling loop over diffusers' stock transformer, scheduler and VAE, for sequences that its pipeline cannot make.
+"""A plain sampling loop over diffusers' stock transformer, scheduler and VAE, for sequences that
+its pipeline cannot make.
 
-It follows the model's description (a state row at temporal position 0, history before it, given values without a time embedding
-and restored after each step) and shares no code with the engine: only the request, as a record of what is asked.
+It follows the model's description (a state row at temporal position 0, history before it, given
+values without a time embedding and restored after each step) and shares no code with the engine:
+only the request, as a record of what is asked.
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import UniPCMultistepScheduler
-from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import get_3d_mrope_ids_text_tokens, get_3d_mrope_ids_vae_tokens
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
+    get_3d_mrope_ids_text_tokens,
+    get_3d_mrope_ids_vae_tokens,
+)
 
 from helpers.cosmos3_oracle import pipeline
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """What is asked, and what of it is given: latent frames, and the first rows of the action sequence."""
+    """What is asked, and what of it is given: latent frames, and the first rows of the action
+    sequence.
+    """
 
     asked: Any  # the engine's request
     state_rows: int
@@ -48,12 +55,17 @@ def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Ten
     for t in scheduler.timesteps:
         low, high = asked.guidance_interval or (-1, 1001)
         guided = asked.guidance_scale != 1 and low < int(t) < high
-        made = [_velocities(pipe, sequence, ids, video, action, int(t)) for ids in prompts[: 1 + guided]]
+        made = [
+            _velocities(pipe, sequence, ids, video, action, int(t)) for ids in prompts[: 1 + guided]
+        ]
         of_video, of_action = (
-            v[0] if not guided else v[1] + asked.guidance_scale * (v[0] - v[1]) for v in zip(*made, strict=True)
+            v[0] if not guided else v[1] + asked.guidance_scale * (v[0] - v[1])
+            for v in zip(*made, strict=True)
         )
         video = scheduler.step(of_video * free_video, t, video, return_dict=False)[0]
-        action = action_scheduler.step((of_action * free_action)[None], t, action[None], return_dict=False)[0][0]
+        action = action_scheduler.step(
+            (of_action * free_action)[None], t, action[None], return_dict=False
+        )[0][0]
         video = torch.where(free_video > 0, video, clean)
         action = torch.where(free_action > 0, action, given)
     return video, action[-asked.action_chunk :, : asked.raw_action_dim]
@@ -63,7 +75,10 @@ def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Ten
 def stock_pixels(folder: Any, video: torch.Tensor) -> torch.Tensor:
     """Pixels [1, 3, frames, height, width] in [0, 1] of video latents."""
     vae = pipeline(folder, torch.float32).vae
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
+    mean, std = (
+        torch.tensor(values).view(1, -1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
     return ((vae.decode(video * std + mean).sample + 1) / 2).clamp(0, 1)
 
 
@@ -71,13 +86,16 @@ def _schedulers(pipe: Any, asked: Any) -> tuple[Any, Any]:
     flow = {"use_karras_sigmas": False, "flow_shift": asked.flow_shift}
     scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
     scheduler.set_timesteps(
-        asked.num_inference_steps, sigmas=np.linspace(1 - 1 / 1000, 0.0, asked.num_inference_steps + 1)[:-1]
+        asked.num_inference_steps,
+        sigmas=np.linspace(1 - 1 / 1000, 0.0, asked.num_inference_steps + 1)[:-1],
     )
     return scheduler, copy.deepcopy(scheduler)
 
 
 def _video(pipe: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents of the whole clip, its last picture repeated to the end, and 1 where they are predicted."""
+    """Latents of the whole clip, its last picture repeated to the end, and 1 where they are
+    predicted.
+    """
     asked = sequence.asked
     F, H, W = asked.video_shape
     pixels = asked.cond_video_pixels
@@ -89,7 +107,14 @@ def _video(pipe: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
     return clean, free
 
 
-def _velocities(pipe: Any, sequence: Sequence, ids: torch.Tensor, video: torch.Tensor, action: torch.Tensor, t: int) -> Any:
+def _velocities(
+    pipe: Any,
+    sequence: Sequence,
+    ids: torch.Tensor,
+    video: torch.Tensor,
+    action: torch.Tensor,
+    t: int,
+) -> Any:
     asked, config = sequence.asked, pipe.transformer.config
     F, H, W = video.shape[2:]
     rows, columns, text = -(-H // 2), -(-W // 2), len(ids)
@@ -98,10 +123,20 @@ def _velocities(pipe: Any, sequence: Sequence, ids: torch.Tensor, video: torch.T
     noisy_frames = [i for i in range(F) if i not in sequence.clean_frames]
     noisy = torch.cat([torch.arange(per_frame) + text + i * per_frame for i in noisy_frames])
     text_positions, after = get_3d_mrope_ids_text_tokens(text, 0, True)
-    where = {"temporal_offset": after + config.unified_3d_mrope_temporal_modality_margin, "fps": asked.fps, "base_fps": 24.0}
+    where = {
+        "temporal_offset": after + config.unified_3d_mrope_temporal_modality_margin,
+        "fps": asked.fps,
+        "base_fps": 24.0,
+    }
     offset = (0 if sequence.state_rows else 1) - asked.history_rows
-    frames_at = get_3d_mrope_ids_vae_tokens(F, rows, columns, **where, temporal_compression_factor=4)[0]
-    per_row = {"temporal_compression_factor": 1, "base_temporal_compression_factor": 4, "start_frame_offset": offset}
+    frames_at = get_3d_mrope_ids_vae_tokens(
+        F, rows, columns, **where, temporal_compression_factor=4
+    )[0]
+    per_row = {
+        "temporal_compression_factor": 1,
+        "base_temporal_compression_factor": 4,
+        "start_frame_offset": offset,
+    }
     rows_at = get_3d_mrope_ids_vae_tokens(count, 1, 1, **where, **per_row)[0]
     of_video, _, of_action = pipe.transformer(
         input_ids=ids,

@@ -1,11 +1,14 @@
-"""What people type who know the description of the bundled policy and not its code: twelve, and two who tried to break it.
+"""What people type who know the description of the bundled policy and not its code: twelve, and two
+who tried to break it.
 
-The language was mended on all of them, so they measure nothing any more: ask somebody else. When they were new, 1, 3, 16
-(asked for unusual verbs), 4, 36 (twenty played characters), 16, 13, 2, 0 and 1 of the last ten hundreds of valid sentences
-were refused, one was misread, and 1, 0, 1, 0, 0, 0, 0, 1, 0 and 0 of fifty others were taken. What is refused on purpose is
-not here: a sentence that says, too, what not to do ("hover above the green cube without grabbing it"), and typing errors. The
-last unreadable ones are attacks: our own, which had "discard the red cube", too, that two strangers called valid; and the
-forty that somebody found in 460 tries, nearly all of them statements, idioms and adverbs.
+The language was mended on all of them, so they measure nothing any more: ask somebody else. When
+they were new, 1, 3, 16 (asked for unusual verbs), 4, 36 (twenty played characters), 16, 13, 2, 0
+and 1 of the last ten hundreds of valid sentences were refused, one was misread, and 1, 0, 1, 0, 0,
+0, 0, 1, 0 and 0 of fifty others were taken. What is refused on purpose is not here: a sentence that
+says, too, what not to do ("hover above the green cube without grabbing it"), and typing errors. The
+last unreadable ones are attacks: our own, which had "discard the red cube", too, that two strangers
+called valid; and the forty that somebody found in 460 tries, nearly all of them statements, idioms
+and adverbs.
 """
 
 VALID = (

@@ -1,9 +1,10 @@
-"""Transcripts: the frames of a session between this package and a peer's program, both ways, as zip files.
+"""Transcripts: the frames of a session between this package and a peer's program, both ways, as zip
+files.
 
 ``tests/serving/test_peer_sources.py`` records them where the peer's source is available, and
-``tests/serving/test_transcripts.py`` replays them without it. A zip holds
-``source.json`` (the peer's repository, commit and file) and one file for each frame:
-``CONNECTION-NUMBER-SENDER``, ``.bin`` for binary frames and ``.txt`` for text. Of HTTP, a frame is a whole request or response.
+``tests/serving/test_transcripts.py`` replays them without it. A zip holds ``source.json`` (the
+peer's repository, commit and file) and one file for each frame: ``CONNECTION-NUMBER-SENDER``,
+``.bin`` for binary frames and ``.txt`` for text. Of HTTP, a frame is a whole request or response.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Frame:
             said = json.loads(body) if body[:1] == b"{" else body
             return {"asked": head.split()[1], "said": said}  # the path, or the status
         said = decode(self.data)
-        return {key: sorted(said[key]) if key in _TIMES else said[key] for key in said} if isinstance(said, dict) else said
+        return (
+            {key: sorted(said[key]) if key in _TIMES else said[key] for key in said}
+            if isinstance(said, dict)
+            else said
+        )
 
 
 @dataclass
@@ -68,20 +73,27 @@ class Transcript:
                 while len(found.connections) <= int(connection):
                     found.connections.append([])
                 data = stored.read(entry)
-                found.connections[-1].append(Frame(sender, data.decode() if entry.endswith(".txt") else data))
+                found.connections[-1].append(
+                    Frame(sender, data.decode() if entry.endswith(".txt") else data)
+                )
         return found
 
     def save(self, name: str) -> None:
-        with zipfile.ZipFile(FOLDER / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as stored:
+        with zipfile.ZipFile(
+            FOLDER / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9
+        ) as stored:
             stored.writestr(zipfile.ZipInfo("source.json"), json.dumps(self.source, indent=2))
             for i, frames in enumerate(self.connections):
                 for j, frame in enumerate(frames):
                     kind = "txt" if isinstance(frame.data, str) else "bin"
-                    entry = zipfile.ZipInfo(f"{i}-{j:03d}-{frame.sender}.{kind}")  # no date: the same session, the same file
+                    # no date: the same session, the same file
+                    entry = zipfile.ZipInfo(f"{i}-{j:03d}-{frame.sender}.{kind}")
                     stored.writestr(entry, frame.data, zipfile.ZIP_DEFLATED, 9)
 
     def sent_by(self, sender: str) -> list[Any]:
-        return [frame.said for frames in self.connections for frame in frames if frame.sender == sender]
+        return [
+            frame.said for frames in self.connections for frame in frames if frame.sender == sender
+        ]
 
 
 def assert_same(found: Any, wanted: Any, ignored: tuple[str, ...] = ()) -> None:
@@ -126,7 +138,9 @@ def listening(handle: Callable[[ServerConnection], Coroutine[Any, Any, None]]) -
 
 @contextmanager
 def recorded(port: int, transcript: Transcript) -> Iterator[int]:
-    """Pass on all frames to and from the server at ``port``, and write them down; the port to call instead."""
+    """Pass on all frames to and from the server at ``port``, and write them down; the port to
+    call instead.
+    """
 
     async def handle(client: ServerConnection) -> None:
         frames: list[Frame] = []
@@ -142,7 +156,9 @@ def recorded(port: int, transcript: Transcript) -> Iterator[int]:
                     pass
                 await sink.close()
 
-            await asyncio.gather(passed_on(client, server, "client"), passed_on(server, client, "server"))
+            await asyncio.gather(
+                passed_on(client, server, "client"), passed_on(server, client, "server")
+            )
 
     with listening(handle) as here:
         yield here
@@ -190,13 +206,20 @@ def recorded_http(port: int, transcript: Transcript) -> Iterator[int]:
 
 def replay_http_client(transcript: Transcript, port: int) -> list[Any]:
     """Send a recorded client's requests to the server at ``port``; what it answered."""
-    requests = [frame.data for frames in transcript.connections for frame in frames if frame.sender == "client"]
+    requests = [
+        frame.data
+        for frames in transcript.connections
+        for frame in frames
+        if frame.sender == "client"
+    ]
     return [Frame("server", exchange_http(port, request)).said for request in requests]
 
 
 @contextmanager
 def replay_server(transcript: Transcript) -> Iterator[tuple[int, list[Any]]]:
-    """Answer as a recorded server did, one recorded connection after another; the port, and what clients say."""
+    """Answer as a recorded server did, one recorded connection after another; the port, and what
+    clients say.
+    """
     heard: list[Any] = []
     connections = iter(transcript.connections)
 

@@ -20,7 +20,12 @@ def pictures(*sizes):
 @pytest.mark.parametrize("tier", [128, 256])
 @pytest.mark.parametrize(
     "sizes",
-    [((180, 320),) * 3, ((360, 640),) * 3, ((480, 640), (360, 640), (90, 400)), ((100, 70), (720, 1280), (181, 321))],
+    [
+        ((180, 320),) * 3,
+        ((360, 640),) * 3,
+        ((480, 640), (360, 640), (90, 400)),
+        ((100, 70), (720, 1280), (181, 321)),
+    ],
 )
 def test_it_is_the_composite_on_its_canvas(sizes, tier):
     """The worst case is noise: each of three roundings hits every pixel."""
@@ -40,7 +45,10 @@ def test_it_is_the_composite_on_its_canvas(sizes, tier):
 
 
 def test_views_keep_their_places():
-    views = {name: np.full((90, 160, 3), v, np.uint8) for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)}
+    views = {
+        name: np.full((90, 160, 3), v, np.uint8)
+        for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)
+    }
     made = compose_for_tier(views, DROID_RIG, 128)
     assert [int(made[y, x, 0]) for y, x in ((40, 75), (110, 30), (110, 120))] == [10, 20, 30]
     other = compose_for_tier(views | {"exterior_2": views["wrist"]}, DROID_RIG, 128)

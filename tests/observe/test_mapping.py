@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG, UMI_WIDTH
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, ObservationError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    Cosmos3Error,
+    InputError,
+    ObservationError,
+    UnknownNameError,
+)
 from strands_cosmos3.observe.mapping import CANONICAL, rename_columns, resolve_mapping
 from strands_cosmos3.robots.panda import HOME_Q
 
-FLAT = {f"joint{i + 1}": float(q) for i, q in enumerate(HOME_Q)} | {"finger_joint1": 0.008, "finger_joint2": 0.008}
+FLAT = {f"joint{i + 1}": float(q) for i, q in enumerate(HOME_Q)} | {
+    "finger_joint1": 0.008,
+    "finger_joint2": 0.008,
+}
 
 
 def test_the_panda_reads_and_writes_its_own_keys():
@@ -42,7 +51,18 @@ def test_state_keys_stand_in_order_where_there_is_no_robot():
 
 @pytest.mark.parametrize(
     "keys",
-    [[], "joint1", ["a"] * 8, ["a", ""], [*"abcdefg", " "], [1, 2], None.__class__, 5, [f"j{i}" for i in range(7)], {"a": 1}],
+    [
+        [],
+        "joint1",
+        ["a"] * 8,
+        ["a", ""],
+        [*"abcdefg", " "],
+        [1, 2],
+        None.__class__,
+        5,
+        [f"j{i}" for i in range(7)],
+        {"a": 1},
+    ],
 )
 def test_malformed_state_keys_are_refused(keys):
     with pytest.raises(InputError):
@@ -63,7 +83,11 @@ def test_a_missing_key_lists_what_there_is():
 
 
 PICTURE = np.zeros((4, 6, 3), np.uint8)
-CAMERAS = {"cam0": np.full_like(PICTURE, 1), "cam1": np.full_like(PICTURE, 2), "cam2": np.full_like(PICTURE, 3)}
+CAMERAS = {
+    "cam0": np.full_like(PICTURE, 1),
+    "cam1": np.full_like(PICTURE, 2),
+    "cam2": np.full_like(PICTURE, 3),
+}
 
 
 def values(observation):
@@ -74,9 +98,17 @@ def values(observation):
     "names",
     [
         ("wrist", "exterior_1", "exterior_2"),
-        ("observation/wrist_image_left", "observation/exterior_image_1_left", "observation/exterior_image_2_left"),
+        (
+            "observation/wrist_image_left",
+            "observation/exterior_image_1_left",
+            "observation/exterior_image_2_left",
+        ),
         ("wrist_image_left", "exterior_image_1_left", "exterior_image_2_left"),
-        ("observation.images.wrist", "observation.images.exterior_1", "observation.images.exterior_2"),
+        (
+            "observation.images.wrist",
+            "observation.images.exterior_1",
+            "observation.images.exterior_2",
+        ),
     ],
 )
 def test_cameras_are_found_by_name(names):
@@ -88,31 +120,51 @@ def test_cameras_are_found_by_name(names):
 
 @pytest.mark.parametrize("back_to_front", [False, True])
 def test_cameras_are_mapped_in_either_direction(back_to_front):
-    """strands-robots' own provider maps camera -> server key, we map view -> camera; no name can be taken for the other."""
+    """strands-robots' own provider maps camera -> server key, we map view -> camera; no name can
+    be taken for the other.
+    """
     given = dict(zip(("wrist", "exterior_1", "exterior_2"), ("cam2", "cam0", "cam1"), strict=True))
     if back_to_front:
         given = dict(zip(given.values(), DROID_RIG.wire_names, strict=True))
     mapping = resolve_mapping("panda", None, given, rig=DROID_RIG)
-    assert values(mapping.read(FLAT | CAMERAS, 0.0, images=True)) == {"wrist": 3, "exterior_1": 1, "exterior_2": 2}
-    decoy = FLAT | CAMERAS | {"wrist": np.full_like(PICTURE, 9)}  # who is mapped is not looked for by name
+    assert values(mapping.read(FLAT | CAMERAS, 0.0, images=True)) == {
+        "wrist": 3,
+        "exterior_1": 1,
+        "exterior_2": 2,
+    }
+    # who is mapped is not looked for by name
+    decoy = FLAT | CAMERAS | {"wrist": np.full_like(PICTURE, 9)}
     assert values(mapping.read(decoy, 0.0, images=True))["wrist"] == 3
 
 
 def test_a_missing_camera_is_named_with_what_there_is():
     mapping = resolve_mapping("panda", None, {"wrist": "cam0"}, rig=DROID_RIG)
-    with pytest.raises(ObservationError, match=r"lacks camera 'exterior_1', 'exterior_2'; it has: cam0, cam1"):
+    with pytest.raises(
+        ObservationError, match=r"lacks camera 'exterior_1', 'exterior_2'; it has: cam0, cam1"
+    ):
         mapping.read(FLAT | {"cam0": PICTURE, "cam1": PICTURE}, 0.0, images=True)
-    with pytest.raises(ObservationError, match=r"lacks camera 'cam0', .*'wrist'.*no camera.*observation_mapping=\{'wrist'"):
+    with pytest.raises(
+        ObservationError,
+        match=r"lacks camera 'cam0', .*'wrist'.*no camera.*observation_mapping=\{'wrist'",
+    ):
         mapping.read(FLAT, 0.0, images=True)
     with pytest.raises(Cosmos3Error):
-        mapping.read(FLAT | CAMERAS | {"exterior_1": PICTURE, "exterior_2": PICTURE.astype(float)}, 0.0, images=True)
+        mapping.read(
+            FLAT | CAMERAS | {"exterior_1": PICTURE, "exterior_2": PICTURE.astype(float)},
+            0.0,
+            images=True,
+        )
 
 
 def test_without_a_rig_the_one_picture():
     mapping = resolve_mapping("panda")
     assert values(mapping.read(FLAT | {"any": CAMERAS["cam1"]}, 0.0, images=True)) == {"image": 2}
-    assert values(mapping.read(FLAT | CAMERAS | {"image": CAMERAS["cam2"]}, 0.0, images=True)) == {"image": 3}
-    assert values(resolve_mapping("panda", None, {"image": "cam0"}).read(FLAT | CAMERAS, 0.0, images=True)) == {"image": 1}
+    assert values(mapping.read(FLAT | CAMERAS | {"image": CAMERAS["cam2"]}, 0.0, images=True)) == {
+        "image": 3
+    }
+    assert values(
+        resolve_mapping("panda", None, {"image": "cam0"}).read(FLAT | CAMERAS, 0.0, images=True)
+    ) == {"image": 1}
     with pytest.raises(ObservationError, match="cam0, cam1, cam2"):
         mapping.read(FLAT | CAMERAS, 0.0, images=True)
 
@@ -147,7 +199,13 @@ def test_an_action_mapping_is_a_renaming():
 
 @pytest.mark.parametrize(
     ("unit", "value"),
-    [("fraction", 0.2), ("closed_fraction", 0.8), ("finger_m", 0.008), ("tendon", 51.0), (UMI_WIDTH, 0.2 * 0.0967)],
+    [
+        ("fraction", 0.2),
+        ("closed_fraction", 0.8),
+        ("finger_m", 0.008),
+        ("tendon", 51.0),
+        (UMI_WIDTH, 0.2 * 0.0967),
+    ],
 )
 def test_gripper_units(unit, value):
     """0.2 open, in every unit, both ways: asymmetric, so that no flip and no scale is missed."""
@@ -155,7 +213,8 @@ def test_gripper_units(unit, value):
     assert mapping.read(FLAT | {"finger_joint1": value}, 0.0).gripper == pytest.approx(0.2)
     assert mapping.write(HOME_Q, 0.2)["finger_joint1"] == pytest.approx(value)
     one_sided = resolve_mapping("panda", commanded_gripper=unit)
-    assert one_sided.read(FLAT, 0.0).gripper == pytest.approx(0.2)  # the observation stays in metres
+    # the observation stays in metres
+    assert one_sided.read(FLAT, 0.0).gripper == pytest.approx(0.2)
     with pytest.raises(UnknownNameError, match="closed_fraction"):
         resolve_mapping("panda", observed_gripper="furlong")
 

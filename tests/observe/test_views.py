@@ -5,7 +5,15 @@ import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
-from strands_cosmos3.observe.views import DROID_COMPOSITE, TIERS, canvas_hw, compose, letterbox, resize, to_canvas
+from strands_cosmos3.observe.views import (
+    DROID_COMPOSITE,
+    TIERS,
+    canvas_hw,
+    compose,
+    letterbox,
+    resize,
+    to_canvas,
+)
 
 
 def picture(height, width, seed=0):
@@ -27,7 +35,10 @@ def test_composite():
 
 
 def test_composite_tells_left_from_right_and_what_is_missing():
-    flat = {name: np.full((90, 160, 3), v, np.uint8) for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)}
+    flat = {
+        name: np.full((90, 160, 3), v, np.uint8)
+        for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)
+    }
     made = compose(flat, DROID_RIG)
     assert [int(made[y, x, 0]) for y, x in ((100, 300), (500, 100), (500, 600))] == [10, 20, 30]
     del flat["exterior_2"]
@@ -57,19 +68,26 @@ def test_a_letterboxed_picture_fills_one_side_and_is_cut_on_the_other():
 def test_letterbox_resamples_as_pil(hw):
     Image = pytest.importorskip("PIL.Image")
     given = picture(360, 640)
-    fitted = np.asarray(Image.fromarray(given).resize(hw[::-1], Image.Resampling.BILINEAR)).astype(float)
+    fitted = np.asarray(Image.fromarray(given).resize(hw[::-1], Image.Resampling.BILINEAR)).astype(
+        float
+    )
     assert np.abs(resize(given, hw, "bilinear") - fitted).max() <= 1.01
 
 
 @pytest.mark.parametrize("hw", [(45, 77), (90, 160), (100, 301)])
-@pytest.mark.parametrize(("kernel", "antialias"), [("bilinear", False), ("bilinear", True), ("bicubic", True)])
+@pytest.mark.parametrize(
+    ("kernel", "antialias"), [("bilinear", False), ("bilinear", True), ("bicubic", True)]
+)
 def test_resize_as_torch(hw, kernel, antialias):
     torch = pytest.importorskip("torch")
     given = picture(180, 320).astype(np.float32)
     tensor = torch.from_numpy(given).permute(2, 0, 1)[None]
-    expected = torch.nn.functional.interpolate(tensor, hw, mode=kernel, antialias=antialias, align_corners=False)
+    expected = torch.nn.functional.interpolate(
+        tensor, hw, mode=kernel, antialias=antialias, align_corners=False
+    )
     assert (
-        np.abs(resize(given, hw, kernel, antialias) - expected[0].permute(1, 2, 0).numpy()).max() < 0.02
+        np.abs(resize(given, hw, kernel, antialias) - expected[0].permute(1, 2, 0).numpy()).max()
+        < 0.02
     )  # torch computes positions in float32
 
 
@@ -91,7 +109,8 @@ def test_canvas(hw, tier, expected):
 def test_tiers_as_in_diffusers():
     pytest.importorskip("torch")
     module = pytest.importorskip("diffusers.pipelines.cosmos.pipeline_cosmos3_omni")
-    theirs = {tier: canvases for tier, canvases in TIERS.items() if tier != 128}  # ours alone, for small checkpoints
+    # ours alone, for small checkpoints
+    theirs = {tier: canvases for tier, canvases in TIERS.items() if tier != 128}
     for tier, canvases in theirs.items():
         assert set(canvases) == set(module._ACTION_RESOLUTION_BINS[str(tier)].values())
     from diffusers.video_processor import VideoProcessor
@@ -99,7 +118,9 @@ def test_tiers_as_in_diffusers():
     for height, width in ((540, 640), (100, 900), (333, 222), (128, 128), (240, 320)):
         for tier in theirs:
             bins = module._ACTION_RESOLUTION_BINS[str(tier)]
-            assert canvas_hw(height, width, tier) == VideoProcessor.classify_height_width_bin(height, width, bins)
+            assert canvas_hw(height, width, tier) == VideoProcessor.classify_height_width_bin(
+                height, width, bins
+            )
 
 
 def test_no_upscaling_and_reflect_padding():
@@ -116,7 +137,9 @@ def test_a_small_picture_repeats_its_edge():
     given = picture(100, 300)
     canvas = to_canvas(given[None], (640, 640))
     assert canvas.content_hw == (100, 300)
-    assert np.array_equal(canvas.frames[0, 100:, 5], np.repeat(canvas.frames[0, 99:100, 5], 540, axis=0))
+    assert np.array_equal(
+        canvas.frames[0, 100:, 5], np.repeat(canvas.frames[0, 99:100, 5], 540, axis=0)
+    )
 
 
 @pytest.mark.parametrize("hw", [(540, 640), (720, 1280), (96, 128), (1000, 300)])
@@ -128,24 +151,34 @@ def test_canvas_as_diffusers_pads_it(hw):
     scale = min(target[1] / given.shape[1], target[0] / given.shape[0], 1.0)
     content = int(scale * given.shape[0] + 0.5), int(scale * given.shape[1] + 0.5)
     if content != given.shape[:2]:
-        frames = torch.nn.functional.interpolate(frames, content, mode="bicubic", align_corners=False, antialias=True)
+        frames = torch.nn.functional.interpolate(
+            frames, content, mode="bicubic", align_corners=False, antialias=True
+        )
     right, bottom = target[1] - content[1], target[0] - content[0]
     mode = "replicate" if right >= content[1] or bottom >= content[0] else "reflect"
-    expected = torch.nn.functional.pad(frames, (0, right, 0, bottom), mode=mode)[0].permute(1, 2, 0).numpy()
+    expected = (
+        torch.nn.functional.pad(frames, (0, right, 0, bottom), mode=mode)[0]
+        .permute(1, 2, 0)
+        .numpy()
+    )
     canvas = to_canvas(given[None], target)
     assert canvas.content_hw == content
     assert np.abs(canvas.frames[0] - expected).max() < 2e-4  # torch computes positions in float32
 
 
 def test_the_nearest_aspect_is_by_height_over_width():
-    """As diffusers and cosmos-framework measure it; by width over height 207 x 300 would be nearer to 256 x 320."""
+    """As diffusers and cosmos-framework measure it; by width over height 207 x 300 would be
+    nearer to 256 x 320.
+    """
     assert canvas_hw(207, 300, 256) == (192, 320)
 
 
 def test_padding_as_wide_as_the_content_repeats_the_edge():
     given = picture(64, 32)
     canvas = to_canvas(given[None], (64, 64))
-    assert np.array_equal(canvas.frames[0, :, 32:], np.repeat(canvas.frames[0, :, 31:32], 32, axis=1))
+    assert np.array_equal(
+        canvas.frames[0, :, 32:], np.repeat(canvas.frames[0, :, 31:32], 32, axis=1)
+    )
 
 
 def test_letterbox_centres_wide_pictures_too():
@@ -158,7 +191,8 @@ def test_letterbox_centres_wide_pictures_too():
 def test_floats_and_bytes_agree():
     given = picture(64, 64)
     assert np.array_equal(
-        to_canvas(given[None], (64, 64)).frames, to_canvas(given[None].astype(np.float32) / 255, (64, 64)).frames
+        to_canvas(given[None], (64, 64)).frames,
+        to_canvas(given[None].astype(np.float32) / 255, (64, 64)).frames,
     )
 
 

@@ -30,19 +30,30 @@ def test_impossible_degrees(given, said):
 
 
 def test_a_rank_s_place():
-    assert [ParallelConfig(4, 2).coordinates(rank) for rank in (0, 3, 4, 7)] == [(0, 0), (0, 3), (1, 0), (1, 3)]
+    assert [ParallelConfig(4, 2).coordinates(rank) for rank in (0, 3, 4, 7)] == [
+        (0, 0),
+        (0, 3),
+        (1, 0),
+        (1, 3),
+    ]
 
 
 def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_works(tmp_path):
     with pytest.raises(ConfigError) as caught:  # the folder does not even exist
-        Cosmos3Engine.from_pretrained(tmp_path / "nowhere", parallel=ParallelConfig(tp_size=4, cfg_size=2))
+        Cosmos3Engine.from_pretrained(
+            tmp_path / "nowhere", parallel=ParallelConfig(tp_size=4, cfg_size=2)
+        )
     assert "tp_size=4 x cfg_size=2 needs 8 processes, but there is 1 process" in str(caught.value)
-    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in str(caught.value)
+    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("parallel", [None, ParallelConfig()])
 def test_one_by_one_is_one_process(checkpoints, parallel):
-    engine = Cosmos3Engine.from_pretrained(checkpoints["nano"], dtype=torch.float32, parallel=parallel)
+    engine = Cosmos3Engine.from_pretrained(
+        checkpoints["nano"], dtype=torch.float32, parallel=parallel
+    )
     assert (engine.parallel_context.rank, engine.parallel_context.branches) == (0, (0, 1))
 
 
@@ -53,8 +64,13 @@ def test_a_degree_that_does_not_divide_lists_those_that_do(size):
 
 
 def test_key_heads_fewer_than_ranks():
-    assert [list(tensor.key_heads(NANO, rank, 2)) for rank in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [list(tensor.key_heads(NANO, rank, 16)) for rank in range(16)] == [[rank // 2] for rank in range(16)]
+    assert [list(tensor.key_heads(NANO, rank, 2)) for rank in range(2)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+    assert [list(tensor.key_heads(NANO, rank, 16)) for rank in range(16)] == [
+        [rank // 2] for rank in range(16)
+    ]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32])

@@ -6,9 +6,22 @@ from contextlib import ExitStack
 import pytest
 
 from strands_cosmos3 import errors
-from strands_cosmos3.errors import InputError, RankFailedError, RankLostError, RanksError, RankSilentError, WeightsError
+from strands_cosmos3.errors import (
+    InputError,
+    RankFailedError,
+    RankLostError,
+    RanksError,
+    RankSilentError,
+    WeightsError,
+)
 from strands_cosmos3.parallel import group as module
-from strands_cosmos3.parallel.group import RankGroup, RankHandle, RankStatus, RankTimeouts, error_from_name
+from strands_cosmos3.parallel.group import (
+    RankGroup,
+    RankHandle,
+    RankStatus,
+    RankTimeouts,
+    error_from_name,
+)
 
 TIMEOUTS = RankTimeouts(start_s=50, silent_s=8, stalled_s=20)
 
@@ -24,7 +37,9 @@ class Clock:
 
 
 class Scripted(RankHandle):
-    """A handle that returns, at each call, the next of some lists of statuses; then the last one forever."""
+    """A handle that returns, at each call, the next of some lists of statuses; then the last one
+    forever.
+    """
 
     def __init__(self, clock, name, *scripts):
         self.name, self._clock = name, clock
@@ -105,7 +120,8 @@ def test_a_lost_handle_ends_all(clock):
         group.infer(b"")
     assert all(m.ends == ["kill"] for m in handles)
     assert (group.handles, group.starts, cleaned) == ((), 0, [1])
-    with pytest.raises(RankLostError, match="SIGKILL"):  # the next call starts ranks again; this test's are lost again
+    # the next call starts ranks again; this test's are lost again
+    with pytest.raises(RankLostError, match="SIGKILL"):
         group.infer(b"")
     assert (group.handles, group.starts) == ((), 1)
 
@@ -121,9 +137,15 @@ def test_a_silent_handle_is_found_though_others_beat(clock):
 @pytest.mark.parametrize("who", ["backend", "evaluate"])
 @pytest.mark.parametrize("failed", [SILENT, BROKEN])
 def test_a_failure_is_reported_within_15_seconds_with_the_default_timeouts(clock, who, failed):
-    """Of a rank that was stopped, or lost its neighbour, while the other one gives signs of life."""
+    """Of a rank that was stopped, or lost its neighbour, while the other one gives signs of
+    life.
+    """
     group, handles = led(clock, [counting()], [[RankStatus("heartbeat", progress=1)], failed])
-    default = RankTimeouts() if who == "backend" else pytest.importorskip("strands_cosmos3.evaluation.replica").TIMEOUTS
+    default = (
+        RankTimeouts()
+        if who == "backend"
+        else pytest.importorskip("strands_cosmos3.evaluation.replica").TIMEOUTS
+    )
     group.timeouts = default
     with pytest.raises(RanksError):
         group.infer(b"")
@@ -132,7 +154,9 @@ def test_a_failure_is_reported_within_15_seconds_with_the_default_timeouts(clock
 
 
 def test_beats_without_progress_are_a_hang(clock):
-    group, _ = led(clock, [[RankStatus("heartbeat", progress=3)]], [[RankStatus("heartbeat", progress=3)]])
+    group, _ = led(
+        clock, [[RankStatus("heartbeat", progress=3)]], [[RankStatus("heartbeat", progress=3)]]
+    )
     with pytest.raises(RankSilentError, match="no rank has made progress"):
         group.infer(b"")
     assert 20 <= clock.now < 22
@@ -140,7 +164,11 @@ def test_beats_without_progress_are_a_hang(clock):
 
 def test_slow_progress_is_no_hang(clock):
     beats = counting()
-    group, _ = led(clock, [*[beats] * 4000, ANSWER], [*[[RankStatus("heartbeat")]] * 4000, [RankStatus("answer")]])
+    group, _ = led(
+        clock,
+        [*[beats] * 4000, ANSWER],
+        [*[[RankStatus("heartbeat")]] * 4000, [RankStatus("answer")]],
+    )
     assert group.infer(b"") == b"yes"
     assert clock.now > TIMEOUTS.stalled_s
 
@@ -153,7 +181,9 @@ def test_all_refuse_alike_and_live_on(clock):
     assert not any(m.ends for m in handles)
 
 
-@pytest.mark.parametrize("other", [[[RankStatus("answer")]], [[RankStatus("error", error=("InputError", "another"))]]])
+@pytest.mark.parametrize(
+    "other", [[[RankStatus("answer")]], [[RankStatus("error", error=("InputError", "another"))]]]
+)
 def test_disagreement_ends_all(clock, other):
     group, handles = led(clock, [REFUSED], other)
     with pytest.raises(RankFailedError, match="disagree"):
@@ -176,7 +206,9 @@ def test_who_lost_its_neighbour_is_not_to_blame(clock):
 
 def test_a_failure_without_a_lost_handle(clock):
     group, _ = led(clock, [BROKEN], [SILENT])
-    with pytest.raises(RankFailedError, match="rank 0 failed with RuntimeError: Connection closed by peer"):
+    with pytest.raises(
+        RankFailedError, match="rank 0 failed with RuntimeError: Connection closed by peer"
+    ):
         group.infer(b"")
 
 
@@ -217,7 +249,9 @@ def test_steps_are_those_of_rank_0(clock):
 @pytest.mark.parametrize("name", [n for n in dir(errors) if n.endswith("Error")])
 def test_errors_come_back_as_their_kind_of_error(name):
     found = error_from_name(name, "it is so")
-    assert isinstance(found, getattr(errors, name) if name != "UnknownNameError" else errors.InputError)
+    assert isinstance(
+        found, getattr(errors, name) if name != "UnknownNameError" else errors.InputError
+    )
     assert str(found) == "it is so"
 
 

@@ -1,4 +1,6 @@
-"""A rank that is gone in the middle of an exchange: the others name it instead of showing gloo's error."""
+"""A rank that is gone in the middle of an exchange: the others name it instead of showing gloo's
+error.
+"""
 
 import subprocess
 import sys
@@ -27,5 +29,10 @@ os._exit(0)
 
 @pytest.mark.slow
 def test_the_lost_rank_is_named(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "store"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "rank 0 could not exchange 'layer': rank 1 ended" in done.stdout, done.stderr

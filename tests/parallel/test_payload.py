@@ -7,7 +7,13 @@ import torch
 
 from helpers import rank_cases as cases
 from strands_cosmos3.errors import ShapeError, WireFormatError
-from strands_cosmos3.parallel.payload import decode_requests, decode_results, encode, encode_requests, encode_results
+from strands_cosmos3.parallel.payload import (
+    decode_requests,
+    decode_results,
+    encode,
+    encode_requests,
+    encode_results,
+)
 
 
 @pytest.mark.parametrize("mode", cases.MODES)
@@ -17,11 +23,20 @@ def test_a_request_comes_back(mode, interval):
     (back,) = decode_requests(encode_requests([asked]))
     for name, value in vars(asked).items():
         found = getattr(back, name)
-        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else (found, type(found)) == (value, type(value))
+        assert (
+            torch.equal(found, value)
+            if isinstance(value, torch.Tensor)
+            else (found, type(found)) == (value, type(value))
+        )
 
 
 def test_a_result_comes_back():
-    result = {"action": torch.rand(1, 4, 10), "seed": 3, "action_space": "midtrain", "timing": {"total": 1.5}}
+    result = {
+        "action": torch.rand(1, 4, 10),
+        "seed": 3,
+        "action_space": "midtrain",
+        "timing": {"total": 1.5},
+    }
     (back,) = decode_results(encode_results([result]))
     assert torch.equal(back.pop("action"), result.pop("action"))
     assert back == result
@@ -29,7 +44,16 @@ def test_a_result_comes_back():
 
 def test_what_is_no_frame_is_refused_by_name():
     whole = encode_requests([cases.question()])
-    for damaged in (b"", b"\0" * 7, b"\xff" * 64, whole[:-1], whole[:40], whole[8:], whole + b"\0", b"\x80\x04K\x01."):
+    for damaged in (
+        b"",
+        b"\0" * 7,
+        b"\xff" * 64,
+        whole[:-1],
+        whole[:40],
+        whole[8:],
+        whole + b"\0",
+        b"\x80\x04K\x01.",
+    ):
         with pytest.raises(WireFormatError):
             decode_requests(damaged)
 

@@ -1,4 +1,6 @@
-"""Real processes: the backend that owns them, what happens when one dies, stops, or loses its leader; torchrun."""
+"""Real processes: the backend that owns them, what happens when one dies, stops, or loses its
+leader; torchrun.
+"""
 
 import json
 import os
@@ -19,7 +21,14 @@ from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, LayoutError, RankLostError, RanksError, RankSilentError
+from strands_cosmos3.errors import (
+    ConfigError,
+    InputError,
+    LayoutError,
+    RankLostError,
+    RanksError,
+    RankSilentError,
+)
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.parallel.payload import encode_requests
 from strands_cosmos3.types import Request
@@ -32,11 +41,15 @@ FOREVER = 900
 def question(**changes):
     picture = np.random.RandomState(0).randint(0, 256, (144, 176, 3), dtype=np.uint8)
     fields = {"composite": picture, "seed": 3, **changes}
-    return Request(DROID, DROID.action_space(), "pick up the red cube", 8, np.zeros(7), 0.8, **fields)
+    return Request(
+        DROID, DROID.action_space(), "pick up the red cube", 8, np.zeros(7), 0.8, **fields
+    )
 
 
 def options(parallel=None):
-    return InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256, parallel=parallel)
+    return InferenceOptions(
+        device="cpu", num_steps=2, guidance_scale=3.0, image_size=256, parallel=parallel
+    )
 
 
 def alive(pid):
@@ -62,7 +75,9 @@ def links_of(pid):
 
 
 def listening(pids=None):
-    """(port, socket) of everything that listens on this machine, or of what some processes own of it."""
+    """(port, socket) of everything that listens on this machine, or of what some processes own
+    of it.
+    """
     tables = "".join(Path(f"/proc/net/{table}").read_text() for table in ("tcp", "tcp6"))
     fields = [line.split() for line in tables.splitlines()]
     found = {(int(row[1].rsplit(":", 1)[1], 16), row[9]) for row in fields if row[3] == "0A"}
@@ -73,7 +88,9 @@ def listening(pids=None):
 
 
 def strike(engine, sent, rank):
-    """Send a signal to a rank in the middle of a step; returns the error, and how long after the signal it came."""
+    """Send a signal to a rank in the middle of a step; returns the error, and how long after the
+    signal it came.
+    """
     pids = [handle.pid for handle in engine.ranks.handles]
     sent_at, ports = [], listening(pids)
     assert ports, "ranks of several processes listen for each other"
@@ -94,11 +111,17 @@ def strike(engine, sent, rank):
 
 
 def test_the_backend_s_life(checkpoints):
-    """It answers as one process does, many times; a killed rank and a stopped one end all; the next call starts others."""
+    """It answers as one process does, many times; a killed rank and a stopped one end all; the
+    next call starts others.
+    """
     folder = checkpoints["nano"]
     alone = make_backend("native", folder, options())
     many = make_backend("distributed", folder, options(ParallelConfig(tp_size=2)))
-    assert (many.name, many.model_sha256, many.action_space) == ("distributed", alone.model_sha256, "midtrain")
+    assert (many.name, many.model_sha256, many.action_space) == (
+        "distributed",
+        alone.model_sha256,
+        "midtrain",
+    )
     for seed in (3, 4, 5):
         expected, found = alone.infer(question(seed=seed)), many.infer(question(seed=seed))
         assert np.abs(found.action - expected.action).max() <= 5e-5
@@ -168,19 +191,31 @@ def test_nothing_is_started_for_what_cannot_work(checkpoints, tmp_path, monkeypa
     with pytest.raises(ConfigError, match="belongs to backend distributed, not to native"):
         make_backend("native", checkpoints["nano"], options(ParallelConfig(tp_size=2)))
     with pytest.raises(ConfigError, match="one each"):
-        make_backend("distributed", checkpoints["nano"], InferenceOptions(device="cuda:0", parallel=ParallelConfig(2)))
+        make_backend(
+            "distributed",
+            checkpoints["nano"],
+            InferenceOptions(device="cuda:0", parallel=ParallelConfig(2)),
+        )
 
 
 @pytest.fixture
 def picture(tmp_path):
     path = tmp_path / "observation.png"
-    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(
+        path
+    )
     return path
 
 
 def start_torchrun(count, *arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={count}",
+    ]
     command += ["-m", "strands_cosmos3", "infer", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
@@ -203,42 +238,87 @@ atexit.register(witness)
 
 @pytest.fixture
 def who_came_to_the_end_of_python(tmp_path, monkeypatch):
-    """Of the processes that a test starts, those that Python itself took down: id -> rank and command line."""
+    """Of the processes that a test starts, those that Python itself took down: id -> rank and
+    command line.
+    """
     folder = tmp_path / "ends"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITNESS.format(folder=str(folder)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return lambda: {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    )
+    return lambda: {
+        int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()
+    }
 
 
 def common(checkpoint, picture, out):
     return [
-        *("--checkpoint", checkpoint, "--image", str(picture), "--prompt", "robot picks up the cup"),
-        *("--domain-name", "droid_lerobot", "--out", str(out), "--image-size", "256", "--steps", "2", "--device", "cpu"),
+        *(
+            "--checkpoint",
+            checkpoint,
+            "--image",
+            str(picture),
+            "--prompt",
+            "robot picks up the cup",
+        ),
+        *(
+            "--domain-name",
+            "droid_lerobot",
+            "--out",
+            str(out),
+            "--image-size",
+            "256",
+            "--steps",
+            "2",
+            "--device",
+            "cpu",
+        ),
     ]
 
 
 def test_torchrun_infer(checkpoints, picture, tmp_path, who_came_to_the_end_of_python):
-    arguments = [*common(checkpoints["nano"], picture, tmp_path / "many"), "--guidance-scale", "4.0"]
+    arguments = [
+        *common(checkpoints["nano"], picture, tmp_path / "many"),
+        "--guidance-scale",
+        "4.0",
+    ]
     done = torchrun(2, "--cfg", "2", *arguments, "--decode-video")
     assert done.returncode == 0, done.stderr
     ended = who_came_to_the_end_of_python().values()
     assert any(line.startswith("no rank") for line in ended), "torchrun itself did"
-    ranks = [line for line in ended if not line.startswith("no rank") and " -m strands_cosmos3 " in line]
+    ranks = [
+        line for line in ended if not line.startswith("no rank") and " -m strands_cosmos3 " in line
+    ]
     assert not ranks, "gloo's threads might have aborted them there"
     assert done.stdout.count("wrote") == 2, "rank 0 alone speaks"
-    assert main(["infer", *arguments[:-2], "--guidance-scale", "4.0", "--out", str(tmp_path / "one")]) == 0
-    many, one = (json.loads((tmp_path / f"{name}_action.json").read_text()) for name in ("many", "one"))
+    assert (
+        main(["infer", *arguments[:-2], "--guidance-scale", "4.0", "--out", str(tmp_path / "one")])
+        == 0
+    )
+    many, one = (
+        json.loads((tmp_path / f"{name}_action.json").read_text()) for name in ("many", "one")
+    )
     assert np.abs(np.array(many["data"]) - np.array(one["data"])).max() <= 5e-5
     assert (tmp_path / "many.mp4").stat().st_size > 0
 
 
 def test_a_wrong_product_is_said_once_before_loading(capsys, tmp_path, picture):
-    assert main(["infer", "--tp", "4", "--cfg", "2", *common("nowhere/at-all", picture, tmp_path / "o")]) == 2
-    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in capsys.readouterr().err
+    assert (
+        main(
+            ["infer", "--tp", "4", "--cfg", "2", *common("nowhere/at-all", picture, tmp_path / "o")]
+        )
+        == 2
+    )
+    assert (
+        "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4"
+        in capsys.readouterr().err
+    )
 
 
-NEEDS_FOUR = "needs 4 processes, but there are 2 processes. Start them with: torchrun --nproc-per-node=4"
+NEEDS_FOUR = (
+    "needs 4 processes, but there are 2 processes. Start them with: torchrun --nproc-per-node=4"
+)
 
 
 def test_a_wrong_product_is_said_by_one_rank(picture, tmp_path, harness):
@@ -256,12 +336,24 @@ def test_a_wrong_product_under_torchrun_is_said_by_one_rank(picture, tmp_path):
 
 
 def ranks_of(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_torchrun_ends_all_where_one_is_killed_and_on_ctrl_c(checkpoints, picture, tmp_path, sent):
-    process = start_torchrun(2, "--tp", "2", *common(checkpoints["nano"], picture, tmp_path / "o"), "--steps", str(FOREVER))
+    process = start_torchrun(
+        2,
+        "--tp",
+        "2",
+        *common(checkpoints["nano"], picture, tmp_path / "o"),
+        "--steps",
+        str(FOREVER),
+    )
     try:
         deadline = time.monotonic() + 300
         while len(ranks := ranks_of(process)) < 2 or not (ports := listening(ranks)):
@@ -302,7 +394,20 @@ def test_every_example_of_the_multi_gpu_page(checkpoints, picture, tmp_path):
         (4, ["--tp", "4", *shared]),
         (8, ["--cfg", "2", "--tp", "4", "--guidance-scale", "4.0", *shared]),
         (4, ["--tp", "4", *shared, "--mode", "forward_dynamics", "--action-file", str(actions)]),
-        (4, ["--tp", "4", *no_image, "--video", str(film), "--mode", "inverse_dynamics", "--condition-frames", "0,1"]),
+        (
+            4,
+            [
+                "--tp",
+                "4",
+                *no_image,
+                "--video",
+                str(film),
+                "--mode",
+                "inverse_dynamics",
+                "--condition-frames",
+                "0,1",
+            ],
+        ),
     ]
     for i, (count, arguments) in enumerate(examples):
         out = tmp_path / f"example{i}"
@@ -314,13 +419,18 @@ def test_every_example_of_the_multi_gpu_page(checkpoints, picture, tmp_path):
         single = single[1 if "--cfg" not in arguments else 2 :]
         single[single.index("--out") + 1] = str(one)
         assert main(["infer", *single]) == 0
-        found, expected = (json.loads(path.with_name(f"{path.name}_action.json").read_text()) for path in (out, one))
+        found, expected = (
+            json.loads(path.with_name(f"{path.name}_action.json").read_text())
+            for path in (out, one)
+        )
         assert np.abs(np.array(found["data"]) - np.array(expected["data"])).max() <= 5e-5
         assert out.with_name(f"{out.name}.mp4").exists() == ("forward_dynamics" in arguments)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "error"), [(signal.SIGKILL, RankLostError), (signal.SIGSTOP, RankSilentError)])
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGKILL, RankLostError), (signal.SIGSTOP, RankSilentError)]
+)
 def test_eight_ranks_end_together(checkpoints, sent, error):
     backend = make_backend("distributed", checkpoints["nano"], options(ParallelConfig(4, 2)))
     assert isinstance(strike(backend.engine, sent, 5), error)
@@ -330,8 +440,21 @@ def test_eight_ranks_end_together(checkpoints, sent, error):
 @pytest.mark.slow
 def test_rollout(checkpoints, tmp_path):
     out = tmp_path / "figures.json"
-    arguments = ["--backend", "distributed", "--model", checkpoints["nano"], "--tp", "2", "--num-steps", "2", "--device", "cpu"]
-    status = main(["rollout", "--task", "pick", *arguments, "--duration", "1.0", "--json", str(out)])
+    arguments = [
+        "--backend",
+        "distributed",
+        "--model",
+        checkpoints["nano"],
+        "--tp",
+        "2",
+        "--num-steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    status = main(
+        ["rollout", "--task", "pick", *arguments, "--duration", "1.0", "--json", str(out)]
+    )
     assert status in (0, 1)  # random weights pick nothing up
     assert json.loads(out.read_text())["episodes"][0]["steps"]["total"] > 0
 
@@ -343,18 +466,38 @@ def test_serve(tmp_path):
     from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 
     checkpoint = write_checkpoint(tmp_path / "joint", action_space="joint_pos")
-    command = [sys.executable, "-m", "strands_cosmos3", "serve", "--model", str(checkpoint), "--tp", "2", "--cfg", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "strands_cosmos3",
+        "serve",
+        "--model",
+        str(checkpoint),
+        "--tp",
+        "2",
+        "--cfg",
+        "2",
+    ]
     command += ["--num-steps", "1", "--device", "cpu", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             said = server.stdout.readline()
             assert "serving distributed" in said
-            service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", int(said.split("127.0.0.1:")[1].split()[0]))))
+            service = ServiceBackend(
+                PolicyClient(ClientConfig("127.0.0.1", int(said.split("127.0.0.1:")[1].split()[0])))
+            )
             views = {view: np.zeros((360, 640, 3), np.uint8) for view in DROID.rig.views}
-            asked = Request(DROID, DROID.spaces["joint_pos"], "pick", 32, np.zeros(7), 0.8, images=views, seed=1)
+            asked = Request(
+                DROID, DROID.spaces["joint_pos"], "pick", 32, np.zeros(7), 0.8, images=views, seed=1
+            )
             assert service.infer(asked).action.shape == (32, 8)
             service.close()
-            ranks = [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
+            ranks = [
+                int(pid)
+                for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children")
+                .read_text()
+                .split()
+            ]
             assert len(ranks) == 4
             server.send_signal(signal.SIGTERM)
             assert server.wait(30) == 0

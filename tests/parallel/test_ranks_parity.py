@@ -1,4 +1,6 @@
-"""ParallelContext over ranks an engine answers what it answers alone, and every rank holds the same bits."""
+"""ParallelContext over ranks an engine answers what it answers alone, and every rank holds the
+same bits.
+"""
 
 from itertools import product
 
@@ -52,7 +54,8 @@ def test_pairs(harness, checkpoints, kind, mode, degrees, guidance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "mode", "degrees", "guidance"), list(product(("nano", "super", "edge"), cases.MODES, DEGREES, GUIDANCE))
+    ("kind", "mode", "degrees", "guidance"),
+    list(product(("nano", "super", "edge"), cases.MODES, DEGREES, GUIDANCE)),
 )
 def test_everything(harness, checkpoints, kind, mode, degrees, guidance):
     compare(harness, checkpoints[kind], *degrees, mode=mode, guidance=guidance)
@@ -71,10 +74,14 @@ def test_more_ranks_than_key_heads(harness, checkpoints):
 @pytest.mark.parametrize("degrees", [(2, 1), (2, 2)])
 @pytest.mark.parametrize("interval", [(960.0, 1001.0), (0.0, 900.0), (2000.0, 3000.0)])
 def test_guidance_on_some_steps(harness, checkpoints, degrees, interval):
-    """At the first step of three, at the others, at none: one packed exchange at each step with guidance, no other."""
+    """At the first step of three, at the others, at none: one packed exchange at each step with
+    guidance, no other.
+    """
     guided = {960.0: 1, 0.0: 1, 2000.0: 0}[interval[0]]
     for guidance in (1.0, 3.0):
-        ranks = compare(harness, checkpoints["nano"], *degrees, interval=interval, guidance=guidance)
+        ranks = compare(
+            harness, checkpoints["nano"], *degrees, interval=interval, guidance=guidance
+        )
         for found in ranks:
             assert found["messages"].get("guidance", 0) == (guided if guidance != 1 else 0)
 
@@ -95,6 +102,8 @@ def test_ranks_refuse_alike_and_go_on(harness, checkpoints):
     first = harness.group(4).run("refused", mode_of="request", **which)
     assert first == [first[0]] * 4
     assert first[0][0] == "ShapeError"
-    wrong_product = harness.group(4).run("refused", mode_of="load", folder=checkpoints["nano"], tp=2)
+    wrong_product = harness.group(4).run(
+        "refused", mode_of="load", folder=checkpoints["nano"], tp=2
+    )
     assert all("there are 4 processes" in message for _, message in wrong_product)
     compare(harness, checkpoints["nano"], 2, 2)

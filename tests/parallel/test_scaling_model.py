@@ -23,7 +23,9 @@ from strands_cosmos3.parallel.config import ParallelConfig
 
 
 def configs(folder):
-    transformer = TransformerConfig.from_dict(json.loads((Path(folder) / "transformer/config.json").read_text()))
+    transformer = TransformerConfig.from_dict(
+        json.loads((Path(folder) / "transformer/config.json").read_text())
+    )
     return transformer, json.loads((Path(folder) / "vae/config.json").read_text())
 
 
@@ -37,7 +39,8 @@ def test_exchanges_of_an_inference(harness, checkpoints, degrees, interval, guid
     prompt = 50 + 10 * cfg + tp  # a prompt that no other test has asked: it is prefilled
     asked = {"interval": interval, "guidance": guidance, "prompt": prompt}
     which = {"folder": checkpoints["super"], "tp": tp, "cfg": cfg, "decode": False}
-    ranks = harness.group(cfg * tp).run("step", asked={**asked, "prompt": prompt + 5}, **which)  # the negative prompt is known
+    # the negative prompt is known
+    ranks = harness.group(cfg * tp).run("step", asked={**asked, "prompt": prompt + 5}, **which)
     ranks = harness.group(cfg * tp).run("step", asked=asked, **which)
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     guided = 0 if guidance == 1 else 3 if interval is None else 1
@@ -46,13 +49,18 @@ def test_exchanges_of_an_inference(harness, checkpoints, degrees, interval, guid
         expected = transformer_exchanges(config, parallel, rank, work, 4)
         pictures = encode_exchanges(vae, 1, 16 * cases.ROWS, cases.COLUMNS, cfg * tp, rank, 4)
         for name in cases.TRAFFIC:
-            assert found[name] == dict(getattr(expected, name) + getattr(pictures, name)), (rank, name)
+            assert found[name] == dict(getattr(expected, name) + getattr(pictures, name)), (
+                rank,
+                name,
+            )
 
 
 def test_exchanges_of_pictures(harness, checkpoints):
     _, vae = configs(checkpoints["nano"])
     frames, columns = 9, 7
-    ranks = harness.group(4).run("vae_traffic", columns=columns, frames=frames, folder=checkpoints["nano"], tp=2, cfg=2)
+    ranks = harness.group(4).run(
+        "vae_traffic", columns=columns, frames=frames, folder=checkpoints["nano"], tp=2, cfg=2
+    )
     for rank, (encoded, decoded) in enumerate(ranks):
         into = encode_exchanges(vae, frames, 16 * cases.ROWS, columns, 4, rank, 4)
         out = decode_exchanges(vae, 3, cases.ROWS, columns, 4, rank, 4)
@@ -62,7 +70,9 @@ def test_exchanges_of_pictures(harness, checkpoints):
 
 def share(name, config, tp):
     """Of a parameter that a rank should keep; written apart from the code that cuts."""
-    if "norm" in name or name.startswith(("proj_in", "proj_out", "time_embedder", "action_modality_embed")):
+    if "norm" in name or name.startswith(
+        ("proj_in", "proj_out", "time_embedder", "action_modality_embed")
+    ):
         return 1
     if any(part in name for part in (".to_k.", ".to_v.", ".add_k_proj.", ".add_v_proj.")):
         return max(1 / tp, 1 / config.num_key_value_heads)
@@ -73,7 +83,11 @@ def share(name, config, tp):
 def test_weights_of_a_rank(harness, checkpoints, kind, tp):
     config, _ = configs(checkpoints[kind])
     whole = cases.weights(folder=checkpoints[kind])[0]
-    ranks = [(whole, 0)] if tp == 1 else harness.group(tp).run("weights", folder=checkpoints[kind], tp=tp)
+    ranks = (
+        [(whole, 0)]
+        if tp == 1
+        else harness.group(tp).run("weights", folder=checkpoints[kind], tp=tp)
+    )
     should = {name: size * share(name, config, tp) for name, size in whole.items()}
     assert all(mine == should for mine, _ in ranks)
     assert weight_bytes(config, tp, 4, domains=0)[0] == sum(should.values())
@@ -88,8 +102,14 @@ def test_peak_of_loading(harness, checkpoints, tmp_path_factory, tp):
     held, kept_alone = cases.weights(folder=folder, decode=False)
     vae = kept_alone - sum(held.values())
     share_of_all = vae + sum(size * share(name, config, tp) for name, size in held.items())
-    alike = vae + sum(size * share(name, config, tp) for name, size in held.items() if share(name, config, tp) > 1 / tp)
-    for peak, kept in harness.group(tp).run("loading_peak", small=checkpoints["nano"], folder=folder, tp=tp):
+    alike = vae + sum(
+        size * share(name, config, tp)
+        for name, size in held.items()
+        if share(name, config, tp) > 1 / tp
+    )
+    for peak, kept in harness.group(tp).run(
+        "loading_peak", small=checkpoints["nano"], folder=folder, tp=tp
+    ):
         assert kept == share_of_all > 30e6, "too small to say anything"
         assert peak <= 1.05 * (sum(held.values()) / tp + alike)
 
@@ -102,7 +122,9 @@ def test_bytes_of_a_prompt(checkpoints):
     assert text_bytes(config, 8, 30, 4) == text.nbytes // 2  # two key heads: each rank keeps one
 
 
-@pytest.mark.parametrize(("kind", "degrees"), [("nano", (1, 1)), ("edge", (1, 1)), ("super", (1, 4)), ("nano", (2, 1))])
+@pytest.mark.parametrize(
+    ("kind", "degrees"), [("nano", (1, 1)), ("edge", (1, 1)), ("super", (1, 4)), ("nano", (2, 1))]
+)
 def test_arithmetic_of_a_step(harness, checkpoints, kind, degrees):
     """Against torch's own count."""
     cfg, tp = degrees
@@ -110,12 +132,15 @@ def test_arithmetic_of_a_step(harness, checkpoints, kind, degrees):
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     work = Work(2 * per_frame + 4, 4, per_frame, 4, 1, 1)
     which = {"folder": checkpoints[kind], "tp": tp, "cfg": cfg, "decode": False}
-    counted = [cases.flops(**which)] if cfg * tp == 1 else harness.group(cfg * tp).run("flops", **which)
+    counted = (
+        [cases.flops(**which)] if cfg * tp == 1 else harness.group(cfg * tp).run("flops", **which)
+    )
     assert counted == [step_flops(config, ParallelConfig(tp, cfg), work, prompt=23)] * (cfg * tp)
 
 
 def test_released_sizes():
     """Nano and Super have the parameters that their cards say."""
     nano = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
-    assert weight_bytes(nano, 1, 2, 32)[0] / 2e9 == pytest.approx(14.4, abs=0.25)  # 15.17 less lm_head .62, and what is unread
+    # 15.17 less lm_head .62, and what is unread
+    assert weight_bytes(nano, 1, 2, 32)[0] / 2e9 == pytest.approx(14.4, abs=0.25)
     assert np.isclose(weight_bytes(nano, 8, 2)[0], weight_bytes(nano, 1, 2)[0] / 8, rtol=0.1)

@@ -1,4 +1,6 @@
-"""Several observations in one inference: each answer is that of a policy at the beginning of an episode."""
+"""Several observations in one inference: each answer is that of a policy at the beginning of an
+episode.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ pytest.importorskip("torch")
 
 def observation(shift_rad, seed):
     rng = np.random.RandomState(seed)
-    views = {name: rng.randint(0, 256, (90, 160, 3), dtype=np.uint8) for name in ("wrist", "exterior_1", "exterior_2")}
+    views = {
+        name: rng.randint(0, 256, (90, 160, 3), dtype=np.uint8)
+        for name in ("wrist", "exterior_1", "exterior_2")
+    }
     return flat(HOME_Q + shift_rad) | views
 
 
@@ -36,7 +41,9 @@ def test_each_answer_is_that_of_a_single_call(bundled):
     assert bundled.last_rollout["seed"] == 7
     for i, (given, text) in enumerate(zip(seen, texts, strict=True)):
         bundled.reset(5 + i)
-        np.testing.assert_allclose(rows(found[i]), rows(bundled.get_actions_sync(given, text)), atol=2e-5)
+        np.testing.assert_allclose(
+            rows(found[i]), rows(bundled.get_actions_sync(given, text)), atol=2e-5
+        )
         assert list(found[i][0]) == KEYS
     assert np.abs(rows(found[0]) - rows(found[1])).max() > 0.01
 
@@ -44,10 +51,14 @@ def test_each_answer_is_that_of_a_single_call(bundled):
 def test_candidates_of_one_observation_differ_by_their_seeds(bundled):
     bundled.reset(5)
     seen = observation(0.0, 0)
-    candidates = [rows(steps) for steps in bundled.get_actions_batch([seen] * 3, "pick up the red cube")]
+    candidates = [
+        rows(steps) for steps in bundled.get_actions_batch([seen] * 3, "pick up the red cube")
+    ]
     assert all(np.abs(a - b).max() > 1e-5 for i, a in enumerate(candidates) for b in candidates[:i])
     bundled.reset(6)
-    np.testing.assert_allclose(candidates[1], rows(bundled.get_actions_sync(seen, "pick up the red cube")), atol=2e-5)
+    np.testing.assert_allclose(
+        candidates[1], rows(bundled.get_actions_sync(seen, "pick up the red cube")), atol=2e-5
+    )
 
 
 def test_any_backend_answers_a_batch():
@@ -66,7 +77,9 @@ def test_what_no_batch_can_be(bundled):
     with pytest.raises(ObservationError):
         bundled.get_actions_batch([{}], "go")
     with pytest.raises(ConfigError, match="mode 'policy'"):
-        Cosmos3Policy("droid", "panda", device="cpu", mode="inverse_dynamics").get_actions_batch([], "go")
+        Cosmos3Policy("droid", "panda", device="cpu", mode="inverse_dynamics").get_actions_batch(
+            [], "go"
+        )
 
 
 def test_decoded_frames_of_a_call():

@@ -11,7 +11,9 @@ from strands_cosmos3.backends.replay import load_recording
 
 EPISODE = Path(__file__).parents[1] / "assets" / "droid_episode_48330.json"
 MOST = {None: 20, 50.0: 23}
-"""Arrays of one call that the six types may check, by control frequency (resampling makes a second trajectory)."""
+"""Arrays of one call that the six types may check, by control frequency (resampling makes a
+second trajectory).
+"""
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def checked(monkeypatch):
 @pytest.mark.parametrize("hz", [None, 50.0])
 def test_one_call_checks_each_value_once(request, hz):
     recording = load_recording(EPISODE)
-    state = {f"joint{i + 1}": float(q) for i, q in enumerate(recording.q_start_rad)} | {"finger_joint1": 0.04}
+    state = {f"joint{i + 1}": float(q) for i, q in enumerate(recording.q_start_rad)} | {
+        "finger_joint1": 0.04
+    }
     with Cosmos3Policy(backend="replay", model=recording, robot="panda") as policy:
         if hz:
             policy.set_control_frequency(hz)
@@ -43,8 +47,14 @@ def test_one_call_checks_each_value_once(request, hz):
         checked = request.getfixturevalue("checked")
         policy.reset()
         assert len(policy.get_actions_sync(state, "replay")) >= 16
-    inside = [name for module, name in checked if module.split(".")[0] in ("types", "policy", "backends", "observe")]
+    inside = [
+        name
+        for module, name in checked
+        if module.split(".")[0] in ("types", "policy", "backends", "observe")
+    ]
     assert 0 < len(inside) <= MOST[hz], inside
     per_observation = [name for name in inside if name in ("qd_rad_s", "action")]
-    assert sorted(per_observation) == ["action", "qd_rad_s"], "one observation and one chunk, each made once"
+    assert sorted(per_observation) == ["action", "qd_rad_s"], (
+        "one observation and one chunk, each made once"
+    )
     assert np.isfinite(policy.last_rollout["action"]).all()

@@ -1,5 +1,6 @@
-"""What a runner may read and call: each member of the contract, and that it is honest. strands-robots' own word on the members
-is in test_strands_robots.py."""
+"""What a runner may read and call: each member of the contract, and that it is honest.
+strands-robots' own word on the members is in test_strands_robots.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from strands_cosmos3.errors import ConfigError, InputError, ObservationError, Un
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.robots.panda import FER
 
-VIEWS = {name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)}
+VIEWS = {
+    name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)
+}
 
 
 def test_what_it_says_of_itself(policy):
@@ -33,7 +36,8 @@ def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
     assert (policy.execution_horizon, policy.is_chunk_emitting()) == (16, True)
     policy.set_control_frequency(50)
     assert policy.execution_horizon == 54  # 16 rows of 15 Hz
-    assert len(policy.get_actions_sync(flat(spy.q_start), "go")) == policy.execution_horizon == 107  # this one had 32
+    # this one had 32
+    assert len(policy.get_actions_sync(flat(spy.q_start), "go")) == policy.execution_horizon == 107
     policy.reset()
     assert policy.execution_horizon == 54
     few = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=10)
@@ -43,23 +47,35 @@ def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
     half = Cosmos3Policy(robot="panda", backend=spy)
     assert (half.replan_rows, half.execution_horizon) == (8, 8)
     half.set_control_frequency(50)
-    assert half.execution_horizon == len(half.get_actions_sync(flat(spy.q_start), "go")) == 27  # 8 rows of 15 Hz
+    # 8 rows of 15 Hz
+    assert half.execution_horizon == len(half.get_actions_sync(flat(spy.q_start), "go")) == 27
     assert few.replan_rows == few.execution_horizon == 10  # who says otherwise wins
     single = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=1)
     assert not single.is_chunk_emitting()
 
 
 def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
-    """Rows of 15 Hz, the first for now: 32 end after 31 / 15 s, and the ninth is due after 8 / 15 s. Raw ones likewise."""
+    """Rows of 15 Hz, the first for now: 32 end after 31 / 15 s, and the ninth is due after 8 /
+    15 s. Raw ones likewise.
+    """
     joints = Spy(joints_rad_s=np.zeros(7))
     observation = flat() | {f"joint_{i}": 0.5 for i in range(7)} | {"gripper": 0.2}
     for robot in ("panda", None):
-        for own, rows, steps in ((None, None, 104), (None, 32, 104), (8, None, 27), (40, None, 104)):
+        for own, rows, steps in (
+            (None, None, 104),
+            (None, 32, 104),
+            (8, None, 27),
+            (40, None, 104),
+        ):
             joints.replan_rows = own  # as a checkpoint may say of itself
-            policy = Cosmos3Policy(robot=robot, backend=joints, action_space="joint_pos", chunk_rows=rows)
+            policy = Cosmos3Policy(
+                robot=robot, backend=joints, action_space="joint_pos", chunk_rows=rows
+            )
             policy.set_control_frequency(50)
             assert policy.execution_horizon == steps
-            assert len(policy.get_actions_sync(observation, "go")) == policy.execution_horizon == steps
+            assert (
+                len(policy.get_actions_sync(observation, "go")) == policy.execution_horizon == steps
+            )
     spy.replan_rows = 8
     deltas = Cosmos3Policy(backend=spy, chunk_rows=24)
     deltas.set_control_frequency(50)
@@ -68,22 +84,30 @@ def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
 
 
 def test_the_motion_goes_on_where_the_answered_steps_end(spy):
-    """A flat observation tells no time; a replay, or a server that replays, goes by what was handed out."""
+    """A flat observation tells no time; a replay, or a server that replays, goes by what was
+    handed out.
+    """
     policy = Cosmos3Policy(robot="panda", backend=spy)
     policy.set_control_frequency(50)
     for _ in range(3):
         policy.get_actions_sync(flat(spy.q_start), "go")
-    np.testing.assert_allclose([request.t_motion_s for request in spy.requests], [0, 32 / 15, 64 / 15], atol=1e-9)
+    np.testing.assert_allclose(
+        [request.t_motion_s for request in spy.requests], [0, 32 / 15, 64 / 15], atol=1e-9
+    )
     policy.actions_per_step = 10
     policy.reset()
     for _ in range(3):
         policy.get_actions_sync(flat(spy.q_start), "go")
-    np.testing.assert_allclose([request.t_motion_s for request in spy.requests[3:]], [0, 0.2, 0.4], atol=1e-9)
+    np.testing.assert_allclose(
+        [request.t_motion_s for request in spy.requests[3:]], [0, 0.2, 0.4], atol=1e-9
+    )
 
 
 def test_stretched_time_is_not_motion():
     brisk = Spy(joints_rad_s=np.array([0.9, 0, 0, 0, 0, 0, 0]))
-    policy = Cosmos3Policy(robot="panda", backend=brisk, action_space="joint_pos", limits=FER.derated(0.3))
+    policy = Cosmos3Policy(
+        robot="panda", backend=brisk, action_space="joint_pos", limits=FER.derated(0.3)
+    )
     policy.set_control_frequency(50)
     steps = policy.get_actions_sync(flat(), "go")
     assert len(steps) == policy.execution_horizon > 130  # 104 at the chunk's own rate
@@ -121,7 +145,11 @@ def test_plan_of_a_flat_observation_goes_by_the_clock_on_the_wall(policy, spy, m
 
 def test_raw_joint_angles_come_at_the_control_frequency_and_deltas_do_not():
     speed = np.array([0.1, 0, 0.3, 0, 0, -0.2, 0])
-    raw = Cosmos3Policy(backend=Spy(joints_rad_s=speed), action_space="joint_pos", action_mapping={"joint_0": "base"})
+    raw = Cosmos3Policy(
+        backend=Spy(joints_rad_s=speed),
+        action_space="joint_pos",
+        action_mapping={"joint_0": "base"},
+    )
     observation = {f"joint_{i}": 0.5 for i in range(7)} | {"gripper": 0.2}
     assert len(raw.get_actions_sync(observation, "go")) == 32
     raw.set_control_frequency(50)
@@ -140,7 +168,11 @@ def test_raw_joint_angles_come_at_the_control_frequency_and_deltas_do_not():
 def test_the_instruction_may_change_from_call_to_call(policy, spy):
     for words in ("pick up the red cube", "put it down", "pick up the red cube"):
         policy.get_actions_sync(flat(spy.q_start), words)
-    assert [request.instruction for request in spy.requests] == ["pick up the red cube", "put it down", "pick up the red cube"]
+    assert [request.instruction for request in spy.requests] == [
+        "pick up the red cube",
+        "put it down",
+        "pick up the red cube",
+    ]
 
 
 def test_cameras_by_name_or_mapped_are_letterboxed_and_composed():
@@ -148,7 +180,9 @@ def test_cameras_by_name_or_mapped_are_letterboxed_and_composed():
     own = {"front": VIEWS["exterior_1"], "left": VIEWS["exterior_2"], "hand": VIEWS["wrist"]}
     mapped = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
     Cosmos3Policy(robot="panda", backend=spy).get_actions_sync(flat(spy.q_start, **VIEWS), "go")
-    Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped).get_actions_sync(flat(spy.q_start, **own), "go")
+    Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped).get_actions_sync(
+        flat(spy.q_start, **own), "go"
+    )
     by_name, by_mapping = (request.composite for request in spy.requests)
     assert by_name.shape == (540, 640, 3)
     assert np.array_equal(by_name, by_mapping)
@@ -156,23 +190,33 @@ def test_cameras_by_name_or_mapped_are_letterboxed_and_composed():
     wide = flat(spy.q_start, **{**VIEWS, "wrist": np.full((100, 100, 3), 200, np.uint8)})
     Cosmos3Policy(robot="panda", backend=spy).get_actions_sync(wide, "go")
     boxed = spy.requests[2].composite
-    assert [int(boxed[180, x, 0]) for x in (100, 320, 540)] == [0, 200, 0]  # black at the sides: its shape is kept
+    # black at the sides: its shape is kept
+    assert [int(boxed[180, x, 0]) for x in (100, 320, 540)] == [0, 200, 0]
 
 
 def test_a_missing_camera_is_named_before_construction_ends():
     spy = Spy(requires_images=True)
-    with pytest.raises(ConfigError, match=r"none for 'exterior_1', 'exterior_2'.*'exterior_1': '<its camera>'"):
+    with pytest.raises(
+        ConfigError, match=r"none for 'exterior_1', 'exterior_2'.*'exterior_1': '<its camera>'"
+    ):
         Cosmos3Policy(robot="panda", backend=spy, observation_mapping={"wrist": "hand"})
-    with pytest.raises(ObservationError, match=r"lacks camera 'exterior_2'; it has: wrist, exterior_1, overview"):
+    with pytest.raises(
+        ObservationError, match=r"lacks camera 'exterior_2'; it has: wrist, exterior_1, overview"
+    ):
         Cosmos3Policy(robot="panda", backend=spy, cameras=["wrist", "exterior_1", "overview"])
     mapped = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
     with pytest.raises(ObservationError, match=r"'left' \(view 'exterior_2'\)"):
-        Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front"])
+        Cosmos3Policy(
+            robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front"]
+        )
     with pytest.raises(InputError, match="a list of camera names"):
         Cosmos3Policy(robot="panda", backend=spy, cameras="wrist")
     assert spy.closed == 4  # a policy that was not made keeps nothing open
-    Cosmos3Policy(robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front", "left"])
-    Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"wrist": "hand"})  # it looks at none
+    Cosmos3Policy(
+        robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front", "left"]
+    )
+    # it looks at none
+    Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"wrist": "hand"})
 
 
 MAPPED = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
@@ -203,7 +247,9 @@ KNOWN = {*KEYS, *VIEWS, "joint1.vel"}
 )
 def test_preflight_refuses_before_anything_is_made(keys, config, says):
     with pytest.raises(ValueError, match=says):
-        Cosmos3Policy.preflight(keys, **{"robot": "panda", "model": "/no/such/checkpoint", **config})
+        Cosmos3Policy.preflight(
+            keys, **{"robot": "panda", "model": "/no/such/checkpoint", **config}
+        )
 
 
 @pytest.mark.parametrize(
@@ -217,9 +263,13 @@ def test_preflight_refuses_before_anything_is_made(keys, config, says):
             {*KEYS, "hand", "front", "left"},
             {"observation_mapping": {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}},
         ),
-        ({*KEYS, *VIEWS}, {"robot": None, "action_mapping": {f"joint_{i}": f"actuator{i + 1}" for i in range(7)}}),
+        (
+            {*KEYS, *VIEWS},
+            {"robot": None, "action_mapping": {f"joint_{i}": f"actuator{i + 1}" for i in range(7)}},
+        ),
         ({"joint_0", *VIEWS}, {"robot": None}),
-        ({*KEYS, "any"}, {"embodiment": "bridge", "backend": "native"}),  # its one picture has no name of its own
+        # its one picture has no name of its own
+        ({*KEYS, "any"}, {"embodiment": "bridge", "backend": "native"}),
     ],
 )
 def test_preflight_lets_pass_what_can_run(keys, config):

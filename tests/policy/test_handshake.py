@@ -1,4 +1,6 @@
-"""Refusals of what a runner sets before a rollout: they name the method that was called, and the state key that is missing."""
+"""Refusals of what a runner sets before a rollout: they name the method that was called, and the
+state key that is missing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def test_a_control_frequency(policy, value):
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
 def test_an_observed_delay(policy, value):
-    with pytest.raises(ValueError, match=r"^set_rtc_observed_delay: rtc_observed_delay_steps must be a whole number"):
+    with pytest.raises(
+        ValueError,
+        match=r"^set_rtc_observed_delay: rtc_observed_delay_steps must be a whole number",
+    ):
         policy.set_rtc_observed_delay(value)
 
 
@@ -42,8 +47,14 @@ def test_state_keys(value, embodiment):
     ("keys", "says"),
     [
         (list(EIGHT)[:7], "7 state keys, without 'gripper'; "),
-        ([name for name in EIGHT if name not in ("joint_2", "joint_5")], "6 state keys, without 'joint_2', 'joint_5'; "),
-        ([*(f"joint{i}" for i in range(1, 7)), "finger_joint1"], "7 state keys, without 'joint7'; "),
+        (
+            [name for name in EIGHT if name not in ("joint_2", "joint_5")],
+            "6 state keys, without 'joint_2', 'joint_5'; ",
+        ),
+        (
+            [*(f"joint{i}" for i in range(1, 7)), "finger_joint1"],
+            "7 state keys, without 'joint7'; ",
+        ),
         (["a", "b", "c", "d", "e", "f"], "6 state keys, none for joint_6, gripper; "),
         ([*EIGHT, "torso"], "9 state keys, 'torso' beyond the eighth; "),
     ],
@@ -56,13 +67,26 @@ def test_which_of_the_eight_state_keys_is_missing(keys, says):
 def test_an_observation_names_every_missing_state_key():
     policy = Cosmos3Policy(backend=Spy(joints_rad_s=np.zeros(7)), action_space="joint_pos")
     without = {name: value for name, value in EIGHT.items() if name not in ("joint_3", "gripper")}
-    with pytest.raises(ObservationError, match=r"lacks 'joint_3', 'gripper'; it has: .*joint_3, gripper has none"):
+    with pytest.raises(
+        ObservationError, match=r"lacks 'joint_3', 'gripper'; it has: .*joint_3, gripper has none"
+    ):
         policy.get_actions_sync(without, "go")
     panda = Cosmos3Policy(robot="panda", backend=Spy())
     observation = {name: value for name, value in flat().items() if name != "joint5"}
-    with pytest.raises(ObservationError, match=r"lacks 'joint5'; it has: joint1, .*Of the 8 state keys, joint_4 has none"):
+    with pytest.raises(
+        ObservationError,
+        match=r"lacks 'joint5'; it has: joint1, .*Of the 8 state keys, joint_4 has none",
+    ):
         panda.get_actions_sync(observation, "go")
     with pytest.raises(ObservationError, match=r"joint_4 has none"):
         Cosmos3Policy.preflight(observation.keys(), robot="panda", backend="replay")
-    with pytest.raises(ObservationError, match=r"Of the 16 state keys, left_joint_0, .* give the policy the robot whose names"):
-        Cosmos3Policy.preflight(observation.keys(), embodiment="robomind-franka-dual", robot="dual_panda", backend="replay")
+    with pytest.raises(
+        ObservationError,
+        match=r"Of the 16 state keys, left_joint_0, .* give the policy the robot whose names",
+    ):
+        Cosmos3Policy.preflight(
+            observation.keys(),
+            embodiment="robomind-franka-dual",
+            robot="dual_panda",
+            backend="replay",
+        )

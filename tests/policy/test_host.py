@@ -1,4 +1,6 @@
-"""Hosts: registration, the arm that a simulator shows, and our own Robot and address doing the same as any other."""
+"""Hosts: registration, the arm that a simulator shows, and our own Robot and address doing the
+same as any other.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
 def test_without_strands_robots_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "strands_robots", None)
     monkeypatch.setitem(sys.modules, "strands_robots.policies", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'strands-robots>=0\.5\.3'.*3\.12"):
+    with pytest.raises(
+        MissingDependencyError, match=r"pip install 'strands-robots>=0\.5\.3'.*3\.12"
+    ):
         strands_cosmos3.register()
 
 
@@ -39,7 +43,9 @@ def test_a_strands_robots_without_a_registry_is_too_old(monkeypatch):
     monkeypatch.setitem(sys.modules, "strands_robots", types.ModuleType("strands_robots"))
     monkeypatch.setitem(sys.modules, "strands_robots.policies", old)
     monkeypatch.setattr("strands_cosmos3.policy.host.metadata.version", lambda name: "0.3.8")
-    with pytest.raises(MissingDependencyError, match=r"0\.3\.8 .*too old: pip install 'strands-robots>=0\.5\.3'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"0\.3\.8 .*too old: pip install 'strands-robots>=0\.5\.3'"
+    ):
         strands_cosmos3.register()
 
 
@@ -49,16 +55,22 @@ def test_registries_with_and_without_overwrite(monkeypatch, knows_overwrite):
     registered = []
     module = types.ModuleType("strands_robots.policies")
     with_it = lambda name, loader, overwrite=False: registered.append((name, overwrite))  # noqa: E731
-    module.register_policy = with_it if knows_overwrite else lambda name, loader: registered.append((name, None))
+    module.register_policy = (
+        with_it if knows_overwrite else lambda name, loader: registered.append((name, None))
+    )
     module.Policy = type("Policy", (abc.ABC,), {})
     monkeypatch.setitem(sys.modules, "strands_robots", types.ModuleType("strands_robots"))
     monkeypatch.setitem(sys.modules, "strands_robots.policies", module)
     assert strands_cosmos3.register(overwrite=True) == ("strands_cosmos3", "cosmos3")
-    assert registered == [(name, True if knows_overwrite else None) for name in ("strands_cosmos3", "cosmos3")]
+    assert registered == [
+        (name, True if knows_overwrite else None) for name in ("strands_cosmos3", "cosmos3")
+    ]
 
 
 def hosted(change=lambda spec: None, prefix="panda/") -> mujoco.MjModel:
-    """The embedded arm in another world: shifted, turned, its names prefixed, as strands-robots puts it there."""
+    """The embedded arm in another world: shifted, turned, its names prefixed, as strands-robots
+    puts it there.
+    """
     arm, world = mujoco.MjSpec.from_file(str(panda_path())), mujoco.MjSpec()
     change(arm)
     for name in ("timestep", "impratio", "integrator", "cone"):
@@ -73,7 +85,9 @@ def test_the_embedded_arm_is_known_wherever_it_stands():
     require_franka(model, "panda/", ARM_JOINTS)
     require_franka(load_panda(), "", ARM_JOINTS)
     np.testing.assert_allclose(
-        servo_lead_of(model, "panda/", ARM_JOINTS), [0.1002] * 2 + [0.1003] * 2 + [0.1005] * 3, atol=1e-4
+        servo_lead_of(model, "panda/", ARM_JOINTS),
+        [0.1002] * 2 + [0.1003] * 2 + [0.1005] * 3,
+        atol=1e-4,
     )
     for key in ("finger_joint1", "finger_joint2", "actuator8"):
         assert driven_gripper(model, "panda/", key) == MODEL_GRIPPER
@@ -92,7 +106,8 @@ def test_a_tendon_between_sites_drives_no_joint_of_their_numbers():
 
 
 def yaw_the_hand(spec):
-    spec.body("hand").quat = [1, 0, 0, 0]  # 45 degrees: what a model of panda_link8 for a hand looks like
+    # 45 degrees: what a model of panda_link8 for a hand looks like
+    spec.body("hand").quat = [1, 0, 0, 0]
 
 
 def raise_the_hand(spec):
@@ -105,7 +120,11 @@ def rename_a_joint(spec):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(yaw_the_hand, "45.0 degrees"), (raise_the_hand, "3.0 mm"), (rename_a_joint, r"no joint joint4; it has: joint1, .*elbow")],
+    [
+        (yaw_the_hand, "45.0 degrees"),
+        (raise_the_hand, "3.0 mm"),
+        (rename_a_joint, r"no joint joint4; it has: joint1, .*elbow"),
+    ],
 )
 def test_an_arm_that_is_no_franka_is_refused_now_and_at_the_next_call(change, says):
     """strands-robots drops what set_sim_context raises, so the next call says it again."""
@@ -117,7 +136,8 @@ def test_an_arm_that_is_no_franka_is_refused_now_and_at_the_next_call(change, sa
         policy.get_actions_sync(flat(spy.q_start), "go")
     policy.set_sim_context(hosted(), "panda/")
     assert policy.get_actions_sync(flat(spy.q_start), "go")
-    Cosmos3Policy(backend=spy).set_sim_context(hosted(change), "panda/")  # raw columns are not for an arm
+    # raw columns are not for an arm
+    Cosmos3Policy(backend=spy).set_sim_context(hosted(change), "panda/")
 
 
 def test_the_gripper_is_commanded_in_the_unit_that_the_host_takes_it_in():
@@ -130,8 +150,11 @@ def test_the_gripper_is_commanded_in_the_unit_that_the_host_takes_it_in():
     policy.set_sim_context(hosted(), "panda/")
     policy.set_robot_state_keys([f"actuator{i}" for i in range(1, 9)])
     assert commanded(policy) == pytest.approx(0.2)
-    assert [request.gripper for request in spy.requests] == [pytest.approx(0.2)] * 2  # what is observed stays in metres
-    told = Cosmos3Policy(robot="panda", backend=spy, action_space="joint_pos", commanded_gripper="tendon")
+    # what is observed stays in metres
+    assert [request.gripper for request in spy.requests] == [pytest.approx(0.2)] * 2
+    told = Cosmos3Policy(
+        robot="panda", backend=spy, action_space="joint_pos", commanded_gripper="tendon"
+    )
     told.set_sim_context(hosted(), "panda/")
     assert commanded(told) == pytest.approx(51)
 
@@ -145,25 +168,34 @@ def test_the_gripper_is_commanded_in_the_unit_that_the_host_takes_it_in():
 
 
 def test_targets_lead_position_servos_and_only_those():
-    """A steady motion: the servo that gets ``q + lead qd`` is where the motion is. Torque motors have no such lag."""
+    """A steady motion: the servo that gets ``q + lead qd`` is where the motion is. Torque motors
+    have no such lag.
+    """
     speed = np.array([0.2, 0.1, -0.1, 0.1, 0.2, 0.1, -0.3])
 
     def joints(policy, **seen):
         policy.set_control_frequency(50)
         steps = policy.get_actions_sync(
-            flat(HOME_Q, **{f"{name}.vel": v for name, v in zip(ARM_JOINTS, speed, strict=True)}), "go"
+            flat(HOME_Q, **{f"{name}.vel": v for name, v in zip(ARM_JOINTS, speed, strict=True)}),
+            "go",
         )
         return np.array([[step[name] for name in ARM_JOINTS] for step in steps])
 
     def made(model=None, **options):
-        policy = Cosmos3Policy(robot="panda", backend=Spy(joints_rad_s=speed), action_space="joint_pos", **options)
+        policy = Cosmos3Policy(
+            robot="panda", backend=Spy(joints_rad_s=speed), action_space="joint_pos", **options
+        )
         if model is not None:
             policy.set_sim_context(model, "panda/")
         return policy
 
     bare, led = joints(made()), joints(made(hosted()))
-    lead_s = np.array([451 / 4500, 451 / 4500, 351 / 3500, 351 / 3500, 201 / 2000, 201 / 2000, 201 / 2000])
-    np.testing.assert_allclose((led - bare)[5:90], np.tile((lead_s - 0.01) * speed, (85, 1)), atol=2e-5)
+    lead_s = np.array(
+        [451 / 4500, 451 / 4500, 351 / 3500, 351 / 3500, 201 / 2000, 201 / 2000, 201 / 2000]
+    )
+    np.testing.assert_allclose(
+        (led - bare)[5:90], np.tile((lead_s - 0.01) * speed, (85, 1)), atol=2e-5
+    )
     np.testing.assert_array_equal(joints(made(hosted(), servo_lead=False)), bare)
 
     def torque_motor(spec):
@@ -176,7 +208,9 @@ def test_targets_lead_position_servos_and_only_those():
 
 def recording() -> Recording:
     t_s = np.arange(31) / 15
-    q = HOME_Q + 0.3 * (1 - np.cos(np.pi * t_s))[:, None] * np.array([1, 0.3, -0.4, 0.3, 0.3, -0.3, 0.5])
+    q = HOME_Q + 0.3 * (1 - np.cos(np.pi * t_s))[:, None] * np.array(
+        [1, 0.3, -0.4, 0.3, 0.3, -0.3, 0.5]
+    )
     return Recording(dh_forward(q) @ T_HAND_COSMOS, np.where(t_s < 1, 1.0, 0.25), 15.0, q[0])
 
 
@@ -191,8 +225,12 @@ def address():
 
 
 def test_an_address_answers_what_the_backend_behind_it_answers(address):
-    """The same flat observations to either: the same steps, in the same units, at the same times; and nothing is left open."""
-    views = {name: np.zeros((90, 160, 3), np.uint8) for name in ("wrist", "exterior_1", "exterior_2")}
+    """The same flat observations to either: the same steps, in the same units, at the same
+    times; and nothing is left open.
+    """
+    views = {
+        name: np.zeros((90, 160, 3), np.uint8) for name in ("wrist", "exterior_1", "exterior_2")
+    }
     threads = threading.active_count()
     with (
         create_policy(address, robot="panda", action_space="midtrain") as remote,
@@ -202,11 +240,14 @@ def test_an_address_answers_what_the_backend_behind_it_answers(address):
             policy.set_control_frequency(50)
         q = HOME_Q
         for _ in range(2):
-            there, here = (policy.get_actions_sync(flat(q, **views), "follow") for policy in (remote, local))
+            there, here = (
+                policy.get_actions_sync(flat(q, **views), "follow") for policy in (remote, local)
+            )
             assert len(there) == len(here) > 50
             for a, b in zip(there, here, strict=True):
                 assert list(a) == list(b)
-                np.testing.assert_allclose(list(a.values()), list(b.values()), atol=2e-6)  # float32 on the wire
+                # float32 on the wire
+                np.testing.assert_allclose(list(a.values()), list(b.values()), atol=2e-6)
             q = [here[-1][name] for name in ARM_JOINTS]
         assert threading.active_count() > threads
     assert threading.active_count() == threads
@@ -215,7 +256,9 @@ def test_an_address_answers_what_the_backend_behind_it_answers(address):
 def test_our_own_robot_drives_along_either(address):
     robot = strands_cosmos3.Robot("panda")
     asked = {"embodiment": "droid", "robot": "panda"}
-    local = robot.run_policy(policy_config={**asked, "backend": "replay", "model": recording()}, duration=2.0)
+    local = robot.run_policy(
+        policy_config={**asked, "backend": "replay", "model": recording()}, duration=2.0
+    )
     with create_policy(address, **asked, action_space="midtrain") as policy:
         remote = robot.run_policy(policy=policy, duration=2.0)
     intended = recording().at(np.linspace(0, 2, 2000))[0] @ np.linalg.inv(T_HAND_COSMOS)

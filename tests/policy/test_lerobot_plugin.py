@@ -1,4 +1,6 @@
-"""`plugins/lerobot_policy_cosmos3` in lerobot 0.6.1 with the bundled policy: `make test-lerobot`. In its own environment."""
+"""`plugins/lerobot_policy_cosmos3` in lerobot 0.6.1 with the bundled policy: `make
+test-lerobot`. In its own environment.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,27 @@ def lerobot(pytestconfig: pytest.Config) -> str:
 def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # lerobot is imported several times
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hf")), "CUDA_VISIBLE_DEVICES": ""}
+    return {
+        **kept,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path_factory.mktemp("hf")),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 @pytest.fixture(scope="module")
-def made(lerobot: str, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def made(
+    lerobot: str, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """The folder of the saved policy, and what was said of it."""
     folder = tmp_path_factory.mktemp("plugin")
     return folder, run([lerobot, SCRIPT, "make", str(folder)], variables, folder)
 
 
 def run(command: list[str], variables: dict[str, str], folder: Path) -> dict[str, Any]:
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=folder, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=variables, cwd=folder, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -58,7 +69,8 @@ def test_chunks_are_those_of_our_policy(made: tuple[Path, dict[str, Any]]):
         np.testing.assert_array_equal(seen["rows"], seen["own_rows"])
         np.testing.assert_array_equal(seen["chunks"], seen["own_joints"].astype(np.float32))
         assert seen["chunks"].shape[2] == 8
-        assert np.abs(seen["chunks"][0] - seen["chunks"][1]).max() > 1e-4  # each call has its own noise
+        # each call has its own noise
+        assert np.abs(seen["chunks"][0] - seen["chunks"][1]).max() > 1e-4
         # select_action executes the checkpoint's own number of rows, then asks again
         assert said["rows"] == 8
         expected = [*seen["chunks"][0][:8], seen["chunks"][1][0]]
@@ -69,7 +81,9 @@ def test_chunks_are_those_of_our_policy(made: tuple[Path, dict[str, Any]]):
 
 
 def test_missing_inputs_are_refused(made: tuple[Path, dict[str, Any]]):
-    for message, name in zip(made[1]["refused"], ("observation.state", "wrist", "exterior_1", "exterior_2"), strict=True):
+    for message, name in zip(
+        made[1]["refused"], ("observation.state", "wrist", "exterior_1", "exterior_2"), strict=True
+    ):
         assert name in message
 
 
@@ -80,7 +94,14 @@ def test_lerobots_asynchronous_server_answers_a_chunk(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve = [lerobot, "-m", "lerobot_policy_cosmos3.policy_server", "--host=127.0.0.1", f"--port={port}", "--fps=15"]
+    serve = [
+        lerobot,
+        "-m",
+        "lerobot_policy_cosmos3.policy_server",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--fps=15",
+    ]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(serve, stdout=log, stderr=log, env=variables, cwd=folder)
     try:

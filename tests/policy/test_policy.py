@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from helpers.spy import DROID, KEYS, T_HAND_COSMOS, Spy, flat
-from strands_cosmos3.errors import ActionSpaceError, BackendError, ConfigError, Cosmos3Error, InputError, ObservationError
+from strands_cosmos3.errors import (
+    ActionSpaceError,
+    BackendError,
+    ConfigError,
+    Cosmos3Error,
+    InputError,
+    ObservationError,
+)
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.host import HostedCosmos3Policy
@@ -35,7 +42,9 @@ def test_chunks_are_resampled_by_time(rows, steps):
     q = np.array([[step[key] for key in KEYS[:7]] for step in actions])
     at_s = np.arange(1, steps + 1) / 50
     # Row i is due at (i + 1) / 15 s, and 15 Hz and 50 Hz meet at every 0.2 s.
-    shared = np.flatnonzero(np.isclose((at_s * 15) % 1, 0, atol=1e-9) | np.isclose((at_s * 15) % 1, 1, atol=1e-9))
+    shared = np.flatnonzero(
+        np.isclose((at_s * 15) % 1, 0, atol=1e-9) | np.isclose((at_s * 15) % 1, 1, atol=1e-9)
+    )
     rows_there = np.round(at_s[shared] * 15).astype(int) - 1
     assert len(shared) > 4
     assert np.abs(dh_forward(q[shared]) - spy.T_hand[rows_there]).max() < 3e-6
@@ -68,13 +77,17 @@ def test_get_actions_does_not_block_the_loop():
         while not task.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        inside = policy.get_actions_sync(flat(spy.q_start), "go")  # the synchronous call works inside a loop too
-        both = await asyncio.gather(*(policy.get_actions(flat(spy.q_start), "go") for _ in range(3)))
+        # the synchronous call works inside a loop too
+        inside = policy.get_actions_sync(flat(spy.q_start), "go")
+        both = await asyncio.gather(
+            *(policy.get_actions(flat(spy.q_start), "go") for _ in range(3))
+        )
         return ticks, await task, inside, both
 
     ticks, steps, inside, both = asyncio.run(main())
     assert ticks > 10
-    assert steps == inside == both[0] == both[1] == both[2]  # concurrent calls share a solver and take turns
+    # concurrent calls share a solver and take turns
+    assert steps == inside == both[0] == both[1] == both[2]
     assert [request.seed for request in spy.requests] == [0, 1, 2, 3, 4]
 
 
@@ -82,7 +95,9 @@ def test_without_a_robot_the_raw_columns():
     class Raw(Spy):
         def infer(self, request):
             self.requests.append(request)
-            return ActionChunk(np.arange(20.0).reshape(2, 10) / 10, request.action_space, request.embodiment)
+            return ActionChunk(
+                np.arange(20.0).reshape(2, 10) / 10, request.action_space, request.embodiment
+            )
 
     raw = Raw()
     policy = Cosmos3Policy(backend=raw)
@@ -105,7 +120,12 @@ def test_the_request_says_what_was_measured(policy, spy):
     assert plan.t_capture_s == 4.0
     (request,) = spy.requests
     assert np.abs(request.T_base_cosmos - dh_forward(q) @ T_HAND_COSMOS).max() < 1e-12
-    assert (request.seed, request.gripper, request.instruction, request.n_rows) == (7, 0.2, "go", 16)
+    assert (request.seed, request.gripper, request.instruction, request.n_rows) == (
+        7,
+        0.2,
+        "go",
+        16,
+    )
     policy.plan(seen, "go")
     assert spy.requests[1].seed == 8
     assert spy.resets == [7]
@@ -125,7 +145,16 @@ def test_last_rollout(policy, spy):
     policy.reset(seed=3)
     policy.get_actions_sync(flat(spy.q_start), "go")
     last = policy.last_rollout
-    assert set(last) == {"action", "video", "sound", "seed", "timing", "action_space", "collision", "off_pose_mm"}
+    assert set(last) == {
+        "action",
+        "video",
+        "sound",
+        "seed",
+        "timing",
+        "action_space",
+        "collision",
+        "off_pose_mm",
+    }
     assert last["collision"]["outcome"] == "clear"
     assert last["off_pose_mm"] == {}
     assert last["action"].shape == (32, 10)
@@ -192,12 +221,15 @@ def test_create_policy_and_close(spy):
 
 
 def test_a_model_that_is_given_is_run_or_refused(spy):
-    with pytest.raises(Cosmos3Error, match="/no/such/checkpoint"):  # it is looked for: no server is meant
+    # it is looked for: no server is meant
+    with pytest.raises(Cosmos3Error, match="/no/such/checkpoint"):
         create_policy("cosmos3", robot="panda", model="/no/such/checkpoint")
     with pytest.raises(ConfigError, match="host belongs to backend service"):
         create_policy("cosmos3://gpu-box:8000", robot="panda", model="/no/such/checkpoint")
     for backend in ("service", "scripted"):
-        with pytest.raises(ConfigError, match=f"{backend}.*/no/such/checkpoint.*leave one of them out"):
+        with pytest.raises(
+            ConfigError, match=f"{backend}.*/no/such/checkpoint.*leave one of them out"
+        ):
             Cosmos3Policy(robot="panda", backend=backend, model="/no/such/checkpoint")
     for make in (lambda **config: create_policy("cosmos3", **config), HostedCosmos3Policy):
         with pytest.raises(ConfigError, match="bundled policy"):  # for distributed, and for a Panda

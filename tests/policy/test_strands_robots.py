@@ -1,8 +1,10 @@
-"""strands-robots 0.5.3 as the host: its own ``Robot(...).run_policy`` drives the embedded Panda with our policy.
+"""strands-robots 0.5.3 as the host: its own ``Robot(...).run_policy`` drives the embedded Panda
+with our policy.
 
-It wants Python 3.12 and mujoco < 4, so it lives in an environment of its own, made once in pytest's cache
-(`.pytest_cache/d/strands`). What is asserted was read from MuJoCo's state in that process (`hosts/rollout.py`) and is compared
-with a motion known in closed form, or with a recorded DROID episode; nothing of the policy has a say in it.
+It wants Python 3.12 and mujoco < 4, so it lives in an environment of its own, made once in pytest's
+cache (`.pytest_cache/d/strands`). What is asserted was read from MuJoCo's state in that process
+(`hosts/rollout.py`) and is compared with a motion known in closed form, or with a recorded DROID
+episode; nothing of the policy has a say in it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ DURATION_S = 4.0
 
 
 def sway(t_s: Any) -> np.ndarray:
-    """[..., 7] a motion that starts and ends at rest: up to 0.24 m/s and 40 degrees a second at the hand."""
+    """[..., 7] a motion that starts and ends at rest: up to 0.24 m/s and 40 degrees a second at
+    the hand.
+    """
     phase = np.clip(np.asarray(t_s, dtype=np.float64) / DURATION_S, 0.0, 1.0)
     along = 10 * phase**3 - 15 * phase**4 + 6 * phase**5
     reach = np.array([0.55, 0.25, -0.3, 0.35, 0.2, -0.3, 0.5])
@@ -44,12 +48,16 @@ def sway(t_s: Any) -> np.ndarray:
 
 
 def squeeze(t_s: Any) -> np.ndarray:
-    """Open, then a quarter open, then closed: values that neither a flip nor a wrong unit leaves as they are."""
+    """Open, then a quarter open, then closed: values that neither a flip nor a wrong unit leaves
+    as they are.
+    """
     return np.select([np.asarray(t_s) < 1.0, np.asarray(t_s) < 2.5], [1.0, 0.25], 0.0)
 
 
 class Sway:
-    """Joint rows of that motion, by the motion's clock: row i is for ``i / 15`` seconds after the observation."""
+    """Joint rows of that motion, by the motion's clock: row i is for ``i / 15`` seconds after
+    the observation.
+    """
 
     name, needs_privileged, requires_images, model_sha256 = "sway", False, True, None
 
@@ -59,7 +67,9 @@ class Sway:
     def infer(self, request: Request) -> ActionChunk:
         self.requests.append(request)
         due_s = request.t_motion_s + np.arange(request.n_rows) / 15
-        return ActionChunk(np.column_stack((sway(due_s), squeeze(due_s))), request.action_space, request.embodiment)
+        return ActionChunk(
+            np.column_stack((sway(due_s), squeeze(due_s))), request.action_space, request.embodiment
+        )
 
     def reset(self, seed: int | None = None) -> None:
         pass
@@ -80,7 +90,9 @@ class Seen:
     commanded: np.ndarray
 
     def against(self, T_intended, name: str) -> tuple[float, float, float]:
-        """Largest distance to the intended path [mm], to the intended place at the same time [mm], and angle [degrees]."""
+        """Largest distance to the intended path [mm], to the intended place at the same time
+        [mm], and angle [degrees].
+        """
         fine = T_intended(np.linspace(0.0, float(self.t_s[-1]), 4000))
         away = np.linalg.norm(self.T_hand[:, None, :3, 3] - fine[None, :, :3, 3], axis=2)
         at = T_intended(self.t_s)
@@ -89,7 +101,8 @@ class Seen:
         angle = np.rad2deg(np.arccos(np.clip((trace - 1) / 2, -1, 1)))
         path = away.min(axis=1) * 1e3
         print(
-            f"\n{name}: path mean {path.mean():.2f} max {path.max():.2f} mm, at the same time mean {late.mean() * 1e3:.2f} "
+            f"\n{name}: path mean {path.mean():.2f} max {path.max():.2f} mm, at the same time "
+            f"mean {late.mean() * 1e3:.2f} "
             f"max {late.max() * 1e3:.2f} mm, {angle.max():.2f} degrees; {len(self.t_s)} steps"
         )
         return float(path.max()), float(late.max() * 1e3), float(angle.max())
@@ -109,9 +122,20 @@ def run(host: str, script: str, *arguments: object) -> list[Any]:
 
 
 def job(
-    way: str, config: dict[str, Any], q_start=HOME_Q, cameras=(), duration=DURATION_S, instruction="follow"
+    way: str,
+    config: dict[str, Any],
+    q_start=HOME_Q,
+    cameras=(),
+    duration=DURATION_S,
+    instruction="follow",
 ) -> dict[str, Any]:
-    given = {"way": way, "model": str(panda_path()), "config": config, "cameras": cameras, "q_start": list(map(float, q_start))}
+    given = {
+        "way": way,
+        "model": str(panda_path()),
+        "config": config,
+        "cameras": cameras,
+        "q_start": list(map(float, q_start)),
+    }
     return given | {"run": {"duration": duration, "instruction": instruction}}
 
 
@@ -125,7 +149,10 @@ def drive(host: str, tmp_path: Path):
         assert len(told) == len(jobs)
         assert not any(answer["torch"] for answer in told)
         assert {answer["versions"][0] for answer in told} == {"0.5.3"}
-        return [seen_by(answer, wanted["run"]["duration"]) for answer, wanted in zip(told, jobs, strict=True)]
+        return [
+            seen_by(answer, wanted["run"]["duration"])
+            for answer, wanted in zip(told, jobs, strict=True)
+        ]
 
     return start
 
@@ -149,18 +176,24 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def follows(seen: Any, name: str) -> None:
-    """Within 5 mm of the path, and of the place at each time; turned as it should be; the gripper's way is the fingers'."""
+    """Within 5 mm of the path, and of the place at each time; turned as it should be; the
+    gripper's way is the fingers'.
+    """
     assert isinstance(seen, Seen), seen
     path_mm, late_mm, degrees = seen.against(lambda t_s: dh_forward(sway(t_s)), name)
     assert path_mm < 5
     assert late_mm < 5
     assert degrees < 2
     for at_s, finger_m in ((0.9, 0.04), (2.4, 0.01), (3.9, 0.0)):
-        assert seen.finger_m[np.searchsorted(seen.t_s, at_s)] == pytest.approx(finger_m, abs=2e-3), at_s
+        assert seen.finger_m[np.searchsorted(seen.t_s, at_s)] == pytest.approx(
+            finger_m, abs=2e-3
+        ), at_s
 
 
 def test_the_contract_is_strands_robots_own(host: str):
-    """Members, signatures, defaults and refusals of its ABC, read from it; and what its registry makes of our names."""
+    """Members, signatures, defaults and refusals of its ABC, read from it; and what its registry
+    makes of our names.
+    """
     (told,) = run(host, "contract.py")
     assert told["missing"] == []
     assert told["differ"] == {}
@@ -172,7 +205,8 @@ def test_the_contract_is_strands_robots_own(host: str):
     assert told["cosmos3"] == "strands_robots"  # its own, unless told otherwise
     assert told["registered_over"] == ["strands_cosmos3", "cosmos3"]
     assert told["cosmos3_over"] == told["cosmos3_again"] == "strands_cosmos3"
-    assert told["address_over"] == "strands_robots"  # docs/strands.md says so: addresses never reach the registry
+    # docs/strands.md says so: addresses never reach the registry
+    assert told["address_over"] == "strands_robots"
     assert "'port'" in told["misspelt"]
 
 
@@ -186,21 +220,34 @@ def test_a_policy_object_replays_a_recording(drive, recording: Path):
     follows(overlapped, "the same, async_rtc=True")
     assert "does not read the instruction" in seen.text
     assert "a recorded motion" in seen.text
-    assert seen.commanded.max() == 1.0  # the open fraction, as this host's engine takes it: not the metres it observes
+    # the open fraction, as this host's engine takes it: not the metres it observes
+    assert seen.commanded.max() == 1.0
     assert seen.ctrl.max() == 255.0
-    path_mm, late_mm, _ = lagging.against(lambda t_s: dh_forward(sway(t_s)), "the same, servo_lead=False")
+    path_mm, late_mm, _ = lagging.against(
+        lambda t_s: dh_forward(sway(t_s)), "the same, servo_lead=False"
+    )
     assert path_mm < 5
     assert late_mm > 10  # the bare servos are a tenth of a second behind, on the same path
 
 
 def test_sockets(drive, recording: Path):
-    """Our server in a process of its own replays a recording; one in this process speaks the released servers' joint angles.
+    """Our server in a process of its own replays a recording; one in this process speaks the
+    released servers' joint angles.
 
-    Cameras by name and by mapping; the instruction reaches the server word for word; a camera that is not there is named
-    before the server is dialled.
+    Cameras by name and by mapping; the instruction reaches the server word for word; a camera that
+    is not there is named before the server is dialled.
     """
     backend = Sway()
-    command = [sys.executable, "-m", "strands_cosmos3.cli", "serve", "--trajectory", str(recording), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "strands_cosmos3.cli",
+        "serve",
+        "--trajectory",
+        str(recording),
+        "--port",
+        "0",
+    ]
     droid = {"embodiment": "droid", "robot": "panda"}
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
@@ -211,19 +258,30 @@ def test_sockets(drive, recording: Path):
             found = re.search(r"ws://127\.0\.0\.1:(\d+)", process.stdout.readline())
             assert found
             others = ("front", "left", "right")
-            mapped = {**droid, "observation_mapping": dict(zip(VIEWS, others, strict=True)), "port": server.port}
+            mapped = {
+                **droid,
+                "observation_mapping": dict(zip(VIEWS, others, strict=True)),
+                "port": server.port,
+            }
             joints, unseen, privileged, poses = drive(
                 job("name", mapped, cameras=others, instruction="pick up the red cube"),
                 job("name", mapped, cameras=("front", "left")),
                 job("name", {**droid, "backend": "scripted"}),
-                job("builtin", {**droid, "port": int(found[1]), "action_space": "midtrain"}, cameras=VIEWS),
+                job(
+                    "builtin",
+                    {**droid, "port": int(found[1]), "action_space": "midtrain"},
+                    cameras=VIEWS,
+                ),
             )
         finally:
             process.kill()
     follows(joints, "joint_pos service, policy_provider='strands_cosmos3'")
-    asked = [request for request in backend.requests if request.instruction == "pick up the red cube"]
+    asked = [
+        request for request in backend.requests if request.instruction == "pick up the red cube"
+    ]
     assert len(asked) == 2  # 32 rows are 2.07 s
-    assert asked[1].gripper == pytest.approx(0.25, abs=0.05)  # what the fingers did, and not its opposite
+    # what the fingers did, and not its opposite
+    assert asked[1].gripper == pytest.approx(0.25, abs=0.05)
     assert [request.privileged for request in asked] == [None, None]
     assert all(name in unseen for name in ("'right'", "'exterior_2'", "front, "))
     assert len(backend.requests) == 3  # the warm-up and those two
@@ -234,9 +292,13 @@ def test_sockets(drive, recording: Path):
 def test_a_recorded_droid_episode(drive):
     episode = load_recording(EPISODE)
     config = {"embodiment": "droid", "robot": "panda", "backend": "replay", "model": str(EPISODE)}
-    (seen,) = drive(job("object", config, episode.q_start_rad, duration=np.floor(episode.duration_s * 50) / 50))
+    (seen,) = drive(
+        job("object", config, episode.q_start_rad, duration=np.floor(episode.duration_s * 50) / 50)
+    )
     T_cosmos_hand = np.linalg.inv(T_HAND_COSMOS)
-    path_mm, late_mm, degrees = seen.against(lambda t_s: episode.at(t_s)[0] @ T_cosmos_hand, "DROID episode")
+    path_mm, late_mm, degrees = seen.against(
+        lambda t_s: episode.at(t_s)[0] @ T_cosmos_hand, "DROID episode"
+    )
     assert path_mm < 5
     assert late_mm < 5
     assert degrees < 2
@@ -246,7 +308,9 @@ def test_a_recorded_droid_episode(drive):
 
 
 def test_eval_policy_resets_to_the_home_keyframe(host: str, recording: Path):
-    """Two episodes, each from home. Without the keyframe its reset puts joint 4 out of range, and the error says so."""
+    """Two episodes, each from home. Without the keyframe its reset puts joint 4 out of range,
+    and the error says so.
+    """
     (told,) = run(host, "evaluate.py", panda_path(), recording, "home")
     assert told["status"] == "success", told["text"]
     for steps in np.array(told["rows"]).reshape(2, 150, -1):

@@ -1,4 +1,6 @@
-"""Two arms in a host's MuJoCo simulator: both are known, bound and driven; and models that do not hold them."""
+"""Two arms in a host's MuJoCo simulator: both are known, bound and driven; and models that do
+not hold them.
+"""
 
 import mujoco
 import numpy as np
@@ -29,7 +31,11 @@ def hosted(change=lambda spec: None, prefix="cell/"):
     pillar = whole.worldbody.add_body(name="pillar", pos=[-1, 0, 0])
     pillar.add_joint(name="lid")
     pillar.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.1, 0.1, 0.3])
-    whole.attach(pair, prefix=prefix, frame=whole.worldbody.add_frame(pos=[0.3, -0.2, 0.5], quat=[0.6, 0, 0, 0.8]))
+    whole.attach(
+        pair,
+        prefix=prefix,
+        frame=whole.worldbody.add_frame(pos=[0.3, -0.2, 0.5], quat=[0.6, 0, 0, 0.8]),
+    )
     return whole.compile()
 
 
@@ -53,7 +59,9 @@ def sway(side, t_s):
 def recording(duration_s=2.0):
     t_s = np.arange(0, duration_s + 1e-9, 0.1)
     motions = {
-        side: Recording(dh_forward(sway(side, t_s)) @ T_HAND_COSMOS, np.full(len(t_s), opening), 10.0, HOME_Q)
+        side: Recording(
+            dh_forward(sway(side, t_s)) @ T_HAND_COSMOS, np.full(len(t_s), opening), 10.0, HOME_Q
+        )
         for side, opening in zip(SIDES, (1.0, 0.25), strict=True)
     }
     return LimbRecording(motions, DUAL.name)
@@ -63,17 +71,25 @@ def seen(model, data, prefix="cell/"):
     """What a host shows: every joint by its short name, with its speed."""
     names = [model.joint(i).name for i in range(model.njnt)]
     flat = {name.removeprefix(prefix): float(data.joint(name).qpos[0]) for name in names}
-    return flat | {f"{name.removeprefix(prefix)}.vel": float(data.joint(name).qvel[0]) for name in names}
+    return flat | {
+        f"{name.removeprefix(prefix)}.vel": float(data.joint(name).qvel[0]) for name in names
+    }
 
 
 def at_home():
     """A flat observation of both arms at home, with open grippers."""
-    home = {f"{side}_{joint}": angle for side in SIDES for joint, angle in zip(ARM_JOINTS, HOME_Q, strict=True)}
+    home = {
+        f"{side}_{joint}": angle
+        for side in SIDES
+        for joint, angle in zip(ARM_JOINTS, HOME_Q, strict=True)
+    }
     return home | dict.fromkeys(("left_finger_joint1", "right_finger_joint1"), 0.04)
 
 
 def told(model, data, step, prefix="cell/"):
-    """Write a step as strands-robots does: a joint's servo its angle, a tendon's actuator its range by the fraction."""
+    """Write a step as strands-robots does: a joint's servo its angle, a tendon's actuator its
+    range by the fraction.
+    """
     for key, value in step.items():
         side, _, name = key.partition("_")
         number = 8 if name.startswith("finger") else int(name.removeprefix("joint"))
@@ -87,8 +103,12 @@ def test_both_arms_of_a_host_follow_their_own_motion():
     data, steps_of = mujoco.MjData(model), round(1 / HZ / model.opt.timestep)
     for side in SIDES:
         for i, joint in enumerate(ARM_JOINTS):
-            data.joint(f"cell/{side}_{joint}").qpos = data.ctrl[model.actuator(f"cell/{side}_actuator{i + 1}").id] = HOME_Q[i]
-        data.joint(f"cell/{side}_finger_joint1").qpos = data.joint(f"cell/{side}_finger_joint2").qpos = 0.04
+            data.joint(f"cell/{side}_{joint}").qpos = data.ctrl[
+                model.actuator(f"cell/{side}_actuator{i + 1}").id
+            ] = HOME_Q[i]
+        data.joint(f"cell/{side}_finger_joint1").qpos = data.joint(
+            f"cell/{side}_finger_joint2"
+        ).qpos = 0.04
     policy = Cosmos3Policy(DUAL, robot="dual_panda", backend="replay", model=recording())
     policy.set_sim_context(model, "cell/")
     policy.set_control_frequency(HZ)
@@ -100,13 +120,19 @@ def test_both_arms_of_a_host_follow_their_own_motion():
             executed += 1
             for side in SIDES:
                 q = np.array([data.joint(f"cell/{side}_{joint}").qpos[0] for joint in ARM_JOINTS])
-                here, wanted = (dh_forward(one)[:3, 3] for one in (q, sway(side, min(executed / HZ, 2.0))))
+                here, wanted = (
+                    dh_forward(one)[:3, 3] for one in (q, sway(side, min(executed / HZ, 2.0)))
+                )
                 off_mm[side].append(1e3 * np.linalg.norm(here - wanted))
     assert max(off_mm["left"]) < 1
     assert max(off_mm["right"]) < 1
     assert data.joint("cell/left_finger_joint1").qpos[0] > 0.035
-    assert data.joint("cell/right_finger_joint1").qpos[0] == pytest.approx(0.01, abs=3e-3)  # a quarter of its range
-    moved = [np.linalg.norm(dh_forward(sway(side, 1.0))[:3, 3] - dh_forward(HOME_Q)[:3, 3]) for side in SIDES]
+    # a quarter of its range
+    assert data.joint("cell/right_finger_joint1").qpos[0] == pytest.approx(0.01, abs=3e-3)
+    moved = [
+        np.linalg.norm(dh_forward(sway(side, 1.0))[:3, 3] - dh_forward(HOME_Q)[:3, 3])
+        for side in SIDES
+    ]
     assert min(moved) > 0.03
 
 
@@ -115,7 +141,9 @@ def test_each_gripper_and_servo_of_a_host_is_its_own():
 
     def change(spec):
         spec.delete(spec.actuator("right_actuator8"))
-        spec.add_actuator(name="right_finger", trntype=mujoco.mjtTrn.mjTRN_JOINT, target="right_finger_joint1")
+        spec.add_actuator(
+            name="right_finger", trntype=mujoco.mjtTrn.mjTRN_JOINT, target="right_finger_joint1"
+        )
         spec.actuator("right_actuator1").set_to_position(kp=4500.0, kv=900.0)
 
     policy = Cosmos3Policy(DUAL, robot="dual_panda", backend="replay", model=recording())
@@ -147,7 +175,10 @@ def rename_a_joint(spec):
     ("change", "says"),
     [
         (raise_the_right_hand, r"right hand is 3.0 mm and 0.0 degrees from where"),
-        (move_the_right_base, r"base of the simulated robot's right arm stands 50.0 mm .* seen from the left one"),
+        (
+            move_the_right_base,
+            r"base of the simulated robot's right arm stands 50.0 mm .* seen from the left one",
+        ),
         (rename_a_joint, r"no joint right_joint4; it has: .*right_elbow"),
     ],
 )
@@ -186,31 +217,50 @@ def test_a_gripper_that_nothing_drives_is_refused_before_anything_moves():
 ALL = [(f"joint_{i}", f"joint{i + 1}") for i in range(7)]
 
 
-@pytest.mark.parametrize("names", [ALL, ALL[2:3], [("gripper", "finger_joint1")]], ids=["arms", "a joint", "grippers"])
+@pytest.mark.parametrize(
+    "names", [ALL, ALL[2:3], [("gripper", "finger_joint1")]], ids=["arms", "a joint", "grippers"]
+)
 def test_a_mapping_that_exchanges_the_arms_is_refused(names):
-    """By the keys alone, as on hardware: what is observed as one arm's joint is commanded as the other's."""
-    with pytest.raises(ConfigError, match=r"'left_.*' is observed as 'left_.*' and commanded as 'right_.*exchanged"):
+    """By the keys alone, as on hardware: what is observed as one arm's joint is commanded as the
+    other's.
+    """
+    with pytest.raises(
+        ConfigError, match=r"'left_.*' is observed as 'left_.*' and commanded as 'right_.*exchanged"
+    ):
         resolve_mapping("dual_panda", None, None, exchanged(*names))
     with pytest.raises(ConfigError, match="exchanged"):
         resolve_mapping("dual_panda", None, exchanged(*names))
     actuators = [(name, f"actuator{i + 1}") for i, (name, _) in enumerate(ALL)]
-    with pytest.raises(ConfigError, match=r"'left_joint_0' is observed as 'left_joint1' and commanded as 'right_actuator1'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'left_joint_0' is observed as 'left_joint1' and commanded as 'right_actuator1'",
+    ):
         resolve_mapping("dual_panda", None, None, exchanged(*actuators))
     own = {f"{side}_{name}": f"{side[0]}/{called}" for side in SIDES for name, called in names}
-    other = {name: own[name.replace("left", "tmp").replace("right", "left").replace("tmp", "right")] for name in own}
+    other = {
+        name: own[name.replace("left", "tmp").replace("right", "left").replace("tmp", "right")]
+        for name in own
+    }
     assert resolve_mapping("dual_panda", None, own, own).commanded["left_joint_2"]
     with pytest.raises(ConfigError, match=r"is observed as 'l/.* and commanded as 'r/.*exchanged"):
         resolve_mapping("dual_panda", None, own, other)
     both = exchanged(*names)
-    assert resolve_mapping("dual_panda", None, both, both).observed["left_joint_2"]  # a host may call them the other way round
+    # a host may call them the other way round
+    assert resolve_mapping("dual_panda", None, both, both).observed["left_joint_2"]
 
 
 @pytest.mark.parametrize(
     ("crossed", "says"),
     [
         ({}, None),
-        ({"left_joint_0": "b_1", "right_joint_0": "a_1"}, r"'b_1' is commanded where 'left_joint1' is.*moves 'right_joint1'"),
-        ({"left_gripper": "b_8", "right_gripper": "a_8"}, r"'b_8', .* for the gripper of 'left', is on the right arm"),
+        (
+            {"left_joint_0": "b_1", "right_joint_0": "a_1"},
+            r"'b_1' is commanded where 'left_joint1' is.*moves 'right_joint1'",
+        ),
+        (
+            {"left_gripper": "b_8", "right_gripper": "a_8"},
+            r"'b_8', .* for the gripper of 'left', is on the right arm",
+        ),
     ],
 )
 def test_the_host_s_model_tells_what_an_actuator_moves(crossed, says):
@@ -223,7 +273,9 @@ def test_the_host_s_model_tells_what_an_actuator_moves(crossed, says):
 
     names = [*(name for name, _ in ALL), "gripper"]
     mapped = {
-        f"{side}_{name}": f"{short}_{i + 1}" for side, short in zip(SIDES, "ab", strict=True) for i, name in enumerate(names)
+        f"{side}_{name}": f"{short}_{i + 1}"
+        for side, short in zip(SIDES, "ab", strict=True)
+        for i, name in enumerate(names)
     }
     policy = Cosmos3Policy(DUAL, "dual_panda", Spy(), action_mapping=mapped | crossed)
     if says is None:
@@ -236,23 +288,40 @@ def test_the_host_s_model_tells_what_an_actuator_moves(crossed, says):
 def test_a_namespace_that_does_not_tell_which_is_refused():
     both = mujoco.MjSpec()
     for i, prefix in enumerate(("a/", "b/")):
-        both.attach(assembled(DUAL_PANDA.model), prefix=prefix, frame=both.worldbody.add_frame(pos=[2 * i, 0, 0]))
+        both.attach(
+            assembled(DUAL_PANDA.model),
+            prefix=prefix,
+            frame=both.worldbody.add_frame(pos=[2 * i, 0, 0]),
+        )
     policy = Cosmos3Policy(DUAL, "dual_panda", Spy())
     says = r"'left_joint1' is ambiguous: a/left_joint1 or b/left_joint1"
     with pytest.raises(ConfigError, match=says):
         policy.set_sim_context(both.compile(), "")
-    with pytest.raises(ConfigError, match=r"no joint left_joint1, .*right_joint7; it has: arm/joint1"):
+    with pytest.raises(
+        ConfigError, match=r"no joint left_joint1, .*right_joint7; it has: arm/joint1"
+    ):
         policy.set_sim_context(one_by_one("arm/"), "")
 
 
 def test_single_arms_of_a_host_are_mapped_to_limbs():
-    """Two Pandas that a host calls otherwise, by name of the limb: the arms' names are the host's own."""
+    """Two Pandas that a host calls otherwise, by name of the limb: the arms' names are the
+    host's own.
+    """
     model, names = one_by_one("l/", "r/"), (*(f"joint_{i}" for i in range(7)), "gripper")
     joints = (*ARM_JOINTS, "finger_joint1")
-    mapped = {f"{side}_{name}": f"{side[0]}/{joint}" for side in SIDES for name, joint in zip(names, joints, strict=True)}
-    policy = Cosmos3Policy(DUAL, "dual_panda", Spy(), observation_mapping=mapped, action_mapping=mapped)
+    mapped = {
+        f"{side}_{name}": f"{side[0]}/{joint}"
+        for side in SIDES
+        for name, joint in zip(names, joints, strict=True)
+    }
+    policy = Cosmos3Policy(
+        DUAL, "dual_panda", Spy(), observation_mapping=mapped, action_mapping=mapped
+    )
     policy.set_sim_context(model, "")
-    assert policy.mapping.commanded_units == {"left_gripper": MODEL_GRIPPER, "right_gripper": MODEL_GRIPPER}
+    assert policy.mapping.commanded_units == {
+        "left_gripper": MODEL_GRIPPER,
+        "right_gripper": MODEL_GRIPPER,
+    }
     assert policy.mapping.joint_keys[7:9] == ["r/joint1", "r/joint2"]
     twice = mapped | {"right_joint_0": "joint1"}
     policy = Cosmos3Policy(DUAL, "dual_panda", Spy(), observation_mapping=twice)

@@ -1,4 +1,6 @@
-"""A robot's actuators and gripper values fit its model, or an error says what does not, before anything moves."""
+"""A robot's actuators and gripper values fit its model, or an error says what does not, before
+anything moves.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
 from strands_cosmos3.robots.inspection import inspect_model
-from strands_cosmos3.robots.spec import Figures, HandRates, LimbLimits, ModelPart, RobotSpec, Workspace
+from strands_cosmos3.robots.spec import (
+    Figures,
+    HandRates,
+    LimbLimits,
+    ModelPart,
+    RobotSpec,
+    Workspace,
+)
 from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.scene import Scene
 
@@ -43,9 +52,13 @@ def test_installed_robots_drive_their_own_joints(name):
     [
         (
             (1, 0, 2, 3, 4, 5),
-            "'shoulder_lift' for joint 'shoulder_pan_joint', but .* it drives 'shoulder_lift_joint'",
+            "'shoulder_lift' for joint 'shoulder_pan_joint', but .* it drives "
+            "'shoulder_lift_joint'",
         ),
-        ((0, 1, 2, 3, 4, 4), "'wrist_2' is named for joint 'wrist_2_joint' and for joint 'wrist_3_joint'"),
+        (
+            (0, 1, 2, 3, 4, 4),
+            "'wrist_2' is named for joint 'wrist_2_joint' and for joint 'wrist_3_joint'",
+        ),
     ],
 )
 def test_an_actuator_of_another_joint_is_refused(order, said):
@@ -56,11 +69,16 @@ def test_an_actuator_of_another_joint_is_refused(order, said):
 
 
 def test_a_gripper_cannot_be_a_joint_of_the_arm_or_another_arms():
-    with pytest.raises(ConfigError, match="'wrist_3' is named for joint 'wrist_3_joint' and for the gripper of 'arm'"):
+    with pytest.raises(
+        ConfigError,
+        match="'wrist_3' is named for joint 'wrist_3_joint' and for the gripper of 'arm'",
+    ):
         load_robot(with_gripper(actuator="wrist_3"))
     left, right = DUAL.limbs
     shared = replace(right, gripper=replace(right.gripper, actuator=left.gripper.actuator))
-    with pytest.raises(ConfigError, match="for the gripper of 'left' and for the gripper of 'right'"):
+    with pytest.raises(
+        ConfigError, match="for the gripper of 'left' and for the gripper of 'right'"
+    ):
         load_robot(replace(DUAL, limbs=(left, shared)))
     exchanged = (replace(left, actuators=right.actuators), replace(right, actuators=left.actuators))
     with pytest.raises(ConfigError, match="it drives 'right_joint1'"):
@@ -71,7 +89,10 @@ def test_a_tendon_is_not_a_joint():
     panda = get_robot("panda")
     arm = panda.limb()
     by_tendon = replace(arm, actuators=(*arm.actuators[:-1], arm.gripper.actuator), gripper=None)
-    with pytest.raises(ConfigError, match="'joint7', but in the model it drives 'finger_joint1' and 'finger_joint2'"):
+    with pytest.raises(
+        ConfigError,
+        match="'joint7', but in the model it drives 'finger_joint1' and 'finger_joint2'",
+    ):
         load_robot(replace(panda, limbs=(by_tendon,)))
 
 
@@ -82,7 +103,10 @@ def test_a_grippers_values_are_in_the_models_unit():
         {"command": replace(command, open_value=2 * command.open_value + 1.0)},
         {"command": replace(command, closed_value=command.closed_value - 1.0)},
     ):
-        with pytest.raises(ConfigError, match=r"the gripper of limb 'arm': .*_value .* is outside the model's range"):
+        with pytest.raises(
+            ConfigError,
+            match=r"the gripper of limb 'arm': .*_value .* is outside the model's range",
+        ):
             load_robot(with_gripper(**changes))
 
 
@@ -117,12 +141,17 @@ def test_a_tool_is_finite():
 def test_motors_need_gains_to_be_simulated(tmp_path):
     """Their control is a torque; an angle written to it would not hold the arm."""
     text = (resource("assets/ur5e.xml")).read_text()
-    motors = re.sub(r'<position name="elbow"[^>]*>', '<motor name="elbow" joint="elbow_joint"/>', text)
+    motors = re.sub(
+        r'<position name="elbow"[^>]*>', '<motor name="elbow" joint="elbow_joint"/>', text
+    )
     assert motors != text
     (tmp_path / "arm.xml").write_text(motors)
     robot = replace(UR5E, model=(ModelPart(str(tmp_path / "arm.xml")),))
     load_robot(robot)
-    with pytest.raises(ConfigError, match="actuators elbow of limb 'arm' are not position servos; give the limb gains"):
+    with pytest.raises(
+        ConfigError,
+        match="actuators elbow of limb 'arm' are not position servos; give the limb gains",
+    ):
         Scene(robot=robot)
     gains = Figures((2000.0,) * 6, "tuned"), Figures((400.0,) * 6, "tuned")
     Scene(robot=replace(robot, limbs=(replace(ARM, gains=gains),)))
@@ -130,7 +159,9 @@ def test_motors_need_gains_to_be_simulated(tmp_path):
 
 def test_a_robots_file_with_a_table_of_its_own_is_no_robot_for_the_scene(tmp_path):
     text = resource("assets/ur5e.xml").read_text()
-    own = text.replace("<worldbody>", '<worldbody><geom name="table" type="plane" size="1 1 .1"/>', 1)
+    own = text.replace(
+        "<worldbody>", '<worldbody><geom name="table" type="plane" size="1 1 .1"/>', 1
+    )
     (tmp_path / "arm.xml").write_text(own)
     robot = replace(UR5E, model=(ModelPart(str(tmp_path / "arm.xml")),))
     load_robot(robot)
@@ -144,8 +175,14 @@ def exchanged(**of: str) -> RobotSpec:
     return replace(
         DUAL,
         limbs=(
-            replace(left, **{field: getattr(right, field) for side, field in of.items() if side == "left"}),
-            replace(right, **{field: getattr(left, field) for side, field in of.items() if side == "right"}),
+            replace(
+                left,
+                **{field: getattr(right, field) for side, field in of.items() if side == "left"},
+            ),
+            replace(
+                right,
+                **{field: getattr(left, field) for side, field in of.items() if side == "right"},
+            ),
         ),
     )
 
@@ -153,9 +190,15 @@ def exchanged(**of: str) -> RobotSpec:
 @pytest.mark.parametrize(
     ("robot", "said"),
     [
-        (exchanged(left="base", right="base"), "base 'right_link0' of limb 'left' must be .*'left_joint1': left_link0"),
+        (
+            exchanged(left="base", right="base"),
+            "base 'right_link0' of limb 'left' must be .*'left_joint1': left_link0",
+        ),
         (exchanged(right="base"), "base 'left_link0' of limb 'right'"),
-        (exchanged(right="tool"), "tool 'left_tcp' of limb 'right' is a site that its joint 'right_joint7' does not move"),
+        (
+            exchanged(right="tool"),
+            "tool 'left_tcp' of limb 'right' is a site that its joint 'right_joint7' does not move",
+        ),
     ],
 )
 def test_a_limbs_base_and_tool_are_its_own(robot, said):
@@ -165,7 +208,9 @@ def test_a_limbs_base_and_tool_are_its_own(robot, said):
 
 def test_home_lies_within_the_range():
     load_robot(with_limb(home=(*ARM.home[:2], 3.14, *ARM.home[3:])))
-    with pytest.raises(ConfigError, match=r"'elbow_joint' at 3\.2, outside its range -3\.14159 to 3\.14159"):
+    with pytest.raises(
+        ConfigError, match=r"'elbow_joint' at 3\.2, outside its range -3\.14159 to 3\.14159"
+    ):
         load_robot(with_limb(home=(*ARM.home[:2], 3.2, *ARM.home[3:])))
 
 
@@ -184,9 +229,18 @@ SIX = (1.0,) * 6
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda: with_limb(gains=(Figures((-1.0,) * 6, "a slip"), Figures(SIX, "a slip"))), "gains kp of limb 'arm' must lie"),
-        (lambda: with_limb(gains=(Figures(SIX, "a slip"), Figures((-1.0,) * 6, "a slip"))), "gains kd of limb 'arm' must lie"),
-        (lambda: with_limb(tool_m=(0.0, 0.0, 5e9)), "tool_m of limb 'arm' must lie between -10 and 10"),
+        (
+            lambda: with_limb(gains=(Figures((-1.0,) * 6, "a slip"), Figures(SIX, "a slip"))),
+            "gains kp of limb 'arm' must lie",
+        ),
+        (
+            lambda: with_limb(gains=(Figures(SIX, "a slip"), Figures((-1.0,) * 6, "a slip"))),
+            "gains kd of limb 'arm' must lie",
+        ),
+        (
+            lambda: with_limb(tool_m=(0.0, 0.0, 5e9)),
+            "tool_m of limb 'arm' must lie between -10 and 10",
+        ),
         (lambda: with_limb(tool_roll_deg=1e9), "tool_roll_deg of limb 'arm' must lie"),
         (lambda: with_gripper(gap_m=(0.0, 100.0)), "gap_m must lie between 0 and 1"),
         (lambda: with_gripper(grip_gain=1e12), "grip_gain must lie between 0 and 1000"),
@@ -196,7 +250,10 @@ SIX = (1.0,) * 6
         (lambda: Workspace(carry_m=-5.0), "a workspace's carry_m must lie between 0 and 3"),
         (lambda: ModelPart("ur5e.xml", position_m=(0.0, 1e9, 0.0)), "a part's position_m must lie"),
         (lambda: ModelPart("ur5e.xml", yaw_deg=1e9), "a part's yaw_deg must lie"),
-        (lambda: replace(UR5E, model=(ModelPart("ur5e.xml", mount="nowhere"),)), "mounted on 'nowhere', but no part precedes"),
+        (
+            lambda: replace(UR5E, model=(ModelPart("ur5e.xml", mount="nowhere"),)),
+            "mounted on 'nowhere', but no part precedes",
+        ),
         (lambda: replace(UR5E, name="../../x"), "a robot's name is no path"),
         (lambda: replace(UR5E, name="a\\b"), "a robot's name is no path"),
         (lambda: replace(UR5E, name="a\x1b[2J"), "a robot's name and title are one line"),
@@ -215,7 +272,10 @@ def test_inspect_says_whether_the_simulation_takes_a_robot(tmp_path, capsys):
     assert "LimbIK and the simulation take it." in capsys.readouterr().out
     file.write_text(write_robot(replace(UR5E, cameras=(), embodiment="droid")))
     assert main(["robot", "inspect", str(file)]) == 0
-    assert f"the simulation does not: {file}: robot 'ur5e' needs a camera 'wrist'" in capsys.readouterr().out
+    assert (
+        f"the simulation does not: {file}: robot 'ur5e' needs a camera 'wrist'"
+        in capsys.readouterr().out
+    )
     file.write_text(write_robot(with_limb(gripper=None)))
     assert main(["robot", "inspect", str(file)]) == 0
     assert "needs arms with a gripper" in capsys.readouterr().out
@@ -235,12 +295,22 @@ JAW = '<body name="mount"><geom size=".01"/></body><body name="jaw"><joint name=
 @pytest.mark.parametrize(
     ("free", "actuator", "said"),
     [
-        ("<freejoint/>", '<position name="a" joint="j0"/>', "free or ball joint, '' of body 'pelvis'; delete that joint"),
-        ("", '<position joint="j0"/><position joint="grip"/>', "2 actuators without a name, of j0, grip; name them"),
+        (
+            "<freejoint/>",
+            '<position name="a" joint="j0"/>',
+            "free or ball joint, '' of body 'pelvis'; delete that joint",
+        ),
+        (
+            "",
+            '<position joint="j0"/><position joint="grip"/>',
+            "2 actuators without a name, of j0, grip; name them",
+        ),
     ],
 )
 def test_a_model_that_no_limb_can_name_is_refused(free, actuator, said, tmp_path):
-    (tmp_path / "arm.xml").write_text(ARM_XML.format(free=free, links=chain(4, JAW), actuators=actuator))
+    (tmp_path / "arm.xml").write_text(
+        ARM_XML.format(free=free, links=chain(4, JAW), actuators=actuator)
+    )
     with pytest.raises(ConfigError, match=said):
         inspect_model(tmp_path / "arm.xml")
 

@@ -1,4 +1,5 @@
-"""Robots with fetched models: what their specifications name exists, and each follows its own feasible chunks.
+"""Robots with fetched models: what their specifications name exists, and each follows its own
+feasible chunks.
 
 `make test-robots` fetches the models and prints the figures.
 """
@@ -29,7 +30,9 @@ def ik(request):
 
 
 def test_a_fetched_robot_follows_its_own_feasible_chunks(ik):
-    """Rows of 1 to 3 cm and 1 to 5 degrees: residual below 0.01 mm, references within every limit."""
+    """Rows of 1 to 3 cm and 1 to 5 degrees: residual below 0.01 mm, references within every
+    limit.
+    """
     rng, residual_m, ratios = np.random.default_rng(1), [], []
     for _ in range(CHUNKS):
         q = feasible_motion(ik, rng, ROWS, FPS)
@@ -41,11 +44,14 @@ def test_a_fetched_robot_follows_its_own_feasible_chunks(ik):
         motion = plan_motion(start, found.q_rad[:, ik.q_address], t_s, ik.limits, DT_S)
         position, v, a = motion.spline.sample(np.arange(0, motion.spline.end_s, DT_S))
         assert ((position >= ik.limits.q_min - 1e-6) & (position <= ik.limits.q_max + 1e-6)).all()
-        ratios.append([(np.abs(v) / ik.limits.velocity).max(), (np.abs(a) / ik.limits.acceleration).max()])
+        ratios.append(
+            [(np.abs(v) / ik.limits.velocity).max(), (np.abs(a) / ik.limits.acceleration).max()]
+        )
     worst, (velocity, acceleration) = np.max(residual_m, axis=0), np.max(ratios, axis=0)
     limbs = ", ".join(f"{name} {m * 1e6:.3f} um" for name, m in zip(ik.bridges, worst, strict=True))
     print(
-        f"\n{ik.robot.name}: {CHUNKS} chunks of {ROWS} rows; greatest residual {limbs}; greatest ratio of velocity "
+        f"\n{ik.robot.name}: {CHUNKS} chunks of {ROWS} rows; greatest residual {limbs}; greatest "
+        "ratio of velocity "
         f"{velocity:.6f}, of acceleration {acceleration:.6f}"
     )
     assert worst.max() < 1e-5
@@ -53,7 +59,9 @@ def test_a_fetched_robot_follows_its_own_feasible_chunks(ik):
 
 
 def test_a_gripper_opens_and_closes_by_its_own_convention(ik):
-    """Its actuator takes it to the opening that its specification states, and its fingers are farther apart when it is open."""
+    """Its actuator takes it to the opening that its specification states, and its fingers are
+    farther apart when it is open.
+    """
     for limb in (limb for limb in ik.robot.limbs if limb.gripper is not None):
         gap_m, at = {}, {}
         for state in ("open_value", "closed_value"):
@@ -62,7 +70,11 @@ def test_a_gripper_opens_and_closes_by_its_own_convention(ik):
                 distance_m(ik.model, data, limb.gripper.fingers),
                 float(data.joint(limb.gripper.joints[0]).qpos[0]),
             )
-            assert abs(at[state] - getattr(limb.gripper.opening, state)) < 0.15, (limb.name, state, at)
+            assert abs(at[state] - getattr(limb.gripper.opening, state)) < 0.15, (
+                limb.name,
+                state,
+                at,
+            )
         assert gap_m["open_value"] - gap_m["closed_value"] > 0.04, (limb.name, gap_m)
 
 
@@ -83,5 +95,7 @@ def held(ik, actuator, command):
 
 
 def distance_m(model, data, bodies):
-    first, second = (data.geom_xpos[model.geom_bodyid == model.body(name).id].mean(axis=0) for name in bodies)
+    first, second = (
+        data.geom_xpos[model.geom_bodyid == model.body(name).id].mean(axis=0) for name in bodies
+    )
     return float(np.linalg.norm(first - second))

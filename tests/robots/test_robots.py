@@ -1,4 +1,6 @@
-"""Robots as data: the installed ones against published figures, TOML files, typed errors, and what a model tells."""
+"""Robots as data: the installed ones against published figures, TOML files, typed errors, and
+what a model tells.
+"""
 
 import warnings
 from dataclasses import replace
@@ -8,10 +10,23 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    Cosmos3Error,
+    InputError,
+    ResourceNotFoundError,
+    UnknownNameError,
+)
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
-from strands_cosmos3.robots.catalogue import DUAL_PANDA, PANDA, UR5E, get_robot, list_robots, recorded_robot
+from strands_cosmos3.robots.catalogue import (
+    DUAL_PANDA,
+    PANDA,
+    UR5E,
+    get_robot,
+    list_robots,
+    recorded_robot,
+)
 from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, joined_limits, robot_limits
@@ -20,12 +35,33 @@ from strands_cosmos3.robots.panda import FER, FR3, HOME_Q, dh_forward
 from strands_cosmos3.robots.spec import Figures, LimbLimits, ModelPart, join_limbs
 from strands_cosmos3.robots.spec_file import read_robot, write_robot
 
-# Universal Robots, "DH parameters for calculations of kinematics and dynamics", UR5e: a, d, alpha; mass, centre of mass
-UR5E_DH = [(0, 0.1625, 1), (-0.425, 0, 0), (-0.3922, 0, 0), (0, 0.1333, 1), (0, 0.0997, -1), (0, 0.0996, 0)]
+# Universal Robots, "DH parameters for calculations of kinematics and dynamics", UR5e: a, d, alpha;
+# mass, centre of mass
+UR5E_DH = [
+    (0, 0.1625, 1),
+    (-0.425, 0, 0),
+    (-0.3922, 0, 0),
+    (0, 0.1333, 1),
+    (0, 0.0997, -1),
+    (0, 0.0996, 0),
+]
 UR5E_MASS = [3.761, 8.058, 2.846, 1.37, 1.3, 0.365]
-UR5E_COM = [(0, -0.02561, 0.00193), (0.2125, 0, 0.11336), (0.15, 0, 0.0265), (0, -0.0018, 0.01634), (0, 0.0018, 0.01634)]
+UR5E_COM = [
+    (0, -0.02561, 0.00193),
+    (0.2125, 0, 0.11336),
+    (0.15, 0, 0.0265),
+    (0, -0.0018, 0.01634),
+    (0, 0.0018, 0.01634),
+]
 UR5E_COM += [(0, 0, -0.00116)]
-LINKS = ("shoulder_link", "upper_arm_link", "forearm_link", "wrist_1_link", "wrist_2_link", "wrist_3_link")
+LINKS = (
+    "shoulder_link",
+    "upper_arm_link",
+    "forearm_link",
+    "wrist_1_link",
+    "wrist_2_link",
+    "wrist_3_link",
+)
 
 
 def quietly(function, *args):
@@ -45,7 +81,15 @@ def standard_dh(q):
     frames = [np.eye(4)]
     for (a, d, quarter), angle in zip(UR5E_DH, q, strict=True):
         c, s, ca, sa = np.cos(angle), np.sin(angle), float(quarter == 0), float(quarter)
-        frames.append(frames[-1] @ [[c, -s * ca, s * sa, a * c], [s, c * ca, -c * sa, a * s], [0, sa, ca, d], [0, 0, 0, 1]])
+        frames.append(
+            frames[-1]
+            @ [
+                [c, -s * ca, s * sa, a * c],
+                [s, c * ca, -c * sa, a * s],
+                [0, sa, ca, d],
+                [0, 0, 0, 1],
+            ]
+        )
     return np.stack(frames)
 
 
@@ -105,7 +149,9 @@ def test_kinematics_come_from_the_model_and_the_panda_s_are_the_published_ones_b
     np.testing.assert_allclose(moved[0], pose(data, "hand"), atol=1e-12)
     q = rng.uniform(-3, 3, (20, 6))
     ends = np.stack([standard_dh(row)[6] for row in q])
-    np.testing.assert_allclose(kinematics_of(load_robot(UR5E), UR5E.limb()).forward(q), ends, atol=1e-12)
+    np.testing.assert_allclose(
+        kinematics_of(load_robot(UR5E), UR5E.limb()).forward(q), ends, atol=1e-12
+    )
 
 
 def test_the_fr3_has_its_own_limits_within_the_model_s_ranges():
@@ -115,13 +161,20 @@ def test_the_fr3_has_its_own_limits_within_the_model_s_ranges():
     np.testing.assert_array_equal(limits.velocity, FR3.velocity)
     np.testing.assert_array_equal(limits.q_min, np.maximum(FER.q_min, FR3.q_min))
     np.testing.assert_array_equal(limits.q_max, np.minimum(FER.q_max, FR3.q_max))
-    np.testing.assert_array_equal(model.jnt_range[:7], np.column_stack((limits.q_min, limits.q_max)))
+    np.testing.assert_array_equal(
+        model.jnt_range[:7], np.column_stack((limits.q_min, limits.q_max))
+    )
     assert limits.hand.acceleration == 9.0
 
 
 def test_two_pandas_stand_side_by_side_the_left_one_to_the_left():
     model = load_robot(DUAL_PANDA)
-    assert (model.nq, model.nu, model.opt.impratio, model.opt.cone) == (18, 16, 20, mujoco.mjtCone.mjCONE_ELLIPTIC)
+    assert (model.nq, model.nu, model.opt.impratio, model.opt.cone) == (
+        18,
+        16,
+        20,
+        mujoco.mjtCone.mjCONE_ELLIPTIC,
+    )
     assert model.opt.timestep == pytest.approx(1 / 600)
     data, q = mujoco.MjData(model), HOME_Q + 0.1
     for side, y_m in (("left", 0.3), ("right", -0.3)):
@@ -130,7 +183,9 @@ def test_two_pandas_stand_side_by_side_the_left_one_to_the_left():
         np.testing.assert_allclose(T_world_base[:3, 3], [0, y_m, 0], atol=1e-15)
         data.qpos[[model.joint(name).qposadr[0] for name in limb.joints]] = q
         mujoco.mj_kinematics(model, data)
-        np.testing.assert_allclose(pose(data, f"{side}_hand"), T_world_base @ dh_forward(q), atol=1e-12)
+        np.testing.assert_allclose(
+            pose(data, f"{side}_hand"), T_world_base @ dh_forward(q), atol=1e-12
+        )
         assert limb.frame_called("hand") == f"{side}_hand"
         q = q - 0.2
 
@@ -142,7 +197,10 @@ def test_joined_limits_keep_each_limb_s_order_and_hand():
     np.testing.assert_array_equal(both.velocity, np.concatenate((FER.velocity, FER.velocity / 2)))
     left, right = both.hands
     values = np.arange(14.0)[None]
-    assert (left.own(values).tolist(), right.own(values).tolist()) == ([list(range(7))], [list(range(7, 14))])
+    assert (left.own(values).tolist(), right.own(values).tolist()) == (
+        [list(range(7))],
+        [list(range(7, 14))],
+    )
     assert (left.velocity, right.velocity) == (1.7, 0.85)
 
 
@@ -159,7 +217,9 @@ def test_missing_limits_are_assumed_with_one_warning_that_lists_them():
     with pytest.warns(LimitsAssumedWarning) as told:
         limits = robot_limits(model, UR5E)["arm"]
     assert len(told) == 1
-    assert all(word in str(told[0].message) for word in ("ur5e", "acceleration", "3.14", "jerk", "1570"))
+    assert all(
+        word in str(told[0].message) for word in ("ur5e", "acceleration", "3.14", "jerk", "1570")
+    )
     assert "velocity" not in str(told[0].message)
     np.testing.assert_array_equal(limits.velocity, np.full(6, np.pi))
     np.testing.assert_array_equal(limits.acceleration, np.full(6, 3.14))
@@ -167,7 +227,8 @@ def test_missing_limits_are_assumed_with_one_warning_that_lists_them():
     with pytest.warns(LimitsAssumedWarning, match=r"velocity \[1.3") as told:
         limits = robot_limits(model, bare)["arm"]
     assert len(told) == 1
-    np.testing.assert_array_equal(limits.torque, [150, 150, 150, 28, 28, 28])  # the model's, which is not assumed
+    # the model's, which is not assumed
+    np.testing.assert_array_equal(limits.torque, [150, 150, 150, 28, 28, 28])
     assert "torque" not in str(told[0].message)
 
 
@@ -188,12 +249,20 @@ def loaded(path):
         ('file = "ur5e.xml"', 'file = "nowhere.xml"', "nowhere.xml"),
         ('frame = "tool0"', 'frame = "tool1"', "names the body tool1"),
         ('"wrist_3_joint"]', '"wrist_4_joint"]', "names the joint wrist_4_joint"),
-        ('frame = "tool0"', 'frame = "forearm_link"', "must be all those between the world and 'forearm_link'"),
+        (
+            'frame = "tool0"',
+            'frame = "forearm_link"',
+            "must be all those between the world and 'forearm_link'",
+        ),
         ('name = "arm"', 'name = ""', "must be a string that is not empty"),
         ("home = [3.141592653589793", 'home = ["x"', "home"),
         ('base = "base"', 'base = "forearm_link"', "fixed to the world"),
         ("open_value = 0.0425", "open_value = 0.0", "must be finite and differ"),
-        ("[limbs.limits.torque]\nvalues = [150.0", "[limbs.limits.torque]\nvalues = [-150.0", "must be above zero"),
+        (
+            "[limbs.limits.torque]\nvalues = [150.0",
+            "[limbs.limits.torque]\nvalues = [-150.0",
+            "must be above zero",
+        ),
         ("[[limbs]]", "[limbs]", "must be a list of tables"),
         ("name = ", "name: ", "cannot be read as TOML"),
     ],
@@ -219,7 +288,9 @@ def test_an_error_in_a_file_names_the_file_and_the_table(tmp_path):
 
 
 def test_what_a_file_s_robot_lacks_in_its_model_names_the_file(tmp_path):
-    """Found when the model is compiled, long after the file was read; the file is not part of what the robot is."""
+    """Found when the model is compiled, long after the file was read; the file is not part of
+    what the robot is.
+    """
     path, good = tmp_path / "robot.toml", tmp_path / "good.toml"
     for old, new, said in (
         ('"shoulder_pan_joint"', '"shoulder"', "names the joint shoulder"),
@@ -264,11 +335,17 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_limbs_are_joined_by_name():
-    dual, turned = get_embodiment("robomind-franka-dual"), replace(DUAL_PANDA, limbs=DUAL_PANDA.limbs[::-1])
+    dual, turned = (
+        get_embodiment("robomind-franka-dual"),
+        replace(DUAL_PANDA, limbs=DUAL_PANDA.limbs[::-1]),
+    )
     for robot in (DUAL_PANDA, turned):
         joined = {limb.name: columns.pose.start for limb, columns in join_limbs(robot, dual)}
         assert joined == {"left": 0, "right": 10}
-    agibot = {limb.name: columns.pose.start for limb, columns in join_limbs(DUAL_PANDA, get_embodiment("agibotworld"))}
+    agibot = {
+        limb.name: columns.pose.start
+        for limb, columns in join_limbs(DUAL_PANDA, get_embodiment("agibotworld"))
+    }
     assert agibot == {"left": 19, "right": 9}  # the head has no counterpart, and needs none
     with pytest.raises(ConfigError, match=r"limbs arm, but .*left, right"):
         join_limbs(PANDA, dual)
@@ -278,7 +355,9 @@ def test_limbs_are_joined_by_name():
 
 
 def test_limbs_must_be_independent_chains():
-    right = replace(DUAL_PANDA.limb("right"), joints=("left_joint1", *DUAL_PANDA.limb("right").joints[1:]))
+    right = replace(
+        DUAL_PANDA.limb("right"), joints=("left_joint1", *DUAL_PANDA.limb("right").joints[1:])
+    )
     with pytest.raises(ConfigError, match="share the joints left_joint1"):
         replace(DUAL_PANDA, limbs=(DUAL_PANDA.limb("left"), right))
 
@@ -290,12 +369,16 @@ def test_motors_become_position_servos_with_the_given_gains(tmp_path):
         spec.actuator(name).ctrlrange = [-150, 150]
     spec.compile()
     (tmp_path / "motors.xml").write_text(spec.to_xml())
-    limb = replace(UR5E.limbs[0], gains=(Figures((900.0,) * 6, "test"), Figures((90.0,) * 6, "test")))
+    limb = replace(
+        UR5E.limbs[0], gains=(Figures((900.0,) * 6, "test"), Figures((90.0,) * 6, "test"))
+    )
     robot = replace(UR5E, model=(ModelPart(str(tmp_path / "motors.xml")),), limbs=(limb,))
     model = load_robot(robot)
     np.testing.assert_array_equal(model.actuator_gainprm[:6, 0], 900)
     np.testing.assert_array_equal(model.actuator_biasprm[:6, 1:3], np.tile((-900, -90), (6, 1)))
-    np.testing.assert_allclose(model.actuator_ctrlrange[:6], np.outer([2, 2, 1, 2, 2, 2], (-np.pi, np.pi)), rtol=1e-5)
+    np.testing.assert_allclose(
+        model.actuator_ctrlrange[:6], np.outer([2, 2, 1, 2, 2, 2], (-np.pi, np.pi)), rtol=1e-5
+    )
     (tmp_path / "robot.toml").write_text(write_robot(robot))
     assert read_robot(tmp_path / "robot.toml") == robot
 
@@ -338,6 +421,8 @@ def test_two_arms_in_one_model_are_told_apart_by_their_names(tmp_path):
 
 def test_a_model_without_an_arm_is_refused(tmp_path):
     path = tmp_path / "ball.xml"
-    path.write_text("<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>")
+    path.write_text(
+        "<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>"
+    )
     with pytest.raises(ConfigError, match="no arm"):
         inspect_model(path)

@@ -35,11 +35,15 @@ def serve() -> Iterator[Callable[..., PolicyServer]]:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
-    """spawn(*command): a process that prints its port first, as (process, port); killed at the end."""
+    """spawn(*command): a process that prints its port first, as (process, port); killed at the
+    end.
+    """
     processes: list[subprocess.Popen[str]] = []
 
     def start(*command: str, python: str = sys.executable) -> tuple[subprocess.Popen[str], int]:
-        process = subprocess.Popen([python, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS)
+        process = subprocess.Popen(
+            [python, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS
+        )
         processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,6 +1,8 @@
-"""Attacks over a socket: each ends in a typed refusal within 2 s, others are served meanwhile, and memory stays within 200 MB.
+"""Attacks over a socket: each ends in a typed refusal within 2 s, others are served meanwhile, and
+memory stays within 200 MB.
 
-The slow form attacks ``strands-cosmos3 serve`` with the bundled policy, and kills its inference process.
+The slow form attacks ``strands-cosmos3 serve`` with the bundled policy, and kills its inference
+process.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ BUNDLED = [
 ]
 PICTURE = np.random.default_rng(0).integers(0, 256, (540, 640, 3), dtype=np.uint8)
 NAN = {"observation/eef_pos": np.full(3, np.nan), "observation/eef_quat": np.full(4, np.nan)}
-POSE = {"observation/eef_pos": np.array([0.4, 0.0, 0.4]), "observation/eef_quat": np.array([1.0, 0.0, 0.0, 0.0])}
+POSE = {
+    "observation/eef_pos": np.array([0.4, 0.0, 0.4]),
+    "observation/eef_quat": np.array([1.0, 0.0, 0.0, 0.0]),
+}
 GOOD = encode(observation(**POSE, **{"observation/image": PICTURE}))
 
 
@@ -61,21 +66,32 @@ def array(dtype: str, shape: list[int], data: bytes) -> bytes:
 
 
 def with_picture(height: int, width: int) -> bytes:
-    return encode(observation(**POSE, **{"observation/image": np.zeros((height, width, 3), np.uint8)}))
+    return encode(
+        observation(**POSE, **{"observation/image": np.zeros((height, width, 3), np.uint8)})
+    )
 
 
 # name -> the frame, and what its refusal says
 FRAMES: dict[str, tuple[Callable[[], bytes | str], str]] = {
     "a picture of 1 x 4,000,000": (lambda: with_picture(1, 4_000_000), "(Shape|Input)Error.*4096"),
     "a picture of 4,097 x 1": (lambda: with_picture(4097, 1), "(Shape|Input)Error.*4096"),
-    "a prompt of 240 kB": (lambda: encode(observation(**POSE) | {"prompt": "x" * 240_000}), "(Shape|Input)Error.*4096"),
+    "a prompt of 240 kB": (
+        lambda: encode(observation(**POSE) | {"prompt": "x" * 240_000}),
+        "(Shape|Input)Error.*4096",
+    ),
     "a shape of 10^12 pixels": (lambda: array("<u1", [10**6, 10**6, 3], b"abc"), "WireFormatError"),
     "a negative shape": (lambda: array("<u1", [-1, 3], b"abc"), "WireFormatError"),
-    "an array of objects": (lambda: array("|O", [1], b"\x80\x04N."), "WireFormatError|ObservationError"),
+    "an array of objects": (
+        lambda: array("|O", [1], b"\x80\x04N."),
+        "WireFormatError|ObservationError",
+    ),
     "a thousand lists in each other": (lambda: b"\x91" * 1000 + b"\xc0", "WireFormatError"),
     "a map that claims 4 billion keys": (lambda: b"\xdf\xff\xff\xff\xff", "WireFormatError"),
     "a million small values": (lambda: msgpack.packb([0] * 1_000_000), "WireFormatError"),
-    "a pose and joint angles that are no numbers": (lambda: encode(observation([np.nan] * 7) | NAN), "NonFiniteError"),
+    "a pose and joint angles that are no numbers": (
+        lambda: encode(observation([np.nan] * 7) | NAN),
+        "NonFiniteError",
+    ),
     "16 MiB and a byte": (lambda: bytes((16 << 20) + 1), "closed with 1009"),
     "text": (lambda: "\x1b[31mhello\n", "WireFormatError"),
     "noise": (lambda: np.random.default_rng(1).bytes(100_000), "WireFormatError"),
@@ -86,8 +102,11 @@ class Server:
     """A server's process and those it started, and a client that goes on all the time."""
 
     def __init__(self, command: list[str]):
-        self.deadline_s = DEADLINE_S if command is BUNDLED else BUSY_S  # the default tests run on busy machines
-        self.process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=TESTS)
+        # the default tests run on busy machines
+        self.deadline_s = DEADLINE_S if command is BUNDLED else BUSY_S
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=TESTS
+        )
         found = re.search(r"(\d+)\D*$|127\.0\.0\.1:(\d+)", self.process.stdout.readline())
         self.port = int(found[2] or found[1])
         self.served = self.failed = 0
@@ -114,7 +133,13 @@ class Server:
                     self.longest_s = max(self.longest_s, time.monotonic() - started)
 
     def resident(self) -> int:
-        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(self.process.pid)) * 4096
+        return (
+            sum(
+                int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                for pid in family(self.process.pid)
+            )
+            * 4096
+        )
 
     def close(self) -> None:
         self.stopped.set()
@@ -132,7 +157,9 @@ def server(request) -> Iterator[Server]:
 
 @pytest.fixture
 def unharmed(server: Server) -> Iterator[None]:
-    """The other client is served while the test runs, without an error, and memory does not grow."""
+    """The other client is served while the test runs, without an error, and memory does not
+    grow.
+    """
     served, server.longest_s, peak, done = server.served, 0.0, [0], threading.Event()
 
     def watch() -> None:
@@ -155,7 +182,9 @@ def unharmed(server: Server) -> Iterator[None]:
 
 
 def refusal(client: ClientConnection, frame: bytes | str, deadline_s: float) -> str:
-    """The text that a frame is answered with, in time; the status if the connection is closed without an answer."""
+    """The text that a frame is answered with, in time; the status if the connection is closed
+    without an answer.
+    """
     started = time.monotonic()
     try:
         client.send(frame)
@@ -189,16 +218,34 @@ HUGE = libero._to_png(np.zeros((3000, 3000), np.bool_))
 SPACES = " " * (12 << 20)
 # name -> the body, and the status and text of its refusal
 BODIES: dict[str, tuple[Callable[[], bytes], str]] = {
-    "16 pictures of 700 x 700": (lambda: json.dumps({"items": [item(image=BOMB)] * 16}).encode(), "200.*Error"),
-    "16 pictures to be enlarged": (lambda: json.dumps({"items": [item(image_size=500)] * 16}).encode(), "200.*Error"),
-    "a picture of 3000 x 3000": (lambda: json.dumps(item(image=HUGE)).encode(), "200.*InputError.*pixels"),
-    "12 MiB of white space as base64": (lambda: json.dumps(item(image=SPACES)).encode(), "200.*InputError.*PNG"),
+    "16 pictures of 700 x 700": (
+        lambda: json.dumps({"items": [item(image=BOMB)] * 16}).encode(),
+        "200.*Error",
+    ),
+    "16 pictures to be enlarged": (
+        lambda: json.dumps({"items": [item(image_size=500)] * 16}).encode(),
+        "200.*Error",
+    ),
+    "a picture of 3000 x 3000": (
+        lambda: json.dumps(item(image=HUGE)).encode(),
+        "200.*InputError.*pixels",
+    ),
+    "12 MiB of white space as base64": (
+        lambda: json.dumps(item(image=SPACES)).encode(),
+        "200.*InputError.*PNG",
+    ),
     "12 MiB of prompt": (lambda: json.dumps(item(prompt=SPACES)).encode(), "200.*InputError.*4096"),
-    "12 MiB of domain": (lambda: json.dumps(item(domain_name=SPACES)).encode(), "200.*InputError.*libero"),
+    "12 MiB of domain": (
+        lambda: json.dumps(item(domain_name=SPACES)).encode(),
+        "200.*InputError.*libero",
+    ),
     "a million lists": (lambda: b"[" * 1_000_000, "400.*65536 values"),
     "a million values": (lambda: b'{"items": [' + b"0," * 1_000_000 + b"0]}", "400.*65536 values"),
     "16 MiB and a byte": (lambda: bytes((16 << 20) + 1), "413.*16777216"),
-    "noise": (lambda: np.random.default_rng(1).bytes(1_000_000), "400.*WireFormatError|400.*JSON|400.*values"),
+    "noise": (
+        lambda: np.random.default_rng(1).bytes(1_000_000),
+        "400.*WireFormatError|400.*JSON|400.*values",
+    ),
 }
 
 
@@ -243,7 +290,9 @@ def test_who_sends_without_reading_gets_one_turn_at_a_time(server: Server):
 def test_silent_sockets_and_half_handshakes_keep_nobody_out(server: Server):
     with ExitStack() as held:
         for said in (b"", b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n", b"\x16\x03\x01" * 99) * 30:
-            one = held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=2))
+            one = held.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=2)
+            )
             one.sendall(said)
         started = time.monotonic()
         with dial(server.port) as client:

@@ -1,4 +1,6 @@
-"""The codec: what goes in comes out, and nothing that comes from the network can crash it or fill the memory."""
+"""The codec: what goes in comes out, and nothing that comes from the network can crash it or
+fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, UnsupportedArr
 
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8", "|b1")
 ARRAYS = st.sampled_from(DTYPES).flatmap(
-    lambda name: stn.arrays(np.dtype(name), stn.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4))
+    lambda name: stn.arrays(
+        np.dtype(name), stn.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4)
+    )
 )
 LEAVES = st.one_of(
     st.none(),
@@ -30,14 +34,23 @@ LEAVES = st.one_of(
     ARRAYS,
 )
 MESSAGES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=12
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
 )
 ROOMY = Limits(max_depth=40)
 
 
 def same(a: object, b: object) -> bool:
     if isinstance(a, np.ndarray | np.generic):
-        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()  # type: ignore[attr-defined]
+        return (
+            type(a) is type(b)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.tobytes() == b.tobytes()
+        )  # type: ignore[attr-defined]
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list):
@@ -55,7 +68,8 @@ def test_numpy_scalars_keep_their_type(name, value):
     scalar = np.dtype(name).type(value)
     back = decode(encode({"x": scalar}))["x"]
     assert back == scalar
-    assert type(back) is type(scalar) or isinstance(scalar, float)  # numpy's float64 is a float, and travels as one
+    # numpy's float64 is a float, and travels as one
+    assert type(back) is type(scalar) or isinstance(scalar, float)
 
 
 def test_arrays_of_any_memory_layout_come_back_whole():
@@ -77,7 +91,12 @@ def test_any_bytes_decode_or_are_refused_by_name(frame):
 
 def request() -> bytes:
     return encode(
-        {"prompt": "pick", "observation/joint_position": np.zeros(7), "nested": {"a": [1, "b", None]}, "n": np.int64(3)}
+        {
+            "prompt": "pick",
+            "observation/joint_position": np.zeros(7),
+            "nested": {"a": [1, "b", None]},
+            "n": np.int64(3),
+        }
     )
 
 
@@ -98,7 +117,9 @@ def test_a_message_that_is_cut_short_is_refused(cut):
 
 
 def array(dtype: object = "<f4", shape: object = (2,), data: object = bytes(8)) -> bytes:
-    return msgpack.packb({"a": {b"__ndarray__": True, b"data": data, b"dtype": dtype, b"shape": shape}})
+    return msgpack.packb(
+        {"a": {b"__ndarray__": True, b"data": data, b"dtype": dtype, b"shape": shape}}
+    )
 
 
 def nested(depth: int) -> object:
@@ -106,10 +127,28 @@ def nested(depth: int) -> object:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["|O", "O8", "|V8", "|V0", "|S0", "<U2", ">f4", "<f2", "<u2", "<c8", "<M8[s]", "<f4,<f4", "", "x" * 99]
+    "dtype",
+    [
+        "|O",
+        "O8",
+        "|V8",
+        "|V0",
+        "|S0",
+        "<U2",
+        ">f4",
+        "<f2",
+        "<u2",
+        "<c8",
+        "<M8[s]",
+        "<f4,<f4",
+        "",
+        "x" * 99,
+    ],
 )
 def test_an_array_of_another_dtype_is_never_built(dtype):
-    """It is dropped where nobody reads it (tests/serving/test_wire.py), and named where somebody does."""
+    """It is dropped where nobody reads it (tests/serving/test_wire.py), and named where somebody
+    does.
+    """
     scalar = msgpack.packb({"a": {b"__npgeneric__": True, b"dtype": dtype, b"data": 1}})
     for frame in (array(dtype), scalar):
         assert decode(frame) == {"a": UnsupportedArray(dtype[:40])}
@@ -142,7 +181,10 @@ def test_arrays_are_copied_for_who_writes_to_them():
         (array(data="12345678"), "got str"),
         (array(data=[1.0, 2.0]), "got list"),
         (msgpack.packb({"a": {b"__ndarray__": True}}), "dtype"),
-        (msgpack.packb({"a": {b"__npgeneric__": True, b"dtype": "<i4", b"data": 2**40}}), "cannot hold"),
+        (
+            msgpack.packb({"a": {b"__npgeneric__": True, b"dtype": "<i4", b"data": 2**40}}),
+            "cannot hold",
+        ),
         (msgpack.packb({"a": {b"__npgeneric__": True, b"dtype": "<f4", b"data": "1"}}), "number"),
         (msgpack.packb({1: 2}), "key"),
         (msgpack.packb(msgpack.ExtType(3, b"x")), "extension"),
@@ -221,7 +263,18 @@ def peak_over(frame: bytes) -> float:
         msgpack.packb(["a" * 60_000 + "\U0001f600"] * 40),
         encode([b"x" * 2**18 for _ in range(8)]),
     ],
-    ids=["picture", "large", "nils", "maps", "texts", "deep", "promises", "utf8", "emoji", "binaries"],
+    ids=[
+        "picture",
+        "large",
+        "nils",
+        "maps",
+        "texts",
+        "deep",
+        "promises",
+        "utf8",
+        "emoji",
+        "binaries",
+    ],
 )
 def test_decoding_takes_at_most_three_times_the_frame(frame):
     assert peak_over(frame) <= 3.0
@@ -229,7 +282,12 @@ def test_decoding_takes_at_most_three_times_the_frame(frame):
 
 def test_a_bounded_fuzz_finds_neither_a_crash_nor_a_memory_hog():
     rng = random.Random(0)
-    seeds = [request(), array(), encode({"action": np.zeros((32, 8), np.float32)}), msgpack.packb(nested(7))]
+    seeds = [
+        request(),
+        array(),
+        encode({"action": np.zeros((32, 8), np.float32)}),
+        msgpack.packb(nested(7)),
+    ]
     tracemalloc.start()
     for _ in range(20_000):
         frame = bytearray(rng.choice(seeds))
@@ -249,7 +307,8 @@ def test_a_bounded_fuzz_finds_neither_a_crash_nor_a_memory_hog():
             decode(bytes(frame))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2**20  # frames are below 2 KiB; nothing may be allocated because a header promises more
+    # frames are below 2 KiB; nothing may be allocated because a header promises more
+    assert peak < 2**20
 
 
 def test_the_limits_leave_room_for_the_largest_honest_request():

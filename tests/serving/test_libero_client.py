@@ -1,4 +1,6 @@
-"""Our client of NVIDIA's LIBERO server: what it sends and reads, and every fault in its typed error."""
+"""Our client of NVIDIA's LIBERO server: what it sends and reads, and every fault in its typed
+error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 
 PROMPT = (
-    "put the soup in the basket. This video contains concatenated views from multiple camera perspectives. The left half shows "
+    "put the soup in the basket. This video contains concatenated views from multiple camera "
+    "perspectives. The left half shows "
     "the third-person view; the right half shows the wrist-mounted camera."
 )
 ERRORS = {
@@ -41,7 +44,10 @@ ERRORS = {
     **dict.fromkeys(("error", "wordy"), ServiceRefusedError),
     **dict.fromkeys(RAW, ServiceUnreadableError),
     **dict.fromkeys(STATUS, ServiceRefusedError),
-    **dict.fromkeys(("not_found", "crashed", "not_http", "endless_header", "oversize", "other_width"), ServiceUnreadableError),
+    **dict.fromkeys(
+        ("not_found", "crashed", "not_http", "endless_header", "oversize", "other_width"),
+        ServiceUnreadableError,
+    ),
     **dict.fromkeys(("hang", "drip"), ServiceTimeoutError),
     **dict.fromkeys(("cut", "hang_up"), ServiceClosedError),
 }
@@ -55,7 +61,9 @@ def server() -> Iterator[Server]:
 
 def service(port: int, fault: str = "", **config) -> LiberoServiceBackend:
     address = f"http://127.0.0.1:{port}/{fault}"
-    return LiberoServiceBackend(HttpPolicyClient(ClientConfig(address, **config), sleep=lambda s: None))
+    return LiberoServiceBackend(
+        HttpPolicyClient(ClientConfig(address, **config), sleep=lambda s: None)
+    )
 
 
 def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server):
@@ -70,9 +78,13 @@ def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server)
         "image_size": 256,
     }
     rows = denormalize_chunk(chunk.action, "libero", None, "quantile_rot")
-    np.testing.assert_allclose(rows, [[0.1 * 51 / 255, 0.1 * 90 / 255, 0, 1, 0, 0, 0, 1, 0, 1]] * 16, atol=1e-9)
+    np.testing.assert_allclose(
+        rows, [[0.1 * 51 / 255, 0.1 * 90 / 255, 0, 1, 0, 0, 0, 1, 0, 1]] * 16, atol=1e-9
+    )
     raw = load_action_stats("libero").raw
-    np.testing.assert_allclose(chunk.action[0, 9], 2 * (1 - raw.q01[9]) / (raw.q99[9] - raw.q01[9]) - 1)
+    np.testing.assert_allclose(
+        chunk.action[0, 9], 2 * (1 - raw.q01[9]) / (raw.q99[9] - raw.q01[9]) - 1
+    )
     assert (chunk.action_space.name, chunk.seed) == ("midtrain", 3)
     np.testing.assert_array_equal(chunk.video, VIDEO)
     backend.close()
@@ -80,9 +92,13 @@ def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server)
 
 def test_a_policy_calls_such_a_server(server: Server):
     picture = np.full((256, 512, 3), 51, np.uint8)
-    with Cosmos3Policy("libero", host="127.0.0.1", port=server.server_port, dialect="libero") as policy:
+    with Cosmos3Policy(
+        "libero", host="127.0.0.1", port=server.server_port, dialect="libero"
+    ) as policy:
         steps = policy.get_actions_sync({"image": picture}, "put the soup in the basket")
-    rows = denormalize_chunk([list(step.values()) for step in steps], "libero", None, "quantile_rot")
+    rows = denormalize_chunk(
+        [list(step.values()) for step in steps], "libero", None, "quantile_rot"
+    )
     np.testing.assert_allclose(rows[:, :2], [[0.02, 0.02]] * 16, atol=1e-9)
 
 
@@ -93,7 +109,9 @@ def test_a_batch_is_one_request_and_keeps_its_order(server: Server):
     assert (path, len(said["items"])) == ("/predict_batch", 3)
     for i, chunk in enumerate(chunks):
         rows = denormalize_chunk(chunk.action, "libero", None, "quantile_rot")
-        np.testing.assert_allclose(rows[:, [0, 2]], [[0.1 * 51 * i / 255, 0.01 * i]] * 16, atol=1e-9)
+        np.testing.assert_allclose(
+            rows[:, [0, 2]], [[0.1 * 51 * i / 255, 0.01 * i]] * 16, atol=1e-9
+        )
         assert chunk.video is None
     assert backend.counters["dials"] == 2  # one for /info
 
@@ -102,7 +120,12 @@ def test_a_batch_is_one_request_and_keeps_its_order(server: Server):
 def test_a_fault_ends_in_its_error_and_leaves_nothing(server: Server, fault: str):
     before = held()
     config = {"read_s": 0.4} if ERRORS[fault] is ServiceTimeoutError else {"read_s": 20.0}
-    backend = service(server.server_port, fault, max_reply_bytes=150_000 if fault == "oversize" else 2**21, **config)
+    backend = service(
+        server.server_port,
+        fault,
+        max_reply_bytes=150_000 if fault == "oversize" else 2**21,
+        **config,
+    )
     started = time.monotonic()
     with pytest.raises(ERRORS[fault]) as caught:
         backend.infer(libero_request())
@@ -138,7 +161,9 @@ def test_nobody_there_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     pauses: list[float] = []
-    backend = LiberoServiceBackend(HttpPolicyClient(ClientConfig("127.0.0.1", port, attempts=3), sleep=pauses.append))
+    backend = LiberoServiceBackend(
+        HttpPolicyClient(ClientConfig("127.0.0.1", port, attempts=3), sleep=pauses.append)
+    )
     with pytest.raises(ServiceUnavailableError, match="3 attempts"):
         backend.infer(libero_request())
     assert pauses == [0.1, 0.2]

@@ -1,4 +1,6 @@
-"""NVIDIA's LIBERO requests over HTTP, on the port of the WebSockets: answers, refusals, bounds, and others served meanwhile."""
+"""NVIDIA's LIBERO requests over HTTP, on the port of the WebSockets: answers, refusals, bounds,
+and others served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ GOOD = libero.encode_request(libero_request())
 def post(port: int, said: object, path: str = "/predict", **headers: str) -> tuple[int, object]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    connection.request("POST", path, body, JSON | {name.replace("_", "-"): value for name, value in headers.items()})
+    connection.request(
+        "POST",
+        path,
+        body,
+        JSON | {name.replace("_", "-"): value for name, value in headers.items()},
+    )
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -55,18 +62,27 @@ def test_our_client_s_request_arrives_and_the_chunk_comes_back(serve):
     sent, client = libero_request(), service(server.port)
     chunk = client.infer(sent)
     got = backend.requests[-1]
-    assert (got.embodiment.name, got.instruction, got.seed, got.n_rows) == ("libero", "put the soup in the basket.", 0, 16)
+    assert (got.embodiment.name, got.instruction, got.seed, got.n_rows) == (
+        "libero",
+        "put the soup in the basket.",
+        0,
+        16,
+    )
     np.testing.assert_array_equal(got.composite, sent.composite)
     np.testing.assert_allclose(chunk.action, Several().infer(sent).action, atol=1e-6)
     left = [0, 51, 255]
     chunks = client.infer_batch([libero_request(left=value) for value in left])
-    np.testing.assert_allclose([chunk.action[0, 0] for chunk in chunks], np.array(left) / 255, atol=1e-6)
+    np.testing.assert_allclose(
+        [chunk.action[0, 0] for chunk in chunks], np.array(left) / 255, atol=1e-6
+    )
     assert client._client.metadata["raw_action_dim"] == 10
     until(lambda: server.metrics.clients == 0)
     assert server.metrics.requests["ok"] == 4
     assert server.metrics.in_flight == 0
     with dial(server.port) as other:  # the same port
-        assert "action" in ask(other, observation(**{"observation/image": np.zeros((540, 640, 3), np.uint8)}))
+        assert "action" in ask(
+            other, observation(**{"observation/image": np.zeros((540, 640, 3), np.uint8)})
+        )
 
 
 def test_a_libero_policy_answers_without_being_told():
@@ -80,28 +96,42 @@ def test_a_video_and_own_quantiles_are_sent(serve):
             if request.embodiment is not LIBERO:
                 return super().infer(request)
             video, own = np.full((2, 8, 16, 3), 7, np.uint8), (np.full(10, -2.0), np.full(10, 4.0))
-            return ActionChunk(np.zeros((16, 10)), request.action_space, LIBERO, video=video, quantiles=own)
+            return ActionChunk(
+                np.zeros((16, 10)), request.action_space, LIBERO, video=video, quantiles=own
+            )
 
     _, said = post(serve(Films(), libero=True).port, GOOD)
     np.testing.assert_allclose(said["action"], np.ones((16, 10)))
     assert [libero._from_png(frame, "video")[0, 0, 0] for frame in said["video"]] == [7, 7]
 
 
-@pytest.mark.parametrize("text", [f"data:image/png;base64,{png(8, 16)}", "\n ".join(png(8, 16)), png(8, 16).rstrip("=")])
+@pytest.mark.parametrize(
+    "text", [f"data:image/png;base64,{png(8, 16)}", "\n ".join(png(8, 16)), png(8, 16).rstrip("=")]
+)
 def test_base64_is_read_as_loosely_as_nvidia_s_server_reads_it(text: str):
-    assert libero.decode_request({**GOOD, "image": text, "image_size": 8}, 0).composite.shape == (8, 16, 3)
+    assert libero.decode_request({**GOOD, "image": text, "image_size": 8}, 0).composite.shape == (
+        8,
+        16,
+        3,
+    )
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "P", "1", "I;16"])
 def test_a_png_of_any_kind_becomes_rgb_of_the_wanted_height(mode: str):
-    assert libero.decode_request({**GOOD, "image": png(64, 128, mode)}, 0).composite.shape == (256, 512, 3)
+    assert libero.decode_request({**GOOD, "image": png(64, 128, mode)}, 0).composite.shape == (
+        256,
+        512,
+        3,
+    )
 
 
 def test_the_server_scales_a_picture_as_pil_does():
     pixels = np.random.default_rng(0).integers(0, 256, (100, 200, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    got = libero.decode_request({**GOOD, "image": base64.b64encode(buffer.getvalue()).decode(), "image_size": 50}, 0).composite
+    got = libero.decode_request(
+        {**GOOD, "image": base64.b64encode(buffer.getvalue()).decode(), "image_size": 50}, 0
+    ).composite
     want = np.asarray(Image.fromarray(pixels).resize((100, 50), Image.Resampling.BILINEAR))
     assert np.abs(got.astype(int) - want).max() <= 1
 
@@ -143,7 +173,9 @@ def test_a_bad_item_is_refused_as_nvidia_s_server_refuses_it(module_server, name
 def module_server():
     from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 
-    with PolicyServer(ServedPolicy(Several(), "droid", libero=True), ServerConfig(port=0)) as server:
+    with PolicyServer(
+        ServedPolicy(Several(), "droid", libero=True), ServerConfig(port=0)
+    ) as server:
         yield server
 
 
@@ -168,22 +200,42 @@ REFUSALS = {
     "a web page": (raw(*START, "Origin: http://evil.example", "Content-Length: 2"), 403),
     "a form": (raw(START[0], "Content-Type: text/plain", "Content-Length: 2"), 415),
     "another encoding": (raw(*START, "Content-Encoding: gzip", "Content-Length: 2"), 415),
-    "another character set": (raw(*START[:2], START[2] + "; charset=utf-16", "Content-Length: 2"), 415),
+    "another character set": (
+        raw(*START[:2], START[2] + "; charset=utf-16", "Content-Length: 2"),
+        415,
+    ),
     "another method": (raw("PUT /predict HTTP/1.1", *START[1:], "Content-Length: 2"), 405),
     "TRACE": (raw("TRACE / HTTP/1.1", *START[1:], body=b""), 405),
     "an unknown method": (raw("PO ST /predict HTTP/1.1", "Content-Length: 2"), 400),
     "a GET with a body": (raw("GET /predict HTTP/1.1", *START[1:], "Content-Length: 2"), 426),
-    "a GET with a header of 100 kB": (raw("GET /info HTTP/1.1", f"A: {'b' * 100_000}", body=b""), 431),
-    "another upgrade": (raw("GET /predict HTTP/1.1", "Upgrade: h2c", "Connection: Upgrade", body=b""), 426),
+    "a GET with a header of 100 kB": (
+        raw("GET /info HTTP/1.1", f"A: {'b' * 100_000}", body=b""),
+        431,
+    ),
+    "another upgrade": (
+        raw("GET /predict HTTP/1.1", "Upgrade: h2c", "Connection: Upgrade", body=b""),
+        426,
+    ),
     "noise": (bytes(range(256)) * 8 + b"\r\n\r\n", 400),
     "another path": (raw("POST /next_episode HTTP/1.1", *START[1:], "Content-Length: 2"), 404),
     "not JSON": (raw(*START, "Content-Length: 2", body=b"{]"), 400),
     "a list": (raw(*START, "Content-Length: 2", body=b"[]"), 400),
     "not UTF-8": (raw(*START, "Content-Length: 2", body=b"\xff\xfe"), 400),
     "deep": (raw(*START, "Content-Length: 50000", body=b"[" * 50_000), 400),
-    "a million values": (raw(*START, "Content-Length: 2000000", body=b"[" + b"0," * 999_999 + b"0"), 400),
-    "no items": (raw("POST /predict_batch HTTP/1.1", *START[1:], "Content-Length: 12", body=b'{"items":[]}'), 400),
-    "items of numbers": (raw("POST /predict_batch HTTP/1.1", *START[1:], "Content-Length: 13", body=b'{"items":[7]}'), 400),
+    "a million values": (
+        raw(*START, "Content-Length: 2000000", body=b"[" + b"0," * 999_999 + b"0"),
+        400,
+    ),
+    "no items": (
+        raw("POST /predict_batch HTTP/1.1", *START[1:], "Content-Length: 12", body=b'{"items":[]}'),
+        400,
+    ),
+    "items of numbers": (
+        raw(
+            "POST /predict_batch HTTP/1.1", *START[1:], "Content-Length: 13", body=b'{"items":[7]}'
+        ),
+        400,
+    ),
 }
 
 
@@ -199,7 +251,10 @@ def test_a_bad_request_is_refused_with_its_status(module_server, name: str):
 
 def test_a_refused_body_is_read_and_dropped_so_that_the_client_reads_the_refusal(module_server):
     size = 8 * 2**20
-    said = exchange_http(module_server.port, raw("PUT /predict HTTP/1.1", f"Content-Length: {size}", body=bytes(size)))
+    said = exchange_http(
+        module_server.port,
+        raw("PUT /predict HTTP/1.1", f"Content-Length: {size}", body=bytes(size)),
+    )
     assert said.startswith(b"HTTP/1.1 405 ")
 
 
@@ -239,7 +294,16 @@ def test_health_and_info_are_nvidia_s(module_server):
     status, said = get(module_server.port, "/info")
     assert status == 200
     assert set(json.loads(said)) == {
-        *("run_name", "checkpoint", "config_file", "config_file_type", "guidance", "num_steps", "fps", "seed"),
+        *(
+            "run_name",
+            "checkpoint",
+            "config_file",
+            "config_file_type",
+            "guidance",
+            "num_steps",
+            "fps",
+            "seed",
+        ),
         *("action_chunk_size", "max_action_dim", "raw_action_dim", "action_stats_path"),
     }
     for path in ("/", "/info"):
@@ -311,7 +375,9 @@ def test_a_client_that_leaves_is_not_inferred_for(serve):
 
 def test_a_stopping_server_answers_what_it_has_and_takes_no_more(serve):
     gate = threading.Event()
-    server = serve(Several(lambda request: request.embodiment is LIBERO and gate.wait(10)), libero=True)
+    server = serve(
+        Several(lambda request: request.embodiment is LIBERO and gate.wait(10)), libero=True
+    )
     with socket.create_connection(("127.0.0.1", server.port)) as silent:
         answers: list[tuple[int, object]] = []
         thread = threading.Thread(target=lambda: answers.append(post(server.port, GOOD)))

@@ -1,4 +1,6 @@
-"""Every fault while an arm is driven: in mid-chunk it brakes, holds, and goes on if it can; before that it stays at rest."""
+"""Every fault while an arm is driven: in mid-chunk it brakes, holds, and goes on if it can;
+before that it stays at rest.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def policy(service: ServiceBackend) -> Cosmos3Policy:
 
 
 def assert_lawful(rollout) -> None:
-    """Limits at every physics step of what was commanded, and rest at the end, from the recorded angles alone."""
+    """Limits at every physics step of what was commanded, and rest at the end, from the recorded
+    angles alone.
+    """
     q = rollout.arrays["q_commanded_rad"]
     assert np.isfinite(q).all()
     assert ((q >= FER.q_min) & (q <= FER.q_max)).all()
@@ -55,7 +59,9 @@ def assert_lawful(rollout) -> None:
 
 
 SAMPLE = [
-    cell for cell in cells(*HANDSHAKE, "inference") if cell[1] in ("garbage", "unauthorized", "wrong_dtype", "nan", "cut")
+    cell
+    for cell in cells(*HANDSHAKE, "inference")
+    if cell[1] in ("garbage", "unauthorized", "wrong_dtype", "nan", "cut")
 ]
 
 
@@ -63,19 +69,30 @@ SAMPLE = [
 def test_a_fault_before_the_first_chunk_leaves_the_arm_at_rest(
     robot: Robot, shared: int, phase: str, fault: str, error: type[Exception]
 ):
-    """Declared as in test_faults.py, raised to the caller; the reference stays where it was, IDLE."""
+    """Declared as in test_faults.py, raised to the caller; the reference stays where it was,
+    IDLE.
+    """
     service = backend(shared, f"{phase}/{fault}", patience(phase, fault, error))
     with policy(service) as asking, pytest.raises(ServiceError) as caught:
         robot.run_policy(policy=asking, instruction="sway", duration=1.0)
-    assert type(caught.value).__name__ == ("ServiceClosedError" if phase == "inference" and fault in HTTP else error.__name__)
+    assert type(caught.value).__name__ == (
+        "ServiceClosedError" if phase == "inference" and fault in HTTP else error.__name__
+    )
     assert robot.executor.state is ExecutorState.IDLE
     assert np.array_equal(robot.executor.reference.q_rad, HOME_Q)
     assert not robot.executor.reference.qd_rad_s.any()
 
 
-@pytest.mark.parametrize(("phase", "fault", "error"), [c for c in cells("midchunk") if c[1] != "restart"], ids=named)
+@pytest.mark.parametrize(
+    ("phase", "fault", "error"), [c for c in cells("midchunk") if c[1] != "restart"], ids=named
+)
 def test_a_fault_in_mid_chunk_is_held_out(
-    robot: Robot, shared: int, monkeypatch: pytest.MonkeyPatch, phase: str, fault: str, error: type[Exception]
+    robot: Robot,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    fault: str,
+    error: type[Exception],
 ):
     """``restart`` has its own test below: somebody has to start the server again."""
     process, port = start() if fault in ENDS_THE_SERVER else (None, shared)
@@ -94,12 +111,15 @@ def test_a_fault_in_mid_chunk_is_held_out(
     with policy(service) as asking:
         rollout = robot.run_policy(policy=asking, instruction="sway", duration=4.9, latency=0.5)
     assert error in declared
-    assert 1 <= rollout.counters["failed"] <= len(declared)  # one that was broken off when the episode ended is not counted
+    # one that was broken off when the episode ended is not counted
+    assert 1 <= rollout.counters["failed"] <= len(declared)
     assert_lawful(rollout)
     if fault in FOR_GOOD:
         assert rollout.outcome is Outcome.FAULT
         assert rollout.final_state == "hold"
-        assert ("no policy server" if fault == "kill" else f"{port}/midchunk/{fault}") in str(rollout.fault)
+        assert ("no policy server" if fault == "kill" else f"{port}/midchunk/{fault}") in str(
+            rollout.fault
+        )
     else:
         assert rollout.outcome is Outcome.COMPLETED
         assert rollout.counters["chunks"] >= 2  # it moved, something failed, it moved again
@@ -112,10 +132,14 @@ def test_a_fault_in_mid_chunk_is_held_out(
 
 
 def test_a_server_that_comes_back_is_taken_up_from_the_hold(robot: Robot):
-    """It dies in the second exchange, while the arm moves, and is started again when the arm has held for half a second."""
+    """It dies in the second exchange, while the arm moves, and is started again when the arm has
+    held for half a second.
+    """
     before = held()
     process, port = start()
-    config = ClientConfig(f"ws://127.0.0.1:{port}/midchunk/restart/somebody", attempts=1, connect_s=0.5)
+    config = ClientConfig(
+        f"ws://127.0.0.1:{port}/midchunk/restart/somebody", attempts=1, connect_s=0.5
+    )
     running, held_s, resumed_s = [process], [], []
 
     def trouble(robot: Robot) -> None:
@@ -129,7 +153,9 @@ def test_a_server_that_comes_back_is_taken_up_from_the_hold(robot: Robot):
             resumed_s.append(now_s)
 
     with policy(ServiceBackend(PolicyClient(config), requires_images=False)) as asking:
-        rollout = robot.run_policy(policy=asking, instruction="sway", duration=7.0, latency=0.3, on_tick=trouble)
+        rollout = robot.run_policy(
+            policy=asking, instruction="sway", duration=7.0, latency=0.3, on_tick=trouble
+        )
     assert held_s[0] + 0.5 < resumed_s[0] < held_s[0] + 3.0
     assert rollout.counters["deadline_misses"] >= 1
     assert rollout.counters["reconnects"] >= 1
@@ -149,18 +175,24 @@ def test_a_hung_server_does_not_keep_the_episode_from_ending(robot: Robot, share
     started = time.monotonic()
     with policy(service) as asking:
         rollout = robot.run_policy(policy=asking, instruction="sway", duration=3.5, realtime=True)
-    assert time.monotonic() - started < 15.0  # the exchange was broken off; it would have waited for a minute
+    # the exchange was broken off; it would have waited for a minute
+    assert time.monotonic() - started < 15.0
     assert rollout.counters["deadline_misses"] == 1
     assert rollout.counters["abandoned_inferences"] == 0
     assert rollout.outcome is Outcome.COMPLETED  # shorter than the loop's patience, but it is said:
     assert rollout.final_state == "hold"
-    assert re.fullmatch(r"the arm has held for 1\.\d+ s; the policy has not answered for \d+\.\d+ s\.", str(rollout.held))
+    assert re.fullmatch(
+        r"the arm has held for 1\.\d+ s; the policy has not answered for \d+\.\d+ s\.",
+        str(rollout.held),
+    )
     assert rollout.to_dict()["held"] == rollout.held
     assert_lawful(rollout)
 
 
 def test_a_hold_longer_than_patience_at_an_episodes_end_is_a_fault(robot: Robot, shared: int):
-    """Nothing has failed so far, for the server's deadline is a minute; but most of the episode was spent on waiting."""
+    """Nothing has failed so far, for the server's deadline is a minute; but most of the episode
+    was spent on waiting.
+    """
     service = backend(shared, "midchunk/hang", read_s=60.0)
     with policy(service) as asking:
         rollout = robot.run_policy(policy=asking, instruction="sway", duration=8.0, realtime=True)
@@ -172,10 +204,14 @@ def test_a_hold_longer_than_patience_at_an_episodes_end_is_a_fault(robot: Robot,
 
 
 @pytest.mark.parametrize("task", [None, "reach"])
-def test_an_episode_in_which_nothing_was_answered_is_no_episode(robot: Robot, shared: int, task: str | None):
+def test_an_episode_in_which_nothing_was_answered_is_no_episode(
+    robot: Robot, shared: int, task: str | None
+):
     """Not "completed", nor one more failure of a policy that was never heard."""
     before = held()
     service = backend(shared, "inference/hang", read_s=60.0)
     with policy(service) as asking, pytest.raises(BackendError, match="returned no chunk"):
-        robot.run_policy(policy=asking, instruction="reach the red cube", task=task, duration=0.5, realtime=True)
+        robot.run_policy(
+            policy=asking, instruction="reach the red cube", task=task, duration=0.5, realtime=True
+        )
     until(lambda: held() == before)

@@ -1,7 +1,9 @@
-"""Peers that are not on PyPI, live. ROBOLAB, COSMOS_FRAMEWORK and ISAACLAB_ARENA name checkouts of NVlabs/RoboLab,
-NVIDIA/cosmos-framework and isaac-sim/IsaacLab-Arena; without one, its tests are skipped.
+"""Peers that are not on PyPI, live. ROBOLAB, COSMOS_FRAMEWORK and ISAACLAB_ARENA name checkouts of
+NVlabs/RoboLab, NVIDIA/cosmos-framework and isaac-sim/IsaacLab-Arena; without one, its tests are
+skipped.
 
-Run with ``make test-peer-sources``; with RECORD=1 the transcripts that ``test_transcripts.py`` replays are written anew.
+Run with ``make test-peer-sources``; with RECORD=1 the transcripts that ``test_transcripts.py``
+replays are written anew.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from pathlib import Path
 import pytest
 import torch
 from test_peers import peer, run  # noqa: F401
-from test_transcripts import ARENA, LIBERO, ROBOLAB, SERVERS, call, echo, require_libero_understood, require_understood
+from test_transcripts import (
+    ARENA,
+    LIBERO,
+    ROBOLAB,
+    SERVERS,
+    call,
+    echo,
+    require_libero_understood,
+    require_understood,
+)
 
 from helpers.environments import checkout
 from helpers.serving import Several, until
@@ -35,7 +46,9 @@ def source(variable: str, file: str = "") -> tuple[Path, Transcript]:
     """The checkout that a variable names, and an empty transcript that says where it is from."""
     repository, path = SOURCES[variable]
     folder, commit = checkout(variable, repository)
-    return folder, Transcript({"repository": repository, "commit": commit, "file": path.format(file)})
+    return folder, Transcript(
+        {"repository": repository, "commit": commit, "file": path.format(file)}
+    )
 
 
 def keep(transcript: Transcript, name: str, ignored: tuple[str, ...] = ()) -> None:

@@ -1,6 +1,8 @@
-"""The protocol's own implementations, unmodified: openpi-client 0.1.2 calls our server, our client calls openpi-server 0.1.0.
+"""The protocol's own implementations, unmodified: openpi-client 0.1.2 calls our server, our client
+calls openpi-server 0.1.0.
 
-They want numpy < 2, so they live in an environment of their own, made once in pytest's cache (`.pytest_cache/d/peers`).
+They want numpy < 2, so they live in an environment of their own, made once in pytest's cache
+(`.pytest_cache/d/peers`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ import pytest
 from helpers.environments import environment
 from helpers.serving import Echo, request, until
 from strands_cosmos3.backends.service import ServiceBackend
-from strands_cosmos3.errors import ServiceChunkError, ServiceClosedError, ServiceRefusedError, ServiceUnavailableError
+from strands_cosmos3.errors import (
+    ServiceChunkError,
+    ServiceClosedError,
+    ServiceRefusedError,
+    ServiceUnavailableError,
+)
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
 
@@ -34,18 +41,41 @@ def peer(pytestconfig: pytest.Config) -> str:
 
 
 def run(peer: str, script: str, *arguments: object, given: bytes = b"") -> bytes:
-    done = subprocess.run([peer, str(SCRIPTS / script), *map(str, arguments)], input=given, capture_output=True, timeout=150)
+    done = subprocess.run(
+        [peer, str(SCRIPTS / script), *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        timeout=150,
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 
 
 def test_what_openpi_writes_we_read_and_what_we_write_it_reads(peer: str):
     samples = [decode(frame) for frame in decode(run(peer, "openpi_codec.py", "write"))]
-    assert samples[0] == {"prompt": "é", "n": 3, "x": 0.5, "none": None, "yes": True, "list": [1, "a", {"b": b"c"}]}
+    assert samples[0] == {
+        "prompt": "é",
+        "n": 3,
+        "x": 0.5,
+        "none": None,
+        "yes": True,
+        "list": [1, "a", {"b": b"c"}],
+    }
     for name in ("u1", "i4", "i8", "f4", "f8", "?"):
-        np.testing.assert_array_equal(samples[1][name], np.arange(24).reshape(2, 3, 4).astype(name), strict=True)
-    assert [type(value).__name__ for value in samples[2]["scalars"]] == ["float32", "int64", "uint8", "bool", "float"]
-    assert run(peer, "openpi_codec.py", "check", given=encode([encode(sample) for sample in samples])) == b"same\n"
+        np.testing.assert_array_equal(
+            samples[1][name], np.arange(24).reshape(2, 3, 4).astype(name), strict=True
+        )
+    assert [type(value).__name__ for value in samples[2]["scalars"]] == [
+        "float32",
+        "int64",
+        "uint8",
+        "bool",
+        "float",
+    ]
+    assert (
+        run(peer, "openpi_codec.py", "check", given=encode([encode(sample) for sample in samples]))
+        == b"same\n"
+    )
 
 
 @pytest.mark.parametrize("token", [(), ("s3cret-s3cret-s3cret",)])
@@ -53,12 +83,19 @@ def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
     backend = Echo()
     backend.requires_images = True
     server = serve(backend, token=token[0] if token else None)
-    metadata, first, second, error = map(json.loads, run(peer, "openpi_calls.py", server.port, *token).splitlines())
+    metadata, first, second, error = map(
+        json.loads, run(peer, "openpi_calls.py", server.port, *token).splitlines()
+    )
     assert metadata == {"cosmos3/action_space": "joint_pos"}
-    np.testing.assert_allclose(np.array(first["rows"])[:, :7], np.arange(7) / 10 + 0.01 * np.arange(4)[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        np.array(first["rows"])[:, :7], np.arange(7) / 10 + 0.01 * np.arange(4)[:, None], atol=1e-6
+    )
     np.testing.assert_allclose(np.array(second["rows"])[:, 7], 0.2, atol=1e-6)
     assert backend.requests[-1].gripper == pytest.approx(0.8)
-    assert [int(backend.requests[-1].images[view][0, 0, 0]) for view in ("wrist", "exterior_1", "exterior_2")] == [1, 2, 3]
+    assert [
+        int(backend.requests[-1].images[view][0, 0, 0])
+        for view in ("wrist", "exterior_1", "exterior_2")
+    ] == [1, 2, 3]
     assert set(second["timing"]) == {"infer_ms", "prev_total_ms"}
     assert "observation/joint_position" in error["error"]
     assert "Traceback" not in error["error"]
@@ -75,7 +112,9 @@ def test_openpi_client_s_default_pings_survive_a_minute_of_inference(spawn, peer
 def their_server(peer: str):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([peer, str(SCRIPTS / "openpi_serves.py"), str(port)], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [peer, str(SCRIPTS / "openpi_serves.py"), str(port)], stderr=subprocess.PIPE
+    )
 
     def listening() -> bool:
         assert process.poll() is None, process.communicate()[1]
@@ -116,6 +155,7 @@ def test_openpi_server_is_asked(their_server):
     service.infer(asked("slow"))
     assert time.monotonic() - started >= 3
     process.kill()
-    with pytest.raises((ServiceClosedError, ServiceUnavailableError)):  # as the kernel is quick or slow to tell
+    # as the kernel is quick or slow to tell
+    with pytest.raises((ServiceClosedError, ServiceUnavailableError)):
         service.infer(asked("slow"))
     service.close()

@@ -32,7 +32,16 @@ def motion(tmp_path: Path) -> Path:
 
 
 def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_sigterm(motion: Path):
-    command = [sys.executable, "-m", "strands_cosmos3.cli", "serve", "--trajectory", str(motion), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "strands_cosmos3.cli",
+        "serve",
+        "--trajectory",
+        str(motion),
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen(
         [*command, "--libero"],
         stdout=subprocess.PIPE,
@@ -124,12 +133,17 @@ def test_an_inference_longer_than_the_grace_is_abandoned_and_said():
         (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
         (["--backend", "replay"], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),
-        (["--trajectory", "MOTION", "--num-steps", "3"], "--num-steps 3 belongs to --backend native"),
+        (
+            ["--trajectory", "MOTION", "--num-steps", "3"],
+            "--num-steps 3 belongs to --backend native",
+        ),
         (["--trajectory", "MOTION", "--device", "cuda"], "--device cuda"),
         (["--trajectory", "MOTION", "--embodiment", "umi"], "wire"),
     ],
 )
-def test_bad_usage_is_status_two_and_one_line(arguments, says, motion: Path, capsys: pytest.CaptureFixture[str]):
+def test_bad_usage_is_status_two_and_one_line(
+    arguments, says, motion: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["serve", *(str(motion) if a == "MOTION" else a for a in arguments)]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
@@ -147,8 +161,18 @@ def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
     backend.requires_images = True
     server = serve(backend)
     report = tmp_path / "r.json"
-    arguments = ["--host", "127.0.0.1", "--port", str(server.port), "--instruction", "pick up the red cube", "--duration", "1"]
-    assert main(["rollout", "--backend", "service", *arguments, "--json", str(report)]) == 1  # it waves; nothing is picked up
+    arguments = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(server.port),
+        "--instruction",
+        "pick up the red cube",
+        "--duration",
+        "1",
+    ]
+    # it waves; nothing is picked up
+    assert main(["rollout", "--backend", "service", *arguments, "--json", str(report)]) == 1
     (episode,) = json.loads(report.read_text())["episodes"]
     assert episode["outcome"] == "timeout"
     assert len(backend.requests) > 2
@@ -161,7 +185,17 @@ def test_a_rollout_without_a_server_ends_in_one_line(capsys: pytest.CaptureFixtu
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     status = main(
-        ["rollout", "--backend", "service", "--port", str(port), "--instruction", "pick up the red cube", "--duration", "1"]
+        [
+            "rollout",
+            "--backend",
+            "service",
+            "--port",
+            str(port),
+            "--instruction",
+            "pick up the red cube",
+            "--duration",
+            "1",
+        ]
     )
     printed = capsys.readouterr()
     assert status == 1

@@ -38,10 +38,25 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
     native = make_backend("native", write_checkpoint(tmp_path / space, action_space=space), QUICK)
     rng = np.random.default_rng(0)
     views = {view: rng.integers(0, 256, (360, 640, 3), dtype=np.uint8) for view in DROID.rig.views}
-    state = {"q_rad": np.linspace(-0.5, 0.5, 7).astype(np.float32), "gripper": 0.25, "T_base_cosmos": T, "seed": 5}
-    asked = {"embodiment": DROID, "action_space": DROID.spaces[space], "instruction": "pick up the red cube"}
-    here = native.infer(Request(**asked, n_rows=DROID.chunk_rows(space), **state, composite=compose(views, DROID.rig)))
-    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", serve(native, action_space=space).port)))
+    state = {
+        "q_rad": np.linspace(-0.5, 0.5, 7).astype(np.float32),
+        "gripper": 0.25,
+        "T_base_cosmos": T,
+        "seed": 5,
+    }
+    asked = {
+        "embodiment": DROID,
+        "action_space": DROID.spaces[space],
+        "instruction": "pick up the red cube",
+    }
+    here = native.infer(
+        Request(
+            **asked, n_rows=DROID.chunk_rows(space), **state, composite=compose(views, DROID.rig)
+        )
+    )
+    service = ServiceBackend(
+        PolicyClient(ClientConfig("127.0.0.1", serve(native, action_space=space).port))
+    )
     there = service.infer(Request(**asked, n_rows=DROID.chunk_rows(space), **state, images=views))
     service.close()
     if space == "joint_pos":
@@ -50,19 +65,29 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
     else:
         poses = decode_chunk(here, T)
         np.testing.assert_allclose(there.action[:, :3], poses.T_base_frame[:, :3, 3], atol=1e-5)
-        np.testing.assert_allclose(quaternion_to_matrix(there.action[:, 3:7]), poses.T_base_frame[:, :3, :3], atol=1e-5)
+        np.testing.assert_allclose(
+            quaternion_to_matrix(there.action[:, 3:7]), poses.T_base_frame[:, :3, :3], atol=1e-5
+        )
         np.testing.assert_allclose(there.action[:, 7], poses.gripper, atol=1e-5)
     native.close()
 
 
 def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp_path):
     patient = RankTimeouts(silent_s=60.0)  # the machine may be busy
-    (backend,) = replicas(1, write_checkpoint(tmp_path / "tiny", action_space="joint_pos"), QUICK, timeouts=patient)
+    (backend,) = replicas(
+        1, write_checkpoint(tmp_path / "tiny", action_space="joint_pos"), QUICK, timeouts=patient
+    )
     server = serve(backend)
     address = f"ws://127.0.0.1:{server.port}"
-    message = encode(observation(**{name: np.zeros((90, 160, 3), np.uint8) for name in DROID.rig.wire_names}))
+    message = encode(
+        observation(**{name: np.zeros((90, 160, 3), np.uint8) for name in DROID.rig.wire_names})
+    )
     with closing(backend), connect(address) as unlucky, connect(address) as other:
-        assert decode(unlucky.recv(timeout=10)) == decode(other.recv(timeout=10)) == {"cosmos3/action_space": "joint_pos"}
+        assert (
+            decode(unlucky.recv(timeout=10))
+            == decode(other.recv(timeout=10))
+            == {"cosmos3/action_space": "joint_pos"}
+        )
         pid = backend.engine.ranks.handles[0].pid
         os.kill(pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
         unlucky.send(message)
@@ -71,7 +96,8 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp
         assert unlucky.recv(timeout=20).startswith("RankLostError: rank 0")
         with pytest.raises(ConnectionClosed):
             unlucky.recv(timeout=5)
-        for _ in range(2):  # by a new process; the second time it died while nothing was asked of it
+        # by a new process; the second time it died while nothing was asked of it
+        for _ in range(2):
             other.send(message)
             assert decode(other.recv(timeout=120))["action"].shape == (32, 8)
             pid = backend.engine.ranks.handles[0].pid

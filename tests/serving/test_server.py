@@ -76,7 +76,9 @@ def test_a_chunk_comes_back_under_both_names_with_its_timing(serve):
         first = ask(client, observation())
         second = ask(client, observation())
     assert first["action"].dtype == np.float32
-    np.testing.assert_allclose(first["action"][:, :7], np.linspace(0.1, 0.7, 7) + 0.01 * np.arange(4)[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        first["action"][:, :7], np.linspace(0.1, 0.7, 7) + 0.01 * np.arange(4)[:, None], atol=1e-6
+    )
     np.testing.assert_array_equal(first["action"], first["actions"])
     assert set(first["server_timing"]) == {"infer_ms"}
     assert set(second["server_timing"]) == {"infer_ms", "prev_total_ms"}
@@ -86,11 +88,16 @@ def test_the_gripper_flips_in_both_directions(serve):
     backend = Echo()
     with dial(serve(backend).port) as client:
         reply = ask(client, observation(gripper=0.2))
-    assert backend.requests[-1].gripper == pytest.approx(0.8)  # 0.2 closed on the wire is 0.8 open inside
-    np.testing.assert_allclose(reply["action"][:, 7], 0.2, atol=1e-6)  # and the echo of 0.8 open is 0.2 closed again
+    # 0.2 closed on the wire is 0.8 open inside
+    assert backend.requests[-1].gripper == pytest.approx(0.8)
+    # and the echo of 0.8 open is 0.2 closed again
+    np.testing.assert_allclose(reply["action"][:, 7], 0.2, atol=1e-6)
 
 
-@pytest.mark.parametrize("gripper", [0.2, np.float64(0.2), [0.2], [[0.2]], np.array([0.9, 0.2]), np.array([[0.9], [0.2]])])
+@pytest.mark.parametrize(
+    "gripper",
+    [0.2, np.float64(0.2), [0.2], [[0.2]], np.array([0.9, 0.2]), np.array([[0.9], [0.2]])],
+)
 def test_a_gripper_is_a_number_or_a_history(serve, gripper):
     backend = Echo()
     with dial(serve(backend).port) as client:
@@ -121,7 +128,9 @@ def test_views_a_composite_and_roboarena_s_names_arrive_as_pictures(serve):
 
 def test_unknown_keys_and_a_session_are_ignored(serve):
     with dial(serve().port) as client:
-        reply = ask(client, observation(session_id="x", nonsense={"a": [1, None]}, empty=np.zeros(0)))
+        reply = ask(
+            client, observation(session_id="x", nonsense={"a": [1, None]}, empty=np.zeros(0))
+        )
     assert reply["action"].shape == (4, 8)
 
 
@@ -143,11 +152,14 @@ def test_reset_is_answered_in_both_dialects_and_starts_a_new_episode(serve):
         ask(client, observation())
         ask(client, observation())
         resets = backend.resets
-        assert ask(client, {"endpoint": "reset", "session_id": "x"}) == {"status": "reset successful"}
+        assert ask(client, {"endpoint": "reset", "session_id": "x"}) == {
+            "status": "reset successful"
+        }
         assert backend.resets == resets + 1
         ask(client, observation())
         assert backend.requests[-1].seed == 0
-    with dial(server.port) as client:  # roboarena's clients name the endpoint, want bare arrays and a text
+    # roboarena's clients name the endpoint, want bare arrays and a text
+    with dial(server.port) as client:
         assert ask(client, observation(endpoint="infer")).shape == (4, 8)
         assert ask(client, {"endpoint": "reset"}) == "reset successful"
 
@@ -217,7 +229,10 @@ def pose_rows(request):
     ("answer", "says"),
     [
         (lambda request: None, "BackendError"),
-        (lambda request: ActionChunk(np.full((4, 8), np.nan), request.action_space, DROID), "finite"),
+        (
+            lambda request: ActionChunk(np.full((4, 8), np.nan), request.action_space, DROID),
+            "finite",
+        ),
         (lambda request: ActionChunk(np.zeros((4, 7)), request.action_space, DROID), "columns"),
         (forged(np.full((4, 8), np.nan)), "float32"),
         (forged(np.full((4, 8), 1e300)), "float32"),
@@ -242,7 +257,9 @@ def test_an_instruction_that_the_backend_does_not_understand_is_the_client_s_err
             raise InstructionError("instruction 'sing' is not understood.")
 
     with dial(serve(Echo(understand)).port) as client:
-        assert ask(client, observation()) == "InstructionError: instruction 'sing' is not understood."
+        assert (
+            ask(client, observation()) == "InstructionError: instruction 'sing' is not understood."
+        )
 
 
 def test_a_message_beyond_the_limit_closes_with_1009(serve):
@@ -265,7 +282,9 @@ def test_http_has_health_metrics_and_nothing_else(serve):
     assert 'strands_cosmos3_requests_total{outcome="ok"} 1' in text
     assert 'strands_cosmos3_inference_seconds_bucket{le="+Inf"} 1' in text
     assert "# TYPE strands_cosmos3_inference_seconds histogram" in text
-    assert [line for line in text.splitlines() if line.startswith("strands_cosmos3_clients ")] == ["strands_cosmos3_clients 1"]
+    assert [line for line in text.splitlines() if line.startswith("strands_cosmos3_clients ")] == [
+        "strands_cosmos3_clients 1"
+    ]
     for path in ("/", "/anything", "/metricss"):
         assert get(server.port, path)[0] == 426
     with suppress(http.client.RemoteDisconnected):  # websockets 15 hangs up on what is not GET
@@ -359,7 +378,9 @@ def test_clients_take_turns_however_many_connections_one_of_them_has(serve):
     keys = [("fleet", n) for n in range(4)] + [("single", 0)]
     with ExitStack() as stack:
         for waiting, (owner, n) in enumerate(keys, 1):
-            client = stack.enter_context(dial(server.port, additional_headers={"Authorization": f"Api-Key {owner}{TOKEN}"}))
+            client = stack.enter_context(
+                dial(server.port, additional_headers={"Authorization": f"Api-Key {owner}{TOKEN}"})
+            )
             client.send(encode(observation(prompt=f"{owner} {n}")))
             until(lambda waiting=waiting: server.metrics.in_flight == waiting and server.busy_s > 0)
         gate.set()
@@ -391,7 +412,9 @@ def test_what_waits_is_inferred_for_together_and_each_gets_its_own_answer(serve)
     with ExitStack() as stack:
         clients = [stack.enter_context(dial(server.port)) for _ in range(6)]
         for n, client in enumerate(clients):
-            client.send(encode(observation(np.full(7, n / 10), prompt="first" if n == 0 else "next")))
+            client.send(
+                encode(observation(np.full(7, n / 10), prompt="first" if n == 0 else "next"))
+            )
             until(lambda n=n: server.metrics.in_flight == n + 1 and (n or server.busy_s > 0))
         backend.gate.set()
         for n, client in enumerate(clients):
@@ -404,7 +427,9 @@ def test_a_request_that_fails_costs_no_other_of_its_batch(serve):
     server = serve(backend)
     with ExitStack() as stack:
         clients = [stack.enter_context(dial(server.port)) for _ in range(4)]
-        for n, (client, prompt) in enumerate(zip(clients, ("first", "next", "spoilt", "next"), strict=True)):
+        for n, (client, prompt) in enumerate(
+            zip(clients, ("first", "next", "spoilt", "next"), strict=True)
+        ):
             client.send(encode(observation(np.full(7, n / 10), prompt=prompt)))
             until(lambda n=n: server.metrics.in_flight == n + 1 and (n or server.busy_s > 0))
         backend.gate.set()
@@ -415,20 +440,27 @@ def test_a_request_that_fails_costs_no_other_of_its_batch(serve):
 
 def test_replicas_answer_side_by_side_each_with_a_backend_of_its_own():
     both = threading.Barrier(2, timeout=10)
-    backends = [Echo(lambda request: request.instruction != "warm up" and both.wait()) for _ in range(2)]
-    server = PolicyServer([ServedPolicy(backend, "droid", "joint_pos") for backend in backends], ServerConfig(port=0))
+    backends = [
+        Echo(lambda request: request.instruction != "warm up" and both.wait()) for _ in range(2)
+    ]
+    server = PolicyServer(
+        [ServedPolicy(backend, "droid", "joint_pos") for backend in backends], ServerConfig(port=0)
+    )
     with server, dial(server.port) as one, dial(server.port) as other:
         for client in (one, other):
             client.send(encode(observation()))
         for client in (one, other):
             assert "action" in decode(client.recv(timeout=10))
         assert 'replicas="2"' in get(server.port, "/metrics")[1]
-    assert [len(backend.requests) for backend in backends] == [2, 2]  # a warm-up and one of the requests each
+    # a warm-up and one of the requests each
+    assert [len(backend.requests) for backend in backends] == [2, 2]
 
 
 def test_a_server_is_ready_while_one_replica_is_free():
     gate = threading.Event()
-    backends = [Echo(lambda request: request.instruction != "warm up" and gate.wait(20)) for _ in range(2)]
+    backends = [
+        Echo(lambda request: request.instruction != "warm up" and gate.wait(20)) for _ in range(2)
+    ]
     policies = [ServedPolicy(backend, "droid", "joint_pos") for backend in backends]
     server = PolicyServer(policies, ServerConfig(port=0, queue_s=0.05))
     with server, dial(server.port) as one, dial(server.port) as other:
@@ -450,7 +482,9 @@ def test_an_abandoned_inference_counts_as_in_flight_until_it_ends(serve):
     until(lambda: server.metrics.requests["abandoned"] == 1)
     assert server.metrics.in_flight == 1
     busy = next(
-        line for line in get(server.port, "/metrics")[1].splitlines() if line.startswith("strands_cosmos3_busy_seconds ")
+        line
+        for line in get(server.port, "/metrics")[1].splitlines()
+        if line.startswith("strands_cosmos3_busy_seconds ")
     )
     assert float(busy.split()[1]) > 0
     gate.set()
@@ -491,8 +525,14 @@ def test_a_picture_that_would_exhaust_memory_and_an_endless_prompt_are_refused(s
 def test_an_unsupported_array_is_ignored_where_nobody_reads_it(serve):
     depth = {b"__ndarray__": True, b"dtype": "<u2", b"shape": (2, 2), b"data": bytes(8)}
     with dial(serve().port) as client:
-        assert "action" in ask(client, msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/depth": depth}))
-        said = ask(client, msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/image": depth}))
+        assert "action" in ask(
+            client,
+            msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/depth": depth}),
+        )
+        said = ask(
+            client,
+            msgpack.packb({**msgpack.unpackb(encode(observation())), "observation/image": depth}),
+        )
         assert "'observation/image': arrays of dtype '<u2' are not supported" in said
 
 
@@ -503,12 +543,16 @@ def certificate(tmp_path):
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    subprocess.run([*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True
+    )
     return files
 
 
 def test_tls_is_spoken_with_a_certificate(serve, certificate, monkeypatch):
-    """With this package's client: websockets' own sync one uses a TLS connection from two threads, which OpenSSL forbids."""
+    """With this package's client: websockets' own sync one uses a TLS connection from two
+    threads, which OpenSSL forbids.
+    """
     server = serve(tls_cert=certificate[0], tls_key=certificate[1])
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     client = PolicyClient(ClientConfig(f"wss://127.0.0.1:{server.port}"))
@@ -532,14 +576,18 @@ def test_a_server_that_cannot_be_trusted_has_a_typed_error(serve, certificate, c
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(ServiceUnreadableError, match="no TLS"):
-            client(ClientConfig(f"{scheme}://127.0.0.1:{plain.getsockname()[1]}")).exchange({}, dict)
+            client(ClientConfig(f"{scheme}://127.0.0.1:{plain.getsockname()[1]}")).exchange(
+                {}, dict
+            )
 
 
 def test_a_peer_that_never_answers_tls_is_left_in_time():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(ServiceTimeoutError, match=r"0\.5 s"):
-            PolicyClient(ClientConfig(f"wss://127.0.0.1:{port}", handshake_s=0.5)).exchange({}, dict)
+            PolicyClient(ClientConfig(f"wss://127.0.0.1:{port}", handshake_s=0.5)).exchange(
+                {}, dict
+            )
 
 
 def test_each_client_has_a_token_of_its_own(serve, tmp_path):
@@ -638,7 +686,10 @@ def test_midtrain_is_answered_as_absolute_poses_that_are_denormalised_and_integr
     motion = recording()
     backend = ReplayBackend(motion)
     server = serve(backend, action_space="midtrain")
-    pose = {"observation/eef_pos": np.array([0.4, 0, 0.4]), "observation/eef_quat": np.array([1.0, 0, 0, 0])}
+    pose = {
+        "observation/eef_pos": np.array([0.4, 0, 0.4]),
+        "observation/eef_quat": np.array([1.0, 0, 0, 0]),
+    }
     request = {"prompt": "", **pose, "observation/gripper_position": 0.0, "cosmos3/t_motion_s": 0.0}
     with dial(server.port) as client:
         rows = ask(client, request)["action"]
@@ -646,7 +697,9 @@ def test_midtrain_is_answered_as_absolute_poses_that_are_denormalised_and_integr
         np.testing.assert_allclose(rows[:, :3], motion.T_base_cosmos[1:17, :3, 3], atol=1e-6)
         np.testing.assert_allclose(np.abs(rows[:, 3:7]), [[1, 0, 0, 0]] * 16, atol=1e-6)
         np.testing.assert_allclose(rows[:, 7], 1 - motion.gripper[1:17], atol=1e-6)
-        assert "eef_pos" in ask(client, {"prompt": "", "observation/eef_quat": pose["observation/eef_quat"]})
+        assert "eef_pos" in ask(
+            client, {"prompt": "", "observation/eef_quat": pose["observation/eef_quat"]}
+        )
     with dial(server.port) as client:
         assert "norm" in ask(client, {**request, "observation/eef_quat": np.array([1.0, 1, 0, 0])})
 
@@ -659,8 +712,15 @@ def test_sixty_four_clients_at_once_get_their_own_replies(serve):
         q = np.full(7, number / 64)
         with dial(server.port) as client:
             for _ in range(4):
-                rows = ask(client, observation(q, **{"cosmos3/request_id": number, "observation/image": picture()}))
-                if rows["cosmos3/request_id"] != number or not np.allclose(rows["action"][0, :7], q):
+                rows = ask(
+                    client,
+                    observation(
+                        q, **{"cosmos3/request_id": number, "observation/image": picture()}
+                    ),
+                )
+                if rows["cosmos3/request_id"] != number or not np.allclose(
+                    rows["action"][0, :7], q
+                ):
                     wrong.append(number)
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(64)]
@@ -693,7 +753,8 @@ def test_the_memory_of_a_crowded_server_stays_flat(spawn):
     for _ in range(5):
         crowd()
         held.append(round(resident(process.pid) / 2**20))
-    assert held[-1] - held[0] < 100, f"{held} MiB after each 190 MiB of requests"  # the allocator keeps some pages
+    # the allocator keeps some pages
+    assert held[-1] - held[0] < 100, f"{held} MiB after each 190 MiB of requests"
 
 
 def resident(pid: int) -> int:
@@ -719,7 +780,9 @@ def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
 
 @pytest.mark.parametrize("how", ["sleep", "spin"])
 def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
-    """A process of its own at a small scale: 3 s of inference, pings every 0.4 s that must be answered in 0.4 s."""
+    """A process of its own at a small scale: 3 s of inference, pings every 0.4 s that must be
+    answered in 0.4 s.
+    """
     _, port = spawn("-m", "helpers.slow_server", "3", how)
     with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
         client.send(encode(observation()))
@@ -730,7 +793,8 @@ def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
             took.append(time.monotonic() - started)
             time.sleep(0.05)
         assert "action" in decode(client.recv(timeout=20))
-    p90, slowest = np.quantile(took, [0.9, 1.0])  # one answer may wait for another process of this machine
+    # one answer may wait for another process of this machine
+    p90, slowest = np.quantile(took, [0.9, 1.0])
     assert p90 < 0.1, f"/healthz took {p90 * 1e3:.0f} ms during inference"
     assert slowest < 0.5
 
@@ -791,6 +855,9 @@ def test_a_second_ctrl_c_does_not_wait(spawn):
 
 def test_nothing_is_left_behind():
     before = threading.active_count()
-    with PolicyServer(ServedPolicy(Echo()), ServerConfig(port=0)) as server, dial(server.port) as client:
+    with (
+        PolicyServer(ServedPolicy(Echo()), ServerConfig(port=0)) as server,
+        dial(server.port) as client,
+    ):
         ask(client, observation())
     until(lambda: threading.active_count() == before)

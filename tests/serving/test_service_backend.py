@@ -41,7 +41,11 @@ def connect():
     made: list[ServiceBackend] = []
 
     def make(port: int, dialect: str = "robolab", sleep=lambda s: None, **config) -> ServiceBackend:
-        made.append(ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", port, **config), sleep=sleep), dialect))
+        made.append(
+            ServiceBackend(
+                PolicyClient(ClientConfig("127.0.0.1", port, **config), sleep=sleep), dialect
+            )
+        )
         return made[-1]
 
     yield make
@@ -68,13 +72,16 @@ def test_every_dialect_reaches_our_server_and_resets_it(serve, connect, dialect)
 def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect):
     motion = recording()
     service = connect(serve(ReplayBackend(motion), action_space="midtrain").port)
-    at_start = request(DROID.spaces["midtrain"], T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0)
+    at_start = request(
+        DROID.spaces["midtrain"], T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0
+    )
     chunk = service.infer(at_start)
     assert chunk.action_space.name == "pose_abs"
     np.testing.assert_allclose(chunk.action[:, :3], motion.T_base_cosmos[1:17, :3, 3], atol=1e-6)
     np.testing.assert_allclose(chunk.action[:, 7], motion.gripper[1:17], atol=1e-6)
     with pytest.raises(ServiceRefusedError, match="rows are not sent"):
-        service.infer(request(DROID.spaces["midtrain"], T_base_cosmos=T))  # too far from the recording
+        # too far from the recording
+        service.infer(request(DROID.spaces["midtrain"], T_base_cosmos=T))
     assert service.infer(at_start).action.shape == (16, 8)  # dialled again
 
 
@@ -156,7 +163,8 @@ def test_the_policy_turns_a_served_chunk_into_the_robot_s_joints(serve):
         steps = policy.get_actions_sync(observation(), "pick up the red cube")
     assert len(steps) == 4
     assert steps[0]["joint3"] == pytest.approx(0.2, abs=1e-6)
-    assert steps[0]["finger_joint1"] == pytest.approx(0.008, abs=1e-6)  # a fifth open, there and back
+    # a fifth open, there and back
+    assert steps[0]["finger_joint1"] == pytest.approx(0.008, abs=1e-6)
     assert backend.requests[-1].gripper == pytest.approx(0.2)
     assert backend.requests[-1].instruction == "pick up the red cube"
     assert set(backend.requests[-1].images) == set(DROID.rig.views)
@@ -178,7 +186,9 @@ def test_the_policy_follows_a_served_recording_through_inverse_kinematics(serve)
     motion = recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG)
     server = serve_recording(serve, motion)
     with panda(server, action_space="midtrain") as policy:
-        seen = Observation(motion.q_start_rad, 1.0, {view: picture() for view in DROID.rig.views}, t_motion_s=0.0)
+        seen = Observation(
+            motion.q_start_rad, 1.0, {view: picture() for view in DROID.rig.views}, t_motion_s=0.0
+        )
         plan = policy.plan(seen, "")
     bridge = MinkIKBridge(load_panda())
     q = np.zeros(bridge.model.nq)
@@ -198,13 +208,19 @@ def serve_recording(serve, motion) -> PolicyServer:
 
 @pytest.mark.parametrize("space", ["midtrain", "pose_abs"])
 def test_a_server_that_is_told_the_sagging_pose_does_not_make_the_arm_sink(serve, space):
-    """It integrates from the measured pose that it was sent; the motion departs from the reference all the same."""
+    """It integrates from the measured pose that it was sent; the motion departs from the
+    reference all the same.
+    """
     from strands_cosmos3.sim.plant import PlantErrors
     from strands_cosmos3.sim.robot import Robot
 
     server = serve(Stays(), action_space="midtrain")
-    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", server.port)), requires_images=False)
-    with Cosmos3Policy(robot="panda", backend=service, action_space=space, actions_per_step=4) as policy:
+    service = ServiceBackend(
+        PolicyClient(ClientConfig("127.0.0.1", server.port)), requires_images=False
+    )
+    with Cosmos3Policy(
+        robot="panda", backend=service, action_space=space, actions_per_step=4
+    ) as policy:
         rollout = Robot(plant=PlantErrors(payload_kg=0.5)).run_policy(policy=policy, duration=4.0)
     assert sunk_mm(rollout.arrays["q_achieved_rad"], HOME_Q).max() < 0.6
     assert rollout.loop_drift.max_mm < 0.6
@@ -216,7 +232,8 @@ def test_create_policy_takes_the_server_s_address(serve):
         assert len(policy.get_actions_sync(observation(), "x")) == 4
     with create_policy(f"strands_cosmos3://127.0.0.1:{server.port}", robot="panda") as policy:
         assert policy.backend.name == "service"
-    with create_policy("cosmos3", robot="panda") as policy:  # strands-robots' default: localhost:8000, dialled on demand
+    # strands-robots' default: localhost:8000, dialled on demand
+    with create_policy("cosmos3", robot="panda") as policy:
         assert policy.backend.name == "service"
         assert policy.action_space.name == "joint_pos"
 
@@ -237,7 +254,10 @@ def test_options_that_contradict_each_other_are_refused(config, says):
         Cosmos3Policy("droid", **config)
 
 
-@pytest.mark.parametrize(("provider", "more"), [("cosmos3://", {}), ("cosmos3://a:1", {"port": 2}), ("openvla://a:1", {})])
+@pytest.mark.parametrize(
+    ("provider", "more"),
+    [("cosmos3://", {}), ("cosmos3://a:1", {"port": 2}), ("openvla://a:1", {})],
+)
 def test_providers_that_make_no_sense_are_refused(provider, more):
     with pytest.raises(ConfigError):
         create_policy(provider, **more)
@@ -294,12 +314,18 @@ def test_closing_a_policy_ends_a_call_under_way_elsewhere(serve, monkeypatch, wh
     server = serve(Echo(hang))
     warm.set()  # the server asks once by itself
     running = threading.active_count()
-    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", server.port, read_s=60.0)), requires_images=False)
+    service = ServiceBackend(
+        PolicyClient(ClientConfig("127.0.0.1", server.port, read_s=60.0)), requires_images=False
+    )
     policy, raised = Cosmos3Policy(robot="panda", backend=service), []
     if when == "before the exchange":
         gate.set()
         ask = policy._request
-        monkeypatch.setattr(policy, "_request", lambda *arguments: (begun.set(), time.sleep(0.3), ask(*arguments))[2])
+        monkeypatch.setattr(
+            policy,
+            "_request",
+            lambda *arguments: (begun.set(), time.sleep(0.3), ask(*arguments))[2],
+        )
 
     def plan() -> None:
         try:
@@ -331,7 +357,9 @@ def test_a_video_of_forty_megabytes_arrives(serve, connect):
         for _ in client:
             client.send(reply)
 
-    with websockets.sync.server.serve(answer, "127.0.0.1", 0, max_size=None, compression=None) as server:
+    with websockets.sync.server.serve(
+        answer, "127.0.0.1", 0, max_size=None, compression=None
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.socket.getsockname()[1]
         with Cosmos3Policy("droid", robot="panda", host="127.0.0.1", port=port) as policy:
@@ -347,7 +375,9 @@ def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, con
     port = serve(ReplayBackend(motion), action_space="midtrain").port
     joints = request(T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0)
     assert connect(port).infer(joints).action_space.name == "pose_abs"
-    told = make_backend("service", action_space="joint_pos", service=ServiceOptions("127.0.0.1", port))
+    told = make_backend(
+        "service", action_space="joint_pos", service=ServiceOptions("127.0.0.1", port)
+    )
     with pytest.raises(ServiceRefusedError, match="--action-space midtrain"):
         told.infer(joints)
     told.close()
@@ -371,10 +401,14 @@ def test_every_domain_is_created_by_name_and_answers_its_own_columns(name):
         policy.close()
     assert own.requests[-1].composite.shape == (48, 64, 3)
     assert list(steps[0]) == list(space.columns)
-    np.testing.assert_allclose(list(steps[0].values()), np.linspace(-0.5, 0.5, space.width), atol=1e-6)
+    np.testing.assert_allclose(
+        list(steps[0].values()), np.linspace(-0.5, 0.5, space.width), atol=1e-6
+    )
 
 
 def test_an_arm_without_a_robot_is_an_error():
     for option in ("arm_model", "limits"):
         with pytest.raises(ConfigError, match=f"{option} describes an arm.*robot='panda'"):
-            Cosmos3Policy("droid", backend="service", **{option: FER if option == "limits" else "panda"})
+            Cosmos3Policy(
+                "droid", backend="service", **{option: FER if option == "limits" else "panda"}
+            )

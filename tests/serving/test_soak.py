@@ -1,4 +1,6 @@
-"""Ten minutes (SOAK_S) of kills, stops, floods and a full disk, while one honest client goes on: `make test-hostile`."""
+"""Ten minutes (SOAK_S) of kills, stops, floods and a full disk, while one honest client goes on:
+`make test-hostile`.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,29 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._command = [sys.executable, "-m", "strands_cosmos3", "serve", "--trajectory", str(trajectory)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "strands_cosmos3",
+            "serve",
+            "--trajectory",
+            str(trajectory),
+        ]
         self._command += ["--port", str(self.port), "--max-clients", "32", "--max-queue-age", "5"]
         self.process = self.start()
 
     def start(self):
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert "serving" in self.process.stdout.readline()
         self.idle = self.resident()
         return self.process
 
     def resident(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
 
 def flood(port: int, rng: random.Random) -> None:
@@ -55,7 +68,16 @@ def flood(port: int, rng: random.Random) -> None:
         try:
             one = socket.create_connection(("127.0.0.1", port), timeout=2)
             sockets.append(one)
-            one.sendall(rng.choice([b"", rng.randbytes(2000), b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n", b"\x16" * 999]))
+            one.sendall(
+                rng.choice(
+                    [
+                        b"",
+                        rng.randbytes(2000),
+                        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n",
+                        b"\x16" * 999,
+                    ]
+                )
+            )
         except OSError:
             continue
     time.sleep(rng.random())
@@ -74,7 +96,13 @@ def test_soak(tmp_path):
     until, served, failed, longest_s = time.monotonic() + SOAK_S, 0, 0, 0.0
     settings = make_settings({"tasks": "reach", "seeds": 1})
     plan = settings.plan()[0]
-    record = {"success": True, "success_told": True, "outcome": "success", "duration_s": 1.0, "times": {}}
+    record = {
+        "success": True,
+        "success_told": True,
+        "outcome": "success",
+        "duration_s": 1.0,
+        "times": {},
+    }
     attacks = dict.fromkeys(("kill", "stop", "flood", "disk", "none"), 0)
     with RunFolder(tmp_path / "run", settings, resume=False) as folder:
         folder.write(plan, record)
@@ -90,7 +118,9 @@ def test_soak(tmp_path):
                 case "stop":
                     server.process.send_signal(signal.SIGSTOP)
                 case "flood":
-                    flooding = threading.Thread(target=flood, args=(server.port, random.Random(rng.random())))
+                    flooding = threading.Thread(
+                        target=flood, args=(server.port, random.Random(rng.random()))
+                    )
                     flooding.start()
                 case "disk":
                     with full_disk(), pytest.raises(StorageError):
@@ -111,6 +141,9 @@ def test_soak(tmp_path):
     client.close()
     server.process.terminate()
     assert server.process.wait(60) == 0
-    print(f"\n{SOAK_S:g} s: {served} served, {failed} typed errors, longest call {longest_s:.2f} s, {attacks}")
+    print(
+        f"\n{SOAK_S:g} s: {served} served, {failed} typed errors, longest call {longest_s:.2f} s, "
+        f"{attacks}"
+    )
     assert served > 10 * failed
     assert longest_s < 30

@@ -1,4 +1,6 @@
-"""Transcripts of peers that are not on PyPI: clients of RoboLab, IsaacLab-Arena and NVIDIA call our server, ours NVIDIA's."""
+"""Transcripts of peers that are not on PyPI: clients of RoboLab, IsaacLab-Arena and NVIDIA call
+our server, ours NVIDIA's.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import numpy as np
 import pytest
 
 from helpers.serving import JOINT_POS, MIDTRAIN, Echo, Several, T, request
-from helpers.transcripts import Transcript, assert_same, replay_client, replay_http_client, replay_server
+from helpers.transcripts import (
+    Transcript,
+    assert_same,
+    replay_client,
+    replay_http_client,
+    replay_server,
+)
 from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.backends.service import ServiceBackend
@@ -27,14 +35,20 @@ def echo() -> Echo:
 
 
 def call(port: int, space: str) -> None:
-    """What our client asks of NVIDIA's server, and what it makes of the replies (peers/framework_serves.py has the model)."""
+    """What our client asks of NVIDIA's server, and what it makes of the replies
+    (peers/framework_serves.py has the model).
+    """
     service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", port)), action_space=space)
     given = request(MIDTRAIN if space == "midtrain" else JOINT_POS)
     steps = 0.01 * np.arange(1, 33)
     for gripper in (0.2, 0.5):
         chunk = service.infer(replace(given, gripper=gripper))
         if space == "midtrain":
-            np.testing.assert_allclose(chunk.action[:, :3], T[:3, 3] + (T[:3, :3] @ np.outer(np.ones(3), steps)).T, atol=1e-5)
+            np.testing.assert_allclose(
+                chunk.action[:, :3],
+                T[:3, 3] + (T[:3, :3] @ np.outer(np.ones(3), steps)).T,
+                atol=1e-5,
+            )
             turned = quaternion_to_matrix(chunk.action[:, 3:7])
             np.testing.assert_allclose(turned, np.broadcast_to(T[:3, :3], (32, 3, 3)), atol=1e-5)
             np.testing.assert_allclose(chunk.action[:, 7], gripper, atol=1e-6)
@@ -43,7 +57,8 @@ def call(port: int, space: str) -> None:
             np.testing.assert_allclose(chunk.action[:, 7], gripper + steps, atol=1e-6)
         assert chunk.video is not None
         assert chunk.video.shape == (2, 9, 10, 3)
-        np.testing.assert_allclose(chunk.video[0, [0, 8, 8], [0, 0, 9], 0], (100, 101, 102), atol=1)  # wrist, left, right
+        # wrist, left, right
+        np.testing.assert_allclose(chunk.video[0, [0, 8, 8], [0, 0, 9], 0], (100, 101, 102), atol=1)
         assert not chunk.video[1].any()
     with pytest.raises(ServiceRefusedError, match="ValueError: no such luck"):
         service.infer(replace(given, instruction="fail"))
@@ -62,7 +77,10 @@ def test_one_server_answers_all_recorded_clients_at_once(serve):
     server = serve(Several(), libero=True)
     replays = [(name, replay_client) for name in CLIENTS] + [(LIBERO, replay_http_client)]
     with ThreadPoolExecutor() as pool:
-        answers = {name: pool.submit(replay, Transcript.load(name), server.port) for name, replay in replays}
+        answers = {
+            name: pool.submit(replay, Transcript.load(name), server.port)
+            for name, replay in replays
+        }
     for name, answer in answers.items():
         ignored = ("run_name",)  # our version
         assert_same(answer.result(), Transcript.load(name).sent_by("server"), ignored)
@@ -70,28 +88,43 @@ def test_one_server_answers_all_recorded_clients_at_once(serve):
 
 
 def require_libero_understood(answers: list) -> None:
-    """Health, what is served, two chunks, no other path, a batch, a refusal: as the peer's program asks for them."""
+    """Health, what is served, two chunks, no other path, a batch, a refusal: as the peer's
+    program asks for them.
+    """
     asked, said = zip(*(answer.values() for answer in answers), strict=True)
     assert asked == (b"200", b"200", b"200", b"200", b"404", b"200", b"200")
-    assert (said[0], said[1]["raw_action_dim"], said[1]["action_chunk_size"]) == ({"status": "ok"}, 10, 16)
+    assert (said[0], said[1]["raw_action_dim"], said[1]["action_chunk_size"]) == (
+        {"status": "ok"},
+        10,
+        16,
+    )
     stats = load_action_stats("libero").raw
     for step, rows in enumerate((said[2]["action"], said[3]["action"], *said[5]["actions"])):
-        bright = (255 * 1 / 32 + (40 + step % 2) * 31 / 32) / 255  # the bar is an eighth by a quarter of the left half
+        # the bar is an eighth by a quarter of the left half
+        bright = (255 * 1 / 32 + (40 + step % 2) * 31 / 32) / 255
         z = np.tile(np.linspace(-0.5, 0.5, 10), (16, 1))
         z[:, 0] = bright + 0.01 * np.arange(16)
-        np.testing.assert_allclose(rows, (z + 1) / 2 * (stats.q99 - stats.q01) + stats.q01, atol=1e-6)
+        np.testing.assert_allclose(
+            rows, (z + 1) / 2 * (stats.q99 - stats.q01) + stats.q01, atol=1e-6
+        )
     assert said[6]["action"] == []
     assert "'domain_name' must be 'libero', got 'nowhere'" in said[6]["error"]
 
 
 def require_understood(backend: Echo, answers: list, bare: bool) -> None:
-    """Both requests were read as the peer means them. ``answers``: metadata, two chunks (with resets if bare), a refusal."""
+    """Both requests were read as the peer means them. ``answers``: metadata, two chunks (with
+    resets if bare), a refusal.
+    """
     for step, asked in enumerate(backend.requests[-2:]):
         assert asked.q_rad is not None
         np.testing.assert_allclose(asked.q_rad, np.arange(7) / 10 + step, atol=1e-6)
         assert asked.gripper == pytest.approx(0.75)  # the peers send how far it is closed
-        np.testing.assert_array_equal(asked.composite[[200, 500, 500], [300, 200, 500], 0], (30, 60, 90))  # wrist, left, right
-        assert (asked.composite[[10, 365, 365], [10, 10, 330]] > 240).all()  # each bar at the top left of its view
+        # wrist, left, right
+        np.testing.assert_array_equal(
+            asked.composite[[200, 500, 500], [300, 200, 500], 0], (30, 60, 90)
+        )
+        # each bar at the top left of its view
+        assert (asked.composite[[10, 365, 365], [10, 10, 330]] > 240).all()
     rows = np.concatenate([*(backend.requests[-1].q_rad + 0.03,), [0.25]])
     chunk = answers[3] if bare else answers[2]["action"]
     np.testing.assert_allclose(chunk[3], rows, atol=1e-6)

@@ -1,4 +1,6 @@
-"""Frames that nobody asked for: before, beside and after replies, and in floods, from either side."""
+"""Frames that nobody asked for: before, beside and after replies, and in floods, from either
+side.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def answer(asked: bytes) -> bytes:
 
 @contextmanager
 def server(greeting: bytes, surplus: bytes) -> Iterator[int]:
-    """A policy server that sends ``greeting``, and ``surplus`` in one packet with the first reply of each connection."""
+    """A policy server that sends ``greeting``, and ``surplus`` in one packet with the first
+    reply of each connection.
+    """
 
     def handle(connection: ServerConnection) -> None:
         connection.socket.sendall(greeting)
@@ -78,7 +82,9 @@ def test_a_surplus_reply_or_a_part_of_it_answers_nothing(cut):
     with server(frame(encode({})), surplus) as port:
         own = service(port)
         for value in (0.1, 0.2, 0.3):
-            np.testing.assert_allclose(own.infer(request(q_rad=np.full(7, value))).action[:, :7], value, atol=1e-6)
+            np.testing.assert_allclose(
+                own.infer(request(q_rad=np.full(7, value))).action[:, :7], value, atol=1e-6
+            )
         assert own.counters["dials"] == 3  # each time anew, for the server does it each time
         own.close()
 
@@ -128,26 +134,34 @@ BAD_HEADS: dict[str, Callable[[], str]] = {
     "a body": lambda: HANDSHAKE + "Content-Length: 5\r\n\r\nhello",
     "no key": lambda: HANDSHAKE.replace("Sec-WebSocket-Key", "X") + "\r\n",
     "another version": lambda: HANDSHAKE.replace("13", "12") + "\r\n",
-    "no upgrade of the connection": lambda: HANDSHAKE.replace("Connection: Upgrade\r\n", "") + "\r\n",
+    "no upgrade of the connection": lambda: (
+        HANDSHAKE.replace("Connection: Upgrade\r\n", "") + "\r\n"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_HEADS)
 def test_a_bad_handshake_gets_a_status_and_no_line_in_the_log(serve, caplog, name: str):
     port = serve().port
-    with caplog.at_level(logging.WARNING), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with (
+        caplog.at_level(logging.WARNING),
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+    ):
         connection.sendall(BAD_HEADS[name]().encode())
         said = read_all(connection)
     assert said[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 426", b"HTTP/1.1 431"), said[:60]
     assert not caplog.records
 
 
-def test_a_client_that_is_gone_before_its_handshake_is_answered_leaves_no_line_in_the_log(serve, caplog):
+def test_a_client_that_is_gone_before_its_handshake_is_answered_leaves_no_line_in_the_log(
+    serve, caplog
+):
     server = serve()
     for _ in range(20):
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
         connection.sendall((HANDSHAKE + "\r\n").encode())
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+        # close() resets
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     own = service(server.port)
     assert own.infer(request()).action.shape == (4, 8)
@@ -157,13 +171,21 @@ def test_a_client_that_is_gone_before_its_handshake_is_answered_leaves_no_line_i
 
 POST = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
 WHOLE = json.dumps(libero.encode_request(libero_request()))
-PARTS = {"half a head": "POST /pr", "half a body": POST.format(1000, "{"), "a waiting request": POST.format(len(WHOLE), WHOLE)}
+PARTS = {
+    "half a head": "POST /pr",
+    "half a body": POST.format(1000, "{"),
+    "a waiting request": POST.format(len(WHOLE), WHOLE),
+}
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_server_that_stops_says_so_to_http_clients(serve, caplog, part: str):
     gate = threading.Event()
-    server = serve(Several(lambda asked: asked.embodiment is LIBERO and gate.wait(20)), libero=True, grace_s=0.2)
+    server = serve(
+        Several(lambda asked: asked.embodiment is LIBERO and gate.wait(20)),
+        libero=True,
+        grace_s=0.2,
+    )
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(PARTS[part].encode())
         until(lambda: server._requests)

@@ -1,4 +1,6 @@
-"""vLLM-Omni: our client calls a fake of its server, and its clients' frames on its path reach ours."""
+"""vLLM-Omni: our client calls a fake of its server, and its clients' frames on its path reach
+ours.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,33 @@ from helpers.serving import Echo, observation, request, until
 from helpers.transcripts import listening
 from strands_cosmos3.backends import InferenceOptions, ServiceOptions, make_backend
 from strands_cosmos3.backends.service import ServiceBackend
-from strands_cosmos3.errors import ConfigError, ServiceClosedError, ServiceRefusedError, ServiceUnreadableError
+from strands_cosmos3.errors import (
+    ConfigError,
+    ServiceClosedError,
+    ServiceRefusedError,
+    ServiceUnreadableError,
+)
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
 
 
-def service(port: int, num_steps: int | None = None, action_space: str | None = None, **config) -> ServiceBackend:
-    client = PolicyClient(ClientConfig("127.0.0.1", port, path=PATH, **config), sleep=lambda s: None)
+def service(
+    port: int, num_steps: int | None = None, action_space: str | None = None, **config
+) -> ServiceBackend:
+    client = PolicyClient(
+        ClientConfig("127.0.0.1", port, path=PATH, **config), sleep=lambda s: None
+    )
     return ServiceBackend(client, "vllm-omni", action_space=action_space, num_steps=num_steps)
 
 
 def test_seed_steps_and_session_arrive_and_the_bare_array_is_read():
     with vllm_omni() as (port, fake):
         options = InferenceOptions(num_steps=7)
-        backend = make_backend("service", options=options, service=ServiceOptions("127.0.0.1", port, dialect="vllm-omni"))
+        backend = make_backend(
+            "service",
+            options=options,
+            service=ServiceOptions("127.0.0.1", port, dialect="vllm-omni"),
+        )
         for seed in (2**32 - 1, 5):
             chunk = backend.infer(request(seed=seed))
             np.testing.assert_allclose(chunk.action[3, :7], request().q_rad + 0.03, atol=1e-6)
@@ -114,7 +129,9 @@ def test_a_server_with_other_actions_is_refused_unless_it_is_said_to_be_mistaken
 
 def test_num_steps_belong_to_its_dialect():
     with pytest.raises(ConfigError, match="vllm-omni"):
-        make_backend("service", options=InferenceOptions(num_steps=3), service=ServiceOptions("127.0.0.1", 1))
+        make_backend(
+            "service", options=InferenceOptions(num_steps=3), service=ServiceOptions("127.0.0.1", 1)
+        )
 
 
 def test_our_server_answers_on_its_path_as_it_does(serve):
@@ -126,21 +143,31 @@ def test_our_server_answers_on_its_path_as_it_does(serve):
         return decode(client.recv(timeout=20))
 
     with connect(f"ws://127.0.0.1:{server.port}{PATH}?model=x", compression=None) as client:
-        assert decode(client.recv(timeout=5)) == {**CONFIG, "needs_session_id": False, "cosmos3/action_space": "joint_pos"}
-        assert ask(observation(session_id="a", seed=41, sampling_params={"num_inference_steps": 4})).shape == (4, 8)
+        assert decode(client.recv(timeout=5)) == {
+            **CONFIG,
+            "needs_session_id": False,
+            "cosmos3/action_space": "joint_pos",
+        }
+        assert ask(
+            observation(session_id="a", seed=41, sampling_params={"num_inference_steps": 4})
+        ).shape == (4, 8)
         assert backend.requests[-1].seed == 41
         assert ask(observation(session_id="a")).dtype == np.float32
         assert backend.requests[-1].seed == 1  # the second call of the session, counted here
         for bad, says in (
             ({"prompt": "no state"}, "lacks 'observation/joint_position'"),
             (b"\xc1", "WireFormatError"),
-            (observation(endpoint="restart"), "'endpoint' must be 'infer' or 'reset', got 'restart'"),
+            (
+                observation(endpoint="restart"),
+                "'endpoint' must be 'infer' or 'reset', got 'restart'",
+            ),
             ({"endpoint": "reset", "session_id": {"a": 1}}, "'session_id' must be text, got dict"),
         ):
             error = ask(bad)
             assert error["type"] == "error"
             assert says in error["message"]
-        ask(observation(session_id="b"))  # the socket is open; another session starts from the first seed
+        # the socket is open; another session starts from the first seed
+        ask(observation(session_id="b"))
         assert backend.requests[-1].seed == 0
         assert ask({"endpoint": "reset"}) == {"status": "reset successful"}
         assert "seed" in ask(observation(seed="x"))["message"]

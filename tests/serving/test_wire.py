@@ -1,4 +1,6 @@
-"""What messages mean: both directions are inverses, grippers flip once, and wrong rows raise an error that names them."""
+"""What messages mean: both directions are inverses, grippers flip once, and wrong rows raise an
+error that names them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def test_a_request_arrives_as_it_was_sent(dialect, space):
     sent = request(space)
     message = decode(encode(wire.encode_request(sent, wire.get_dialect(dialect), "s", 3)))
     got = wire.decode_request(message, DROID, space, images=True, seed=9, t_motion_s=2.5)
-    assert (got.instruction, got.seed, got.t_motion_s, got.n_rows) == (sent.instruction, 9, 2.5, sent.n_rows)
+    assert (got.instruction, got.seed, got.t_motion_s, got.n_rows) == (
+        sent.instruction,
+        9,
+        2.5,
+        sent.n_rows,
+    )
     assert got.gripper == pytest.approx(0.2)
     assert message["observation/gripper_position"] == pytest.approx(0.8)
     if space is JOINT_POS:
@@ -42,7 +49,11 @@ def test_a_request_arrives_as_it_was_sent(dialect, space):
         assert got.images[view].shape == (360, 640, 3)
         assert (got.images[view] == sent.images[view][0, 0, 0]).all()
     assert got.composite.shape == (540, 640, 3)
-    assert [int(got.composite[y, x, 0]) for y, x in ((100, 300), (450, 100), (450, 500))] == [100, 101, 102]
+    assert [int(got.composite[y, x, 0]) for y, x in ((100, 300), (450, 100), (450, 500))] == [
+        100,
+        101,
+        102,
+    ]
 
 
 def test_views_are_letterboxed_before_they_are_sent():
@@ -56,13 +67,24 @@ def test_views_are_letterboxed_before_they_are_sent():
 
 def test_the_quaternion_on_the_wire_is_x_y_z_w():
     quarter_about_z = se3(so3_exp(np.array([0, 0, np.pi / 2])), np.zeros(3))
-    message = wire.encode_request(request(MIDTRAIN, T_base_cosmos=quarter_about_z), wire.ROBOLAB, "s", 1)
-    np.testing.assert_allclose(message["observation/eef_quat"], [0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-7)
+    message = wire.encode_request(
+        request(MIDTRAIN, T_base_cosmos=quarter_about_z), wire.ROBOLAB, "s", 1
+    )
+    np.testing.assert_allclose(
+        message["observation/eef_quat"], [0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-7
+    )
 
 
 def test_dialects_differ_as_documented():
-    keys = {name: set(wire.encode_request(request(), dialect, "s", 1)) for name, dialect in wire.DIALECTS.items()}
-    assert keys["robolab"] == keys["openpi"] > {"prompt", "cosmos3/request_id", "observation/exterior_image_2_left"}
+    keys = {
+        name: set(wire.encode_request(request(), dialect, "s", 1))
+        for name, dialect in wire.DIALECTS.items()
+    }
+    assert (
+        keys["robolab"]
+        == keys["openpi"]
+        > {"prompt", "cosmos3/request_id", "observation/exterior_image_2_left"}
+    )
     assert {"endpoint", "session_id", "observation/exterior_image_2_left"} < keys["vllm-omni"]
     assert {"endpoint", "session_id", "observation/exterior_image_0_left"} < keys["roboarena"]
     assert not any(key.startswith("cosmos3/") for key in keys["vllm-omni"] | keys["roboarena"])
@@ -71,16 +93,22 @@ def test_dialects_differ_as_documented():
 
 
 def test_the_simulator_s_state_is_never_sent():
-    message = wire.encode_request(request(privileged={"cube_red": np.full((4, 4), 7.0)}), wire.ROBOLAB, "s", 1)
+    message = wire.encode_request(
+        request(privileged={"cube_red": np.full((4, 4), 7.0)}), wire.ROBOLAB, "s", 1
+    )
     assert not any("cube" in key or "privileged" in key for key in message)
 
 
 def test_a_composite_is_sent_where_there_are_no_views():
-    message = wire.encode_request(request(images={}, composite=picture(540, 640)), wire.ROBOLAB, "s", 1)
+    message = wire.encode_request(
+        request(images={}, composite=picture(540, 640)), wire.ROBOLAB, "s", 1
+    )
     assert message["observation/image"].shape == (540, 640, 3)
 
 
-@pytest.mark.parametrize(("space", "missing"), [(JOINT_POS, {"q_rad": None}), (MIDTRAIN, {"T_base_cosmos": None})])
+@pytest.mark.parametrize(
+    ("space", "missing"), [(JOINT_POS, {"q_rad": None}), (MIDTRAIN, {"T_base_cosmos": None})]
+)
 def test_a_request_without_its_state_is_not_sent(space, missing):
     with pytest.raises(BackendError, match="requires"):
         wire.encode_request(request(space, **missing), wire.ROBOLAB, "s", 1)
@@ -112,7 +140,13 @@ def good(**more):
 
 
 @pytest.mark.parametrize(
-    "reply", [good(), {"actions": good()["action"]}, good()["action"], good(server_timing={"infer_ms": 5.0})]
+    "reply",
+    [
+        good(),
+        {"actions": good()["action"]},
+        good()["action"],
+        good(server_timing={"infer_ms": 5.0}),
+    ],
 )
 def test_every_dialect_s_reply_is_a_chunk(reply):
     chunk = wire.decode_reply(reply, request(), 1)
@@ -180,14 +214,25 @@ def test_an_embodiment_without_columns_is_named():
 def test_other_domains_travel_in_their_own_columns(name):
     embodiment = get_embodiment(name)
     space = embodiment.action_space()
-    asked = Request(embodiment=embodiment, action_space=space, instruction="go", n_rows=4, q_rad=None, gripper=0.5)
+    asked = Request(
+        embodiment=embodiment,
+        action_space=space,
+        instruction="go",
+        n_rows=4,
+        q_rad=None,
+        gripper=0.5,
+    )
     message = wire.encode_request(asked, wire.ROBOLAB, "s", 1)
     assert wire.JOINTS not in message
     assert wire.POSITION not in message
     read = wire.decode_request(message, embodiment, space, images=False)
     rows = np.linspace(-0.9, 0.9, 4 * space.width).reshape(4, space.width)
     chunk = ActionChunk(rows, space, embodiment, fps=10)
-    got = wire.decode_reply({"action": wire.encode_rows(chunk, read)}, asked, 1) if embodiment.fps else None
+    got = (
+        wire.decode_reply({"action": wire.encode_rows(chunk, read)}, asked, 1)
+        if embodiment.fps
+        else None
+    )
     if got is not None:
         np.testing.assert_allclose(got.action, rows, atol=1e-6)
         assert got.action_space == space
@@ -196,9 +241,17 @@ def test_other_domains_travel_in_their_own_columns(name):
 def test_quantiles_of_a_checkpoint_travel_with_its_own_columns():
     embodiment = get_embodiment("umi")
     asked = Request(
-        embodiment=embodiment, action_space=embodiment.action_space(), instruction="", n_rows=2, q_rad=None, gripper=0.5
+        embodiment=embodiment,
+        action_space=embodiment.action_space(),
+        instruction="",
+        n_rows=2,
+        q_rad=None,
+        gripper=0.5,
     )
-    reply = {"action": np.zeros((2, 10), np.float32), wire.QUANTILES: np.stack([-np.ones(10), np.ones(10)])}
+    reply = {
+        "action": np.zeros((2, 10), np.float32),
+        wire.QUANTILES: np.stack([-np.ones(10), np.ones(10)]),
+    }
     got = wire.decode_reply(reply, asked, 1)
     assert got.quantiles is not None
     np.testing.assert_array_equal(got.quantiles[1], 1)
@@ -225,8 +278,14 @@ def test_a_reply_may_hold_a_video(video, shape):
 
 def test_the_other_action_space_is_answered_with_the_remedy():
     joints = wire.encode_request(request(), wire.ROBOLAB, "s", 1)
-    with pytest.raises(ObservationError, match=r"lacks 'observation/eef_quat'.*speaks midtrain.*--action-space midtrain"):
+    with pytest.raises(
+        ObservationError,
+        match=r"lacks 'observation/eef_quat'.*speaks midtrain.*--action-space midtrain",
+    ):
         wire.decode_request(joints, DROID, MIDTRAIN, images=False)
     pose = wire.encode_request(request(MIDTRAIN), wire.ROBOLAB, "s", 1)
-    with pytest.raises(ObservationError, match=r"lacks 'observation/joint_position'.*speaks joint_pos: use --action-space"):
+    with pytest.raises(
+        ObservationError,
+        match=r"lacks 'observation/joint_position'.*speaks joint_pos: use --action-space",
+    ):
         wire.decode_request(pose, DROID, JOINT_POS, images=False)

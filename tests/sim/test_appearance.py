@@ -31,13 +31,18 @@ def test_the_near_rig_shows_cubes_several_times_as_large():
 def test_light_and_table_show():
     nominal, dim = view(Appearance(), "wrist"), view(Appearance(light=0.5), "wrist")
     assert 0.4 < dim.mean() / nominal.mean() < 0.65
-    means = {name: view(Appearance(table=name), "wrist").mean() for name in ("wood", "dark", "white")}
+    means = {
+        name: view(Appearance(table=name), "wrist").mean() for name in ("wood", "dark", "white")
+    }
     assert means["dark"] < 0.5 * means["wood"] < means["wood"] < means["white"]
 
 
 def test_the_wrist_camera_moves_in_the_hands_frame():
     offset_m = (0.01, -0.02, 0.005)
-    there, here = (Scene(appearance=a).model.cam("wrist") for a in (Appearance(wrist_offset_m=offset_m), Appearance()))
+    there, here = (
+        Scene(appearance=a).model.cam("wrist")
+        for a in (Appearance(wrist_offset_m=offset_m), Appearance())
+    )
     np.testing.assert_allclose(there.pos - here.pos, offset_m, atol=1e-12)
 
 
@@ -50,7 +55,9 @@ def test_physics_are_the_same():
         mujoco.mj_step(scene.model, data, 100)
         return data.qpos
 
-    assert np.array_equal(played(Appearance()), played(Appearance("marble", "near", 0.4, (0.0, 0.02, 0.0))))
+    assert np.array_equal(
+        played(Appearance()), played(Appearance("marble", "near", 0.4, (0.0, 0.02, 0.0)))
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -69,7 +76,12 @@ def test_what_does_not_exist_is_named():
         Appearance(rig="far")
     with pytest.raises(UnknownNameError, match=r"dots.*planks"):
         Surface("dots")
-    for wrong in ({"light": 0.0}, {"light": 11.0}, {"light": np.nan}, {"wrist_offset_m": (0.0, 0.0, 1.0)}):
+    for wrong in (
+        {"light": 0.0},
+        {"light": 11.0},
+        {"light": np.nan},
+        {"wrist_offset_m": (0.0, 0.0, 1.0)},
+    ):
         with pytest.raises(InputError):
             Appearance(**wrong)
     with pytest.raises(InputError):

@@ -1,4 +1,6 @@
-"""A policy that drives the arm into itself or the table: the episode stops it, counts it, and says what would have met."""
+"""A policy that drives the arm into itself or the table: the episode stops it, counts it, and
+says what would have met.
+"""
 
 import json
 
@@ -69,9 +71,14 @@ def test_the_arm_stops_before_it_meets_itself(space):
 
 
 def test_ordinary_episodes_count_none():
-    rollout = Robot().run_policy(policy_config={"backend": "scripted"}, task="reach", duration=1.0, seed=1)
+    rollout = Robot().run_policy(
+        policy_config={"backend": "scripted"}, task="reach", duration=1.0, seed=1
+    )
     assert not rollout.collisions
-    assert not any(rollout.counters[f"collision_{outcome}"] for outcome in ("stopped", "avoided", "touching", "unchecked"))
+    assert not any(
+        rollout.counters[f"collision_{outcome}"]
+        for outcome in ("stopped", "avoided", "touching", "unchecked")
+    )
     assert rollout.steps["off_pose"] == 0
 
 
@@ -84,7 +91,9 @@ class To(Backend):
         self.rows = np.column_stack((np.linspace(q_start, q_end, 8), np.zeros(8)))
 
     def infer(self, request):
-        return ActionChunk(self.rows, request.embodiment.action_space("joint_pos"), request.embodiment)
+        return ActionChunk(
+            self.rows, request.embodiment.action_space("joint_pos"), request.embodiment
+        )
 
 
 def test_fingers_count_as_open():
@@ -115,7 +124,9 @@ INTO_TABLE = away_from_home([0.0, 0.0, -0.45])  # 6 cm below its top
 
 
 def going(T, space="pose_abs", **options):
-    return Cosmos3Policy("droid", "panda", backend=IntoItself(space, T), action_space=space, **options)
+    return Cosmos3Policy(
+        "droid", "panda", backend=IntoItself(space, T), action_space=space, **options
+    )
 
 
 @pytest.mark.parametrize("space", ["joint_pos", "pose_abs"])
@@ -155,7 +166,9 @@ def test_an_obstacle_of_ones_own(yaw_rad, outcome):
     """A shelf beside the way down, which it reaches only if it is turned."""
     x, y, _ = (dh_forward(HOME_Q) @ T_hand_tcp)[:3, 3]
     shelf = Obstacle("shelf", (x, y - 0.3, 0.1), (0.8, 0.1, 0.1), yaw_rad)
-    plan = going(away_from_home([0.0, 0.0, -0.3]), obstacles=[shelf]).plan(Observation(HOME_Q, gripper=1.0), "go")
+    plan = going(away_from_home([0.0, 0.0, -0.3]), obstacles=[shelf]).plan(
+        Observation(HOME_Q, gripper=1.0), "go"
+    )
     assert plan.collision.outcome == outcome
     assert outcome == "clear" or "shelf" in plan.collision.bodies
 
@@ -178,7 +191,8 @@ def test_the_scenes_obstacles_are_its_table_and_bin():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size_m": (0.1, 0.0, 0.1)}, {"center_m": (0.0, np.nan, 0.0)}, {"yaw_rad": "x"}, {"name": 3}]
+    "wrong",
+    [{"size_m": (0.1, 0.0, 0.1)}, {"center_m": (0.0, np.nan, 0.0)}, {"yaw_rad": "x"}, {"name": 3}],
 )
 def test_a_malformed_obstacle_is_refused(wrong):
     with pytest.raises(InputError):

@@ -1,4 +1,6 @@
-"""Recorded rollouts against what happened: the film's pictures, the log's physics steps, the commanded path."""
+"""Recorded rollouts against what happened: the film's pictures, the log's physics steps, the
+commanded path.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ VIEWS = ("wrist", "exterior_1", "exterior_2")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rollout]:
-    """A pick at a control rate that the frames' times are no multiple of, replanned after 5 rows."""
+    """A pick at a control rate that the frames' times are no multiple of, replanned after 5
+    rows.
+    """
     folder = tmp_path_factory.mktemp("recorded")
     robot = Robot()
     with DatasetWriter(folder / "set", rollout_spec()) as writer:
@@ -73,7 +77,8 @@ def test_actions_integrate_to_the_commanded_path(recorded: tuple[Path, Rollout])
     off_mm = 1e3 * np.linalg.norm(T[:, :3, 3] - commanded[:, :3, 3], axis=1)
     assert off_mm.max() < 0.01
     np.testing.assert_allclose(T[:, :3, :3], commanded[:, :3, :3], atol=1e-5)
-    wrong = decode_pose_trajectory(rows[ACTION][:, :9], start @ np.linalg.inv(T_HAND_COSMOS))[1:]  # composed on the hand
+    # composed on the hand
+    wrong = decode_pose_trajectory(rows[ACTION][:, :9], start @ np.linalg.inv(T_HAND_COSMOS))[1:]
     assert np.linalg.norm((wrong @ T_HAND_COSMOS)[-1, :3, 3] - commanded[-1, :3, 3]) > 0.02
     assert set(np.unique(rows[ACTION][:, 9])) == {0.0, 1.0}  # the expert's commands, 1 = open
     assert rows[ACTION][0, 9] == 1.0
@@ -81,7 +86,9 @@ def test_actions_integrate_to_the_commanded_path(recorded: tuple[Path, Rollout])
 
 
 def test_pictures_are_those_of_the_film(tmp_path: Path):
-    """Ticked at the dataset's own rate, page k of the film is taken at the very step of frame k + 1."""
+    """Ticked at the dataset's own rate, page k of the film is taken at the very step of frame k
+    + 1.
+    """
     with DatasetWriter(tmp_path / "set", rollout_spec()) as writer:
         Robot().run_policy(
             policy_config={"embodiment": "droid", "backend": "scripted"},
@@ -95,12 +102,15 @@ def test_pictures_are_those_of_the_film(tmp_path: Path):
     with av.open(str(tmp_path / "film.mp4")) as film:
         pages = [frame.to_ndarray(format="rgb24").astype(int) for frame in film.decode(video=0)]
     with Dataset(tmp_path / "set") as dataset:
-        seen = np.concatenate([dataset[0].frames(f"observation.images.{view}").astype(int) for view in VIEWS], axis=2)
+        seen = np.concatenate(
+            [dataset[0].frames(f"observation.images.{view}").astype(int) for view in VIEWS], axis=2
+        )
     for k in range(len(seen) - 1):
         off = [float(np.abs(frame - pages[k]).mean()) for frame in seen]
         assert off[k + 1] < 2.0  # both are compressed
         assert int(np.argmin(off)) == k + 1
-    assert np.abs(seen[5] - np.roll(pages[4], 320, axis=1)).mean() > 10  # the views are not each other's
+    # the views are not each other's
+    assert np.abs(seen[5] - np.roll(pages[4], 320, axis=1)).mean() > 10
 
 
 def test_what_was_noted(recorded: tuple[Path, Rollout]):
@@ -130,7 +140,17 @@ def test_the_command_adds_to_a_dataset(tmp_path: Path, capsys: pytest.CaptureFix
     for seed in (4, 5):
         assert (
             main(
-                ["rollout", "--backend", "scripted", "--task", "reach", "--seed", str(seed), "--dataset", str(tmp_path / "set")]
+                [
+                    "rollout",
+                    "--backend",
+                    "scripted",
+                    "--task",
+                    "reach",
+                    "--seed",
+                    str(seed),
+                    "--dataset",
+                    str(tmp_path / "set"),
+                ]
             )
             == 0
         )
@@ -140,7 +160,20 @@ def test_the_command_adds_to_a_dataset(tmp_path: Path, capsys: pytest.CaptureFix
         assert dataset.spec == rollout_spec()
     with DatasetWriter(tmp_path / "other", arm_spec({"wrist": (48, 64)})):
         pass
-    assert main(["rollout", "--backend", "scripted", "--task", "reach", "--dataset", str(tmp_path / "other")]) == 2
+    assert (
+        main(
+            [
+                "rollout",
+                "--backend",
+                "scripted",
+                "--task",
+                "reach",
+                "--dataset",
+                str(tmp_path / "other"),
+            ]
+        )
+        == 2
+    )
     assert "another kind of episodes" in capsys.readouterr().err
 
 
@@ -152,11 +185,17 @@ def test_a_failing_policy_leaves_no_episode(tmp_path: Path):
     robot = Robot()
     with DatasetWriter(tmp_path / "set", rollout_spec()) as writer:
         recorder = RolloutRecorder(writer)
-        with pytest.raises(RuntimeError, match="broken"), Broken(robot="panda", backend="scripted") as policy:
+        with (
+            pytest.raises(RuntimeError, match="broken"),
+            Broken(robot="panda", backend="scripted") as policy,
+        ):
             robot.run_policy(policy=policy, instruction="reach the red cube", recorder=recorder)
         assert robot.on_step is None
         robot.run_policy(
-            policy_config={"backend": "scripted"}, instruction="reach the red cube", task="reach", recorder=recorder
+            policy_config={"backend": "scripted"},
+            instruction="reach the red cube",
+            task="reach",
+            recorder=recorder,
         )
     assert json.loads((tmp_path / "set/meta/info.json").read_text())["total_episodes"] == 1
 
@@ -168,7 +207,9 @@ def test_other_embodiments_are_refused():
 
 def test_a_dataset_takes_the_episodes_of_one_robot(tmp_path: Path):
     moved: list[int] = []
-    refused = pytest.raises(ConfigError, match="episodes of robot 'panda', not 'fr3'; record into another folder")
+    refused = pytest.raises(
+        ConfigError, match="episodes of robot 'panda', not 'fr3'; record into another folder"
+    )
     with DatasetWriter(tmp_path / "set", rollout_spec()) as writer, refused:
         Robot("fr3").run_policy(
             policy_config={"backend": "scripted"},
@@ -180,7 +221,8 @@ def test_a_dataset_takes_the_episodes_of_one_robot(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("callback", "name"), [({"on_tick": lambda: None}, "on_tick"), ({"progress": lambda _: None}, "progress")]
+    ("callback", "name"),
+    [({"on_tick": lambda: None}, "on_tick"), ({"progress": lambda _: None}, "progress")],
 )
 def test_callbacks_that_cannot_be_called_are_refused(callback, name):
     with pytest.raises(InputError, match=f"{name} is called with . argument"):

@@ -21,7 +21,9 @@ def test_a_fetched_arm_takes_and_places_a_cube(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)
         robot = Robot(name)
-    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="place", seed=1, duration=20.0)
+    rollout = robot.run_policy(
+        policy_config={"backend": "scripted"}, task="place", seed=1, duration=20.0
+    )
     assert name in ROBOTS
     assert rollout.success, rollout
     assert rollout.ik.max_mm < 0.01

@@ -10,7 +10,13 @@ from strands_cosmos3 import Robot
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb, parse_instruction
+from strands_cosmos3.instruction import (
+    HAND_OVER_THE_BAR,
+    LIFT_THE_BAR,
+    Goal,
+    Verb,
+    parse_instruction,
+)
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import DUAL_PANDA
@@ -27,7 +33,9 @@ COLUMN = {"left": 9, "right": 19}  # of the grippers
 
 
 class Meddler(ScriptedBackend):
-    """The expert, one of whose hands opens (or stays shut) for good once a condition on the state has held."""
+    """The expert, one of whose hands opens (or stays shut) for good once a condition on the
+    state has held.
+    """
 
     def __init__(self, hand, when, opening):
         super().__init__()
@@ -45,7 +53,9 @@ def hand_over(backend="scripted", duration=14.0, replan=None, instruction=""):
     """The rollout, the bar at every tick, and whether a hand had withdrawn."""
     seen = []
     options = {"limits": ROBOT.limits, "actions_per_step": replan}
-    with Cosmos3Policy("robomind-franka-dual", robot="dual_panda", backend=backend, **options) as policy:
+    with Cosmos3Policy(
+        "robomind-franka-dual", robot="dual_panda", backend=backend, **options
+    ) as policy:
         rollout = ROBOT.run_policy(
             task="hand_over",
             instruction=instruction,
@@ -84,10 +94,14 @@ def test_one_hand_gives_the_bar_to_the_other(handed):
     holding = (arrays["t_s"] >= both[0].time_s) & (arrays["t_s"] <= both[-1].time_s)
     assert holding.sum() > 0.3 * 600
     for which in ("commanded", "achieved"):
-        left, right = (SCENE.limbs[name].T_world_base @ arrays[f"T_base_hand_{which}_{name}"][holding] for name in COLUMN)
+        left, right = (
+            SCENE.limbs[name].T_world_base @ arrays[f"T_base_hand_{which}_{name}"][holding]
+            for name in COLUMN
+        )
         relative[which] = se3_inverse(left) @ right
     first = np.repeat(relative["commanded"][:1], holding.sum(), axis=0)
-    for given in (relative["commanded"], first):  # as the references have it, and as it was when the second hand took it
+    # as the references have it, and as it was when the second hand took it
+    for given in (relative["commanded"], first):
         distance_m, angle_rad = between(relative["achieved"], given)
         assert distance_m.max() < 0.3e-3
         assert np.rad2deg(angle_rad.max()) < 0.1
@@ -96,7 +110,9 @@ def test_one_hand_gives_the_bar_to_the_other(handed):
 
 
 def test_the_scene_has_a_bar_that_one_hand_can_hold():
-    """No constraint but the fingers' own holds anything, and the grippers keep the model's force."""
+    """No constraint but the fingers' own holds anything, and the grippers keep the model's
+    force.
+    """
     model, alone = SCENE.model, load_robot(DUAL_PANDA)
     assert model.neq == alone.neq
     assert model.body_mass[SCENE.bar_body] == pytest.approx(0.05)
@@ -121,9 +137,18 @@ def test_it_is_handed_over_from_hand_to_hand():
 
 
 ABOVE = np.array([0.48, 0.0, 0.3])
-LYING = BarState(0.0, np.array([0.5, 0, 0.02]), np.array([0, 1.0, 0]), 0.0, 0.0, 0.0, frozenset(), False, True)
+LYING = BarState(
+    0.0, np.array([0.5, 0, 0.02]), np.array([0, 1.0, 0]), 0.0, 0.0, 0.0, frozenset(), False, True
+)
 TAKEN = replace(LYING, time_s=1.0, gripped_by=frozenset({"left"}), touched=True)
-GIVEN = replace(TAKEN, time_s=3.0, position_m=ABOVE, lowest_m=0.28, gripped_by=frozenset(COLUMN), touched_by_others=False)
+GIVEN = replace(
+    TAKEN,
+    time_s=3.0,
+    position_m=ABOVE,
+    lowest_m=0.28,
+    gripped_by=frozenset(COLUMN),
+    touched_by_others=False,
+)
 STILL = replace(GIVEN, time_s=3.2)
 ALONE = replace(GIVEN, time_s=3.25, gripped_by=frozenset({"right"}))
 STORY = (LYING, TAKEN, GIVEN, STILL)
@@ -170,17 +195,39 @@ HIS_OWN = replace(TAKEN, gripped_by=frozenset({"right"}))
         pytest.param((TAKEN, GIVEN, STILL, ALONE), id="in the hand from the beginning"),
         pytest.param((LYING, GIVEN, STILL, ALONE), id="into two hands in mid-air"),
         pytest.param((LYING, later(ALONE, 0)), id="into the taker's hand in mid-air"),
-        pytest.param((LYING, TAKEN, replace(GIVEN, time_s=1.02), later(STILL, -1.7), later(ALONE, -1.7)), id="it jumped"),
-        pytest.param((LYING, HIS_OWN, later(ALONE, 0)), id="the taker took it itself"),
-        pytest.param((LYING, replace(TAKEN, gripped_by=frozenset(COLUMN)), GIVEN, STILL, ALONE), id="both took it"),
-        pytest.param((LYING, TAKEN, replace(GIVEN, lowest_m=0.099), replace(STILL, lowest_m=0.099), ALONE), id="too low"),
         pytest.param(
-            (LYING, TAKEN, replace(GIVEN, touched_by_others=True), replace(STILL, touched_by_others=True), ALONE),
+            (LYING, TAKEN, replace(GIVEN, time_s=1.02), later(STILL, -1.7), later(ALONE, -1.7)),
+            id="it jumped",
+        ),
+        pytest.param((LYING, HIS_OWN, later(ALONE, 0)), id="the taker took it itself"),
+        pytest.param(
+            (LYING, replace(TAKEN, gripped_by=frozenset(COLUMN)), GIVEN, STILL, ALONE),
+            id="both took it",
+        ),
+        pytest.param(
+            (LYING, TAKEN, replace(GIVEN, lowest_m=0.099), replace(STILL, lowest_m=0.099), ALONE),
+            id="too low",
+        ),
+        pytest.param(
+            (
+                LYING,
+                TAKEN,
+                replace(GIVEN, touched_by_others=True),
+                replace(STILL, touched_by_others=True),
+                ALONE,
+            ),
             id="on a thing",
         ),
-        pytest.param((LYING, TAKEN, replace(GIVEN, time_s=3.1), STILL, ALONE), id="both held it for 0.1 s"),
-        pytest.param((LYING, TAKEN, replace(GIVEN, gripped_by=TAKEN.gripped_by), ALONE), id="thrown"),
-        pytest.param((*STORY, replace(STILL, time_s=3.4, gripped_by=TAKEN.gripped_by), later(ALONE, 0.3)), id="handed back"),
+        pytest.param(
+            (LYING, TAKEN, replace(GIVEN, time_s=3.1), STILL, ALONE), id="both held it for 0.1 s"
+        ),
+        pytest.param(
+            (LYING, TAKEN, replace(GIVEN, gripped_by=TAKEN.gripped_by), ALONE), id="thrown"
+        ),
+        pytest.param(
+            (*STORY, replace(STILL, time_s=3.4, gripped_by=TAKEN.gripped_by), later(ALONE, 0.3)),
+            id="handed back",
+        ),
     ],
 )
 def test_how_it_came_there_counts(story):
@@ -190,7 +237,10 @@ def test_how_it_came_there_counts(story):
 def test_a_bar_that_was_dropped_is_not_handed_over_again():
     fallen = later(replace(LYING, position_m=ABOVE * [1, 1, 0]), 5.0)
     falls = replace(STILL, time_s=3.4, gripped_by=frozenset(), speed_m_s=3.0)
-    again = [later(replace(state, position_m=fallen.position_m), 5.0) for state in (TAKEN, GIVEN, STILL, ALONE)]
+    again = [
+        later(replace(state, position_m=fallen.position_m), 5.0)
+        for state in (TAKEN, GIVEN, STILL, ALONE)
+    ]
     assert not verdict(*STORY, falls, fallen, *again)
     put_down = [later(replace(TAKEN, gripped_by=frozenset(), **ON_TABLE), by) for by in (0.1, 0.3)]
     again = [later(state, 4.0) for state in (LYING, TAKEN, GIVEN, STILL, ALONE)]
@@ -207,7 +257,10 @@ def test_a_bar_that_is_put_into_the_hand_is_not_handed_over(handed):
     """The other hand is open and away, and this one holds the bar well from then on."""
     _, _, qpos, ctrl = handed
     ROBOT.reset(0, layout=MIDDLE)
-    data, judge = ROBOT.data, Judge(get_task("hand_over"), SCENE, parse_instruction(HAND_OVER_THE_BAR))
+    data, judge = (
+        ROBOT.data,
+        Judge(get_task("hand_over"), SCENE, parse_instruction(HAND_OVER_THE_BAR)),
+    )
     verdicts = []
     for tick in range(80):
         if tick == 15:
@@ -230,21 +283,37 @@ def test_the_giver_must_be_open_and_away(handed):
         mujoco.mj_forward(SCENE.model, data)
         assert withdrawn(SCENE, data, "left") == is_away
     tcp = data.site_xpos[SCENE.limbs["left"].tcp_site].copy()
-    for aside_m, is_away in ((0.121, True), (0.119, False)):  # from the bar's axis, 20 mm of which are the bar
+    # from the bar's axis, 20 mm of which are the bar
+    for aside_m, is_away in ((0.121, True), (0.119, False)):
         data.qpos[:] = qpos
-        data.qpos[SCENE.bar_qpos : SCENE.bar_qpos + 7] = *(tcp - [aside_m, 0, 0]), 1.0, 0.0, 0.0, 0.0
+        data.qpos[SCENE.bar_qpos : SCENE.bar_qpos + 7] = (
+            *(tcp - [aside_m, 0, 0]),
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+        )
         mujoco.mj_forward(SCENE.model, data)
         assert withdrawn(SCENE, data, "left") == is_away
 
 
 def test_a_hand_over_needs_its_scene():
     goal = parse_instruction(HAND_OVER_THE_BAR)
-    with pytest.raises(ConfigError, match=r"a bar to lift, do not go together.*Robot\('dual_panda', task='hand_over'\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a bar to lift, do not go together.*Robot\('dual_panda', task='hand_over'\)",
+    ):
         Judge(get_task("hand_over"), Scene(robot=DUAL_PANDA), goal)
-    for task, words in (("lift_bar", LIFT_THE_BAR), ("hand_over", LIFT_THE_BAR), ("lift_bar", HAND_OVER_THE_BAR)):
+    for task, words in (
+        ("lift_bar", LIFT_THE_BAR),
+        ("hand_over", LIFT_THE_BAR),
+        ("lift_bar", HAND_OVER_THE_BAR),
+    ):
         with pytest.raises(ConfigError, match="a bar to hand over, do not go together"):
             Judge(get_task(task), SCENE, parse_instruction(words))
-    with pytest.raises(ConfigError, match=r"one of them 'third'; the scene has \['left', 'right'\]"):
+    with pytest.raises(
+        ConfigError, match=r"one of them 'third'; the scene has \['left', 'right'\]"
+    ):
         HandOverMonitor(SCENE, "third")
     with pytest.raises(ConfigError, match="needs a bar and the limb 'third'"):
         withdrawn(SCENE, ROBOT.data, "third")
@@ -268,7 +337,9 @@ def test_it_is_handed_over_the_other_way_too():
 
 @pytest.mark.slow
 def test_a_giver_that_lets_go_too_early_drops_it():
-    rollout, seen = hand_over(Meddler("left", lambda state, _: state["bar"][2, 3] > 0.15, 1.0), 10.0, replan=6)
+    rollout, seen = hand_over(
+        Meddler("left", lambda state, _: state["bar"][2, 3] > 0.15, 1.0), 10.0, replan=6
+    )
     assert not rollout.success
     assert max(state.lowest_m for state in seen) > 0.1
     assert seen[-1].lowest_m < 0.05

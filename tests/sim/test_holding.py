@@ -1,4 +1,6 @@
-"""Chunks depart from the reference: a sagging arm that is told to stay does not sink from inference to inference."""
+"""Chunks depart from the reference: a sagging arm that is told to stay does not sink from
+inference to inference.
+"""
 
 import numpy as np
 import pytest
@@ -109,7 +111,12 @@ class Eyes:
 def test_an_arm_of_ones_own_holds_still_too(latency_s):
     arm = Sagging()
     with staying(None) as policy:
-        loop = ControlLoop(arm, Eyes(policy, arm), Executor(FER, DT, HOME_Q), LoopConfig(latency_s=latency_s, replan_rows=4))
+        loop = ControlLoop(
+            arm,
+            Eyes(policy, arm),
+            Executor(FER, DT, HOME_Q),
+            LoopConfig(latency_s=latency_s, replan_rows=4),
+        )
         for _ in range(200):
             loop.tick()
         loop.close()
@@ -121,7 +128,14 @@ def episode(scene, plant, config, policy, seconds, each_tick=lambda robot: None)
     """An episode, and its robot, with settings of the loop that ``run_policy`` does not show."""
     robot = Robot(scene=scene, plant=plant)
     planner = planner_for(robot, policy, "stay", VideoRecorder(scene, None, config.hz), config.hz)
-    played = Episode(robot, planner, None, VideoRecorder(scene, None, config.hz), config, on_tick=lambda: each_tick(robot))
+    played = Episode(
+        robot,
+        planner,
+        None,
+        VideoRecorder(scene, None, config.hz),
+        config,
+        on_tick=lambda: each_tick(robot),
+    )
     return played.run(round(seconds * config.hz), 0, None, None, None), played
 
 
@@ -143,13 +157,17 @@ def test_the_model_is_told_the_measured_state_and_its_chunk_departs_from_the_ref
     rollout = hold(scene, PAYLOAD, staying(4, backend), 2.0)
     request, q_measured = backend.seen[-1], rollout.arrays["q_achieved_rad"][-1]
     np.testing.assert_allclose(request.q_rad, q_measured, atol=1e-6)
-    np.testing.assert_allclose(request.T_base_cosmos, dh_forward(q_measured) @ T_HAND_COSMOS, atol=1e-6)
+    np.testing.assert_allclose(
+        request.T_base_cosmos, dh_forward(q_measured) @ T_HAND_COSMOS, atol=1e-6
+    )
     np.testing.assert_allclose(request.T_base_anchor, dh_forward(HOME_Q) @ T_HAND_COSMOS, atol=1e-6)
     assert np.abs(request.q_rad - HOME_Q).max() > 5e-4
 
 
 def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
-    """Until the reference has come within the tolerance, chunks depart from the measurement, without an action prefix."""
+    """Until the reference has come within the tolerance, chunks depart from the measurement,
+    without an action prefix.
+    """
     pushed = HOME_Q + np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.3])
     seen, prefixes = [], []
 
@@ -167,25 +185,36 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
 
     backend = Prefixed()
     with staying(4, backend) as policy:
-        rollout, _ = episode(scene, None, LoopConfig(replan_rows=1, latency_s=0.02), policy, 1.6, push)
-    off = [i for i, request in enumerate(backend.seen) if np.array_equal(request.T_base_anchor, request.T_base_cosmos)]
+        rollout, _ = episode(
+            scene, None, LoopConfig(replan_rows=1, latency_s=0.02), policy, 1.6, push
+        )
+    off = [
+        i
+        for i, request in enumerate(backend.seen)
+        if np.array_equal(request.T_base_anchor, request.T_base_cosmos)
+    ]
     off = [i for i in off if i]  # the first is at home, on its reference
     assert 1 <= len(off) == rollout.counters["anchored_on_measurement"] <= 5
     assert np.abs(backend.seen[off[0]].q_rad - HOME_Q).max() > 0.1
     assert [prefixes[i] for i in off] == [None] * len(off)
     assert prefixes[off[0] - 1] is not None
-    assert rollout.arrays["q_commanded_rad"][-1, 6] - HOME_Q[6] > 0.05  # it stays where it was pushed and does not go back
+    # it stays where it was pushed and does not go back
+    assert rollout.arrays["q_commanded_rad"][-1, 6] - HOME_Q[6] > 0.05
     assert rollout.loop_drift.max_deg > 5
 
 
 def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
-    """Each chunk's motion, in the axes of the hand that it departs from, set at the end of the one before."""
+    """Each chunk's motion, in the axes of the hand that it departs from, set at the end of the
+    one before.
+    """
     with staying(2) as policy:
         _, played = episode(scene, None, LoopConfig(replan_rows=2), policy, 1.0)
     log, rng = played.log, np.random.default_rng(0)
     q_commanded, chunk_of = log.arrays()["q_commanded_rad"], np.concatenate(log.chunk_of)
     q_commanded += np.cumsum(rng.normal(0, 0.01, q_commanded.shape), axis=0)
-    for block, q in zip(log.blocks, np.split(q_commanded, np.cumsum([len(b) for b in log.blocks])[:-1]), strict=True):
+    for block, q in zip(
+        log.blocks, np.split(q_commanded, np.cumsum([len(b) for b in log.blocks])[:-1]), strict=True
+    ):
         block.q_rad[:] = q
     joined, before = np.empty((len(q_commanded), 4, 4)), dh_forward(HOME_Q)
     for index, chunk in enumerate(log.chunks):
@@ -197,4 +226,6 @@ def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
         joined[steps] = before @ moved
         before = joined[steps[-1]]
     gap = joined[:, :3, 3] - dh_forward(log.arrays()["q_achieved_rad"])[:, :3, 3]
-    assert log.loop_drift().mean_mm == pytest.approx(np.linalg.norm(gap, axis=1).mean() * 1e3, rel=1e-6)
+    assert log.loop_drift().mean_mm == pytest.approx(
+        np.linalg.norm(gap, axis=1).mean() * 1e3, rel=1e-6
+    )

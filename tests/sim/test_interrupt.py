@@ -1,4 +1,6 @@
-"""Ctrl-C between ticks: the first is noted, the second raises, and the handler that was there comes back."""
+"""Ctrl-C between ticks: the first is noted, the second raises, and the handler that was there
+comes back.
+"""
 
 import signal
 import threading
@@ -55,7 +57,9 @@ class Hangs(ScriptedBackend):
 
 @pytest.mark.parametrize("config", [{"latency": 0.3}, {"realtime": True}])
 def test_a_second_one_moves_the_arm_no_further_and_waits_for_nothing(config):
-    """Both between the same two ticks, while an inference hangs: neither braking nor the inference is waited for."""
+    """Both between the same two ticks, while an inference hangs: neither braking nor the
+    inference is waited for.
+    """
     robot, backend, ticks, steps = Robot("panda"), Hangs(), [], []
 
     def insist(robot):
@@ -68,12 +72,18 @@ def test_a_second_one_moves_the_arm_no_further_and_waits_for_nothing(config):
 
     policy = Cosmos3Policy(robot="panda", backend=backend)
     with pytest.raises(KeyboardInterrupt):
-        robot.run_policy(policy=policy, instruction="reach the red cube", duration=5.0, on_tick=insist, **config)
+        robot.run_policy(
+            policy=policy, instruction="reach the red cube", duration=5.0, on_tick=insist, **config
+        )
     assert not steps
-    assert any(thread.name == "planner" for thread in threading.enumerate())  # it hangs still: nobody waited for it
+    # it hangs still: nobody waited for it
+    assert any(thread.name == "planner" for thread in threading.enumerate())
     backend.gate.set()
     until = time.monotonic() + 10.0
-    while any(thread.name == "planner" for thread in threading.enumerate()) and time.monotonic() < until:
+    while (
+        any(thread.name == "planner" for thread in threading.enumerate())
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     assert not any(thread.name == "planner" for thread in threading.enumerate())
     policy.close()

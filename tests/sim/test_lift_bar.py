@@ -1,4 +1,6 @@
-"""Two arms in the simulation, and the level lift of a bar: the expert, and a judge that must not be fooled."""
+"""Two arms in the simulation, and the level lift of a bar: the expert, and a judge that must not
+be fooled.
+"""
 
 from dataclasses import replace
 
@@ -27,7 +29,9 @@ HANDS = frozenset({"left", "right"})
 
 
 class LetsGo(ScriptedBackend):
-    """The expert, whose hands let go above a height. Blind, they rise without looking at the bar any more."""
+    """The expert, whose hands let go above a height. Blind, they rise without looking at the bar
+    any more.
+    """
 
     def __init__(self, *columns, above_m, blind=False):
         self.columns, self.above_m, self.blind, self.gone = list(columns), above_m, blind, False
@@ -38,7 +42,9 @@ class LetsGo(ScriptedBackend):
         if self.gone and self.blind:
             bar = np.eye(4)
             bar[:3, 3] = (state["left_tcp"][:3, 3] + state["right_tcp"][:3, 3]) / 2
-            request = replace(request, privileged=state | {"bar": bar}, gripper=np.array([0.5, 0.5]))
+            request = replace(
+                request, privileged=state | {"bar": bar}, gripper=np.array([0.5, 0.5])
+            )
         chunk = super().infer(request)
         rows = chunk.action.copy()
         rows[:, self.columns] = 1.0 if self.gone else rows[:, self.columns]
@@ -49,7 +55,9 @@ def lift(backend="scripted", robot=ROBOT, duration=9.0, replan=None):
     """The rollout, and the bar at every tick."""
     seen = []
     options = {"limits": robot.limits, "actions_per_step": replan}
-    with Cosmos3Policy("robomind-franka-dual", robot="dual_panda", backend=backend, **options) as policy:
+    with Cosmos3Policy(
+        "robomind-franka-dual", robot="dual_panda", backend=backend, **options
+    ) as policy:
         rollout = robot.run_policy(
             task="lift_bar",
             policy=policy,
@@ -76,16 +84,22 @@ def test_both_arms_lift_the_bar_and_keep_their_relative_pose(lifted):
     closed = (arrays["gripper_commanded"] < 0.5).all(axis=1)
     assert closed.sum() > 600 * 2
     right = SCENE.limbs["right"].kinematics
-    np.testing.assert_array_equal(arrays["T_base_hand_achieved_right"], right.forward(arrays["q_achieved_rad"][:, 7:]))
+    np.testing.assert_array_equal(
+        arrays["T_base_hand_achieved_right"], right.forward(arrays["q_achieved_rad"][:, 7:])
+    )
     relative = {}
     for which in ("commanded", "achieved"):
-        left, right = (SCENE.limbs[name].T_world_base @ arrays[f"T_base_hand_{which}_{name}"] for name in ("left", "right"))
+        left, right = (
+            SCENE.limbs[name].T_world_base @ arrays[f"T_base_hand_{which}_{name}"]
+            for name in ("left", "right")
+        )
         relative[which] = se3_inverse(left) @ right
     whole = between(relative["achieved"], relative["commanded"])[0].max()
     assert rollout.between_hands.max_mm == pytest.approx(whole * 1e3, rel=1e-9)
     relative = {which: T[closed] for which, T in relative.items()}
     first = np.repeat(relative["commanded"][:1], closed.sum(), axis=0)
-    for given in (relative["commanded"], first):  # as the references have it, and as it was when the fingers closed
+    # as the references have it, and as it was when the fingers closed
+    for given in (relative["commanded"], first):
         distance_m, angle_rad = between(relative["achieved"], given)
         assert distance_m.max() < 0.3e-3
         assert np.rad2deg(angle_rad.max()) < 0.1
@@ -96,18 +110,27 @@ def test_both_arms_lift_the_bar_and_keep_their_relative_pose(lifted):
 
 
 def test_the_scene_of_two_arms():
-    """No constraint but the fingers' own holds anything, and attaching has kept the contacts' cone."""
+    """No constraint but the fingers' own holds anything, and attaching has kept the contacts'
+    cone.
+    """
     model, alone = SCENE.model, load_robot(DUAL_PANDA)
     assert model.neq == alone.neq
     assert (model.opt.impratio, model.opt.cone) == (20.0, mujoco.mjtCone.mjCONE_ELLIPTIC)
-    assert {"left_wrist", "right_wrist", "front", "left", "right"} <= {model.camera(i).name for i in range(model.ncam)}
+    assert {"left_wrist", "right_wrist", "front", "left", "right"} <= {
+        model.camera(i).name for i in range(model.ncam)
+    }
     assert SCENE.view_names == ("front", "left", "right")
     assert model.body_mass[SCENE.bar_body] == pytest.approx(0.5)
     np.testing.assert_array_equal(
         model.actuator_gainprm[SCENE.gripper_actuators],
-        alone.actuator_gainprm[[alone.actuator(limb.gripper.actuator).id for limb in DUAL_PANDA.limbs]],
+        alone.actuator_gainprm[
+            [alone.actuator(limb.gripper.actuator).id for limb in DUAL_PANDA.limbs]
+        ],
     )
-    assert len({tuple(SCENE.sample_layout(np.random.default_rng(seed)).xy_m[0]) for seed in range(5)}) == 5
+    assert (
+        len({tuple(SCENE.sample_layout(np.random.default_rng(seed)).xy_m[0]) for seed in range(5)})
+        == 5
+    )
 
 
 def test_each_arm_moves_its_own_joints_and_fingers():
@@ -150,9 +173,13 @@ def test_the_expert_lifts_the_bar_wherever_it_lies():
     assert max(rollout.between_hands.max_deg for rollout in rollouts) < 0.1
 
 
-LYING = BarState(0.0, np.array([0.5, 0, 0.02]), np.array([0, 1.0, 0]), 0.0, 0.0, 0.0, frozenset(), False, True)
+LYING = BarState(
+    0.0, np.array([0.5, 0, 0.02]), np.array([0, 1.0, 0]), 0.0, 0.0, 0.0, frozenset(), False, True
+)
 TAKEN = replace(LYING, time_s=1.0, gripped_by=HANDS, touched=True)
-HIGH = replace(TAKEN, time_s=2.0, position_m=np.array([0.5, 0, 0.2]), lowest_m=0.18, touched_by_others=False)
+HIGH = replace(
+    TAKEN, time_s=2.0, position_m=np.array([0.5, 0, 0.2]), lowest_m=0.18, touched_by_others=False
+)
 
 
 def axis(tilt_deg=0.0, turn_deg=0.0):
@@ -178,7 +205,11 @@ def axis(tilt_deg=0.0, turn_deg=0.0):
 )
 def test_every_condition_of_a_level_lift(change, counts):
     monitor = BarMonitor(SCENE)
-    assert [monitor.add(state) for state in (LYING, TAKEN, replace(HIGH, **change))] == [False, False, counts]
+    assert [monitor.add(state) for state in (LYING, TAKEN, replace(HIGH, **change))] == [
+        False,
+        False,
+        counts,
+    ]
 
 
 def test_the_history_of_the_bar_counts():
@@ -202,11 +233,14 @@ def test_the_history_of_the_bar_counts():
     monitor = BarMonitor(SCENE)
     short = replace(HIGH, time_s=2.05, gripped_by=frozenset({"left"}))
     again = [monitor.add(state) for state in (LYING, TAKEN, HIGH, short, replace(HIGH, time_s=2.1))]
-    assert again == [False, False, True, False, True]  # a slip of 0.05 s interrupts the second, and drops nothing
+    # a slip of 0.05 s interrupts the second, and drops nothing
+    assert again == [False, False, True, False, True]
 
 
 def judged(put, seconds=1.6, qpos=None, ctrl=None):
-    """The judge's verdict on a bar that lay on the table and is then where ``put`` puts it, in the middle of the physics."""
+    """The judge's verdict on a bar that lay on the table and is then where ``put`` puts it, in
+    the middle of the physics.
+    """
     ROBOT.reset(0, layout=MIDDLE)
     data, judge = ROBOT.data, Judge(get_task("lift_bar"), SCENE, parse_instruction(LIFT_THE_BAR))
     verdicts, states = [], []

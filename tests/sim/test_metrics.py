@@ -1,4 +1,6 @@
-"""The figures of a rollout, recomputed from its arrays by MuJoCo; and that they would show a bad servo."""
+"""The figures of a rollout, recomputed from its arrays by MuJoCo; and that they would show a bad
+servo.
+"""
 
 import json
 from pathlib import Path
@@ -17,7 +19,9 @@ EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 
 def run(feed_forward="velocity", **arguments):
     robot = Robot(control=ControlConfig(feed_forward=feed_forward))
-    return robot.run_policy(**{"policy_config": {"backend": "scripted"}, "task": "place", "seed": 4, **arguments})
+    return robot.run_policy(
+        **{"policy_config": {"backend": "scripted"}, "task": "place", "seed": 4, **arguments}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,11 @@ def errors(q_a, q_b):
 def test_tracking_is_every_physics_step_against_its_own_reference(rollout, tmp_path):
     rollout.save_npz(str(tmp_path / "r.npz"))
     with np.load(tmp_path / "r.npz") as arrays:
-        q_commanded, q_achieved, t_s = arrays["q_commanded_rad"], arrays["q_achieved_rad"], arrays["t_s"]
+        q_commanded, q_achieved, t_s = (
+            arrays["q_commanded_rad"],
+            arrays["q_achieved_rad"],
+            arrays["t_s"],
+        )
     assert len(t_s) == round(rollout.duration_s * 600)
     np.testing.assert_allclose(np.diff(t_s), 1 / 600, rtol=1e-9)
     mm, deg = errors(q_commanded, q_achieved)
@@ -99,7 +107,8 @@ def test_the_droid_episode_in_the_closed_loop():
     assert rollout.duration_s == pytest.approx(recording.duration_s, abs=0.5)
     assert rollout.drift is not None
     assert rollout.drift.max_mm < 5.0
-    if rollout.steps["stretched"] == 0:  # then the motion's clock is the simulation's, and the drift can be had by hand
+    # then the motion's clock is the simulation's, and the drift can be had by hand
+    if rollout.steps["stretched"] == 0:
         t_s = rollout.arrays["t_s"]
         within = t_s <= recording.duration_s
         p, _ = hand(rollout.arrays["q_achieved_rad"][within])

@@ -42,10 +42,17 @@ def ur5e():
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
-@pytest.mark.parametrize(("task", "instruction"), [("reach", "reach the red cube"), ("pick", "pick up the red cube")])
+@pytest.mark.parametrize(
+    ("task", "instruction"), [("reach", "reach the red cube"), ("pick", "pick up the red cube")]
+)
 def test_a_ur5e_reaches_and_picks(ur5e, task, instruction):
     rollout = ur5e.run_policy(
-        instruction=instruction, policy_config={"backend": "scripted"}, task=task, seed=1, duration=20.0, control_frequency=20.0
+        instruction=instruction,
+        policy_config={"backend": "scripted"},
+        task=task,
+        seed=1,
+        duration=20.0,
+        control_frequency=20.0,
     )
     assert rollout.success, rollout
     assert rollout.tracking.mean_mm < 0.2
@@ -97,23 +104,38 @@ def test_the_documentation_names_the_robots_whose_rollouts_are_recorded(name):
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_a_robot_from_a_file_is_simulated(tmp_path):
-    """Its frame, gains and ranges are its own: motors become servos, and the embodiment's name of the frame is translated."""
+    """Its frame, gains and ranges are its own: motors become servos, and the embodiment's name
+    of the frame is translated.
+    """
     model = resource("assets/ur5e.xml").read_text()
     for place in ("name", "body1", "body2"):
         model = model.replace(f'{place}="tool0"', f'{place}="flange"')
     (tmp_path / "mine.xml").write_text(model)
     path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
-    limits = replace(arm.limits, q_max=Figures((4.0,) * 6, "test"), q_min=Figures((-4.0,) * 6, "test"))
+    limits = replace(
+        arm.limits, q_max=Figures((4.0,) * 6, "test"), q_min=Figures((-4.0,) * 6, "test")
+    )
     gains = Figures((3000.0,) * 6, "test"), Figures((300.0,) * 6, "test")
     arm = replace(arm, frame="flange", frames={"tool0": "flange"}, gains=gains, limits=limits)
     cameras = (replace(UR5E.cameras[0], body="flange"),)
-    mine = replace(UR5E, name="mine", title="my arm", model=(ModelPart("mine.xml"),), limbs=(arm,), cameras=cameras)
+    mine = replace(
+        UR5E,
+        name="mine",
+        title="my arm",
+        model=(ModelPart("mine.xml"),),
+        limbs=(arm,),
+        cameras=cameras,
+    )
     path.write_text(write_robot(mine))
     robot = Robot(str(path))
     np.testing.assert_array_equal(robot.servo.kp, 3000)
     np.testing.assert_array_equal(robot.limits.q_max, [4, 4, np.pi, 4, 4, 4])
     rollout = robot.run_policy(
-        instruction="reach the red cube", policy_config={"backend": "scripted"}, task="reach", duration=0.3, seed=1
+        instruction="reach the red cube",
+        policy_config={"backend": "scripted"},
+        task="reach",
+        duration=0.3,
+        seed=1,
     )
     assert rollout.fault is None
     assert rollout.ik.max_mm < 0.01
@@ -122,7 +144,10 @@ def test_a_robot_from_a_file_is_simulated(tmp_path):
 
 def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
     path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
-    for changed, says in (({"gripper": None}, "has none on 'arm'"), ({"actuators": ("a", *arm.actuators[1:])}, "actuator 'a'")):
+    for changed, says in (
+        ({"gripper": None}, "has none on 'arm'"),
+        ({"actuators": ("a", *arm.actuators[1:])}, "actuator 'a'"),
+    ):
         path.write_text(write_robot(replace(UR5E, name="mine", limbs=(replace(arm, **changed),))))
         with pytest.raises(ConfigError, match=f"^{path}: .*{says}"):
             Scene(robot=get_robot(path))
@@ -132,17 +157,23 @@ def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_poses_are_in_the_base_wherever_it_stands(tmp_path):
-    """Requests, plans and metrics of a robot on a turned pedestal speak of its base, not of the world."""
+    """Requests, plans and metrics of a robot on a turned pedestal speak of its base, not of the
+    world.
+    """
     path = tmp_path / "raised.toml"
     part = replace(UR5E.model[0], position_m=(-0.05, 0.02, 0.1), yaw_deg=10.0)
     path.write_text(write_robot(replace(UR5E, name="raised", model=(part,))))
     robot, expert = Robot(str(path)), Heard()
     policy = Cosmos3Policy("robomind-ur", str(path), backend=expert)
-    rollout = robot.run_policy(instruction="reach the red cube", policy=policy, task="reach", duration=1.5, seed=1)
+    rollout = robot.run_policy(
+        instruction="reach the red cube", policy=policy, task="reach", duration=1.5, seed=1
+    )
     (first, *_), (limb,) = expert.heard, robot.scene.limbs.values()
     assert np.linalg.norm(limb.T_world_base[:3, 3] - [-0.05, 0.02, 0.1]) < 1e-9
     np.testing.assert_allclose(first.T_base_cosmos, limb.kinematics.forward(first.q_rad), atol=1e-6)
     assert rollout.loop_drift.max_mm < 1
     assert np.ptp(rollout.arrays["q_achieved_rad"], axis=0).max() > 0.1
     plan = policy.plan(robot.observation(), "reach the red cube")
-    np.testing.assert_allclose(limb.kinematics.forward(plan.q_rad), plan.poses.T_base_frame, atol=1e-5)
+    np.testing.assert_allclose(
+        limb.kinematics.forward(plan.q_rad), plan.poses.T_base_frame, atol=1e-5
+    )

@@ -1,4 +1,6 @@
-"""The simulated plant's errors: what they do to the arm, and that the controller's model knows nothing of them."""
+"""The simulated plant's errors: what they do to the arm, and that the controller's model knows
+nothing of them.
+"""
 
 from dataclasses import replace
 
@@ -25,13 +27,17 @@ def scene():
 def hold(robot, steps, q_rad=HOME_Q):
     zeros = np.zeros((steps, 7))
     return robot.execute(
-        ReferenceBlock(np.tile(q_rad, (steps, 1)), zeros, zeros, np.ones(steps), np.full(steps, np.nan)),
+        ReferenceBlock(
+            np.tile(q_rad, (steps, 1)), zeros, zeros, np.ones(steps), np.full(steps, np.nan)
+        ),
         JointState.at_rest(q_rad),
     )[0]
 
 
 def weight_torque(robot, mass_kg):
-    """Torque [7] about the joints of a mass at the tool centre point, in the robot's present configuration."""
+    """Torque [7] about the joints of a mass at the tool centre point, in the robot's present
+    configuration.
+    """
     jacobian = np.zeros((3, robot.scene.model.nv))
     mujoco.mj_jacSite(robot.scene.model, robot.data, jacobian, None, robot.scene.tcp_site)
     return (jacobian.T @ [0, 0, -9.81 * mass_kg])[robot.scene.arm_dof]
@@ -39,19 +45,29 @@ def weight_torque(robot, mass_kg):
 
 @pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
 def test_a_payload_bends_the_servos_by_its_weight_at_the_tool_centre_point(scene, feed_forward):
-    robot = Robot(control=ControlConfig(feed_forward=feed_forward), scene=scene, plant=PlantErrors(payload_kg=0.5))
+    robot = Robot(
+        control=ControlConfig(feed_forward=feed_forward),
+        scene=scene,
+        plant=PlantErrors(payload_kg=0.5),
+    )
     q = hold(robot, 1200)[-1]
     np.testing.assert_allclose(robot.servo.kp * (q - HOME_Q), weight_torque(robot, 0.5), atol=5e-3)
 
 
 @pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
 def test_heavier_links_bend_the_servos_by_the_extra_weight_only(scene, feed_forward):
-    robot = Robot(control=ControlConfig(feed_forward=feed_forward), scene=scene, plant=PlantErrors(link_mass_scale=1.1))
+    robot = Robot(
+        control=ControlConfig(feed_forward=feed_forward),
+        scene=scene,
+        plant=PlantErrors(link_mass_scale=1.1),
+    )
     q = hold(robot, 1200)[-1]
     nominal = mujoco.MjData(scene.model)
     nominal.qpos[:] = robot.data.qpos
     mujoco.mj_forward(scene.model, nominal)  # at rest, the bias is the weight of every link
-    np.testing.assert_allclose(robot.servo.kp * (q - HOME_Q), -0.1 * nominal.qfrc_bias[scene.arm_dof], atol=5e-3)
+    np.testing.assert_allclose(
+        robot.servo.kp * (q - HOME_Q), -0.1 * nominal.qfrc_bias[scene.arm_dof], atol=5e-3
+    )
 
 
 def test_a_payload_adds_a_point_mass_and_nothing_else(scene):
@@ -71,12 +87,22 @@ def test_a_payload_adds_a_point_mass_and_nothing_else(scene):
 
 
 def test_the_controllers_model_is_left_alone(scene):
-    before = scene.model.body_mass.copy(), scene.model.body_gravcomp.copy(), scene.model.dof_frictionloss.copy()
+    before = (
+        scene.model.body_mass.copy(),
+        scene.model.body_gravcomp.copy(),
+        scene.model.dof_frictionloss.copy(),
+    )
     robot = Robot(scene=scene, plant=ALL_ERRORS)
-    for kept, now in zip(before, (scene.model.body_mass, scene.model.body_gravcomp, scene.model.dof_frictionloss), strict=True):
+    for kept, now in zip(
+        before,
+        (scene.model.body_mass, scene.model.body_gravcomp, scene.model.dof_frictionloss),
+        strict=True,
+    ):
         np.testing.assert_array_equal(now, kept)
     assert robot.servo.model is scene.model
-    np.testing.assert_allclose(robot.model.dof_frictionloss[scene.arm_dof], ALL_ERRORS.joint_friction_nm)
+    np.testing.assert_allclose(
+        robot.model.dof_frictionloss[scene.arm_dof], ALL_ERRORS.joint_friction_nm
+    )
     cube = scene.cube_body["cube_red"]
     assert robot.model.body_mass[cube] == scene.model.body_mass[cube]
     assert Robot(scene=scene).model is scene.model
@@ -120,7 +146,9 @@ def test_noise_is_measured_but_not_real_and_repeats_with_its_seeds(scene):
 
 def test_friction_holds_the_arm_against_a_small_torque(scene):
     plants = PlantErrors(payload_kg=0.05), PlantErrors(payload_kg=0.05, joint_friction_nm=1.0)
-    without, with_friction = (np.abs(hold(Robot(scene=scene, plant=p), 1200)[-1] - HOME_Q).max() for p in plants)
+    without, with_friction = (
+        np.abs(hold(Robot(scene=scene, plant=p), 1200)[-1] - HOME_Q).max() for p in plants
+    )
     assert with_friction < without / 5
 
 
@@ -153,7 +181,9 @@ def test_the_errors_apply_to_any_robots_limbs():
     robot = Robot("ur5e", plant=PlantErrors(payload_kg=0.5))
     start = robot.scene.robot.home_rad
     zeros = np.zeros((1200, 6))
-    block = ReferenceBlock(np.tile(start, (1200, 1)), zeros, zeros, np.ones(1200), np.full(1200, np.nan))
+    block = ReferenceBlock(
+        np.tile(start, (1200, 1)), zeros, zeros, np.ones(1200), np.full(1200, np.nan)
+    )
     q = robot.execute(block, JointState.at_rest(start))[0][-1]
     np.testing.assert_allclose(robot.servo.kp * (q - start), weight_torque(robot, 0.5), atol=5e-2)
     heavier, model = plant.apply(robot.scene.model, *robot.scene.robot.limbs), robot.scene.model
@@ -165,7 +195,14 @@ def test_the_errors_apply_to_any_robots_limbs():
 
 def test_a_frame_that_a_joint_moves_needs_a_body_fixed_to_it():
     arm = """<mujoco><worldbody><body name="arm"><joint name="j"/><geom size=".1"/>{}</body></worldbody></mujoco>"""
-    limb = replace(PANDA.limbs[0], joints=("j",), actuators=("a",), home=(0.0,), limits=LimbLimits(), frame="arm")
+    limb = replace(
+        PANDA.limbs[0],
+        joints=("j",),
+        actuators=("a",),
+        home=(0.0,),
+        limits=LimbLimits(),
+        frame="arm",
+    )
     with pytest.raises(ConfigError, match="fixed to the last link"):
         PlantErrors(payload_kg=0.5).apply(mujoco.MjModel.from_xml_string(arm.format("")), limb)
     mounted = arm.format('<body name="hand" pos="0 0 .1" euler="180 0 0"><geom size=".05"/></body>')
@@ -181,7 +218,14 @@ def test_a_payload_is_carried_by_the_frame_s_own_body_and_not_by_another_one_on_
     arm = """<mujoco><worldbody><body name="arm"><joint name="j"/><geom size=".1"/>
     <body name="sensor"><geom size=".05"/></body>
     <body name="hand" pos="0 0 .1"><geom size=".05"/></body></body></worldbody></mujoco>"""
-    limb = replace(PANDA.limbs[0], joints=("j",), actuators=("a",), home=(0.0,), limits=LimbLimits(), frame="hand")
+    limb = replace(
+        PANDA.limbs[0],
+        joints=("j",),
+        actuators=("a",),
+        home=(0.0,),
+        limits=LimbLimits(),
+        frame="hand",
+    )
     model = mujoco.MjModel.from_xml_string(arm)
     plant = PlantErrors(payload_kg=0.5).apply(model, limb)
     assert plant.body("hand").mass[0] == 0.5
@@ -200,7 +244,9 @@ def test_another_arms_errors_are_identified():
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_an_arm_is_identified_in_free_space():
-    """Its hand is so low that the motion would hit the table; the robot's own model still has it."""
+    """Its hand is so low that the motion would hit the table; the robot's own model still has
+    it.
+    """
     limb, plant = UR5E.limbs[0], PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)
     low = np.array(limb.home) + [0.0, 0.45, 0.0, -0.45, 0.0, 0.0]
     scene = Scene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))

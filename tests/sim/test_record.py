@@ -25,7 +25,9 @@ def read(path) -> tuple[np.ndarray, float]:
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate)
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]), rate
+        return np.stack(
+            [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        ), rate
 
 
 def test_frames_come_back(tmp_path):
@@ -114,7 +116,11 @@ def test_writer_errors(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-VIEWS = {"wrist": gray(50, 36, 64), "exterior_1": gray(100, 36, 64), "exterior_2": gray(150, 36, 64)}
+VIEWS = {
+    "wrist": gray(50, 36, 64),
+    "exterior_1": gray(100, 36, 64),
+    "exterior_2": gray(150, 36, 64),
+}
 
 
 def test_page_shows_beauty_and_views_in_order():
@@ -132,7 +138,10 @@ def test_page_shows_beauty_and_views_in_order():
 @pytest.mark.parametrize("predicted", [None, gray(77, 135, 160), gray(77, 10, 200)])
 @pytest.mark.parametrize("views", [VIEWS, {}, {"wrist": gray(50, 33, 65)}])
 def test_page_is_even_and_its_size_depends_on_shapes_only(size, predicted, views):
-    pages = [compose_film(gray(200, *size), views, predicted, caption) for caption in (None, "pick up", "long " * 80)]
+    pages = [
+        compose_film(gray(200, *size), views, predicted, caption)
+        for caption in (None, "pick up", "long " * 80)
+    ]
     shapes = {page.shape for page in pages}
     assert len(shapes) == 1
     height, width, _ = shapes.pop()
@@ -155,7 +164,9 @@ def test_prediction_is_beside_the_scene_and_caption_over_it():
 def test_what_happened_is_below_what_was_predicted():
     page = compose_film(gray(200, 180, 320), VIEWS, gray(77, 135, 160), None, gray(33, 135, 160))
     assert page.shape == compose_film(gray(200, 180, 320), VIEWS, gray(77, 135, 160)).shape
-    rows = [np.flatnonzero((page[:, 320:] == level).all(axis=2).sum(axis=1) > 20) for level in (77, 33)]
+    rows = [
+        np.flatnonzero((page[:, 320:] == level).all(axis=2).sum(axis=1) > 20) for level in (77, 33)
+    ]
     assert len(rows[0]) > 40
     assert len(rows[1]) > 40
     assert rows[0].max() < rows[1].min()
@@ -172,19 +183,29 @@ def test_predicted_and_observed_are_of_one_size_and_fill_their_panel():
 
 def test_the_clock_is_over_the_scene_and_the_outcome_across_it():
     beauty = gray(100, 180, 320)
-    at = [compose_film(beauty, VIEWS, None, "pick up", None, time_s)[:20, :320] for time_s in (None, 3.2, 14.7)]
+    at = [
+        compose_film(beauty, VIEWS, None, "pick up", None, time_s)[:20, :320]
+        for time_s in (None, 3.2, 14.7)
+    ]
     np.testing.assert_array_equal(at[0][:, :160], at[1][:, :160])
     assert not np.array_equal(at[0][:, 240:], at[1][:, 240:])
     assert not np.array_equal(at[1][:, 240:], at[2][:, 240:])
-    good, bad = (compose_film(beauty, VIEWS, outcome=f"{word}: ...")[150:180, :320] for word in ("success", "timeout"))
+    good, bad = (
+        compose_film(beauty, VIEWS, outcome=f"{word}: ...")[150:180, :320]
+        for word in ("success", "timeout")
+    )
     assert good[-1, -1, 1] > good[-1, -1, 0] + 40
     assert bad[-1, -1, 0] > bad[-1, -1, 1] + 40
 
 
 def test_a_film_begins_before_its_first_prediction_and_ends_with_the_outcome(tmp_path):
-    """Frames before the first chunk get its panel, so that a film with latency has one size; the last ones say how it ended."""
+    """Frames before the first chunk get its panel, so that a film with latency has one size; the
+    last ones say how it ended.
+    """
     robot = Robot()
-    with VideoRecorder(robot.scene, tmp_path / "film.mp4", 10.0, "go", quality=Quality(samples=0)) as film:
+    with VideoRecorder(
+        robot.scene, tmp_path / "film.mp4", 10.0, "go", quality=Quality(samples=0)
+    ) as film:
         for _ in range(3):
             film.frame(robot.data)
         assert film._writer.frames == 0
@@ -203,17 +224,22 @@ def test_a_film_begins_before_its_first_prediction_and_ends_with_the_outcome(tmp
 def test_what_happened_is_composed_as_the_policy_sees_it():
     rng = np.random.default_rng(0)
     views = {
-        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8) for name in DROID_RIG.views
+        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8)
+        for name in DROID_RIG.views
     }
     quick, asked = composite(list(views.values())), compose(views, DROID_RIG)
-    assert np.abs(resize(asked, quick.shape[:2], "bilinear") - quick).mean() < 12  # a view in another place: 30 and more
+    # a view in another place: 30 and more
+    assert np.abs(resize(asked, quick.shape[:2], "bilinear") - quick).mean() < 12
 
 
 def test_what_happened_is_shown_as_far_as_the_prediction_reaches():
-    """The bundled policy's canvas holds a picture 152 wide, of which a predicted frame has the first 144 columns."""
+    """The bundled policy's canvas holds a picture 152 wide, of which a predicted frame has the
+    first 144 columns.
+    """
     rng = np.random.default_rng(1)
     views = {
-        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8) for name in DROID_RIG.views
+        name: np.kron(rng.integers(0, 256, (18, 32, 3)), np.ones((10, 10, 1))).astype(np.uint8)
+        for name in DROID_RIG.views
     }
     predicted = compose_for_tier(views, DROID_RIG, 128)[:, :144]
     shown, whole = observed_picture(views, predicted), observed_picture(views)

@@ -1,4 +1,6 @@
-"""Off-screen pictures: the choice of OpenGL, what the cameras see, paths, and that a renderer cleans up."""
+"""Off-screen pictures: the choice of OpenGL, what the cameras see, paths, and that a renderer
+cleans up.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,22 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.errors import ConfigError, NonFiniteError, RenderError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    NonFiniteError,
+    RenderError,
+    ShapeError,
+    UnknownNameError,
+)
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import OBSERVATION, Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.scene import Layout, Scene
 
-LAYOUT = Layout(("cube_red", "cube_green", "cube_blue"), [[0.45, 0.0], [0.5, -0.15], [0.55, 0.15]], [0.3, 0.0, 1.0])
+LAYOUT = Layout(
+    ("cube_red", "cube_green", "cube_blue"),
+    [[0.45, 0.0], [0.5, -0.15], [0.55, 0.15]],
+    [0.3, 0.0, 1.0],
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +67,9 @@ def test_choose_gl_prefers_egl_then_osmesa(bare_linux):
     before = dict(os.environ)
     bare_linux.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so")
     assert choose_gl() == "egl"
-    bare_linux.setattr(ctypes.util, "find_library", lambda name: "libOSMesa.so" if name == "OSMesa" else None)
+    bare_linux.setattr(
+        ctypes.util, "find_library", lambda name: "libOSMesa.so" if name == "OSMesa" else None
+    )
     assert choose_gl() == "osmesa"
     assert dict(os.environ) == before
 
@@ -81,14 +95,21 @@ def test_draws_although_mujoco_was_imported_without_a_backend():
     code = (
         "import os, mujoco, numpy as np\n"
         "from strands_cosmos3.sim.render import Renderer\n"
-        'm = mujoco.MjModel.from_xml_string(\'<mujoco><worldbody><light pos="0 0 3"/><geom size=".5"/>'
+        'm = mujoco.MjModel.from_xml_string(\'<mujoco><worldbody><light pos="0 0 3"/><geom '
+        'size=".5"/>'
         '<camera name="c" pos="0 0 3"/></worldbody></mujoco>\')\n'
         "d = mujoco.MjData(m); mujoco.mj_forward(m, d)\n"
         "assert 'MUJOCO_GL' not in os.environ\n"
         "with Renderer(m, 32, 32) as r: print(r.render(d, 'c').max())\n"
     )
-    env = {key: value for key, value in os.environ.items() if key not in ("MUJOCO_GL", "DISPLAY", "PYOPENGL_PLATFORM")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("MUJOCO_GL", "DISPLAY", "PYOPENGL_PLATFORM")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50
 
@@ -106,7 +127,9 @@ def test_exteriors_see_all_cubes_and_the_bin(scene, data, renderer):
         for channel in range(3):
             mask = colored(picture, channel)
             assert mask.sum() > 15, f"{camera} misses a cube"
-    assert not np.array_equal(renderer.render(data, "exterior_1"), renderer.render(data, "exterior_2"))
+    assert not np.array_equal(
+        renderer.render(data, "exterior_1"), renderer.render(data, "exterior_2")
+    )
 
 
 def test_pictures_are_upright_and_on_the_right_side(data, renderer):
@@ -138,10 +161,19 @@ def test_workspace_gripper_and_bin_are_in_the_frame(rig, camera):
     scene.reset(data, LAYOUT)
     x, y = scene.bin.center_m
     dx, dy = np.array(scene.bin.inner_m) / 2
-    bin_corners = [(x + a * dx, y + b * dy, z) for a in (-1, 1) for b in (-1, 1) for z in (0, scene.bin.height_m)]
+    bin_corners = [
+        (x + a * dx, y + b * dy, z)
+        for a in (-1, 1)
+        for b in (-1, 1)
+        for z in (0, scene.bin.height_m)
+    ]
     spawn = [(a, b, z) for a in (0.35, 0.65) for b in (-0.2, 0.2) for z in (0, 0.2)]
     all_of_it = (rig, camera) != ("near", "exterior_1")
-    for point in (*spawn, data.site_xpos[scene.tcp_site], *(((0, 0, 0), *bin_corners) if all_of_it else ())):
+    for point in (
+        *spawn,
+        data.site_xpos[scene.tcp_site],
+        *(((0, 0, 0), *bin_corners) if all_of_it else ()),
+    ):
         assert np.abs(project(scene, data, camera, np.array(point))).max() < 1.0, point
 
 
@@ -178,7 +210,10 @@ def test_polyline_is_checked():
 
 
 def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
-    with Renderer(scene.model, quality=Quality(512, 0)) as shaded, Renderer(scene.model, quality=OBSERVATION) as plain:
+    with (
+        Renderer(scene.model, quality=Quality(512, 0)) as shaded,
+        Renderer(scene.model, quality=OBSERVATION) as plain,
+    ):
         darker = plain.render(data, "beauty").astype(int) - shaded.render(data, "beauty")
     assert (darker.max(axis=2) > 15).sum() > 300
     fresh = Scene().model.vis
@@ -187,7 +222,9 @@ def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
         "global_": ("offwidth", "offheight"),
     }.items():
         for name in names:
-            assert getattr(getattr(scene.model.vis, group), name) == getattr(getattr(fresh, group), name), name
+            assert getattr(getattr(scene.model.vis, group), name) == getattr(
+                getattr(fresh, group), name
+            ), name
 
 
 def test_frames_of_a_model_are_not_in_the_picture():

@@ -1,4 +1,6 @@
-"""The robot's episodes under bad luck: broken backends, Ctrl-C, foreign policies, odd control rates."""
+"""The robot's episodes under bad luck: broken backends, Ctrl-C, foreign policies, odd control
+rates.
+"""
 
 import mujoco
 import numpy as np
@@ -30,7 +32,9 @@ def robot():
 
 def at_rest(robot):
     return (
-        np.isfinite(robot.data.qpos).all() and np.isfinite(robot.data.ctrl).all() and np.abs(robot.data.qvel[:7]).max() < 0.02
+        np.isfinite(robot.data.qpos).all()
+        and np.isfinite(robot.data.ctrl).all()
+        and np.abs(robot.data.qvel[:7]).max() < 0.02
     )
 
 
@@ -108,7 +112,10 @@ def test_rows_that_were_executed_before_a_fault_are_counted(robot, monkeypatch):
 def test_a_backend_counts_what_it_likes(robot):
     backend = counting({"thoughts": 3})
     with Cosmos3Policy(robot="panda", backend=backend) as policy:
-        assert robot.run_policy(instruction=REACH, policy=policy, duration=0.3).counters["reconnects"] == 0
+        assert (
+            robot.run_policy(instruction=REACH, policy=policy, duration=0.3).counters["reconnects"]
+            == 0
+        )
 
 
 def test_reset_clears_the_counters_of_the_last_episode(robot):
@@ -129,7 +136,12 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
 
     video = tmp_path / "film.mp4"
     rollout = robot.run_policy(
-        instruction=REACH, policy_config={"backend": "scripted"}, task="reach", video=video, on_tick=interrupt, seed=3
+        instruction=REACH,
+        policy_config={"backend": "scripted"},
+        task="reach",
+        video=video,
+        on_tick=interrupt,
+        seed=3,
     )
     assert rollout.outcome is Outcome.INTERRUPTED
     assert rollout.success is False
@@ -147,7 +159,10 @@ def test_odd_control_rates_are_refused_and_valid_ones_named(robot, hz, tmp_path)
     qpos = robot.data.qpos.copy()
     with pytest.raises(Cosmos3Error, match=r"50, 60|above zero"):
         robot.run_policy(
-            instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, video=tmp_path / "no.mp4"
+            instruction=REACH,
+            policy_config={"backend": "scripted"},
+            control_frequency=hz,
+            video=tmp_path / "no.mp4",
         )
     assert np.array_equal(robot.data.qpos, qpos)
     assert not list(tmp_path.iterdir())
@@ -155,7 +170,9 @@ def test_odd_control_rates_are_refused_and_valid_ones_named(robot, hz, tmp_path)
 
 @pytest.mark.parametrize("hz", [15, 50, 100, 600])
 def test_the_control_rate_does_not_change_the_motion(robot, hz):
-    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, duration=2.0)
+    rollout = robot.run_policy(
+        instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, duration=2.0
+    )
     assert rollout.outcome is Outcome.COMPLETED
     assert rollout.counters["ticks"] == pytest.approx(2.0 * hz, abs=1)
     speed = np.abs(np.diff(rollout.arrays["q_commanded_rad"][:1200], axis=0)) * 600
@@ -182,7 +199,9 @@ class Foreign(Policy):
         self.seen.append(dict(observation_dict))
         t = (self.calls * 25 + np.arange(1, 26)) / self.hz
         self.calls += 1
-        q = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array([1, -0.3, 0.5, 0.4, 0.2, 0.3, 1])
+        q = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array(
+            [1, -0.3, 0.5, 0.4, 0.2, 0.3, 1]
+        )
         steps = [dict(zip(self.keys, [*map(float, row), 0.008], strict=True)) for row in q]
         if self.spoil is not None and self.calls in self.spoilt_calls:
             self.spoil(steps)
@@ -196,7 +215,9 @@ def test_a_foreign_policy_is_adapted_and_tracked(robot):
     assert foreign.keys == [*ARM_JOINTS, FINGER_JOINTS[0]]
     assert foreign.calls == 6
     q, t = rollout.arrays["q_commanded_rad"], rollout.arrays["t_s"]
-    wanted = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array([1, -0.3, 0.5, 0.4, 0.2, 0.3, 1])
+    wanted = HOME_Q + 0.25 * (1 - np.cos(1.5 * t))[:, None] * np.array(
+        [1, -0.3, 0.5, 0.4, 0.2, 0.3, 1]
+    )
     assert np.abs(q - wanted)[t < 2.9].max() < 2e-3
     assert rollout.tracking.mean_mm < 0.5
     assert rollout.tracking.max_mm < 2.0
@@ -223,12 +244,16 @@ def _text(steps):
     steps[4]["joint2"] = "left"
 
 
-SPOILS = pytest.mark.parametrize("spoil", [_nan, _huge, _missing, _text, lambda steps: steps.clear()])
+SPOILS = pytest.mark.parametrize(
+    "spoil", [_nan, _huge, _missing, _text, lambda steps: steps.clear()]
+)
 
 
 @SPOILS
 def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
-    rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil, range(3, 1000)), duration=12.0)
+    rollout = robot.run_policy(
+        instruction="sway", policy=Foreign(spoil, range(3, 1000)), duration=12.0
+    )
     assert rollout.outcome is Outcome.FAULT
     assert rollout.fault
     assert at_rest(robot)
@@ -238,7 +263,9 @@ def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
 
 
 def test_a_malformed_step_names_the_policy_that_gave_it(robot):
-    rollout = robot.run_policy(instruction="sway", policy=Foreign(_missing, range(3, 1000)), duration=12.0)
+    rollout = robot.run_policy(
+        instruction="sway", policy=Foreign(_missing, range(3, 1000)), duration=12.0
+    )
     assert "a step of policy 'Foreign' is malformed: KeyError('joint2')" in rollout.fault
     with pytest.raises(BackendError, match="policy 'Foreign' is malformed"):
         robot.run_policy(instruction="sway", policy=Foreign(_text, (1,)), duration=1.0)
@@ -254,13 +281,17 @@ def test_one_broken_answer_is_refused_and_the_motion_goes_on(robot, spoil):
 
 
 def test_physics_that_diverged_end_in_a_fault_with_the_arm_told_to_hold(robot):
-    """MuJoCo starts its clock and its state anew; the episode's own account goes on from what was commanded."""
+    """MuJoCo starts its clock and its state anew; the episode's own account goes on from what
+    was commanded.
+    """
 
     def spoil(robot):
         if robot.now_s() > 0.7:
             robot.data.qvel[0] = np.inf
 
-    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, duration=5.0, on_tick=spoil)
+    rollout = robot.run_policy(
+        instruction=REACH, policy_config={"backend": "scripted"}, duration=5.0, on_tick=spoil
+    )
     assert rollout.outcome is Outcome.FAULT
     assert "diverged" in rollout.fault
     assert rollout.final_state == "fault"
@@ -287,7 +318,9 @@ def test_physics_that_diverge_while_the_arm_brakes_are_no_success(robot, monkeyp
         robot.data.qvel[0] = np.inf
 
     monkeypatch.setattr(Executor, "stop", stop_and_spoil)
-    rollout = robot.run_policy(instruction=REACH, policy_config={"backend": "scripted"}, duration=0.7)
+    rollout = robot.run_policy(
+        instruction=REACH, policy_config={"backend": "scripted"}, duration=0.7
+    )
     assert rollout.outcome is Outcome.FAULT
     assert "diverged" in rollout.fault
     assert rollout.final_state == "fault"
@@ -296,7 +329,12 @@ def test_physics_that_diverge_while_the_arm_brakes_are_no_success(robot, monkeyp
 def test_observations_are_flat_and_say_nothing_privileged(robot):
     robot.reset(1)
     flat = robot.observe({"wrist": np.zeros((2, 2, 3), np.uint8)})
-    assert set(flat) == {*ARM_JOINTS, *FINGER_JOINTS, *(f"{n}.vel" for n in (*ARM_JOINTS, *FINGER_JOINTS)), "wrist"}
+    assert set(flat) == {
+        *ARM_JOINTS,
+        *FINGER_JOINTS,
+        *(f"{n}.vel" for n in (*ARM_JOINTS, *FINGER_JOINTS)),
+        "wrist",
+    }
     assert flat["joint4"] == HOME_Q[3]
     assert set(robot.observation().privileged) >= {"cube_red", "tcp", "bin"}
 
@@ -305,7 +343,11 @@ def test_the_privileged_twist_is_the_tools_motion(robot):
     """Metres a second first, then radians a second, both along the world's axes."""
     seen = []
     robot.run_policy(
-        instruction=REACH, policy_config={"backend": "scripted"}, duration=1.2, control_frequency=600, on_tick=_looker(seen)
+        instruction=REACH,
+        policy_config={"backend": "scripted"},
+        duration=1.2,
+        control_frequency=600,
+        on_tick=_looker(seen),
     )
     for before, now in zip(seen[300:-2:50], seen[302::50], strict=False):
         moved = (now["tcp"][:3, 3] - before["tcp"][:3, 3]) * 300
@@ -324,12 +366,16 @@ def _looker(seen):
 def test_limits_in_force_are_kept_in_an_episode(limits):
     control = ControlConfig(limits=limits, derating=0.5)
     robot = Robot(control=control)
-    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="pick", duration=6.0, seed=2)
+    rollout = robot.run_policy(
+        policy_config={"backend": "scripted"}, task="pick", duration=6.0, seed=2
+    )
     q = rollout.arrays["q_commanded_rad"]
     table = control.joint_limits()
     assert (np.abs(np.diff(q, axis=0)) * 600 <= table.velocity * 1.005).all()
     assert (np.abs(np.diff(q, n=2, axis=0)) * 600**2 <= table.acceleration * 1.02).all()
-    assert ((q >= np.maximum(table.q_min, FER.q_min)) & (q <= np.minimum(table.q_max, FER.q_max))).all()
+    assert (
+        (q >= np.maximum(table.q_min, FER.q_min)) & (q <= np.minimum(table.q_max, FER.q_max))
+    ).all()
     assert rollout.outcome is not Outcome.FAULT
 
 
@@ -370,16 +416,22 @@ def test_a_server_that_is_not_there_is_said_and_leaves_no_film(robot, tmp_path):
 
 
 def test_nothing_is_held_by_magic(robot, monkeypatch):
-    """No weld, no mocap, no equality but the fingers'; and after the reset nobody writes qpos or applies a force."""
+    """No weld, no mocap, no equality but the fingers'; and after the reset nobody writes qpos or
+    applies a force.
+    """
     model = robot.scene.model
     kinds = [int(kind) for kind in model.eq_type]
     assert kinds == [int(mujoco.mjtEq.mjEQ_JOINT)] * len(kinds)
-    assert {model.joint(int(i)).name for i in [*model.eq_obj1id, *model.eq_obj2id]} <= set(FINGER_JOINTS)
+    assert {model.joint(int(i)).name for i in [*model.eq_obj1id, *model.eq_obj2id]} <= set(
+        FINGER_JOINTS
+    )
     assert model.nmocap == 0
     last = {}
 
     def watch(robot):
-        """qpos must be what integrating qvel from the last look gives; nobody may have edited it between physics steps."""
+        """qpos must be what integrating qvel from the last look gives; nobody may have edited it
+        between physics steps.
+        """
         data = robot.data
         assert not data.qfrc_applied.any()
         assert not data.xfrc_applied.any()
@@ -397,8 +449,12 @@ def test_nothing_is_held_by_magic(robot, monkeypatch):
 
     steps = []
     real_step = mujoco.mj_step
-    monkeypatch.setattr(mujoco, "mj_step", lambda model, data: (steps.append(1), real_step(model, data))[1])
+    monkeypatch.setattr(
+        mujoco, "mj_step", lambda model, data: (steps.append(1), real_step(model, data))[1]
+    )
     monkeypatch.setattr(robot, "execute", execute)
-    rollout = robot.run_policy(policy_config={"backend": "scripted"}, task="pick", on_tick=watch, seed=0)
+    rollout = robot.run_policy(
+        policy_config={"backend": "scripted"}, task="pick", on_tick=watch, seed=0
+    )
     assert rollout.success
     assert len(steps) == len(rollout.arrays["t_s"])

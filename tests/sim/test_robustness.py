@@ -1,4 +1,6 @@
-"""``bench robustness``: an arm that differs from its model shows in the figures, and compensation takes it out of them."""
+"""``bench robustness``: an arm that differs from its model shows in the figures, and
+compensation takes it out of them.
+"""
 
 import json
 
@@ -16,7 +18,9 @@ def test_a_payload_shows_and_its_compensation_takes_it_out(monkeypatch, tmp_path
     monkeypatch.setattr(robustness, "HOLD_S", 3.0)
     monkeypatch.setattr(robustness, "LOOPS", 1)
     monkeypatch.setattr(robustness, "FEED_FORWARD", ("velocity",))
-    monkeypatch.setattr(robustness, "PLANTS", {name: robustness.PLANTS[name] for name in ("none", "payload 1 kg")})
+    monkeypatch.setattr(
+        robustness, "PLANTS", {name: robustness.PLANTS[name] for name in ("none", "payload 1 kg")}
+    )
     assert main(["bench", "robustness", "--chunks", "1", "--json", str(tmp_path / "r.json")]) == 0
     out = json.loads((tmp_path / "r.json").read_text())
     none, payload, carried = out["cases"]
@@ -42,20 +46,41 @@ def test_the_deltas_do_not_depend_on_where_the_arm_is():
     away[2, 3] -= 0.01
     here, there = (
         backend.infer(
-            Request(droid, droid.action_space("midtrain"), "turn", 16, HOME_Q, 1.0, T_base_cosmos=pose, t_motion_s=0.5)
+            Request(
+                droid,
+                droid.action_space("midtrain"),
+                "turn",
+                16,
+                HOME_Q,
+                1.0,
+                T_base_cosmos=pose,
+                t_motion_s=0.5,
+            )
         )
         for pose in (T, away)
     )
     np.testing.assert_array_equal(here.action, there.action)
     poses = decode_chunk(here, backend.recording.at(np.array([0.5]))[0][0]).T_base_frame
-    np.testing.assert_allclose(poses, backend.recording.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6)
+    np.testing.assert_allclose(
+        poses, backend.recording.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6
+    )
 
 
 def test_rollout_takes_errors_and_compensates_them(tmp_path):
     tracked = {}
     for how in ("none", "identified"):
         file = tmp_path / f"{how}.json"
-        common = ["rollout", "--backend", "scripted", "--task", "reach", "--duration", "1", "--plant", "all-errors"]
+        common = [
+            "rollout",
+            "--backend",
+            "scripted",
+            "--task",
+            "reach",
+            "--duration",
+            "1",
+            "--plant",
+            "all-errors",
+        ]
         main([*common, "--compensate", how, "--json", str(file)])
         tracked[how] = json.loads(file.read_text())["episodes"][0]["tracking"]["mean_mm"]
     assert tracked["identified"] < 0.6 * tracked["none"]

@@ -10,10 +10,25 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import (
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
 from strands_cosmos3.robots.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.robots.panda import FER, FINGER_TRAVEL_M, HOME_Q
-from strands_cosmos3.sim.scene import BIN, SEPARATION_M, SPAWN_X_M, SPAWN_Y_M, VIEWS, Cube, Layout, Scene
+from strands_cosmos3.sim.scene import (
+    BIN,
+    SEPARATION_M,
+    SPAWN_X_M,
+    SPAWN_Y_M,
+    VIEWS,
+    Cube,
+    Layout,
+    Scene,
+)
 
 CUBES = ("cube_red", "cube_green", "cube_blue")
 ROW = Layout(CUBES, [[0.5, 0.0], [0.5, -0.15], [0.5, 0.15]], [0.0, 0.0, 0.0])
@@ -41,7 +56,9 @@ def touching(scene: Scene, data: mujoco.MjData) -> set[frozenset[str]]:
 
 
 def reach(scene: Scene, q_rad: np.ndarray, tcp_m: np.ndarray, yaw_rad: float) -> np.ndarray:
-    """Joint angles with the fingers pointing down at a place, opening along ``yaw_rad``: damped least squares."""
+    """Joint angles with the fingers pointing down at a place, opening along ``yaw_rad``: damped
+    least squares.
+    """
     data = mujoco.MjData(scene.model)
     opening = np.array([np.cos(yaw_rad), np.sin(yaw_rad), 0.0])
     down = np.array([0.0, 0.0, -1.0])
@@ -57,12 +74,21 @@ def reach(scene: Scene, q_rad: np.ndarray, tcp_m: np.ndarray, yaw_rad: float) ->
         mujoco.mju_quat2Vel(error[3:], quat, 1.0)
         error[:3] = tcp_m - data.site_xpos[scene.tcp_site]
         J = jacobian[:, scene.arm_dof]
-        q = np.clip(q + J.T @ np.linalg.solve(J @ J.T + 1e-6 * np.eye(6), error), FER.q_min, FER.q_max)
+        q = np.clip(
+            q + J.T @ np.linalg.solve(J @ J.T + 1e-6 * np.eye(6), error), FER.q_min, FER.q_max
+        )
     assert np.abs(error).max() < 1e-5, "the test's own inverse kinematics failed"
     return q
 
 
-def move(scene: Scene, data: mujoco.MjData, q_from: np.ndarray, q_to: np.ndarray, duration_s: float, gripper: float) -> None:
+def move(
+    scene: Scene,
+    data: mujoco.MjData,
+    q_from: np.ndarray,
+    q_to: np.ndarray,
+    duration_s: float,
+    gripper: float,
+) -> None:
     steps = round(duration_s * PHYSICS_HZ)
     for i in range(1, steps + 1):
         x = i / steps
@@ -87,7 +113,9 @@ def test_bookkeeping(scene, data):
         assert scene.model.body_mass[scene.cube_body[name]] == pytest.approx(0.06)
     scene.reset(data, Layout(CUBES, ROW.xy_m, [0.3, -1.2, 3.0]))
     for name, yaw in zip(CUBES, (0.3, -1.2, 3.0), strict=True):
-        np.testing.assert_allclose(scene.T_world_body(data, name)[:2, 0], [np.cos(yaw), np.sin(yaw)], atol=1e-12)
+        np.testing.assert_allclose(
+            scene.T_world_body(data, name)[:2, 0], [np.cos(yaw), np.sin(yaw)], atol=1e-12
+        )
     cameras = {scene.model.camera(i).name for i in range(scene.model.ncam)}
     assert cameras == {*DROID_RIG.views, "beauty"}
     assert scene.view_names == DROID_RIG.views
@@ -158,7 +186,9 @@ def test_in_bin_knows_walls_and_rim(scene):
 
 def test_bin_is_clear_of_the_spawn_region_and_within_reach(scene):
     near = scene.bin.center_m[1] - scene.bin.inner_m[1] / 2 - scene.bin.wall_m
-    assert near - SPAWN_Y_M[1] > 0.04 * np.sqrt(2) / 2, "a cube at the region's edge would touch the bin"
+    assert near - SPAWN_Y_M[1] > 0.04 * np.sqrt(2) / 2, (
+        "a cube at the region's edge would touch the bin"
+    )
     reach(scene, HOME_Q, np.array([*scene.bin.center_m, 0.15]), -np.pi / 2)
 
 
@@ -182,7 +212,10 @@ def test_friction_holds_a_cube_lifted_off_center(scene, data, offset_mm, yaw_deg
     scene.reset(data, ROW, q_up)
     move(scene, data, q_up, q_down, 1.2, 255)
     move(scene, data, q_down, q_down, 0.7, 0)
-    assert {frozenset({"left_finger", "cube_red"}), frozenset({"right_finger", "cube_red"})} <= touching(scene, data)
+    assert {
+        frozenset({"left_finger", "cube_red"}),
+        frozenset({"right_finger", "cube_red"}),
+    } <= touching(scene, data)
     grasped = np.linalg.inv(scene.T_world_body(data, "hand")) @ scene.T_world_body(data, "cube_red")
     move(scene, data, q_down, q_up, 0.8, 0)
     move(scene, data, q_up, q_up, 2.0, 0)
@@ -224,7 +257,9 @@ def test_errors(scene, data):
     with pytest.raises(ConfigError, match="own name"):
         Scene((Cube("a", (1, 1, 1)), Cube("a", (1, 1, 1))))
     with pytest.raises(ConfigError, match="do not fit"):
-        Scene(tuple(Cube(f"c{i}", (1, 1, 1)) for i in range(40))).sample_layout(np.random.default_rng(0))
+        Scene(tuple(Cube(f"c{i}", (1, 1, 1)) for i in range(40))).sample_layout(
+            np.random.default_rng(0)
+        )
 
 
 def test_a_scene_is_built_around_another_arm_by_path(tmp_path):
@@ -239,7 +274,9 @@ def test_a_scene_is_built_around_another_arm_by_path(tmp_path):
 
 def test_an_arm_without_the_names_is_refused(tmp_path):
     bare = tmp_path / "bare.xml"
-    bare.write_text("<mujoco><worldbody><body name='hand'><geom size='.1'/></body></worldbody></mujoco>")
+    bare.write_text(
+        "<mujoco><worldbody><body name='hand'><geom size='.1'/></body></worldbody></mujoco>"
+    )
     with pytest.raises(ConfigError, match="joint 'joint1'"):
         Scene(arm=bare)
     with pytest.raises(UnknownNameError, match="menagerie"):
@@ -249,8 +286,13 @@ def test_an_arm_without_the_names_is_refused(tmp_path):
 def test_the_cameras_page_says_what_the_scene_has():
     page = (Path(__file__).resolve().parents[2] / "docs/scene.md").read_text()
     for name, view in VIEWS.items():
-        figures = [f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)]
-        assert f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |" in page
+        figures = [
+            f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)
+        ]
+        assert (
+            f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |"
+            in page
+        )
 
 
 def test_the_open_hand_fits_between_the_spawn_region_and_the_bin():

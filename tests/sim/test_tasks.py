@@ -1,4 +1,6 @@
-"""Every task's condition, true and false, by placing things and naming their past; and how long it must hold."""
+"""Every task's condition, true and false, by placing things and naming their past; and how long
+it must hold.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,15 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.handling import CubeHistory, cube_state
 from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.sim.tasks import CUBE_TASKS, DISTURBED_M, LIFT_M, RELEASE_M_S, Judge, Situation, get_task
+from strands_cosmos3.sim.tasks import (
+    CUBE_TASKS,
+    DISTURBED_M,
+    LIFT_M,
+    RELEASE_M_S,
+    Judge,
+    Situation,
+    get_task,
+)
 
 SCENE = Scene()
 EDGE = SCENE.cubes["cube_red"].edge_m
@@ -54,7 +64,9 @@ def holds(name, data, instruction=None, **past):
 
 def brought(data, release_m, speed=0.1, taken_m=(0.6, 0.1, EDGE / 2)):
     """The past of a cube that two fingers took and released."""
-    released = replace(cube_state(SCENE, data, "cube_red"), position_m=np.array(release_m), speed_m_s=speed)
+    released = replace(
+        cube_state(SCENE, data, "cube_red"), position_m=np.array(release_m), speed_m_s=speed
+    )
     return {"taken_m": np.array(taken_m), "released": released, "base_m": where(data, "cube_blue")}
 
 
@@ -132,7 +144,8 @@ def test_place(data):
     assert not holds("place", data)
     assert not holds("place", data, "place the green cube in the bin", **brought(data, over))
     assert not holds("place", data, **brought(data, over, speed=RELEASE_M_S + 0.01))  # thrown
-    assert not holds("place", data, **brought(data, [0.42, 0.2, 0.15]))  # released elsewhere, and pushed or thrown
+    # released elsewhere, and pushed or thrown
+    assert not holds("place", data, **brought(data, [0.42, 0.2, 0.15]))
     assert not holds("place", data, **brought(data, over, taken_m=IN_BIN))  # it lay there
     put(data, "cube_red", IN_BIN, speed=0.02)
     assert not holds("place", data, **brought(data, over))  # still moving
@@ -160,7 +173,9 @@ def test_place_and_stack_need_the_robot_gone(name, data):
 @pytest.mark.parametrize("part", ["left_finger", "right_finger", "hand", "link5", "link3"])
 def test_every_part_of_the_robot_touches(data, part):
     body = SCENE.model.body(part).id
-    geom = int(np.flatnonzero((SCENE.model.geom_bodyid == body) & (SCENE.model.geom_contype > 0))[-1])
+    geom = int(
+        np.flatnonzero((SCENE.model.geom_bodyid == body) & (SCENE.model.geom_contype > 0))[-1]
+    )
     data.qpos[SCENE.cube_qpos["cube_red"] :][:3] = data.geom_xpos[geom]
     mujoco.mj_forward(SCENE.model, data)
     state = cube_state(SCENE, data, "cube_red")
@@ -180,7 +195,9 @@ def test_stack(data):
     assert not holds("stack", data, "stack the red cube on the green cube", **past)
     assert not holds("stack", data, **brought(data, below + [0.021, 0, EDGE]))
     assert not holds("stack", data, **brought(data, below + [0, 0, EDGE], speed=RELEASE_M_S + 0.01))
-    assert not holds("stack", data, **brought(data, below + [0, 0, EDGE], taken_m=below + [0, 0, EDGE]))
+    assert not holds(
+        "stack", data, **brought(data, below + [0, 0, EDGE], taken_m=below + [0, 0, EDGE])
+    )
     put(data, "cube_red", below + [0.016, 0.0, EDGE])
     assert not holds("stack", data, **past)
     put(data, "cube_red", below + [0.0, 0.0, EDGE])
@@ -220,7 +237,9 @@ def lying(data):
 
 
 def later(state, time_s, up_m=0.0, **changes):
-    return replace(state, time_s=state.time_s + time_s, position_m=state.position_m + [0, 0, up_m], **changes)
+    return replace(
+        state, time_s=state.time_s + time_s, position_m=state.position_m + [0, 0, up_m], **changes
+    )
 
 
 AIR = {"supported": False, "robot_touches": True}
@@ -228,11 +247,17 @@ AIR = {"supported": False, "robot_touches": True}
 
 def test_a_grip_counts_where_the_cube_lay(lying):
     """Taken from the table, lifted, released; a short slip is no release."""
-    taken = [lying, later(lying, 0.02, gripped=True), later(lying, 0.04, 0.005, gripped=True, **AIR)]
+    taken = [
+        lying,
+        later(lying, 0.02, gripped=True),
+        later(lying, 0.04, 0.005, gripped=True, **AIR),
+    ]
     past = history(taken)
     assert past.held
     np.testing.assert_allclose(past.taken_m, lying.position_m)
-    past = history([*taken, later(lying, 0.06, 0.01, **AIR), later(lying, 0.10, 0.015, gripped=True, **AIR)])
+    past = history(
+        [*taken, later(lying, 0.06, 0.01, **AIR), later(lying, 0.10, 0.015, gripped=True, **AIR)]
+    )
     assert past.held
     assert past.released is None
     past = history([*taken, *(later(lying, 0.04 + 0.02 * k, 0.005, **AIR) for k in range(1, 8))])
@@ -266,7 +291,9 @@ def test_a_cube_is_alone_with_the_hand_out_of_reach(lying):
 def test_a_condition_must_hold_without_a_break(name, data):
     now = {"holds": True}
     task = get_task(name)
-    judge = Judge(replace(task, holds=lambda _: now["holds"]), SCENE, parse_instruction(task.instruction))
+    judge = Judge(
+        replace(task, holds=lambda _: now["holds"]), SCENE, parse_instruction(task.instruction)
+    )
 
     def first_success(from_s):
         for tick in range(200):

@@ -23,7 +23,9 @@ SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 @pytest.fixture(scope="session")
 def records():
     """Two episodes."""
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)) as collector:
+    with DemoCollector(
+        DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)
+    ) as collector:
         return [collector.record(3, episode) for episode in EPISODES]
 
 
@@ -79,5 +81,13 @@ def released(policy, vae, tokenizer, config_json, demos, tmp_path):
     """A checkpoint of the policy stage: actions without a future."""
     vae.register_to_config(latents_mean=[0.1] * 16, latents_std=[0.7] * 16)
     state = state_row_of(demos)
-    args = (tmp_path / "checkpoint", config_json, dict(policy.named_parameters()), vae, tokenizer, state, 128)
+    args = (
+        tmp_path / "checkpoint",
+        config_json,
+        dict(policy.named_parameters()),
+        vae,
+        tokenizer,
+        state,
+        128,
+    )
     return export(*args, frames=(1,), label="untrained, for a test", dtype=torch.float32)

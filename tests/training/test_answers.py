@@ -43,7 +43,9 @@ def _error(policy: AnsweringPolicy, batch: Batch, rank: int = 0, ranks: int = 1)
 def test_a_new_head_answers_zero_and_errs_by_the_mean_square_of_quarters(batch):
     assert batch.answers is not None
     quarters = batch.answers.reshape(WINDOWS, GOALS, PARTS, 4, 10).mean(3)
-    assert _error(_policy(), batch).item() == pytest.approx(quarters.square().mean().item(), rel=1e-5)
+    assert _error(_policy(), batch).item() == pytest.approx(
+        quarters.square().mean().item(), rel=1e-5
+    )
 
 
 def test_the_head_teaches_the_tokens_what_pictures_show(batch):
@@ -55,7 +57,10 @@ def test_the_head_teaches_the_tokens_what_pictures_show(batch):
         error.backward()
         optimizer.step()
     policy_layers = policy.transformer.generation.layers
-    for parameter in (policy.transformer.proj_in.weight, policy_layers[0].get_parameter("mlp_moe_gen.up_proj.weight")):
+    for parameter in (
+        policy.transformer.proj_in.weight,
+        policy_layers[0].get_parameter("mlp_moe_gen.up_proj.weight"),
+    ):
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0
     exchanged = replace(batch, latents=batch.latents.flip(0))
@@ -68,7 +73,12 @@ def test_each_process_answers_its_own_windows(batch):
     whole = _error(policy, batch)
     halves = []
     for rank in (0, 1):
-        own = replace(batch, latents=batch.latents[rank::2], rows=batch.rows[rank::2], prompt=batch.prompt[rank::2])
+        own = replace(
+            batch,
+            latents=batch.latents[rank::2],
+            rows=batch.rows[rank::2],
+            prompt=batch.prompt[rank::2],
+        )
         own = replace(own, state=torch.zeros(WINDOWS // 2, 10))
         flow_loss(policy, own, FlowConfig(), torch.Generator().manual_seed(3))
         halves.append(policy.answers_error(batch, rank, 2))
@@ -79,5 +89,8 @@ def test_the_head_is_no_part_of_the_policy(batch):
     policy = _policy()
     plain = fresh_policy(policy.transformer.config)
     assert without_answers(policy.state_dict()).keys() == plain.state_dict().keys()
-    losses = [flow_loss(p, batch, FlowConfig(), torch.Generator().manual_seed(3))[0].item() for p in (policy, plain)]
+    losses = [
+        flow_loss(p, batch, FlowConfig(), torch.Generator().manual_seed(3))[0].item()
+        for p in (policy, plain)
+    ]
     assert losses[0] == losses[1]

@@ -16,7 +16,9 @@ CODES = 6
 def clips(count: int, seed: int = 0) -> torch.Tensor:
     """Clips [count, 3, 9, 32, 48] whose blocks vary in a few directions only."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.linalg.qr(torch.randn(3 * 4 * 16 * 16, CODES, generator=torch.Generator().manual_seed(9)))[0]
+    drawn = torch.linalg.qr(
+        torch.randn(3 * 4 * 16 * 16, CODES, generator=torch.Generator().manual_seed(9))
+    )[0]
     size = torch.tensor([9.0, 6.0, 4.0, 3.0, 2.0, 1.0])
     flat = (torch.randn(count, 3, 2, 3, CODES, generator=generator) * size) @ drawn.T + 0.2
     split = flat.unflatten(-1, (3, 4, 16, 16))  # [n, F', H', W', 3, 4, 16, 16]
@@ -46,7 +48,9 @@ def test_codes_of_later_frames_keep_the_blocks_and_have_about_unit_variance(fitt
     later = blocks(fresh)[:, 1:]
     assert (drawn[:, 1:] - later).square().mean() < 0.1 * later.var()
     assert 0.3 < codes[:, :, 1:].var() < 3
-    torch.testing.assert_close(fitted.components.T @ fitted.components, torch.eye(CODES), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        fitted.components.T @ fitted.components, torch.eye(CODES), rtol=0, atol=1e-4
+    )
     assert (fitted.deviation.diff() <= 0).all()
 
 
@@ -61,7 +65,9 @@ def test_an_error_counts_by_the_deviation_of_its_code(fitted: BlockCodes):
         return float(fitted.error(codes + off, fresh))
 
     assert of_one(0, 0.2) == pytest.approx(4 * of_one(0, 0.1), rel=1e-3)
-    assert of_one(0, 0.1) / of_one(5, 0.1) == pytest.approx(float(fitted.deviation[0] / fitted.deviation[5]), rel=1e-3)
+    assert of_one(0, 0.1) / of_one(5, 0.1) == pytest.approx(
+        float(fitted.deviation[0] / fitted.deviation[5]), rel=1e-3
+    )
     assert sum(of_one(code, 0.1) for code in range(CODES)) == pytest.approx(0.01, rel=1e-3)
 
 

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from strands_cosmos3.engine.wan import WanConfig
-from strands_cosmos3.training.bundled.clip_latents import BLOCK, ClipLatents, clip_frames, encoded_ticks
+from strands_cosmos3.training.bundled.clip_latents import (
+    BLOCK,
+    ClipLatents,
+    clip_frames,
+    encoded_ticks,
+)
 from strands_cosmos3.training.vae import VaeSizes, make_vae
 from strands_cosmos3.training.windows import ROWS
 
@@ -20,7 +25,9 @@ def demonstrations() -> Any:
     """Episodes of those lengths, a picture of each tick showing its number."""
     ends = np.cumsum(LENGTHS)
     last = np.repeat(ends - 1, LENGTHS)
-    made = SimpleNamespace(last=last, frames=lambda ticks: np.asarray(ticks)[:, None, None, None].astype(np.uint8))
+    made = SimpleNamespace(
+        last=last, frames=lambda ticks: np.asarray(ticks)[:, None, None, None].astype(np.uint8)
+    )
     return type("Demos", (SimpleNamespace,), {"__len__": lambda self: len(self.last)})(**vars(made))
 
 
@@ -47,7 +54,9 @@ def test_a_clip_at_any_tick_has_its_own_picture_and_blocks(config):
     assert len(clips) == sum(max(0, length - ROWS) for length in LENGTHS)
     made = clips[np.arange(len(clips))]
     assert made.shape == (len(clips), 2, 1 + ROWS // BLOCK, 1, 1)
-    expected = np.stack([clips.ticks, *(clips.ticks + BLOCK * i + 0.5 for i in range(ROWS // BLOCK))], axis=1)
+    expected = np.stack(
+        [clips.ticks, *(clips.ticks + BLOCK * i + 0.5 for i in range(ROWS // BLOCK))], axis=1
+    )
     np.testing.assert_array_equal(made[:, 0, :, 0, 0], expected)
     np.testing.assert_array_equal(clips.among(slice(7, 9))[np.array([1])], made[[8]])
 
@@ -61,10 +70,16 @@ def test_as_many_clips_are_encoded_as_every_fourth_tick_would_take():
 
 
 def test_frames_have_their_scale(config):
-    scaled = replace(config, latent_frames=(((1.0, 1.0), (2.0, 2.0)),) * 2 + (((3.0, 3.0), (4.0, 4.0)),))
-    plain, made = (clips_of(demonstrations(), one)[np.array([5])][0, 0, :, 0, 0] for one in (config, scaled))
+    scaled = replace(
+        config, latent_frames=(((1.0, 1.0), (2.0, 2.0)),) * 2 + (((3.0, 3.0), (4.0, 4.0)),)
+    )
+    plain, made = (
+        clips_of(demonstrations(), one)[np.array([5])][0, 0, :, 0, 0] for one in (config, scaled)
+    )
     mean, std = np.array([1, 1, 3, 3, 3]), np.array([2, 2, 4, 4, 4])
-    torch.testing.assert_close(torch.from_numpy(made), torch.from_numpy((plain - mean) / std).half())
+    torch.testing.assert_close(
+        torch.from_numpy(made), torch.from_numpy((plain - mean) / std).half()
+    )
 
 
 def test_a_clip_that_an_episode_is_too_short_for_repeats_its_last_frame():

@@ -1,4 +1,6 @@
-"""The small LIBERO policy: windows of recorded actions, the checkpoint that training starts from, the recipe and its card."""
+"""The small LIBERO policy: windows of recorded actions, the checkpoint that training starts
+from, the recipe and its card.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,45 @@ from strands_cosmos3.environments.libero_views import CAMERAS, side_by_side
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import libero_demos, libero_policy
 from strands_cosmos3.training.bundled.stages import digest
-from strands_cosmos3.training.libero_policy import TINY, LiberoRecipe, card, pictures_of, write_start
+from strands_cosmos3.training.libero_policy import (
+    TINY,
+    LiberoRecipe,
+    card,
+    pictures_of,
+    write_start,
+)
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.release import load_vae
 
-SENTENCES = ("pick up the milk and place it in the basket", "pick up the butter and place it in the basket")
+SENTENCES = (
+    "pick up the milk and place it in the basket",
+    "pick up the butter and place it in the basket",
+)
 LENGTH = 24
 
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Two episodes as `demos --suite libero_object` writes them: the views differ in colour, and change every 6 frames."""
+    """Two episodes as `demos --suite libero_object` writes them: the views differ in colour, and
+    change every 6 frames.
+    """
     root, rng = tmp_path_factory.mktemp("libero") / "demos", np.random.default_rng(0)
     spec = libero_demos.libero_spec(libero_demos.LiberoConfig(picture_px=128))
-    spec = DatasetSpec(spec.fps, {key: spec.features[key] for key in (ACTION, *spec.cameras)}, spec.robot_type)
+    spec = DatasetSpec(
+        spec.fps, {key: spec.features[key] for key in (ACTION, *spec.cameras)}, spec.robot_type
+    )
     with DatasetWriter(root, spec) as writer:
         for sentence in SENTENCES:
             actions = rng.uniform(-1, 1, (LENGTH, 7))
-            frames = {key: np.full((LENGTH, 128, 128, 3), 60 + 120 * i, np.uint8) for i, key in enumerate(spec.cameras)}
+            frames = {
+                key: np.full((LENGTH, 128, 128, 3), 60 + 120 * i, np.uint8)
+                for i, key in enumerate(spec.cameras)
+            }
             for t in range(LENGTH):
                 frames[next(iter(frames))][t] += 10 * (t // libero_demos.LOOK_EVERY)
-            writer.add_episode({ACTION: encode_actions(actions).astype(np.float32)}, frames, sentence)
+            writer.add_episode(
+                {ACTION: encode_actions(actions).astype(np.float32)}, frames, sentence
+            )
     return root
 
 
@@ -55,12 +75,21 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def post(demos, start, tmp_path_factory):
-    how = PostConfig(train=("*",), stats="packaged", embodiment="libero", steps=1, batch=2, validation_fraction=0.5)
+    how = PostConfig(
+        train=("*",),
+        stats="packaged",
+        embodiment="libero",
+        steps=1,
+        batch=2,
+        validation_fraction=0.5,
+    )
     return PostTraining(start, demos, tmp_path_factory.mktemp("libero") / "run", how)
 
 
 def test_windows_are_the_recorded_actions_normalised_as_nvidias(post, demos):
-    """They begin where a picture is, all the way to the end, after which the last action is repeated."""
+    """They begin where a picture is, all the way to the end, after which the last action is
+    repeated.
+    """
     with Dataset(demos) as dataset:
         recorded = np.asarray(dataset[0][ACTION], np.float64)
     windows = post.windows
@@ -69,8 +98,12 @@ def test_windows_are_the_recorded_actions_normalised_as_nvidias(post, demos):
     actions = decode_rows(recorded)
     at = libero_demos.LOOK_EVERY
     np.testing.assert_allclose(rows[0], normalize_actions(actions[at : at + 16]), atol=1e-4)
-    assert rows.abs().max() > 1, "not clamped: the expert's translations exceed the packaged quantiles"
-    padded = np.concatenate([actions[3 * at :], np.repeat(actions[-1:], 16 - (LENGTH - 3 * at), axis=0)])
+    assert rows.abs().max() > 1, (
+        "not clamped: the expert's translations exceed the packaged quantiles"
+    )
+    padded = np.concatenate(
+        [actions[3 * at :], np.repeat(actions[-1:], 16 - (LENGTH - 3 * at), axis=0)]
+    )
     np.testing.assert_allclose(rows[1], normalize_actions(padded), atol=1e-4)
     batch = windows.batch(0)
     assert batch.state is None
@@ -79,7 +112,9 @@ def test_windows_are_the_recorded_actions_normalised_as_nvidias(post, demos):
 
 
 def test_training_sees_the_pictures_of_inference(post, demos):
-    """The third person left, as an evaluation composes them; another order, or another frame, is another canvas."""
+    """The third person left, as an evaluation composes them; another order, or another frame, is
+    another canvas.
+    """
     with Dataset(demos) as dataset:
         episode = dataset[0]
         views = {name: episode.frames(f"observation.images.{name}", [6])[0] for name in CAMERAS}
@@ -89,7 +124,10 @@ def test_training_sees_the_pictures_of_inference(post, demos):
     asked = Cosmos3PolicyProcessor.for_checkpoint(post.checkpoint).preprocess(raw)
     torch.testing.assert_close(seen.pixel_values, asked.pixel_values)
     assert seen.prompt == asked.prompt
-    left, right = seen.pixel_values[0, :, 0, :80, :80].mean(), seen.pixel_values[0, :, 0, :80, 80:].mean()
+    left, right = (
+        seen.pixel_values[0, :, 0, :80, :80].mean(),
+        seen.pixel_values[0, :, 0, :80, 80:].mean(),
+    )
     assert left < right - 0.5
 
 
@@ -101,17 +139,30 @@ def test_other_actions_are_refused(demos, start, tmp_path):
         frames = {key: np.zeros((20, 128, 128, 3), np.uint8) for key in spec.cameras}
         writer.add_episode({ACTION: np.zeros((20, 10), np.float32)}, frames, "x")
     with pytest.raises(ConfigError, match="'droid', not of 'libero'"):
-        PostTraining(start, tmp_path / "set", tmp_path / "run", PostConfig(embodiment="libero", stats="packaged"))
+        PostTraining(
+            start,
+            tmp_path / "set",
+            tmp_path / "run",
+            PostConfig(embodiment="libero", stats="packaged"),
+        )
 
 
 def test_the_start_has_liberos_contract(start):
     made, source = Checkpoint.open(start), Checkpoint.open(embedded_checkpoint())
-    assert (made.metadata["domain"], made.state_row, made.policy_frames, made.replan_rows) == ("libero", None, (1,), 8)
+    assert (made.metadata["domain"], made.state_row, made.policy_frames, made.replan_rows) == (
+        "libero",
+        None,
+        (1,),
+        8,
+    )
     stats = made.action_stats()
     assert stats is not None
     assert stats.raw is not None
     device = torch.device("cpu")
-    head, before = (one.load_action_head(domain, device, torch.float32) for one, domain in ((made, 5), (source, 8)))
+    head, before = (
+        one.load_action_head(domain, device, torch.float32)
+        for one, domain in ((made, 5), (source, 8))
+    )
     assert torch.equal(head.w_out, before.w_out)
     asked = Cosmos3PolicyProcessor.for_checkpoint(made).preprocess(
         {"images": np.zeros((256, 512, 3), np.uint8), "task": SENTENCES[0]}
@@ -130,7 +181,9 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe):
         if command[0] == "strands-cosmos3":
             assert command[1] in COMMANDS
             tyro.cli(_union(command[1:]), args=command[1:])
-    assert {stage.name: stage.decides for stage in recipe.stages(5)} == {s.name: s.decides for s in recipe.stages(1)}
+    assert {stage.name: stage.decides for stage in recipe.stages(5)} == {
+        s.name: s.decides for s in recipe.stages(1)
+    }
 
 
 def test_the_card_has_every_figure_and_its_command(tmp_path):
@@ -139,7 +192,13 @@ def test_the_card_has_every_figure_and_its_command(tmp_path):
         (tmp_path / "records").mkdir(exist_ok=True)
         (tmp_path / f"records/{name}.json").write_text(json.dumps(record))
         (tmp_path / name).mkdir()
-        success = {"successes": len(name), "of": 40, "rate": len(name) / 40, "low": 0.1, "high": 0.2}
+        success = {
+            "successes": len(name),
+            "of": 40,
+            "rate": len(name) / 40,
+            "low": 0.1,
+            "high": 0.2,
+        }
         row = {"condition": name, "task": None, "success": success, "seconds_to_success": None}
         (tmp_path / name / "report.json").write_text(json.dumps({"rows": [row]}))
     said = card(tmp_path)

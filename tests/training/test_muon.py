@@ -10,9 +10,13 @@ from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 from strands_cosmos3.training.muon import Muon, orthogonal
 
 
-@pytest.mark.parametrize(("lower", "most"), [(False, 0.02), (True, 0.05)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("lower", "most"), [(False, 0.02), (True, 0.05)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("shape", [(24, 24), (12, 60), (60, 12)])
-def test_every_singular_value_becomes_about_one_and_directions_stay(shape, lower, most, monkeypatch):
+def test_every_singular_value_becomes_about_one_and_directions_stay(
+    shape, lower, most, monkeypatch
+):
     monkeypatch.setattr(muon, "fast_bfloat16", lambda *_, **__: lower)
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     made = orthogonal(matrix)
@@ -25,7 +29,9 @@ def test_every_singular_value_becomes_about_one_and_directions_stay(shape, lower
 
 
 def test_a_step_is_nesterov_momentum_made_orthogonal():
-    """A kernel is a matrix with a row for each output channel; with more rows than columns it moves further."""
+    """A kernel is a matrix with a row for each output channel; with more rows than columns it
+    moves further.
+    """
     generator = torch.Generator().manual_seed(0)
     kernel = nn.Parameter(torch.randn(40, 2, 1, 3, 3, generator=generator))
     start, momentum = kernel.detach().clone(), torch.zeros(40, 18)
@@ -45,16 +51,22 @@ def test_weight_decay_bounds_what_steps_add():
     matrix = nn.Parameter(torch.full((6, 6), 3.0))
     optimizer = Muon([matrix], lr=0.1, weight_decay=0.5)
     matrix.grad = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
-    expected = 3.0 * (1 - 0.1 * 0.5) - 0.1 * orthogonal(0.05 * 0.95 * matrix.grad + 0.05 * matrix.grad)
+    expected = 3.0 * (1 - 0.1 * 0.5) - 0.1 * orthogonal(
+        0.05 * 0.95 * matrix.grad + 0.05 * matrix.grad
+    )
     optimizer.step()
     torch.testing.assert_close(matrix.detach(), expected)
 
 
 def test_matrices_of_one_shape_move_as_each_does_alone():
-    """They are made orthogonal together: each gets its own step, and one without a gradient stays."""
+    """They are made orthogonal together: each gets its own step, and one without a gradient
+    stays.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = (6, 4), (4, 6), (6, 4), (6, 2, 2), (6, 4)
-    starts, gradients = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
+    starts, gradients = (
+        [torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2)
+    )
 
     def moved(*which: int) -> list[torch.Tensor]:
         matrices = [nn.Parameter(starts[i].clone()) for i in which]
@@ -87,10 +99,15 @@ def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
             value = (made - x[:, :2]).square().mean()
             return value, {"loss": value.item()}
 
-        return Loop(model, loss, TrainLoopConfig(steps, 0.01, 1, matrix_lr=0.05, matrix_decay=0.1), folder)
+        return Loop(
+            model, loss, TrainLoopConfig(steps, 0.01, 1, matrix_lr=0.05, matrix_decay=0.1), folder
+        )
 
     whole = loop(tmp_path / "whole")
-    assert [sorted(p.shape for group in o.param_groups for p in group["params"]) for o in whole.optimizers] == [
+    assert [
+        sorted(p.shape for group in o.param_groups for p in group["params"])
+        for o in whole.optimizers
+    ] == [
         sorted([(8, 4), (8,), (8,), (2, 8), (2,)]),
         [(8, 8)],
     ]
@@ -106,7 +123,11 @@ def test_matrices_between_the_ends_take_muon_and_resume_to_the_bit(tmp_path):
 
 
 def test_a_rate_below_zero_is_refused():
-    with pytest.raises(ValueError, match="matrix_lr must be a finite number of at least zero, got -1"):
+    with pytest.raises(
+        ValueError, match="matrix_lr must be a finite number of at least zero, got -1"
+    ):
         TrainLoopConfig(1, matrix_lr=-1.0)
-    with pytest.raises(ValueError, match="matrix_decay must be a finite number of at least zero, got nan"):
+    with pytest.raises(
+        ValueError, match="matrix_decay must be a finite number of at least zero, got nan"
+    ):
         TrainLoopConfig(1, matrix_decay=float("nan"))

@@ -25,5 +25,8 @@ def test_pictures_are_read_as_before(patch: int):
     before = policy.transformer.proj_in(patchify(known[3], patch))
     policy.transformer.proj_out.weight.data.fill_(0.1)
     refit_projections(policy, known, latents)
-    torch.testing.assert_close(policy.transformer.proj_in(patchify(latents[3], patch)), before, rtol=1e-3, atol=1e-3)
-    assert not policy.transformer.proj_out.weight.any()  # a predicted video begins as the given frame
+    torch.testing.assert_close(
+        policy.transformer.proj_in(patchify(latents[3], patch)), before, rtol=1e-3, atol=1e-3
+    )
+    # a predicted video begins as the given frame
+    assert not policy.transformer.proj_out.weight.any()

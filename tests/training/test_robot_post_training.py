@@ -1,4 +1,6 @@
-"""Post-training for another robot: what is recorded of a UR5e, what training reads of it, and what does not fit together."""
+"""Post-training for another robot: what is recorded of a UR5e, what training reads of it, and
+what does not fit together.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.windows import EXPERT, LABELLED, poses_of
 from strands_cosmos3.types import ActionChunk, Rollout
 
-pytestmark = pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
+)
 TOP = "observation.images.camera_top"
 UR = get_embodiment("robomind-ur")
 UR5E_DEMOS = DemoConfig(robot="ur5e", goals=(0, 1, 2), ticks=9, edges_m=(0.04,))
@@ -86,16 +90,22 @@ def demos(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("demos") / "set"
     with warnings.catch_warnings(), DemoCollector(UR5E_DEMOS) as collector:
         warnings.simplefilter("ignore", LimitsAssumedWarning)
-        records = [record for episode in (0, 1) if (record := collector.record(0, episode)) is not None]
+        records = [
+            record for episode in (0, 1) if (record := collector.record(0, episode)) is not None
+        ]
     assert len(records) == 2
-    with DatasetWriter(root, demo_spec(records[0].frames.shape[1:3], UR5E_DEMOS), video=VIDEO) as writer:
+    with DatasetWriter(
+        root, demo_spec(records[0].frames.shape[1:3], UR5E_DEMOS), video=VIDEO
+    ) as writer:
         for episode, record in enumerate(records):
             add_record(writer, record, 0, episode)
     return root
 
 
 def site_poses(robot: Robot, q_rad: np.ndarray) -> np.ndarray:
-    """Poses of the site that Cosmos' rows of a UR move, in the base, by the model: the scene's world is the base."""
+    """Poses of the site that Cosmos' rows of a UR move, in the base, by the model: the scene's
+    world is the base.
+    """
     data, T = mujoco.MjData(robot.scene.model), np.tile(np.eye(4), (len(q_rad), 1, 1))
     for pose, q in zip(T, q_rad, strict=True):
         data.qpos[robot.scene.arm_qpos] = q
@@ -106,7 +116,9 @@ def site_poses(robot: Robot, q_rad: np.ndarray) -> np.ndarray:
 
 
 def test_an_episode_does_not_depend_on_those_before_it():
-    """A worker process records all its parts with one collector; and the hand keeps home's yaw if told so."""
+    """A worker process records all its parts with one collector; and the hand keeps home's yaw
+    if told so.
+    """
     config = Demos(Path("out"), robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5).config()
     with DemoCollector(config) as used, DemoCollector(config) as fresh:
         assert not used.expert.expert.turns
@@ -131,19 +143,27 @@ def test_a_hand_that_keeps_its_yaw_has_homes_in_starts_and_answers():
         rows = [denormalize_chunk(answer, config.embodiment)[:, :9] for answer in record.labels[0]]
         chunks = [decode_pose_trajectory(one, record.T_base_cosmos[0]) for one in rows]
         start, ends = record.T_base_cosmos[0], np.stack([chunk[-1] for chunk in chunks])
-        assert abs(np.arctan2(start[1, 0], start[0, 0]) - home_yaw) < np.deg2rad(15)  # X = I: the frame's yaw is the hand's
-        np.testing.assert_allclose(np.arctan2(ends[:, 1, 0], ends[:, 0, 0]), home_yaw, atol=np.deg2rad(2))
+        # X = I: the frame's yaw is the hand's
+        assert abs(np.arctan2(start[1, 0], start[0, 0]) - home_yaw) < np.deg2rad(15)
+        np.testing.assert_allclose(
+            np.arctan2(ends[:, 1, 0], ends[:, 0, 0]), home_yaw, atol=np.deg2rad(2)
+        )
 
 
 @pytest.mark.parametrize(("robot", "rests"), [("ur5e", True), ("panda", False)])
 def test_answers_for_pictures_alone_do_not_depend_on_the_arms_speed(robot, rests):
-    """One picture shows none: they are those of an arm at rest, or in the bundled policy's recipe of one that cruises."""
+    """One picture shows none: they are those of an arm at rest, or in the bundled policy's
+    recipe of one that cruises.
+    """
     with DemoCollector(DemoConfig(robot=robot, ticks=2)) as collector:
         assert collector.record(0, 0) is not None
         (stage,) = collector._stages.values()
         request = collector.request(stage.robot.observation())
         state = dict(request.privileged or {})
-        still, moving = (replace(request, privileged=state | {"tcp_twist": np.full(6, twist)}) for twist in (0.0, 0.1))
+        still, moving = (
+            replace(request, privileged=state | {"tcp_twist": np.full(6, twist)})
+            for twist in (0.0, 0.1)
+        )
         answers = [collector.answer(one, 0) for one in (still, moving)]
         np.testing.assert_array_equal(*answers)
         assert np.array_equal(answers[0], collector.expert.answer(still, 0).action) == rests
@@ -156,7 +176,9 @@ def test_a_recorded_rollout_follows_the_domains_conventions(recorded):
         assert list(data.spec.cameras) == [TOP]
         assert data.spec.robot_type == "ur5e"
         assert data.spec.features[ACTION].info["embodiment"] == "robomind-ur"
-        state, pose, rows = (np.asarray(episode[key], np.float64) for key in (STATE, EE_POSE, ACTION))
+        state, pose, rows = (
+            np.asarray(episode[key], np.float64) for key in (STATE, EE_POSE, ACTION)
+        )
         off = np.abs(episode.frames(TOP, [0])[0].astype(int) - recorded.start).mean()
     assert off < 4  # video's loss; the picture of the wrist differs by 40
     steps = 60 * np.arange(1, len(state)) - 1
@@ -170,7 +192,8 @@ def test_a_recorded_rollout_follows_the_domains_conventions(recorded):
     assert (state[0, 6], rows[0, 9]) == (pytest.approx(1, abs=0.01), 1)  # open, 1 = open
     assert state[-1, 6] < 0.6
     assert rows[-1, 9] == 0
-    np.testing.assert_allclose(rows[:-1, 9], log["gripper_commanded"][steps], atol=1e-6)  # the command within the row
+    # the command within the row
+    np.testing.assert_allclose(rows[:-1, 9], log["gripper_commanded"][steps], atol=1e-6)
     opened, told = np.flatnonzero(state[:, 6] < 0.95)[0], np.flatnonzero(rows[:, 9] < 0.5)[0]
     assert told <= opened  # the row's command precedes what is measured
 
@@ -198,7 +221,14 @@ def test_recorded_rows_drive_the_arm_along_the_recorded_motion(recorded):
 
 
 def windows_of(demos: Path, folder: Path, **options: Any) -> PostTraining:
-    how: dict[str, Any] = {"train": ("*",), "steps": 1, "batch": 4, "policy_frames": 1, "validation_fraction": 0.5, **options}
+    how: dict[str, Any] = {
+        "train": ("*",),
+        "steps": 1,
+        "batch": 4,
+        "policy_frames": 1,
+        "validation_fraction": 0.5,
+        **options,
+    }
     config = PostConfig(embodiment="robomind-ur", **how)
     return PostTraining(TABLE_POLICY, demos, folder, config)
 
@@ -211,7 +241,9 @@ def post(demos, tmp_path_factory) -> PostTraining:
 def test_each_picture_has_a_window_for_each_goal(post, demos):
     with Dataset(demos) as data:
         ticks = [np.flatnonzero(episode[LABELLED]) for episode in data]
-        answers = np.concatenate([np.asarray(e[EXPERT], np.float64)[t] for e, t in zip(data, ticks, strict=True)])
+        answers = np.concatenate(
+            [np.asarray(e[EXPERT], np.float64)[t] for e, t in zip(data, ticks, strict=True)]
+        )
         poses = poses_of(np.concatenate([e[EE_POSE][t] for e, t in zip(data, ticks, strict=True)]))
     windows, goals = post.windows, 3
     assert len(windows) == goals * len(answers)
@@ -228,7 +260,11 @@ def test_each_picture_has_a_window_for_each_goal(post, demos):
     centred = (poses[0, :3, 3] - centre["mean"][:3]) / centre["std"][:3]
     np.testing.assert_allclose(batch.state[0, :3], centred, atol=1e-4)
     assert windows._trained == goals * len(ticks[0])  # whole episodes are validated
-    raw = {"images": np.zeros((180, 320, 3), np.uint8), "task": "x", "state": [0, 0, 0, 1, 0, 0, 0, 1, 0, 1]}
+    raw = {
+        "images": np.zeros((180, 320, 3), np.uint8),
+        "task": "x",
+        "state": [0, 0, 0, 1, 0, 0, 0, 1, 0, 1],
+    }
     for colour, ids in zip(("red", "green", "blue"), windows._prompts[:goals], strict=True):
         asked = windows._processor.preprocess({**raw, "task": f"reach the {colour} cube"})
         assert ids == tuple(asked.text_ids[0].tolist())
@@ -238,14 +274,23 @@ def test_each_picture_has_a_window_for_each_goal(post, demos):
 
 
 def test_each_window_shows_its_own_picture(post, demos):
-    """Windows are made with black pictures, and the recorded ones are decoded only when they are encoded."""
+    """Windows are made with black pictures, and the recorded ones are decoded only when they are
+    encoded.
+    """
     with Dataset(demos) as data:
-        shown = [episode.frames(TOP, np.flatnonzero(episode[LABELLED]).tolist()) for episode in data]
-    pictures, of_episode = np.concatenate(shown), np.repeat(np.arange(len(shown)), [len(frames) for frames in shown])
+        shown = [
+            episode.frames(TOP, np.flatnonzero(episode[LABELLED]).tolist()) for episode in data
+        ]
+    pictures, of_episode = (
+        np.concatenate(shown),
+        np.repeat(np.arange(len(shown)), [len(frames) for frames in shown]),
+    )
     firsts = np.arange(len(pictures)) * 3  # each has a window for each of three goals
     latents = post.windows._pick(firsts, np.zeros(len(firsts), bool)).latents
     config, weights = post.checkpoint.vae_config, post.checkpoint.vae_weights
-    decoded = WanVae(config, weights, torch.device("cpu"), torch.float32, decoder=True).decode(latents)[:, :, 0]
+    decoded = WanVae(config, weights, torch.device("cpu"), torch.float32, decoder=True).decode(
+        latents
+    )[:, :, 0]
     recorded = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     recorded = torch.nn.functional.interpolate(recorded, decoded.shape[-2:], mode="area")
     apart = (decoded[:, None] - recorded[None]).abs().mean((2, 3, 4))
@@ -261,7 +306,9 @@ def test_answers_lead_to_the_cube_that_the_sentence_names():
         request = collector.request(robot.observation())
         assert request.q_rad is not None
         assert request.T_base_cosmos is not None
-        np.testing.assert_allclose(request.T_base_cosmos, site_poses(robot, request.q_rad[None])[0], atol=1e-9)
+        np.testing.assert_allclose(
+            request.T_base_cosmos, site_poses(robot, request.q_rad[None])[0], atol=1e-9
+        )
         tcp, site = robot.data.site("tcp").xpos, request.T_base_cosmos
         offset = site[:3, :3].T @ (tcp - site[:3, 3])
         for goal, cube in enumerate(("cube_red", "cube_green", "cube_blue")):
@@ -297,17 +344,23 @@ def test_the_exported_checkpoint_says_what_it_is(post):
 
 
 def test_a_dataset_that_states_no_embodiment_is_known_by_its_robot(tmp_path):
-    """A UR5e's poses are not of the frame that droid's rows move; who says that they are is only warned."""
+    """A UR5e's poses are not of the frame that droid's rows move; who says that they are is only
+    warned.
+    """
     root = still_arm(tmp_path / "foreign", 15)
     info = root / "meta/info.json"
     told = json.loads(info.read_text())
     del told["features"][ACTION]["info"]
     info.write_text(json.dumps(told | {"robot_type": "ur5e"}))
     said = r"dataset is of robot 'ur5e', whose rows are those of 'robomind-ur' and not of 'droid_lerobot'"
-    with pytest.raises(ConfigError, match=said + r"; give --embodiment robomind-ur, or droid_lerobot if"):
+    with pytest.raises(
+        ConfigError, match=said + r"; give --embodiment robomind-ur, or droid_lerobot if"
+    ):
         PostTraining(TABLE_POLICY, root, tmp_path / "default", PostConfig(policy_frames=1))
     with pytest.warns(UserWarning, match=said):
-        PostTraining(TABLE_POLICY, root, tmp_path / "told", PostConfig(embodiment="droid", policy_frames=1))
+        PostTraining(
+            TABLE_POLICY, root, tmp_path / "told", PostConfig(embodiment="droid", policy_frames=1)
+        )
     for kind in ("panda", "somebody's"):
         info.write_text(json.dumps(told | {"robot_type": kind}))
         with warnings.catch_warnings():
@@ -328,21 +381,35 @@ def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, cap
         (["--robot", "ur5e"], "not 'robomind-ur'.*docs/post_training.md"),
         (
             ["--robot", "ur5e", "--model", str(TABLE_POLICY)],
-            "its domain is 'droid_lerobot', not 'robomind-ur'; pass embodiment='droid_lerobot'.*docs",
+            "its domain is 'droid_lerobot', not 'robomind-ur'; pass "
+            "embodiment='droid_lerobot'.*docs",
         ),
-        (["--robot", "panda", "--model", tuned], "its domain is 'robomind-ur', not 'droid_lerobot'"),
+        (
+            ["--robot", "panda", "--model", tuned],
+            "its domain is 'robomind-ur', not 'droid_lerobot'",
+        ),
     ):
         assert main(["rollout", "--task", "reach", "--duration", "1", *arguments]) > 0
         assert re.search(said, " ".join(capsys.readouterr().err.split()))
 
 
 def test_evaluate_runs_the_new_checkpoint_with_its_controls(post):
-    """A picture of the top camera, rows of its domain, and blank pictures; the source's checkpoint ends the evaluation."""
-    options = {"robot": "ur5e", "tasks": "reach", "seeds": 1, "conditions": "plain,blank,swapped,shuffled", "duration": 0.5}
+    """A picture of the top camera, rows of its domain, and blank pictures; the source's
+    checkpoint ends the evaluation.
+    """
+    options = {
+        "robot": "ur5e",
+        "tasks": "reach",
+        "seeds": 1,
+        "conditions": "plain,blank,swapped,shuffled",
+        "duration": 0.5,
+    }
     settings = make_settings({**options, "model": str(post.export(post.policy)), "num_steps": 1})
     simulator = Simulator(settings)
     records = [simulator.run(assignment) for assignment in settings.plan()]
-    assert {(record["success"], record["counters"]["chunks"] > 0) for record in records} == {(False, True)}
+    assert {(record["success"], record["counters"]["chunks"] > 0) for record in records} == {
+        (False, True)
+    }
     assert all("borrowed_domain" not in record for record in records)
     plain, blank = (record["path"] for record in records[:2])
     assert plain != blank  # it looks at the picture
@@ -356,7 +423,10 @@ def still_arm(root: Path, fps: int) -> Path:
     """An arm that does not move, at a rate of one's choice."""
     spec = rollout_spec("robomind-ur", UR5E)
     spec = DatasetSpec(fps, spec.features, spec.robot_type)
-    columns = {key: np.zeros((18, *feature.shape), feature.dtype).squeeze() for key, feature in spec.columns.items()}
+    columns = {
+        key: np.zeros((18, *feature.shape), feature.dtype).squeeze()
+        for key, feature in spec.columns.items()
+    }
     columns[EE_POSE][:, 6] = 1
     with DatasetWriter(root, spec) as writer:
         writer.add_episode(columns, {TOP: np.zeros((18, 180, 320, 3), np.uint8)}, "wait")
@@ -388,7 +458,14 @@ def test_the_page_in_a_tiny_form(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs/post_training.md").read_text()
     lines = [line for line in page.split("```sh\n")[1].split("```")[0].splitlines() if line]
     assert len(lines) == 3
-    tiny = {"--episodes": "2", "--ticks": "9", "--workers": "1", "--steps": "3", "--batch": "2", "--validation-fraction": "0.5"}
+    tiny = {
+        "--episodes": "2",
+        "--ticks": "9",
+        "--workers": "1",
+        "--steps": "3",
+        "--batch": "2",
+        "--validation-fraction": "0.5",
+    }
     for line in lines:
         _, *words = shlex.split(line)
         words = [tiny.get(before, word) for before, word in zip(["", *words], words, strict=False)]

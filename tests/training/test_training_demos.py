@@ -1,4 +1,6 @@
-"""Demonstrations: what is seen, what is done and what is labelled agree, and follow from seed and episode alone."""
+"""Demonstrations: what is seen, what is done and what is labelled agree, and follow from seed
+and episode alone.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,25 @@ from strands_cosmos3.training.validation import chunk_errors
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)) as collector:
+    with DemoCollector(
+        DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)
+    ) as collector:
         again = collector.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
     assert not np.array_equal(records[0].frames[0], records[1].frames[0])
 
 
-STARTS = [[0.3971, -0.2203, 0.0364, 1.431], [0.5134, 0.0839, 0.1018, 0.863], [0.5033, 0.0834, 0.0291, 0.077]]
-KEPT_YAW_STARTS = [[0.3971, -0.2203, 0.0364, -1.429], [0.5134, 0.0839, 0.1018, -1.553], [0.5033, 0.0834, 0.0291, -1.73]]
+STARTS = [
+    [0.3971, -0.2203, 0.0364, 1.431],
+    [0.5134, 0.0839, 0.1018, 0.863],
+    [0.5033, 0.0834, 0.0291, 0.077],
+]
+KEPT_YAW_STARTS = [
+    [0.3971, -0.2203, 0.0364, -1.429],
+    [0.5134, 0.0839, 0.1018, -1.553],
+    [0.5033, 0.0834, 0.0291, -1.73],
+]
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
@@ -68,7 +80,9 @@ def test_starts_are_those_of_the_recipe(robot, turns, grasp_yaw_deg, x_m, starts
     named, spec = robot, get_robot(robot)
     workspace = replace(spec.workspace, grasp_yaw_deg=grasp_yaw_deg, x_m=(x_m, 0.65))
     if workspace != spec.workspace:
-        (tmp_path / "mine.toml").write_text(write_robot(replace(spec, name="mine", workspace=workspace)))
+        (tmp_path / "mine.toml").write_text(
+            write_robot(replace(spec, name="mine", workspace=workspace))
+        )
         named = str(tmp_path / "mine.toml")
     layout, drawn = Layout(("cube_red",), np.array([[0.5, 0.1]]), np.zeros(1)), []
     with DemoCollector(DemoConfig(robot=named, turns=turns, home=0.0)) as collector:
@@ -87,11 +101,14 @@ def test_poses_are_of_the_cosmos_frame(records):
 
 
 def test_undisturbed_rows_are_the_experts_labels(tmp_path):
-    """What was measured and ordered after a tick is what the expert said there, in the model's scale.
+    """What was measured and ordered after a tick is what the expert said there, in the model's
+    scale.
 
     Only where the arm has the speed that it would reach: labels begin with that one.
     """
-    with DemoCollector(DemoConfig(ticks=40, perturbed=0.0, wandering=0.0, label_every=2)) as collector:
+    with DemoCollector(
+        DemoConfig(ticks=40, perturbed=0.0, wandering=0.0, label_every=2)
+    ) as collector:
         write_shard(shard_path(tmp_path, 0), pack([collector.record(3, 1)]))
     demos = Demos.open(tmp_path)
     ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
@@ -113,7 +130,9 @@ def test_undisturbed_rows_are_the_experts_labels(tmp_path):
 def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     """Without drift they are what the arm does, also from rest, where labels are ahead."""
     monkeypatch.setattr(demos_module, "_PREFIX_DRIFT", (0.0,))
-    with DemoCollector(DemoConfig(ticks=20, perturbed=0.0, wandering=0.0, prefix_rows=8)) as collector:
+    with DemoCollector(
+        DemoConfig(ticks=20, perturbed=0.0, wandering=0.0, prefix_rows=8)
+    ) as collector:
         record = collector.record(3, 1)
     goal, T = record.goal[0], record.T_base_cosmos
     done = encode_chunk(T[:17], record.gripper_command[:16], "droid")[None]
@@ -126,7 +145,9 @@ def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
 
 
 def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_so_in_most_episodes():
-    """A hand 5 cm above the cube, turned by 30 degrees against it: labels and most drivers come down at once."""
+    """A hand 5 cm above the cube, turned by 30 degrees against it: labels and most drivers come
+    down at once.
+    """
     with DemoCollector(DemoConfig(ticks=2, turning=0.3)) as collector:
         drivers = [collector.record(0, episode) and collector.expert.askew for episode in range(30)]
     assert 15 <= drivers.count(True) <= 26
@@ -138,19 +159,33 @@ def _require_labels_that_take_a_cube_askew(turning):
     with DemoCollector(DemoConfig(ticks=2, turning=turning)) as collector:
         assert collector.record(0, 0) is not None
         (stage,) = collector._stages.values()
-        request, expert, goal = collector.request(stage.robot.observation()), collector.expert, GOALS.index((Verb.PICK, "red"))
+        request, expert, goal = (
+            collector.request(stage.robot.observation()),
+            collector.expert,
+            GOALS.index((Verb.PICK, "red")),
+        )
         state = dict(request.privileged or {})
         tcp, yaw_rad = np.eye(4), state["grasp_yaw_rad"]
-        tcp[:3, :3] = so3_exp(np.array([0.0, 0.0, yaw_rad + np.deg2rad(30)])) @ np.diag([1.0, -1.0, -1.0])
+        tcp[:3, :3] = so3_exp(np.array([0.0, 0.0, yaw_rad + np.deg2rad(30)])) @ np.diag(
+            [1.0, -1.0, -1.0]
+        )
         tcp[:3, 3] = state["cube_red"][:3, 3] + [0.0, 0.0, 0.05]
         cube = np.array(state["cube_red"])
         cube[:3, :3] = so3_exp(np.array([0.0, 0.0, yaw_rad]))
-        request = replace(request, gripper=1.0, privileged=state | {"tcp": tcp, "tcp_twist": np.zeros(6), "cube_red": cube})
+        request = replace(
+            request,
+            gripper=1.0,
+            privileged=state | {"tcp": tcp, "tcp_twist": np.zeros(6), "cube_red": cube},
+        )
         expert.goal, expert.share, expert.wandering = goal, 0.0, False
-        strict, askew = (expert.answer(request, goal, askew=askew).action for askew in (False, True))
+        strict, askew = (
+            expert.answer(request, goal, askew=askew).action for askew in (False, True)
+        )
         assert not np.array_equal(strict, askew)
         np.testing.assert_array_equal(expert.infer(request).action, strict if turning else askew)
-        np.testing.assert_array_equal(collector.continuation(request, goal, 0, np.random.default_rng(0)), askew)
+        np.testing.assert_array_equal(
+            collector.continuation(request, goal, 0, np.random.default_rng(0)), askew
+        )
         answer = expert.answer(request, goal, cruises=True, askew=True).action
         np.testing.assert_array_equal(collector.answer(request, goal), answer)
         assert not np.array_equal(answer, expert.answer(request, goal, cruises=True).action)
@@ -184,20 +219,28 @@ def test_looks_are_drawn_anew_and_do_not_change_the_next_frame(records):
 
 
 def test_labels_of_other_looks_are_for_the_cubes_that_they_show(monkeypatch):
-    """Reaching for a cube ends closer to where it is in that picture; only the cube at the hand stays."""
+    """Reaching for a cube ends closer to where it is in that picture; only the cube at the hand
+    stays.
+    """
     shown, original = [], RandomStage.other_layout
 
     def other_layout(stage, *args):
         moved = original(stage, *args)
         scene = stage.robot.scene
-        shown.append(np.array([scene.T_world_body(moved, f"cube_{colour}")[:2, 3] for _, colour in GOALS[:3]]))
+        shown.append(
+            np.array(
+                [scene.T_world_body(moved, f"cube_{colour}")[:2, 3] for _, colour in GOALS[:3]]
+            )
+        )
         return moved
 
     monkeypatch.setattr(RandomStage, "other_layout", other_layout)
     with DemoCollector(DemoConfig(ticks=12, wandering=0.0, close=0.0)) as collector:
         record = collector.record(3, 1)
     distances = []
-    for tick, cubes, *rows in zip(record.label_ticks, shown, record.labels, record.looks_labels, strict=False):
+    for tick, cubes, *rows in zip(
+        record.label_ticks, shown, record.labels, record.looks_labels, strict=False
+    ):
         for goal in range(3):
             ends = [_decoded(chunk[goal], record.T_base_cosmos[tick])[-1, :2, 3] for chunk in rows]
             distances.append([np.linalg.norm(end - cubes[goal]) for end in ends])
@@ -213,7 +256,9 @@ def _decoded(rows, T):
 
 
 def test_pictures_are_taken_from_where_the_cameras_are(monkeypatch):
-    """A state that was computed before its cameras and lights were drawn anew shows them where they were."""
+    """A state that was computed before its cameras and lights were drawn anew shows them where
+    they were.
+    """
     offsets, original = [], Renderer.render
 
     def render(renderer, data, name, *rest):
@@ -229,9 +274,12 @@ def test_pictures_are_taken_from_where_the_cameras_are(monkeypatch):
         return original(renderer, data, name, *rest)
 
     monkeypatch.setattr(Renderer, "render", render)
-    with DemoCollector(DemoConfig(ticks=20, label_every=2, visual_randomization=0.2, wandering=0.0)) as collector:
+    with DemoCollector(
+        DemoConfig(ticks=20, label_every=2, visual_randomization=0.2, wandering=0.0)
+    ) as collector:
         collector.record(3, 1)
-    moved_m = np.linalg.norm(np.array(offsets) - np.median(offsets, axis=0), axis=1)  # most are those of the episode
+    # most are those of the episode
+    moved_m = np.linalg.norm(np.array(offsets) - np.median(offsets, axis=0), axis=1)
     assert 0.01 < moved_m.max() <= 1.2 * WRIST_JITTER_M
     assert (moved_m > 1e-3).sum() >= 8
 
@@ -249,8 +297,12 @@ def test_other_layouts_leave_what_is_at_the_hand(height_m):
     for seed in range(30):
         moved = stage.other_layout(np.random.default_rng(seed), 0.06)
         red, arm = scene.cube_qpos["cube_red"], scene.arm_qpos
-        np.testing.assert_array_equal(moved.qpos[[*arm, *range(red, red + 7)]], before[[*arm, *range(red, red + 7)]])
-        others = {name: moved.xpos[scene.cube_body[name]] for name in scene.cubes if name != "cube_red"}
+        np.testing.assert_array_equal(
+            moved.qpos[[*arm, *range(red, red + 7)]], before[[*arm, *range(red, red + 7)]]
+        )
+        others = {
+            name: moved.xpos[scene.cube_body[name]] for name in scene.cubes if name != "cube_red"
+        }
         for name, place in others.items():
             assert (place[:2] != data.xpos[scene.cube_body[name]][:2]).all()
             assert place[2] == pytest.approx(scene.cubes[name].edge_m / 2)
@@ -276,7 +328,9 @@ def test_several_shards_read_as_one(records, demos, tmp_path):
     several = Demos.open(tmp_path)
     for name in ("goal", "last", "label_ticks", "labels"):
         np.testing.assert_array_equal(getattr(several, name), getattr(demos, name), err_msg=name)
-    np.testing.assert_array_equal(several.frames(range(len(demos))), demos.frames(range(len(demos))))
+    np.testing.assert_array_equal(
+        several.frames(range(len(demos))), demos.frames(range(len(demos)))
+    )
 
 
 def test_last_is_the_last_tick_of_the_episode(records, demos):
@@ -296,11 +350,15 @@ def test_executed_rows_decode_to_the_measured_poses(demos):
     ticks = np.array([0, 4])
     for tick, rows in zip(ticks, executed_rows(demos, ticks), strict=True):
         poses = demos.T_base_cosmos[tick : tick + 17]
-        np.testing.assert_allclose(rows, encode_chunk(poses, demos.gripper_command[tick : tick + 16], "droid"), atol=1e-5)
+        np.testing.assert_allclose(
+            rows, encode_chunk(poses, demos.gripper_command[tick : tick + 16], "droid"), atol=1e-5
+        )
 
 
 def test_goals_differ_in_their_labels(demos):
-    """From one picture, three colours: the language must matter. (Reach and pick part only beside the cube.)"""
+    """From one picture, three colours: the language must matter. (Reach and pick part only
+    beside the cube.)
+    """
     apart = np.abs(demos.labels[:, :, None] - demos.labels[:, None]).max((0, 3, 4))
     colours = np.array([colour for _, colour in GOALS])
     assert (apart[colours[:, None] != colours] > 0.1).all()
@@ -327,7 +385,9 @@ def test_no_demonstration_is_told_what_the_evaluation_holds_out():
 
 
 def test_every_word_of_a_held_out_wording_is_trained_in_other_sentences():
-    """A word that no sentence trains says nothing but its random weights: "fetch me ..." failed by one of them."""
+    """A word that no sentence trains says nothing but its random weights: "fetch me ..." failed
+    by one of them.
+    """
 
     def words(text: str) -> set[str]:
         return set(re.findall(r"[a-z]+", re.sub(r"\{.\}|\{\}", "", text)))
@@ -352,13 +412,22 @@ def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
     for name in ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed"):
         there = np.concatenate([getattr(record, name) for record in records])
         np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
-    continued, other = ("continued", "looks_continued") if prefix_rows else ("labels", "looks_labels")
-    there = {"labels": "labels", "looks_labels": "looks_labels", "continued": continued, "looks_continued": other}
+    continued, other = (
+        ("continued", "looks_continued") if prefix_rows else ("labels", "looks_labels")
+    )
+    there = {
+        "labels": "labels",
+        "looks_labels": "looks_labels",
+        "continued": continued,
+        "looks_continued": other,
+    }
     for name, recorded in there.items():
         expected = np.concatenate([getattr(record, recorded) for record in records])
         np.testing.assert_allclose(getattr(back, name), expected, atol=1e-6, err_msg=name)
     assert back.prefix_rows.max() == prefix_rows
-    off = back.frames(range(len(back))).astype(int) - np.concatenate([record.frames for record in records])
+    off = back.frames(range(len(back))).astype(int) - np.concatenate(
+        [record.frames for record in records]
+    )
     assert np.abs(off).mean() < 2.0
 
 
@@ -390,7 +459,9 @@ def in_this_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, tmp_path, monkeypatch):
+def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(
+    takes, tmp_path, monkeypatch
+):
     monkeypatch.setattr("strands_cosmos3.commands.demos._BATCH", 2)
     merged = []
 
@@ -407,17 +478,30 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(takes, 
         assert len(dataset) == 2
     with pytest.raises(ConfigError, match=r"perturbed 0\.1 \(now 0\.5\)"):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.5).run()
-    with pytest.raises(ConfigError, match=r"holds a run with ticks 60 \(now 5\); choose another folder"):
+    with pytest.raises(
+        ConfigError, match=r"holds a run with ticks 60 \(now 5\); choose another folder"
+    ):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1, ticks=5).run()
     options = tmp_path / ".demos.parts-seed0/options.json"
     told = json.loads(options.read_text())
-    options.write_text(json.dumps({name: told[name] for name in told if name not in ("robot", "tasks", "hand_yaw", "ticks")}))
-    with pytest.raises(KeyboardInterrupt):  # an older version had no such options, and goes on with the same episodes
+    options.write_text(
+        json.dumps(
+            {
+                name: told[name]
+                for name in told
+                if name not in ("robot", "tasks", "hand_yaw", "ticks")
+            }
+        )
+    )
+    # an older version had no such options, and goes on with the same episodes
+    with pytest.raises(KeyboardInterrupt):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1).run()
 
 
 def test_a_tier_is_refused_where_there_is_no_composite(tmp_path):
-    with pytest.raises(ConfigError, match="--tier 256 is of composites, and 'ur5e' is recorded by one camera"):
+    with pytest.raises(
+        ConfigError, match="--tier 256 is of composites, and 'ur5e' is recorded by one camera"
+    ):
         DemosCommand(tmp_path / "demos", robot="ur5e", tier=256).run()
     assert not list(tmp_path.iterdir())
 
@@ -462,7 +546,9 @@ def test_sigterm_ends_the_workers_as_ctrl_c_does(tmp_path, monkeypatch):
 
 def test_a_part_in_which_no_start_is_taken_says_so(takes, tmp_path):
     takes["start"] = False
-    with pytest.raises(ConfigError, match=r"episodes 0 to 1 of seed 0 have no reachable start.*--seed"):
+    with pytest.raises(
+        ConfigError, match=r"episodes 0 to 1 of seed 0 have no reachable start.*--seed"
+    ):
         record_part(DemosCommand(tmp_path / "demos", episodes=2), tmp_path / "part", 0)
 
 
@@ -489,7 +575,9 @@ def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
     from strands_cosmos3.datasets import DatasetWriter
 
     for name, which in (("one", 0), ("two", 1)):  # of the same length
-        with DatasetWriter(tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO) as writer:
+        with DatasetWriter(
+            tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO
+        ) as writer:
             add_record(writer, records[which], 3, which)
     unpack(tmp_path / "one", tmp_path / "shards")
     unpack(tmp_path / "one", tmp_path / "shards")

@@ -28,7 +28,9 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert (report.clips, report.steps) == (2, 1)  # the checkpoint's preset for dynamics
     assert report.vae_psnr > report.forward_db > report.copy_frame_psnr - 2
     assert report.inverse_mm < 0.6 * report.moved_mm
-    assert report.moving["vae_psnr"] > report.moving["forward_db"] > report.moving["copy_frame_psnr"]
+    assert (
+        report.moving["vae_psnr"] > report.moving["forward_db"] > report.moving["copy_frame_psnr"]
+    )
     assert list(report.controls) == ["shuffled", "opposite", "zero", "foreign"]
     assert report.controls["opposite"] > 1
     assert report.controls["zero"] > 1
@@ -37,10 +39,17 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
 def test_controls_are_another_clip_the_inverse_motion_and_none(demos):
     rows = control_rows(demos, demos.clips(ROWS)[:4])
     np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
-    deltas = {name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9]) for name, made in rows.items()}
-    np.testing.assert_allclose(deltas["true"] @ deltas["opposite"], np.broadcast_to(np.eye(4), (ROWS, 4, 4)), atol=1e-5)
+    deltas = {
+        name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9])
+        for name, made in rows.items()
+    }
+    np.testing.assert_allclose(
+        deltas["true"] @ deltas["opposite"], np.broadcast_to(np.eye(4), (ROWS, 4, 4)), atol=1e-5
+    )
     np.testing.assert_allclose(deltas["zero"], np.broadcast_to(np.eye(4), (ROWS, 4, 4)), atol=1e-5)
-    assert all(np.array_equal(rows[name][..., 9], rows["true"][..., 9]) for name in ("opposite", "zero"))
+    assert all(
+        np.array_equal(rows[name][..., 9], rows["true"][..., 9]) for name in ("opposite", "zero")
+    )
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_others():
@@ -56,9 +65,24 @@ def test_only_a_checkpoint_with_a_future_is_asked(released):
 
 
 def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch):
-    asked = ["evaluate", "--tasks", "reach", "--seeds", "1", "--duration", "0.2", "--films", "0", "--workers", "1"]
+    asked = [
+        "evaluate",
+        "--tasks",
+        "reach",
+        "--seeds",
+        "1",
+        "--duration",
+        "0.2",
+        "--films",
+        "0",
+        "--workers",
+        "1",
+    ]
     asked += ["--clips", "1", "--num-steps", "1", "--out", str(tmp_path / "run")]
-    ran = subprocess.run([sys.executable, "-m", "strands_cosmos3", *asked], capture_output=True, text=True)  # a Ray of its own
+    # a Ray of its own
+    ran = subprocess.run(
+        [sys.executable, "-m", "strands_cosmos3", *asked], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert "inverse dynamics: end points" in ran.stdout
     figures = json.loads((tmp_path / "run/report.json").read_text())["dynamics"]

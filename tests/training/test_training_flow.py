@@ -12,7 +12,12 @@ from helpers.training_data import latents_like
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
-from strands_cosmos3.engine.sequence import generation_positions, patchify, rope_tables, text_positions
+from strands_cosmos3.engine.sequence import (
+    generation_positions,
+    patchify,
+    rope_tables,
+    text_positions,
+)
 from strands_cosmos3.training import matching
 from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
 from strands_cosmos3.training.matching import (
@@ -40,7 +45,9 @@ def batch_of(n: int = 6, frames: int = 2, mode: torch.Tensor | None = None) -> B
 
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_the_batched_velocity_is_the_engines(kind):
-    config = TransformerConfig.from_dict(transformer_config(FactorySizes(64, 3, 4, 2, 32, 96, 16), kind, 64))
+    config = TransformerConfig.from_dict(
+        transformer_config(FactorySizes(64, 3, 4, 2, 32, 96, 16), kind, 64)
+    )
     policy = fresh_policy(config, seed=3)
     with torch.no_grad():
         policy.w_out.normal_()
@@ -48,8 +55,14 @@ def test_the_batched_velocity_is_the_engines(kind):
     layout = layout_of((8, 9), 2, (0,), 1)
     V, N, first = layout.vision_tokens, layout.tokens, 20
     generator = torch.Generator().manual_seed(0)
-    vision, action = torch.randn(4, V, config.patch_dim, generator=generator), torch.randn(4, 17, 64, generator=generator)
-    noisy, told = (torch.rand(4, N, 1, generator=generator) > 0.4).float(), torch.tensor([999.0, 3.0, 500.0, 0.0])
+    vision, action = (
+        torch.randn(4, V, config.patch_dim, generator=generator),
+        torch.randn(4, 17, 64, generator=generator),
+    )
+    noisy, told = (
+        (torch.rand(4, N, 1, generator=generator) > 0.4).float(),
+        torch.tensor([999.0, 3.0, 500.0, 0.0]),
+    )
     which = torch.tensor([1, 0, 2, 1])
     memory = read_prompts(policy.transformer, PROMPTS).select(which)
     rope = rope_of(layout, config, memory.lengths, vision)
@@ -57,11 +70,24 @@ def test_the_batched_velocity_is_the_engines(kind):
     with torch.inference_mode():
         for i, prompt in enumerate(which.tolist()):
             ids = torch.tensor(PROMPTS[prompt])
-            text = policy.transformer.text(ids, rope_tables(text_positions(len(ids)), config, ids.device, torch.float32))
-            cos, sin = rope_tables(generation_positions(layout, config, len(ids)), config, ids.device, torch.float32)
+            text = policy.transformer.text(
+                ids, rope_tables(text_positions(len(ids)), config, ids.device, torch.float32)
+            )
+            cos, sin = rope_tables(
+                generation_positions(layout, config, len(ids)), config, ids.device, torch.float32
+            )
             time = policy.transformer.time_embedder(told[i : i + 1])[0]
             groups = slice(first, V), slice(V, N)
-            args = (vision[i], action[i], time, noisy[i], (cos[None], sin[None]), [text], policy.head, *groups)
+            args = (
+                vision[i],
+                action[i],
+                time,
+                noisy[i],
+                (cos[None], sin[None]),
+                [text],
+                policy.head,
+                *groups,
+            )
             expected = policy.transformer.velocity(*args)
             torch.testing.assert_close(of_vision[i], expected[0][0], rtol=0, atol=2e-4)
             torch.testing.assert_close(of_action[i], expected[1][0], rtol=0, atol=2e-4)
@@ -70,24 +96,38 @@ def test_the_batched_velocity_is_the_engines(kind):
 def test_a_gradient_reaches_every_module_of_the_engine(policy):
     loss, _ = flow_loss(policy, batch_of(), FlowConfig(), torch.Generator().manual_seed(0))
     loss.backward()
-    silent = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    silent = [
+        name
+        for name, p in policy.named_parameters()
+        if p.grad is None or not p.grad.abs().sum() > 0
+    ]
     assert not silent
 
 
 def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
-    """A model that answers the target exactly is sampled, with the engine's own coefficients, to what was clean."""
+    """A model that answers the target exactly is sampled, with the engine's own coefficients, to
+    what was clean.
+    """
     batch = batch_of(frames=1)
     steps = unipc_coefficients(SchedulerConfig(False).schedule(4, 5.0, False))
-    noised = add_noise(batch, policy.transformer.config, FlowConfig(pure_noise_fraction=1.0), torch.Generator().manual_seed(1))
+    noised = add_noise(
+        batch,
+        policy.transformer.config,
+        FlowConfig(pure_noise_fraction=1.0),
+        torch.Generator().manual_seed(1),
+    )
     state = UniPC(noised.action.clone(), steps)
     for _ in steps:
         state.step(noised.action_target)
-    torch.testing.assert_close(state.sample[:, 1:, :10], batch.rows, rtol=0, atol=5e-3)  # the schedule starts at 0.9998
+    # the schedule starts at 0.9998
+    torch.testing.assert_close(state.sample[:, 1:, :10], batch.rows, rtol=0, atol=5e-3)
 
 
 def test_what_is_told_is_what_the_sampler_tells():
     schedule = SchedulerConfig(False).schedule(4, 5.0, False)
-    assert discretize_timestep(torch.tensor(schedule.sigmas[:-1])).int().tolist() == list(schedule.timesteps)
+    assert discretize_timestep(torch.tensor(schedule.sigmas[:-1])).int().tolist() == list(
+        schedule.timesteps
+    )
     assert discretize_timestep(torch.ones(1)).item() == 999
 
 
@@ -101,7 +141,9 @@ def test_noise_levels_are_shifted_and_half_of_them_pure():
 
 def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
     """The last layer computes no frames for them, of whose video nothing is asked."""
-    batch = batch_of(frames=3, mode=torch.tensor([POLICY, INVERSE, FORWARD, POLICY, FORWARD, INVERSE]))
+    batch = batch_of(
+        frames=3, mode=torch.tensor([POLICY, INVERSE, FORWARD, POLICY, FORWARD, INVERSE])
+    )
     asked = []
 
     def counting(*args):
@@ -112,8 +154,14 @@ def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(matching, "velocity", counting)
             if together:
-                patch.setattr(matching, "_by_first_token", lambda batch, share, first, rows: [(torch.arange(6), first)])
-            loss, _ = flow_loss(policy, batch, FlowConfig(end_points=0.5), torch.Generator().manual_seed(0))
+                patch.setattr(
+                    matching,
+                    "_by_first_token",
+                    lambda batch, share, first, rows: [(torch.arange(6), first)],
+                )
+            loss, _ = flow_loss(
+                policy, batch, FlowConfig(end_points=0.5), torch.Generator().manual_seed(0)
+            )
         return [loss, *torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)]
 
     for apart, together in zip(gradients(together=False), gradients(together=True), strict=True):
@@ -126,7 +174,9 @@ def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
 def test_each_mode_is_given_what_the_engine_gives_it(policy):
     mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, INVERSE])
     batch = batch_of(frames=3, mode=mode)
-    noised = add_noise(batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    noised = add_noise(
+        batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0)
+    )
     V, per_frame = noised.layout.vision_tokens, noised.layout.vision_tokens // 3
     told = noised.noisy[..., 0]
     assert not told[:, :per_frame].any()  # frame 0
@@ -147,18 +197,26 @@ def test_dynamics_start_at_the_frame_and_a_policy_at_noise(policy):
     mode = torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, INVERSE])
     batch, config = batch_of(frames=3, mode=mode), policy.transformer.config
     how = FlowConfig(dynamics_from_frame=False), FlowConfig(dynamics_from_frame=True)
-    of_noise, noised = (add_noise(batch, config, one, torch.Generator().manual_seed(0)) for one in how)
+    of_noise, noised = (
+        add_noise(batch, config, one, torch.Generator().manual_seed(0)) for one in how
+    )
     for name in ("vision", "action", "vision_target", "action_target", "sigma"):
-        assert torch.equal(getattr(noised, name)[mode == POLICY], getattr(of_noise, name)[mode == POLICY])
+        assert torch.equal(
+            getattr(noised, name)[mode == POLICY], getattr(of_noise, name)[mode == POLICY]
+        )
     assert (noised.sigma[mode != POLICY] == 1).all()
     clean = torch.stack([patchify(latent, 2) for latent in batch.latents])
     V = noised.layout.vision_tokens
     first = clean[:, : V // 3].repeat(1, 3, 1)
     torch.testing.assert_close(noised.vision[mode == FORWARD], first[mode == FORWARD])
-    torch.testing.assert_close(noised.vision_target[mode == FORWARD], (first - clean)[mode == FORWARD])
+    torch.testing.assert_close(
+        noised.vision_target[mode == FORWARD], (first - clean)[mode == FORWARD]
+    )
     torch.testing.assert_close(noised.vision[mode == INVERSE], clean[mode == INVERSE])
     assert not noised.action[mode == INVERSE][:, 1:].any()
-    torch.testing.assert_close(noised.action_target[mode == INVERSE][:, 1:, :10], -batch.rows[mode == INVERSE])
+    torch.testing.assert_close(
+        noised.action_target[mode == INVERSE][:, 1:, :10], -batch.rows[mode == INVERSE]
+    )
 
 
 def test_a_drift_weighs_more_than_errors_that_cancel():
@@ -172,7 +230,9 @@ def test_a_drift_weighs_more_than_errors_that_cancel():
 
 
 def test_where_inverse_dynamics_end_is_in_the_loss_and_shared_by_processes(policy):
-    batch = batch_of(frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, INVERSE, INVERSE]))
+    batch = batch_of(
+        frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, INVERSE, INVERSE])
+    )
     how = FlowConfig(dynamics_from_frame=True, end_points=2.0)
 
     def loss(config, share=SINGLE_PROCESS):
@@ -185,22 +245,34 @@ def test_where_inverse_dynamics_end_is_in_the_loss_and_shared_by_processes(polic
     assert np.mean(halves) == pytest.approx(whole.item(), rel=1e-5)
 
 
-def test_a_policys_video_and_forward_dynamics_have_weights_of_their_own_and_are_shared_by_processes(policy):
-    batch = batch_of(frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, FORWARD]))
+def test_a_policys_video_and_forward_dynamics_have_weights_of_their_own_and_are_shared_by_processes(
+    policy,
+):
+    batch = batch_of(
+        frames=3, mode=torch.tensor([POLICY, FORWARD, INVERSE, POLICY, FORWARD, FORWARD])
+    )
     how = FlowConfig(dynamics_from_frame=True, video=0.0, forward=0.0)
 
     def loss(config, batch=batch, share=SINGLE_PROCESS):
         return flow_loss(policy, batch, config, torch.Generator().manual_seed(0), share)
 
     (without, _), (whole, metrics) = loss(how), loss(replace(how, video=2.0, forward=5.0))
-    assert whole.item() - without.item() == pytest.approx((2 * metrics["video"] + 5 * metrics["forward"]).item(), rel=1e-4)
-    for name, mode in (("forward", POLICY), ("video", FORWARD)):  # windows of the other kind do not change an error
-        others = batch.latents * torch.where(batch.mode == mode, 3.0, 1.0)[:, None, None, None, None]
+    assert whole.item() - without.item() == pytest.approx(
+        (2 * metrics["video"] + 5 * metrics["forward"]).item(), rel=1e-4
+    )
+    # windows of the other kind do not change an error
+    for name, mode in (("forward", POLICY), ("video", FORWARD)):
+        others = (
+            batch.latents * torch.where(batch.mode == mode, 3.0, 1.0)[:, None, None, None, None]
+        )
         _, changed = loss(how, replace(batch, latents=others))
         assert changed[name].item() == pytest.approx(metrics[name].item(), rel=1e-5)
         other = "video" if name == "forward" else "forward"
         assert changed[other] > 1.5 * metrics[other]
-    shares = [loss(replace(how, video=2.0, forward=5.0), share=DataShard(rank, 2))[0].item() for rank in (0, 1)]
+    shares = [
+        loss(replace(how, video=2.0, forward=5.0), share=DataShard(rank, 2))[0].item()
+        for rank in (0, 1)
+    ]
     assert np.mean(shares) == pytest.approx(whole.item(), rel=1e-5)
     _, plain = loss(how, batch_of(frames=3))
     assert "video" in plain
@@ -209,7 +281,9 @@ def test_a_policys_video_and_forward_dynamics_have_weights_of_their_own_and_are_
 
 @pytest.mark.parametrize("patch", [1, 2])
 def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
-    """A matrix that keeps one channel leaves the squared error of that channel alone, wherever a token has it."""
+    """A matrix that keeps one channel leaves the squared error of that channel alone, wherever a
+    token has it.
+    """
     sizes = FactorySizes(64, 2, 4, 2, 32, 96, 16, latent_patch=patch)
     policy = fresh_policy(TransformerConfig.from_dict(transformer_config(sizes, "silu", 64)))
     with torch.no_grad():
@@ -229,23 +303,41 @@ def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
 def test_an_action_prefix_is_given_and_the_rest_predicted(policy):
     """Training-time real-time chunking: rows before ``prefix`` are clean and in no loss."""
     batch = replace(batch_of(frames=2), prefix=torch.tensor([0, 1, 8, 15, 0, 3]))
-    noised = add_noise(batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    noised = add_noise(
+        batch, policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0)
+    )
     rows = noised.noisy[:, noised.layout.vision_tokens + 1 :, 0]
     assert rows.sum(1).tolist() == [16, 15, 8, 1, 16, 13]
     assert not rows[2, :8].any()
     torch.testing.assert_close(noised.action[2, 1:9, :10], batch.rows[2, :8])
-    plain = add_noise(replace(batch, prefix=None), policy.transformer.config, FlowConfig(), torch.Generator().manual_seed(0))
+    plain = add_noise(
+        replace(batch, prefix=None),
+        policy.transformer.config,
+        FlowConfig(),
+        torch.Generator().manual_seed(0),
+    )
     torch.testing.assert_close(plain.action[0], noised.action[0])  # the same noise as without
 
 
 def test_video_and_actions_of_a_window_share_one_noise_level(policy):
-    """Their noise levels must not be mixed up among windows: the sampler takes both through the same steps."""
+    """Their noise levels must not be mixed up among windows: the sampler takes both through the
+    same steps.
+    """
     batch = batch_of(frames=2)
     zero = Batch(batch.latents * 0, batch.state, batch.rows * 0, batch.prompts, batch.prompt)
-    noised = add_noise(zero, policy.transformer.config, FlowConfig(pure_noise_fraction=0.0), torch.Generator().manual_seed(3))
+    noised = add_noise(
+        zero,
+        policy.transformer.config,
+        FlowConfig(pure_noise_fraction=0.0),
+        torch.Generator().manual_seed(3),
+    )
     V = noised.layout.vision_tokens
-    of_vision = (noised.vision[:, V // 2 :].std((1, 2)) / noised.vision_target[:, V // 2 :].std((1, 2))).numpy()
-    of_action = (noised.action[:, 1:, :10].std((1, 2)) / noised.action_target[:, 1:, :10].std((1, 2))).numpy()
+    of_vision = (
+        noised.vision[:, V // 2 :].std((1, 2)) / noised.vision_target[:, V // 2 :].std((1, 2))
+    ).numpy()
+    of_action = (
+        noised.action[:, 1:, :10].std((1, 2)) / noised.action_target[:, 1:, :10].std((1, 2))
+    ).numpy()
     np.testing.assert_allclose(of_vision, noised.sigma, rtol=1e-5)
     np.testing.assert_allclose(of_action, noised.sigma, rtol=1e-5)
 

@@ -75,12 +75,16 @@ def test_accumulated_draws_average_their_gradients(tmp_path):
     one.run()
     for name, p in net.named_parameters():
         torch.testing.assert_close(p, dict(again.named_parameters())[name], rtol=1e-4, atol=1e-6)
-    curves = [json.loads((tmp_path / name / "curve.jsonl").read_text())["loss"] for name in ("one", "two")]
+    curves = [
+        json.loads((tmp_path / name / "curve.jsonl").read_text())["loss"] for name in ("one", "two")
+    ]
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
 def test_tensorboard_shows_the_curve_and_drops_what_is_trained_again(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator
     config = TrainLoopConfig(steps=8, warmup=1, log_every=2, save_s=1e9, tensorboard=True)
     Loop(net := model(), loss_of(net), config, tmp_path).run(until=4)
     loop = Loop(net := model(), loss_of(net), config, tmp_path)
@@ -91,7 +95,9 @@ def test_tensorboard_shows_the_curve_and_drops_what_is_trained_again(tmp_path):
     events = accumulator(str(tmp_path)).Reload().Scalars("loss")
     curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [event.step for event in events] == [point["step"] for point in curve] == [2, 4, 6, 8]
-    assert [event.value for event in events] == pytest.approx([point["loss"] for point in curve], abs=1e-5)
+    assert [event.value for event in events] == pytest.approx(
+        [point["loss"] for point in curve], abs=1e-5
+    )
 
 
 def test_ctrl_c_in_the_middle_of_a_step_saves_nothing_torn(tmp_path, monkeypatch):
@@ -127,7 +133,12 @@ def test_sigterm_saves_the_state_and_ends_the_run(tmp_path):
 
 
 def test_the_average_is_not_the_last_weights(tmp_path):
-    loop = Loop(net := model(), loss_of(net), TrainLoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95), tmp_path)
+    loop = Loop(
+        net := model(),
+        loss_of(net),
+        TrainLoopConfig(steps=30, lr=0.05, warmup=1, ema=0.95),
+        tmp_path,
+    )
     loop.run()
     own = {name: p.detach().clone() for name, p in net.named_parameters()}
     average = loop.average()
@@ -165,10 +176,15 @@ def test_what_is_not_finite_stops_and_keeps_the_last_good_state(what, tmp_path):
     def loss(step: int):
         value, parts = loss_of(net)(step)
         if step == 3:
-            value = value * float("nan") if what == "loss" else value + (net[0].bias.sum() * 0).sqrt()  # a root's slope at 0
+            # a root's slope at 0
+            value = (
+                value * float("nan") if what == "loss" else value + (net[0].bias.sum() * 0).sqrt()
+            )
         return value, parts
 
-    with pytest.raises(TrainingError, match=rf"{what}.* is nan at step 3.*another --out.*--seed.*--start"):
+    with pytest.raises(
+        TrainingError, match=rf"{what}.* is nan at step 3.*another --out.*--seed.*--start"
+    ):
         Loop(net, loss, config, tmp_path).run()
     assert (tmp_path / "state.pt").read_bytes() == good
     assert all(p.isfinite().all() for p in net.parameters())  # the poisoned step was not taken
@@ -204,8 +220,22 @@ def test_another_models_state_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("steps", 0), ("lr", 0.0), ("warmup", -1), ("decay", 1.5), ("weight_decay", -0.1), ("weight_decay", float("nan"))),
-        *(("clip", 0.0), ("ema", 1.1), ("ema", float("nan")), ("seed", -1), ("save_s", 0.0), ("log_every", 0)),
+        *(
+            ("steps", 0),
+            ("lr", 0.0),
+            ("warmup", -1),
+            ("decay", 1.5),
+            ("weight_decay", -0.1),
+            ("weight_decay", float("nan")),
+        ),
+        *(
+            ("clip", 0.0),
+            ("ema", 1.1),
+            ("ema", float("nan")),
+            ("seed", -1),
+            ("save_s", 0.0),
+            ("log_every", 0),
+        ),
     ],
 )
 def test_a_number_out_of_range_is_refused(name, value):
@@ -257,7 +287,9 @@ def test_a_damaged_state_is_named_and_the_one_before_is_resumed(tmp_path, how):
     trained(tmp_path / "run", 10, 20)
     state = tmp_path / "run" / STATE
     state.write_bytes(DAMAGE[how](state.read_bytes()))
-    with pytest.warns(UserWarning, match=rf"{STATE} is damaged.*resumes from {PREVIOUS}, at step 10"):
+    with pytest.warns(
+        UserWarning, match=rf"{STATE} is damaged.*resumes from {PREVIOUS}, at step 10"
+    ):
         again = trained(tmp_path / "run", 40)
     assert torch.equal(whole.model[0].weight, again.model[0].weight)
 
@@ -275,7 +307,9 @@ def test_without_an_undamaged_state_both_are_named(tmp_path):
     trained(tmp_path, 10, 20)
     for name in (STATE, PREVIOUS):
         (tmp_path / name).write_bytes(b"damaged")
-    with pytest.raises(TrainingError, match=rf"{STATE} is damaged.*{PREVIOUS} is damaged.*Remove the file"):
+    with pytest.raises(
+        TrainingError, match=rf"{STATE} is damaged.*{PREVIOUS} is damaged.*Remove the file"
+    ):
         trained(tmp_path, 30)
 
 

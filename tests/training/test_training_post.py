@@ -1,4 +1,6 @@
-"""Post-training: only what was named changes, the dataset's figures travel along, and the engine loads what comes out."""
+"""Post-training: only what was named changes, the dataset's figures travel along, and the engine
+loads what comes out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import write_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import post as post_module
-from strands_cosmos3.training.adapters import HEADS, add_lora, merged_state, released_key, train_only
+from strands_cosmos3.training.adapters import (
+    HEADS,
+    add_lora,
+    merged_state,
+    released_key,
+    train_only,
+)
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.matching import DataShard
@@ -40,12 +48,16 @@ def space(request):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory, space):
-    return write_checkpoint(tmp_path_factory.mktemp("post") / "source", action_space=space, sizes=SMALL, seed=4)
+    return write_checkpoint(
+        tmp_path_factory.mktemp("post") / "source", action_space=space, sizes=SMALL, seed=4
+    )
 
 
 @pytest.fixture(scope="module")
 def arm_set(tmp_path_factory):
-    return made_up_arm(tmp_path_factory.mktemp("arm") / "set", ("open the drawer", "close the drawer"))
+    return made_up_arm(
+        tmp_path_factory.mktemp("arm") / "set", ("open the drawer", "close the drawer")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +78,14 @@ def released(folder):
 def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
     source = shutil.copytree(source, tmp_path / "in")
     save_preview(fresh_preview(16), source)
-    post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2))
+    post = PostTraining(
+        source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2)
+    )
     out = post.run()
     before, after = released(source), released(out)
-    same = [f"{folder}/diffusion_pytorch_model.safetensors" for folder in ("vae", "preview_decoder")]
+    same = [
+        f"{folder}/diffusion_pytorch_model.safetensors" for folder in ("vae", "preview_decoder")
+    ]
     assert all((source / name).read_bytes() == (out / name).read_bytes() for name in same)
     assert set(before) == set(after)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
@@ -86,14 +102,17 @@ def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
     described = json.loads((out / "checkpoint.json").read_text())["strands_cosmos3"]
     assert described["action_space"] == space
     assert "proj_out.weight" not in described["post_training"]["trained"]
-    with Cosmos3Engine.from_pretrained(out, dtype=torch.float32) as engine:  # digests are compared on the way
+    # digests are compared on the way
+    with Cosmos3Engine.from_pretrained(out, dtype=torch.float32) as engine:
         assert engine.action_space == space
     assert (out / STATISTICS).exists() == (space == "midtrain")
 
 
 def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     if space == "joint_pos":
-        post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
+        post = PostTraining(
+            source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8)
+        )
         assert post.stats is None
         batch = post.windows.batch(0)
         assert batch.rows.shape[1:] == (32, 8)
@@ -114,7 +133,9 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
         raw = np.asarray(data[0][ACTION][:5], np.float64)
     rows = post.stats.normalizer("quantile")(raw)  # what the checkpoint was taught
     droid = get_embodiment("droid")
-    decoded = decode_chunk(ActionChunk(rows, droid.action_space("midtrain"), droid, quantiles=own), np.eye(4))
+    decoded = decode_chunk(
+        ActionChunk(rows, droid.action_space("midtrain"), droid, quantiles=own), np.eye(4)
+    )
     unnormalised = decode_pose_trajectory(raw[:, :9], np.eye(4))[1:]
     np.testing.assert_allclose(decoded.T_base_frame, unnormalised, atol=1e-7)
     np.testing.assert_allclose(decoded.gripper, raw[:, 9], atol=1e-7)
@@ -138,7 +159,13 @@ def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set,
 
 def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     config = PostConfig(
-        train=("action_modality_embed",), lora_rank=2, lora_targets=("q", "v"), steps=3, batch=2, lr=3e-2, every=4
+        train=("action_modality_embed",),
+        lora_rank=2,
+        lora_targets=("q", "v"),
+        steps=3,
+        batch=2,
+        lr=3e-2,
+        every=4,
     )
     post = PostTraining(source, arm_set, tmp_path / "out", config)
     trained = {name for name, p in post.policy.named_parameters() if p.requires_grad}
@@ -147,7 +174,8 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     before = released(source)
     untouched = merged_state(post.policy)
     torch.testing.assert_close(
-        untouched["transformer.generation.layers.0.self_attn.add_q_proj.weight"], before["layers.0.self_attn.add_q_proj.weight"]
+        untouched["transformer.generation.layers.0.self_attn.add_q_proj.weight"],
+        before["layers.0.self_attn.add_q_proj.weight"],
     )
     after = released(post.run())
     changed = {key for key in before if not torch.equal(before[key], after[key])}
@@ -159,9 +187,14 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     assert (about["r"], about["target_modules"]) == (2, ["add_q_proj", "add_v_proj"])
     assert len(adapters) == 2 * len(adapted)
     for key in adapted:
-        down, up = (adapters[f"transformer.{key.removesuffix('.weight')}.lora_{side}.weight"].float() for side in "AB")
+        down, up = (
+            adapters[f"transformer.{key.removesuffix('.weight')}.lora_{side}.weight"].float()
+            for side in "AB"
+        )
         added = about["lora_alpha"] / about["r"] * up @ down
-        torch.testing.assert_close(after[key].float(), before[key].float() + added, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(
+            after[key].float(), before[key].float() + added, rtol=1e-2, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +209,8 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
 def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path, change, said):
     config = PostConfig(steps=2, batch=2, every=8)
     PostTraining(source, arm_set, tmp_path / "out", config).run(until=1)
-    PostTraining(source, arm_set, tmp_path / "out", replace(config, steps=3, lr=1e-5))  # longer and slower may follow
+    # longer and slower may follow
+    PostTraining(source, arm_set, tmp_path / "out", replace(config, steps=3, lr=1e-5))
     other = arm_set if change else made_up_arm(tmp_path / "other", ("open the drawer",))
     with pytest.raises(ConfigError, match=said):
         PostTraining(source, other, tmp_path / "out", replace(config, **change))
@@ -194,11 +228,17 @@ def test_latents_of_other_windows_are_refused(tmp_path):
     ticks = np.arange(5)
     cached_latents(lambda some: torch.zeros(len(some), 4, 1, 2, 2), ticks, tmp_path / "made.npy", 2)
     with pytest.raises(ConfigError, match="latents of 5 windows, and there are 4"):
-        cached_latents(lambda some: torch.zeros(len(some), 4, 1, 2, 2), ticks[:4], tmp_path / "made.npy", 2)
+        cached_latents(
+            lambda some: torch.zeros(len(some), 4, 1, 2, 2), ticks[:4], tmp_path / "made.npy", 2
+        )
 
 
-@pytest.mark.parametrize(("where", "out"), [("checkpoint", "."), ("checkpoint/inner", "."), (".", "."), (".", "deep/er")])
-def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(source, arm_set, tmp_path, where, out):
+@pytest.mark.parametrize(
+    ("where", "out"), [("checkpoint", "."), ("checkpoint/inner", "."), (".", "."), (".", "deep/er")]
+)
+def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(
+    source, arm_set, tmp_path, where, out
+):
     """It would lie in the same folder, around it, or within it."""
     mine = tmp_path / "tuned" / where
     shutil.copytree(source, mine)
@@ -208,7 +248,9 @@ def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(source, arm_set, t
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_that_is_interrupted_leaves_the_one_before(source, arm_set, tmp_path, monkeypatch):
+def test_an_export_that_is_interrupted_leaves_the_one_before(
+    source, arm_set, tmp_path, monkeypatch
+):
     post = PostTraining(source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, every=8))
     before = released(post.export(post.policy))
 
@@ -270,10 +312,14 @@ def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_
         PostTraining(source, arm_set, tmp_path / "no", replace(config, validation_fraction=1.0))
 
 
-def test_a_validation_that_was_interrupted_is_made_up_for_and_changes_no_weight(source, arm_set, tmp_path, space):
+def test_a_validation_that_was_interrupted_is_made_up_for_and_changes_no_weight(
+    source, arm_set, tmp_path, space
+):
     if space == "joint_pos":
         return  # the same code
-    config = PostConfig(steps=3, batch=2, every=8, validation_fraction=0.5, validate_every=1, lr=1e-2)
+    config = PostConfig(
+        steps=3, batch=2, every=8, validation_fraction=0.5, validate_every=1, lr=1e-2
+    )
     PostTraining(source, arm_set, tmp_path / "out", config).run()
     whole = (tmp_path / "out/validation.jsonl").read_text()
     (tmp_path / "out/validation.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))

@@ -19,7 +19,14 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.errors import CheckpointError, ConfigError, InputError, LayoutError, ShapeError, VariantError
+from strands_cosmos3.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    LayoutError,
+    ShapeError,
+    VariantError,
+)
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
 from strands_cosmos3.training.bundled.captions import caption
@@ -34,13 +41,18 @@ from strands_cosmos3.types import Request
 
 
 def ask(folder, request: Request, frame) -> torch.Tensor:
-    """The engine's answer in one step from pure noise, through the very processor that serves a robot."""
+    """The engine's answer in one step from pure noise, through the very processor that serves a
+    robot.
+    """
     with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32) as engine:
         processed = ModelInput(engine.checkpoint, InferenceOptions())(request, "native")
         assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
-        pixels = to_pixels(frame[None]).contiguous()  # the demonstration's own canvas, not one composed anew
+        # the demonstration's own canvas, not one composed anew
+        pixels = to_pixels(frame[None]).contiguous()
         processed = type(processed)(**{**vars(processed), "pixel_values": pixels})
-        result = engine.step(processed.request(Sampling(1, 1.0, 5.0), seed=5, use_karras_sigmas=False))
+        result = engine.step(
+            processed.request(Sampling(1, 1.0, 5.0), seed=5, use_karras_sigmas=False)
+        )
     return result["action"][0]
 
 
@@ -59,17 +71,22 @@ def request_at(demos, tick: int, instruction: str) -> Request:
 
 
 def test_the_engine_answers_what_training_computed(released, policy, vae, demos, captions):
-    """Picture, caption, state row, clock, head, order of rows: all of it, from the demonstration to the engine's answer."""
+    """Picture, caption, state row, clock, head, order of rows: all of it, from the demonstration
+    to the engine's answer.
+    """
     label, goal, sentence = 4, 4, 1
     tick = int(demos.label_ticks[label])
     latents = encoder_of(vae)(to_pixels(demos.frames(demos.label_ticks)))[:, :, 0, :, :9].numpy()
     windows = PictureWindows(demos, latents, state_row_of(demos), captions)
     prompts = tuple(sentences[sentence] for sentences in captions.by_goal)
     batch = windows.pick(np.array([label]), np.array([goal]), prompts, np.array([goal]))
-    noise = torch.from_numpy(np.random.RandomState(5).standard_normal((17, 64)).astype(np.float32))[1:, :10]
+    noise = torch.from_numpy(np.random.RandomState(5).standard_normal((17, 64)).astype(np.float32))[
+        1:, :10
+    ]
     trained = predict_rows(policy, batch, noise[None])[0]
     answered = ask(released, request_at(demos, tick, "pick the green cube up"), demos.frame(tick))
-    torch.testing.assert_close(answered, trained, rtol=0, atol=2e-3)  # the sampler starts at 0.9998, training at 1
+    # the sampler starts at 0.9998, training at 1
+    torch.testing.assert_close(answered, trained, rtol=0, atol=2e-3)
     other = ask(released, request_at(demos, tick, "pick the blue cube up"), demos.frame(tick))
     assert (other - answered).abs().max() > 0.02  # and it reads
 
@@ -77,10 +94,14 @@ def test_the_engine_answers_what_training_computed(released, policy, vae, demos,
 def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
     found = Checkpoint.open(released)
     assert found.state_row == state_row_of(demos)
-    processed = ModelInput(found, InferenceOptions())(request_at(demos, 7, "reach the red cube"), "native")
+    processed = ModelInput(found, InferenceOptions())(
+        request_at(demos, 7, "reach the red cube"), "native"
+    )
     assert processed.action_prefix is not None
     pose = demos.T_base_cosmos[7]
-    raw = np.array([*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.gripper_opening[7], 0, 1)])
+    raw = np.array(
+        [*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.gripper_opening[7], 0, 1)]
+    )
     mean, std = np.array(found.state_row.mean), np.array(found.state_row.std)
     np.testing.assert_allclose(processed.action_prefix[0, :10], (raw - mean) / std, atol=1e-6)
     np.testing.assert_allclose(state_columns(pose[None], np.array([raw[9]]))[0], raw)
@@ -89,27 +110,43 @@ def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
 
 def test_an_engine_without_a_state_is_refused(released, demos):
     with Cosmos3Engine.from_pretrained(released, dtype=torch.float32) as engine:
-        processed = ModelInput(engine.checkpoint, InferenceOptions())(request_at(demos, 0, "reach the red cube"), "native")
+        processed = ModelInput(engine.checkpoint, InferenceOptions())(
+            request_at(demos, 0, "reach the red cube"), "native"
+        )
         without = type(processed)(**{**vars(processed), "action_prefix": None})
         with pytest.raises(InputError, match="state row"):
             engine.step(without.request())
 
 
 def test_diffusers_classes_load_the_folder_with_every_trained_weight(released, policy):
-    """Their velocities with a state row are held to the engine's in tests/engine; here it is what they loaded."""
+    """Their velocities with a state row are held to the engine's in tests/engine; here it is
+    what they loaded.
+    """
     from diffusers import AutoencoderKLWan, Cosmos3OmniTransformer
 
     stock = Cosmos3OmniTransformer.from_pretrained(released, subfolder="transformer").state_dict()
     for name, weight in policy.named_parameters():
         loaded = stock[released_key(name)]
-        loaded = loaded[8].view_as(weight) if released_key(name).startswith("action_proj") else loaded
+        loaded = (
+            loaded[8].view_as(weight) if released_key(name).startswith("action_proj") else loaded
+        )
         assert torch.equal(loaded, weight), name
     vae = AutoencoderKLWan.from_pretrained(released, subfolder="vae")
     assert vae.config["latents_std"][0] == pytest.approx(0.7)
 
 
-def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config_json, demos, tmp_path):
-    args = (tmp_path / "half", config_json, dict(policy.named_parameters()), vae, tokenizer, state_row_of(demos), 128)
+def test_what_is_exported_loads_in_half_precision(
+    policy, vae, tokenizer, config_json, demos, tmp_path
+):
+    args = (
+        tmp_path / "half",
+        config_json,
+        dict(policy.named_parameters()),
+        vae,
+        tokenizer,
+        state_row_of(demos),
+        128,
+    )
     folder = export(*args, frames=(17, 1), label="x")
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 6e6
     metadata = json.loads((folder / "checkpoint.json").read_text())["strands_cosmos3"]
@@ -121,20 +158,35 @@ def test_what_is_exported_loads_in_half_precision(policy, vae, tokenizer, config
     found.verify()
 
 
-def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(policy, vae, tokenizer, config_json, demos, tmp_path):
-    args = (tmp_path / "both", config_json, dict(policy.named_parameters()), vae, tokenizer, state_row_of(demos), 128)
+def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(
+    policy, vae, tokenizer, config_json, demos, tmp_path
+):
+    args = (
+        tmp_path / "both",
+        config_json,
+        dict(policy.named_parameters()),
+        vae,
+        tokenizer,
+        state_row_of(demos),
+        128,
+    )
     found = Checkpoint.open(export(*args, frames=(17, 1), label="x"))
     request = request_at(demos, 0, "reach the red cube")
     for asked, latent_frames in ((None, 5), (17, 5), (1, 1)):
         processed = ModelInput(found, InferenceOptions(policy_frames=asked))(request, "native")
-        assert processed.request(Sampling(1, 1.0, 5.0), use_karras_sigmas=False).video_shape[0] == latent_frames
+        assert (
+            processed.request(Sampling(1, 1.0, 5.0), use_karras_sigmas=False).video_shape[0]
+            == latent_frames
+        )
     with pytest.raises(ConfigError, match=r"policy_frames 9: .* 17 or 1"):
         ModelInput(found, InferenceOptions(policy_frames=9))(request, "native")
     metadata = tmp_path / "both/checkpoint.json"
     metadata.write_text(re.sub(r"17,(?=\s+1\s)", "true,", metadata.read_text()))
     with pytest.raises(LayoutError, match="policy_frames must be whole numbers"):
         Checkpoint.open(tmp_path / "both")
-    metadata.write_text(metadata.read_text().replace("true,", "17,").replace('"replan_rows": 8', '"replan_rows": 0'))
+    metadata.write_text(
+        metadata.read_text().replace("true,", "17,").replace('"replan_rows": 8', '"replan_rows": 0')
+    )
     with pytest.raises(LayoutError, match="replan_rows must be a whole number"):
         Checkpoint.open(tmp_path / "both")
 
@@ -179,13 +231,27 @@ def test_a_folder_is_replaced_whole_and_found_again_after_a_kill(tmp_path):
         write_folder(folder, stop)
     assert (folder / "a").read_text() == "first"
     write_folder(folder, lambda hidden: (hidden / "b").write_text("second"))
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["checkpoint", "checkpoint/b"]
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
+        "checkpoint",
+        "checkpoint/b",
+    ]
 
 
-def test_an_export_that_is_interrupted_leaves_the_checkpoint_before(released, policy, vae, tokenizer, config_json, demos):
+def test_an_export_that_is_interrupted_leaves_the_checkpoint_before(
+    released, policy, vae, tokenizer, config_json, demos
+):
     before = {path: path.read_bytes() for path in released.rglob("*") if path.is_file()}
-    torn = type("Torn", (), {"config": vae.config, "state_dict": lambda _: {}})()  # fails after the transformer is written
-    args = (released, config_json, dict(policy.named_parameters()), torn, tokenizer, state_row_of(demos), 128)
+    # fails after the transformer is written
+    torn = type("Torn", (), {"config": vae.config, "state_dict": lambda _: {}})()
+    args = (
+        released,
+        config_json,
+        dict(policy.named_parameters()),
+        torn,
+        tokenizer,
+        state_row_of(demos),
+        128,
+    )
     with pytest.raises(RuntimeError, match="Missing key"):
         export(*args, frames=(17, 1), label="other")
     assert {path: path.read_bytes() for path in released.rglob("*") if path.is_file()} == before
@@ -202,6 +268,8 @@ def test_captions_are_short_and_keep_their_words(tokenizer, captions):
 
 
 def test_a_trained_tensor_without_a_place_in_the_layout_is_not_dropped():
-    config = TransformerConfig.from_dict(transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32))
+    config = TransformerConfig.from_dict(
+        transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32)
+    )
     with pytest.raises(CheckpointError, match="new_gate"):
         released_weights({"transformer.generation.new_gate.weight": torch.zeros(1)}, config, 8)

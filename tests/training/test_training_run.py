@@ -1,4 +1,6 @@
-"""A whole run on a handful of pictures: stages, gate, going on, and that the averaged weights are what is released."""
+"""A whole run on a handful of pictures: stages, gate, going on, and that the averaged weights
+are what is released.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,11 @@ def few_pictures():
 
 
 def let_the_gate_pass(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vae_stage, "colour_gate", lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0))
+    patch.setattr(
+        vae_stage,
+        "colour_gate",
+        lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0),
+    )
 
 
 @pytest.fixture
@@ -92,7 +98,9 @@ def passing_gate(monkeypatch):
 
 @dataclass(frozen=True)
 class Trained:
-    """A run after its policy stage, run again after an interrupted export, and after its joint stage."""
+    """A run after its policy stage, run again after an interrupted export, and after its joint
+    stage.
+    """
 
     folder: Path
     stages: list[tuple[str, int, int]]
@@ -119,21 +127,35 @@ def trained(shards, tmp_path_factory) -> Trained:
     folder, stages = tmp_path_factory.mktemp("run"), []
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
-        run = TrainingRun(folder, shards, TINY, lambda stage, done, total, metrics: stages.append((stage, done, total)))
+        run = TrainingRun(
+            folder,
+            shards,
+            TINY,
+            lambda stage, done, total, metrics: stages.append((stage, done, total)),
+        )
         checkpoint = run.train_policy(run.vae_stage.train())
     weights, path = weights_of(checkpoint), checkpoint / "checkpoint.json"
-    metadata, vae = json.loads(path.read_text())["strands_cosmos3"], (folder / "vae/final.pt").read_bytes()
+    metadata, vae = (
+        json.loads(path.read_text())["strands_cosmos3"],
+        (folder / "vae/final.pt").read_bytes(),
+    )
     errors = lines_of(folder / "policy/validation.jsonl")
-    path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))  # Ctrl-C interrupted the last export
+    # Ctrl-C interrupted the last export
+    path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))
     run = TrainingRun(folder, shards, TINY)
     finished = run.vae_stage.train()
     again = run.train_policy(finished)
     again_weights = weights_of(again)
     joint = run.train_joint(finished)
-    return Trained(folder, stages, checkpoint, weights, metadata, errors, vae, again, again_weights, joint)
+    return Trained(
+        folder, stages, checkpoint, weights, metadata, errors, vae, again, again_weights, joint
+    )
 
 
-KEY, NAME = "layers.1.mlp_moe_gen.up_proj.weight", "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight"
+KEY, NAME = (
+    "layers.1.mlp_moe_gen.up_proj.weight",
+    "transformer.generation.layers.1.mlp_moe_gen.up_proj.weight",
+)
 
 
 def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
@@ -144,12 +166,32 @@ def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
     assert not (tmp_path / "policy").exists()
 
 
-def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(shards, tmp_path, passing_gate, capsys):
+def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
+    shards, tmp_path, passing_gate, capsys
+):
     small = ["--demos", str(shards), "--until", "policy", "--hidden", "64", "--layers", "2"]
-    small += ["--vae-steps", "1", "--vae-decoder-steps", "1", "--policy-steps", "2", "--policy-batch", "4"]
+    small += [
+        "--vae-steps",
+        "1",
+        "--vae-decoder-steps",
+        "1",
+        "--policy-steps",
+        "2",
+        "--policy-batch",
+        "4",
+    ]
     assert main(["train", "--out", str(tmp_path / "one"), *small]) == 0
     assert "one/policy/checkpoint" in capsys.readouterr().out.replace("\n", "")
-    second = ["train", "--out", str(tmp_path / "two"), *small, "--vae", str(tmp_path / "one"), "--seed", "1"]
+    second = [
+        "train",
+        "--out",
+        str(tmp_path / "two"),
+        *small,
+        "--vae",
+        str(tmp_path / "one"),
+        "--seed",
+        "1",
+    ]
     assert main(second) == 0
     vae = "vae/diffusion_pytorch_model.safetensors"
     transformer = "transformer/diffusion_pytorch_model.safetensors"
@@ -179,14 +221,20 @@ def test_held_out_errors_are_recorded(trained):
 def test_an_interrupted_export_is_repeated_and_nothing_is_trained_again(trained):
     assert trained.again == trained.checkpoint
     assert (trained.folder / "vae/final.pt").read_bytes() == trained.vae
-    assert json.loads((trained.again / "checkpoint.json").read_text())["strands_cosmos3"]["steps"] == 4
+    assert (
+        json.loads((trained.again / "checkpoint.json").read_text())["strands_cosmos3"]["steps"] == 4
+    )
     Checkpoint.open(trained.again).verify()
-    assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in trained.again_weights.items())
+    assert all(
+        torch.equal(tensor, trained.weights[name]) for name, tensor in trained.again_weights.items()
+    )
     assert len(lines_of(trained.folder / "policy/validation.jsonl")) == 1
 
 
 def test_the_joint_checkpoint_predicts_video(trained):
-    with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32, decode_video=True) as engine:
+    with Cosmos3Engine.from_pretrained(
+        trained.joint, dtype=torch.float32, decode_video=True
+    ) as engine:
         assert engine.checkpoint.policy_frames == (1, 17)
         assert "joint" in engine.checkpoint.metadata["label"]
         assert "prefix_rows" not in engine.checkpoint.metadata, "none were trained"
@@ -201,7 +249,9 @@ def test_dynamics_of_an_untrained_model_are_bad(trained):
     assert dynamics["inverse_mm"] > 10
     assert dynamics["steps"] == Checkpoint.open(trained.joint).dynamics_steps == 1
     assert Checkpoint.open(trained.joint).future_from_actions
-    assert not Checkpoint.open(trained.folder / "policy/checkpoint").future_from_actions, "it has no future"
+    assert not Checkpoint.open(trained.folder / "policy/checkpoint").future_from_actions, (
+        "it has no future"
+    )
 
 
 def test_the_curve_has_the_parts_of_the_loss(trained):
@@ -213,19 +263,33 @@ def test_the_curve_has_the_parts_of_the_loss(trained):
 
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
     run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
-    clips, (pictures, _) = run._clip_windows(run._latents(vae).clips(), TINY.joint_batch), run._pictures(vae, 2)
+    clips, (pictures, _) = (
+        run._clip_windows(run._latents(vae).clips(), TINY.joint_batch),
+        run._pictures(vae, 2),
+    )
     loss = run._loss(run._first_policy(None), 1, 1, clips, pictures)
     draws = [loss(step)[1] for step in range(8)]
-    weights = {"action": 1.0, "alone": 1.0, "ends": TINY.end_points, "video": TINY.video, "forward": TINY.joint_forward_weight}
+    weights = {
+        "action": 1.0,
+        "alone": 1.0,
+        "ends": TINY.end_points,
+        "video": TINY.video,
+        "forward": TINY.joint_forward_weight,
+    }
     assert set().union(*draws) == {*weights, "answers", "loss"}
     for seen in draws:
         seen = {name: float(value) for name, value in seen.items()}
-        assert seen["loss"] == pytest.approx(sum(weight * seen.get(name, 0) for name, weight in weights.items()), abs=1e-5)
+        assert seen["loss"] == pytest.approx(
+            sum(weight * seen.get(name, 0) for name, weight in weights.items()), abs=1e-5
+        )
 
 
 def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
     run, vae = TrainingRun(trained.folder, shards, TINY), load_vae(Checkpoint.open(trained.joint))
-    clips, (pictures, _) = run._clip_windows(run._latents(vae).clips(), TINY.joint_batch), run._pictures(vae, 4)
+    clips, (pictures, _) = (
+        run._clip_windows(run._latents(vae).clips(), TINY.joint_batch),
+        run._pictures(vae, 4),
+    )
     policy, gradients = run._first_policy(None), []
     assert run._parts(clips, pictures) == 1
     monkeypatch.setattr(run_module, "_CPU_TOKENS", 40)
@@ -235,7 +299,9 @@ def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
         policy.zero_grad()
         for part in range(parts):
             (loss(3 * parts + part)[0] / parts).backward()
-        gradients.append({name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+        )
     assert len(gradients[0]) > 20
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-3, msg=name)
@@ -251,7 +317,10 @@ def test_a_run_with_action_prefixes_declares_them_and_needs_their_labels(trained
     run = TrainingRun(tmp_path / "run", shards, short)
     checkpoint = run.train_policy(run.vae_stage.copy_from(trained.folder))
     assert Checkpoint.open(checkpoint).metadata["prefix_rows"] == 8
-    with pytest.raises(ConfigError, match="prefix-rows is 9, and the longest action prefix of these demonstrations has 8"):
+    with pytest.raises(
+        ConfigError,
+        match="prefix-rows is 9, and the longest action prefix of these demonstrations has 8",
+    ):
         TrainingRun(tmp_path / "longer", shards, RunConfig(**{**vars(TINY), "prefix_rows": 9}))
     assert not (tmp_path / "longer").exists(), "a shorter one may be given for the same folder"
 
@@ -273,7 +342,9 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_
     seen = []
 
     def interrupted(checkpoint, how):
-        seen.append(json.loads((checkpoint / "checkpoint.json").read_text())["strands_cosmos3"]["steps"])
+        seen.append(
+            json.loads((checkpoint / "checkpoint.json").read_text())["strands_cosmos3"]["steps"]
+        )
         if len(seen) == 1:
             raise KeyboardInterrupt
         return {"reach": 0.25, "reach_s": 3.0}
@@ -295,7 +366,8 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_
 
 
 @pytest.mark.parametrize(
-    ("script", "said"), [("echo why >&2; exit 3", "failed: why"), ("exec sleep 600", "took more than 1 s")]
+    ("script", "said"),
+    [("echo why >&2; exit 3", "failed: why"), ("exec sleep 600", "took more than 1 s")],
 )
 def test_an_evaluation_that_fails_does_not_end_training(tmp_path, monkeypatch, script, said):
     """It fails at once, or never ends; the latter process is killed."""
@@ -304,7 +376,9 @@ def test_an_evaluation_that_fails_does_not_end_training(tmp_path, monkeypatch, s
     program.chmod(0o755)
     monkeypatch.setattr(closed_loop.sys, "executable", str(program))
     monkeypatch.setattr(closed_loop, "_MOST_S", 600 if "exit" in script else 1)
-    with pytest.warns(UserWarning, match=f"closed-loop evaluation of .*nowhere {said}.*Training goes on"):
+    with pytest.warns(
+        UserWarning, match=f"closed-loop evaluation of .*nowhere {said}.*Training goes on"
+    ):
         assert measure_apart(tmp_path / "nowhere", EPISODE) is None
 
 
@@ -323,7 +397,11 @@ def test_successes_and_their_times_are_counted_by_task(monkeypatch):
     monkeypatch.setattr(closed_loop, "Simulator", Episodes)
     how = ClosedLoop(every=1, episodes=4, tasks=("pick", "reach"))
     assert measure(Path("checkpoint"), how) == {"pick": 0.75, "pick_s": 11 / 3, "reach": 0.0}
-    assert (how.due(7, 9), replace(how, every=0).due(9, 9), replace(how, every=4).due(9, 9)) == (True, False, True)
+    assert (how.due(7, 9), replace(how, every=0).due(9, 9), replace(how, every=4).due(9, 9)) == (
+        True,
+        False,
+        True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -340,23 +418,37 @@ def test_the_decoders_stage_changes_nothing_but_the_vaes_decoder(trained, with_d
         return load_file(folder / part / "diffusion_pytorch_model.safetensors")
 
     before, after = weights(trained.joint, "vae"), weights(with_decoder, "vae")
-    changed = {name.split(".")[0] for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name.split(".")[0]
+        for name, tensor in after.items()
+        if not torch.equal(tensor, before[name])
+    }
     assert changed == {"decoder", "post_quant_conv"}
     for part in ("transformer", "preview_decoder"):
         assert (with_decoder / part / "diffusion_pytorch_model.safetensors").read_bytes() == (
             trained.joint / part / "diffusion_pytorch_model.safetensors"
         ).read_bytes()
-    assert (with_decoder / "vae/config.json").read_bytes() == (trained.joint / "vae/config.json").read_bytes()
+    assert (with_decoder / "vae/config.json").read_bytes() == (
+        trained.joint / "vae/config.json"
+    ).read_bytes()
     Checkpoint.open(with_decoder).verify()
 
 
-def test_the_decoders_stage_shows_every_labelled_clips_prediction_and_is_judged(trained, shards, with_decoder):
+def test_the_decoders_stage_shows_every_labelled_clips_prediction_and_is_judged(
+    trained, shards, with_decoder
+):
     folder = with_decoder.parent
     demos = Demos.open(shards)
     labelled = np.isin(demos.clips(16)[:: TINY.clip_every], demos.label_ticks).sum()
-    assert np.load(folder / "predicted.npy").shape == (labelled, *np.load(trained.folder / "latents/clips.npy").shape[1:])
+    assert np.load(folder / "predicted.npy").shape == (
+        labelled,
+        *np.load(trained.folder / "latents/clips.npy").shape[1:],
+    )
     assert json.loads((folder / "gate.json").read_text())["psnr"] == 30
-    before, after = (json.loads((trained.folder / name / "dynamics.json").read_text()) for name in ("joint", "decoder"))
+    before, after = (
+        json.loads((trained.folder / name / "dynamics.json").read_text())
+        for name in ("joint", "decoder")
+    )
     assert after["forward_db"] != before["forward_db"]
     assert (after["inverse_mm"], after["controls"]) == (before["inverse_mm"], before["controls"])
 
@@ -368,35 +460,58 @@ def test_a_decoder_belongs_to_one_joint_checkpoint(trained, shards, with_decoder
 
 
 def test_predicted_clips_are_the_start_less_the_velocity(shards, tmp_path, monkeypatch):
-    """A model that knows the future predicts it: the sign, the order of patches and the given frame hold."""
+    """A model that knows the future predicts it: the sign, the order of patches and the given
+    frame hold.
+    """
     latents = torch.randn(2, 16, 5, 3, 5)
-    batch = Batch(latents, torch.zeros(2, 10), torch.zeros(2, 16, 10), ((1, 2),), torch.zeros(2, dtype=torch.long), FORWARDS)
+    batch = Batch(
+        latents,
+        torch.zeros(2, 10),
+        torch.zeros(2, 16, 10),
+        ((1, 2),),
+        torch.zeros(2, dtype=torch.long),
+        FORWARDS,
+    )
 
     def knowing(policy, vision, action, timestep, noisy, rope, prompts, first):
         assert torch.equal(noisy[:, :first], torch.zeros_like(noisy[:, :first]))
         assert (timestep == 999).all()
-        torch.testing.assert_close(vision.unflatten(1, (5, -1)), vision[:, None, :first].expand(-1, 5, -1, -1))
-        return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[:, first:], action
+        torch.testing.assert_close(
+            vision.unflatten(1, (5, -1)), vision[:, None, :first].expand(-1, 5, -1, -1)
+        )
+        return vision[:, first:] - torch.stack([patchify(one, 2) for one in latents])[
+            :, first:
+        ], action
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
-    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy(None)
+    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy(
+        None
+    )
     made = decoder_stage.predict_clips(policy, batch, True, torch.Generator())
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
 
 
 def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
-    """From the given frame, whatever the seed; a checkpoint that starts with noise depends on it."""
+    """From the given frame, whatever the seed; a checkpoint that starts with noise depends on
+    it.
+    """
     run = TrainingRun(trained.folder, shards, TINY)
     opened = Checkpoint.open(trained.joint)
     latents = run._latents(load_vae(opened)).clips()
     ticks, windows = latents.ticks, run._clip_windows(latents)
     policy = load_policy(opened, get_embodiment("droid_lerobot").domain_id)
-    expected = decoder_stage.predict_clips(policy, windows.forward_dynamics(np.arange(1)), True, torch.Generator())
+    expected = decoder_stage.predict_clips(
+        policy, windows.forward_dynamics(np.arange(1)), True, torch.Generator()
+    )
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32) as engine:
-        clip = dynamics._ClipJudge(engine, PromptTokenizer(trained.joint / "text_tokenizer"), run.demos, 1)
+        clip = dynamics._ClipJudge(
+            engine, PromptTokenizer(trained.joint / "text_tokenizer"), run.demos, 1
+        )
         frames = to_pixels(run.demos.frames(range(ticks[0], ticks[0] + 17))[None])
         rows = torch.from_numpy(executed_rows(run.demos, ticks[:1]))[0]
-        asked = Cosmos3ActionRequest(mode="forward_dynamics", cond_action=rows, **clip._common(int(ticks[0]), frames))
+        asked = Cosmos3ActionRequest(
+            mode="forward_dynamics", cond_action=rows, **clip._common(int(ticks[0]), frames)
+        )
         made, again = (engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1))
         torch.testing.assert_close(made, expected, atol=0.02, rtol=0)
         torch.testing.assert_close(again, made)
@@ -404,7 +519,9 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
         by_seed = [engine.step(replace(policy_request, seed=seed))["video"] for seed in (0, 1)]
         assert not torch.allclose(*by_seed, atol=0.05)  # a policy starts at noise all the same
         noise = torch.randn(made.shape, generator=torch.Generator().manual_seed(0))
-        assert not torch.allclose(engine.step(replace(asked, video_noise=noise))["video"], made, atol=0.05)
+        assert not torch.allclose(
+            engine.step(replace(asked, video_noise=noise))["video"], made, atol=0.05
+        )
         engine.checkpoint = replace(opened, metadata={**opened.metadata, "dynamics_start": "noise"})
         of_noise = [engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1)]
         assert not torch.allclose(*of_noise, atol=0.05)
@@ -440,7 +557,9 @@ def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
     with torch.no_grad():
         normalised = vae_stage.encoder_of(vae)(pixels)
         raw = vae.encode(pixels).latent_dist.mode()
-    torch.testing.assert_close(decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3
+    )
 
 
 def test_the_decoder_stage_minds_an_error_of_a_strong_colour_three_times():
@@ -469,11 +588,16 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
     assert weights_of(checkpoint)["proj_in.weight"].shape == (64, 16)
     latents = np.load(run.folder / "latents/pictures.npy")[:1]
     windows, _ = run._pictures(vae, 1)
-    noised = add_noise(windows.batch(0), run.transformer_config, FlowConfig(), torch.Generator().manual_seed(0))
-    assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]  # and not a fourth of them
+    noised = add_noise(
+        windows.batch(0), run.transformer_config, FlowConfig(), torch.Generator().manual_seed(0)
+    )
+    # and not a fourth of them
+    assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]
     assert Checkpoint.open(checkpoint).config.latent_patch_size == 1
     with pytest.raises(ConfigError, match=r"latent_patch 1 \(here 2\)"):
-        TrainingRun(tmp_path / "on", shards, replace(TINY, latent_patch=2), start=trained.checkpoint)
+        TrainingRun(
+            tmp_path / "on", shards, replace(TINY, latent_patch=2), start=trained.checkpoint
+        )
 
 
 def test_options_of_the_command_reach_the_run(shards, tmp_path):
@@ -505,7 +629,9 @@ def continued(trained, shards, tmp_path_factory):
     """A run that starts from the policy's checkpoint, and its VAE."""
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
-        run = TrainingRun(tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint)
+        run = TrainingRun(
+            tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint
+        )
         return run, run.vae_stage.train()
 
 
@@ -515,7 +641,9 @@ def test_a_start_brings_its_vae_on_pictures(continued, trained):
     picture = to_pixels(run.demos.frames([0]))
     source = load_vae(Checkpoint.open(trained.checkpoint))
     convolve_flat(source)
-    assert torch.equal(vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode())
+    assert torch.equal(
+        vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode()
+    )
     config = json.loads((trained.checkpoint / "vae/config.json").read_text())
     assert vae.config["latents_mean"] == config["latents_mean"]
 
@@ -532,23 +660,37 @@ def test_a_vae_from_nothing_is_an_encoder_of_codes_and_then_a_decoder(continued,
     assert not (run.folder / "vae/codes.pt").exists()
 
 
-def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(trained, shards, tmp_path):
+def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(
+    trained, shards, tmp_path
+):
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         other = TrainingRun(tmp_path / "other", shards, replace(TINY, seed=5))
         other.vae_stage.train()
     run = TrainingRun(tmp_path / "run", shards, CONTINUED, start=trained.checkpoint)
     vae = run.vae_stage.copy_from(other.folder)
-    own, fitted = (run._first_policy(one).transformer for one in (load_vae(Checkpoint.open(trained.checkpoint)), vae))
+    own, fitted = (
+        run._first_policy(one).transformer
+        for one in (load_vae(Checkpoint.open(trained.checkpoint)), vae)
+    )
     assert torch.equal(own.proj_in.weight.half(), trained.weights["proj_in.weight"])
     assert not torch.equal(fitted.proj_in.weight, own.proj_in.weight)
     assert not fitted.proj_out.weight.any()
 
 
-def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(continued, trained, shards, tmp_path):
+def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(
+    continued, trained, shards, tmp_path
+):
     exported = json.loads((trained.checkpoint / "transformer/config.json").read_text())
-    assert exported["rope_theta"] == Checkpoint.open(trained.checkpoint).config.rope_theta == TINY.rope_theta == 100
-    again = TrainingRun(tmp_path / "run", shards, replace(CONTINUED, rope_theta=5e6), start=trained.checkpoint)
+    assert (
+        exported["rope_theta"]
+        == Checkpoint.open(trained.checkpoint).config.rope_theta
+        == TINY.rope_theta
+        == 100
+    )
+    again = TrainingRun(
+        tmp_path / "run", shards, replace(CONTINUED, rope_theta=5e6), start=trained.checkpoint
+    )
     assert again.transformer_config.rope_theta == 100
 
 
@@ -561,9 +703,13 @@ def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
 def test_a_continued_run_is_released_with_the_starts_tokenizer(continued, trained):
     run, vae = continued
     further = run.train_joint(vae)
-    assert "_name_or_path" not in json.loads((further / "vae/config.json").read_text())  # no path of this machine
+    # no path of this machine
+    assert "_name_or_path" not in json.loads((further / "vae/config.json").read_text())
     assert Checkpoint.open(further).policy_frames == (1, 17)
-    tokenizers = [(folder / "text_tokenizer/tokenizer.json").read_bytes() for folder in (further, trained.checkpoint)]
+    tokenizers = [
+        (folder / "text_tokenizer/tokenizer.json").read_bytes()
+        for folder in (further, trained.checkpoint)
+    ]
     assert tokenizers[0] == tokenizers[1]
 
 
@@ -591,18 +737,26 @@ def test_a_continued_run_keeps_its_start(continued, shards):
         TrainingRun(continued[0].folder, shards, CONTINUED)
 
 
-def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(shards, records, tmp_path):
+def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(
+    shards, records, tmp_path
+):
     TrainingRun(tmp_path / "run", shards, TINY)
     path = tmp_path / "run/settings.json"
     settings = json.loads(path.read_text())
-    older = {name: value for name, value in settings.items() if name not in ("joint_forward", "joint_inverse")}
+    older = {
+        name: value
+        for name, value in settings.items()
+        if name not in ("joint_forward", "joint_inverse")
+    }
     path.write_text(json.dumps(older))
     TrainingRun(tmp_path / "run", shards, TINY)
     assert json.loads(path.read_text()) == settings
     path.write_text(json.dumps(older))
     (tmp_path / "run/joint").mkdir()
     (tmp_path / "run/joint/state.pt").touch()
-    with pytest.raises(ConfigError, match="older version, which did not record joint_forward, joint_inverse"):
+    with pytest.raises(
+        ConfigError, match="older version, which did not record joint_forward, joint_inverse"
+    ):
         TrainingRun(tmp_path / "run", shards, TINY)
     path.write_text(json.dumps({**settings, "speed": 3}))
     with pytest.raises(ConfigError, match="another version, with speed"):
@@ -634,10 +788,16 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingRun, "__init__", begun)
     for tier, (height, width) in {128: (128, 160), 256: (256, 320)}.items():
         frames = [np.zeros((len(record.frames), height, width, 3), np.uint8) for record in records]
-        grown = [replace(record, frames=pictures) for record, pictures in zip(records, frames, strict=True)]
+        grown = [
+            replace(record, frames=pictures)
+            for record, pictures in zip(records, frames, strict=True)
+        ]
         (tmp_path / str(tier)).mkdir()
         write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
-        assert main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
+        assert (
+            main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))])
+            == 2
+        )
     assert seen == [128, 256]
     with pytest.raises(ConfigError, match=r"not a canvas of any tier.*128, 256"):
         tier_of(100, 100)
@@ -649,7 +809,20 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
         (["train", "--out", "x"], "give --demos"),
         (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "must be given together"),
         (["train", "--out", "x", "--demos", "d", "--policy-batch", "0"], "--policy-batch"),
-        (["train", "--out", "x", "--demos", "d", "--evaluate-every", "5", "--evaluate-tasks", "fly"], "unknown task 'fly'"),
+        (
+            [
+                "train",
+                "--out",
+                "x",
+                "--demos",
+                "d",
+                "--evaluate-every",
+                "5",
+                "--evaluate-tasks",
+                "fly",
+            ],
+            "unknown task 'fly'",
+        ),
         (["demos", "--out", "x", "--episodes", "0"], "--episodes"),
         (["demos", "--out", "x", "--perturbed", "2"], "--perturbed must be a fraction"),
     ],
@@ -665,10 +838,24 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
 def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
     assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
-    few = ["--vae-steps", "1", "--vae-decoder-steps", "1", "--policy-steps", "2", "--joint-steps", "2", "--hidden", "64"]
+    few = [
+        "--vae-steps",
+        "1",
+        "--vae-decoder-steps",
+        "1",
+        "--policy-steps",
+        "2",
+        "--joint-steps",
+        "2",
+        "--hidden",
+        "64",
+    ]
     few += ["--preview-steps", "2", "--decoder-steps", "2"]
     assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
-    made = [Checkpoint.open(out / stage / "checkpoint").metadata["label"] for stage in ("joint", "decoder")]
+    made = [
+        Checkpoint.open(out / stage / "checkpoint").metadata["label"]
+        for stage in ("joint", "decoder")
+    ]
     assert [label.split("stage ")[1].split()[0] for label in made] == ["joint,", "joint,"]
     assert (out / "curves.png").exists()
 
@@ -681,7 +868,22 @@ def test_renamed_flags_still_work_and_warn(tmp_path, monkeypatch, capsys):
     assert "--perturbed must be a fraction in 0..1, got 2.0" in said
     assert "--look is deprecated; use --visual-randomization" in said
     with pytest.warns(DeprecationWarning, match="--held-out is renamed to --validation-fraction"):
-        assert main(["train", "--out", "y", "--held-out", "2", "--checkpoint", "nowhere", "--dataset", "nothing"]) > 0
+        assert (
+            main(
+                [
+                    "train",
+                    "--out",
+                    "y",
+                    "--held-out",
+                    "2",
+                    "--checkpoint",
+                    "nowhere",
+                    "--dataset",
+                    "nothing",
+                ]
+            )
+            > 0
+        )
 
 
 def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
@@ -689,7 +891,9 @@ def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
     with pytest.raises(MissingDependencyError, match="--no-tensorboard"):
         TrainingRun(tmp_path / "run", shards, TINY, tensorboard=True)
     with pytest.raises(MissingDependencyError, match="--no-tensorboard"):
-        PostTraining(tmp_path / "checkpoint", tmp_path / "dataset", tmp_path / "run", tensorboard=True)
+        PostTraining(
+            tmp_path / "checkpoint", tmp_path / "dataset", tmp_path / "run", tensorboard=True
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -705,7 +909,9 @@ def test_progress_in_a_file_is_a_line_a_minute(monkeypatch):
             for clock[0] in range(0, 200, 10):
                 bar.update(task, completed=clock[0], metrics="loss 0.5")
         text = console.file.getvalue()
-        lines[terminal] = [line for line in text.splitlines() if line.startswith("policy") and "━" not in line]
+        lines[terminal] = [
+            line for line in text.splitlines() if line.startswith("policy") and "━" not in line
+        ]
     assert [line.split()[1] for line in lines[False]] == ["0/600", "60/600", "120/600", "180/600"]
     assert all(line.endswith("loss 0.5") for line in lines[False])
     assert lines[True] == []

@@ -1,4 +1,6 @@
-"""The stages of the bundled policy: each runs once, an interrupted one resumes, and changes reach all later ones."""
+"""The stages of the bundled policy: each runs once, an interrupted one resumes, and changes
+reach all later ones.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.resources import locked
 from strands_cosmos3.training.bundled import __main__ as program_module
 from strands_cosmos3.training.bundled.recipe import TINY, Recipe
-from strands_cosmos3.training.bundled.stages import Stage, digest, make, program, read_record, run_stages
+from strands_cosmos3.training.bundled.stages import (
+    Stage,
+    digest,
+    make,
+    program,
+    read_record,
+    run_stages,
+)
 from strands_cosmos3.training.cost import seconds_of
 from strands_cosmos3.training.matching import DataShard
 
@@ -85,13 +94,17 @@ def test_other_options_reach_all_later_stages_and_nothing_is_deleted(line: Line)
     assert line.text() == "a1a1b2c1"
     assert (line.folder / "stale-1/b.txt").read_text() == "a1b1"
     assert (line.folder / "stale-1/c/c.txt").read_text() == "a1a1b1c1"
-    assert json.loads((line.folder / "stale-1/records/b.json").read_text())["decides"] == {"option": 1}
+    assert json.loads((line.folder / "stale-1/records/b.json").read_text())["decides"] == {
+        "option": 1
+    }
     line.options["c"] = 2
     assert line.make() == ["c"]
     assert (line.folder / "stale-2/c/c.txt").exists()
 
 
-@pytest.mark.parametrize(("path", "again"), [("a.txt", ["a", "b", "c"]), ("b.txt", ["b", "c"]), ("c/c.txt", ["c"])])
+@pytest.mark.parametrize(
+    ("path", "again"), [("a.txt", ["a", "b", "c"]), ("b.txt", ["b", "c"]), ("c/c.txt", ["c"])]
+)
 def test_what_was_changed_or_lost_is_made_again(line: Line, path: str, again: list[str]):
     line.make()
     (line.folder / path).write_text("something else")
@@ -101,7 +114,9 @@ def test_what_was_changed_or_lost_is_made_again(line: Line, path: str, again: li
     assert line.make() == again
 
 
-def test_an_input_that_was_put_there_with_its_record_reaches_the_later_stages(line: Line, tmp_path: Path):
+def test_an_input_that_was_put_there_with_its_record_reaches_the_later_stages(
+    line: Line, tmp_path: Path
+):
     line.make()
     other = Line(tmp_path / "other")
     other.options["a"] = line.options["a"] = 2
@@ -143,7 +158,11 @@ def test_files_of_unknown_origin_are_kept_aside(line: Line):
 
 def test_a_stage_that_makes_nothing_is_named(line: Line):
     with pytest.raises(TrainingError, match=r"stage d did not write d\.txt .*make d"):
-        make(line.folder, [Stage("d", "make d", {}, (), ("d.txt",), ("d.txt",), lambda _: None)], line.said.append)
+        make(
+            line.folder,
+            [Stage("d", "make d", {}, (), ("d.txt",), ("d.txt",), lambda _: None)],
+            line.said.append,
+        )
     with pytest.raises(TrainingError, match=r"status 2 of: cd .* strands-cosmos3 train --out x"):
         program(["train", "--out", "x"])(line.folder)
 
@@ -154,12 +173,16 @@ def test_a_second_process_is_kept_out_of_a_folder(line: Line, tmp_path: Path):
     for folder, work in (
         (line.folder, line.make),
         (parts, Demos(tmp_path / "demos", episodes=1).run),
-        (tmp_path / "run", partial(ExitStack().enter_context, _alone(tmp_path / "run", DataShard()))),
+        (
+            tmp_path / "run",
+            partial(ExitStack().enter_context, _alone(tmp_path / "run", DataShard())),
+        ),
     ):
         folder.mkdir()
         with locked(folder, "--out"), pytest.raises(ConfigError, match=busy):
             work()
-    with locked(tmp_path / "run", "--out"), _alone(tmp_path / "run", DataShard(1, 2)):  # not the first of its processes
+    # not the first of its processes
+    with locked(tmp_path / "run", "--out"), _alone(tmp_path / "run", DataShard(1, 2)):
         assert line.make() == ["a", "b", "c"]
 
 
@@ -185,7 +208,14 @@ def test_every_command_can_be_parsed_and_reads_what_was_made(recipe: Recipe):
         if command[0] == "strands-cosmos3":
             assert command[1] in COMMANDS
             tyro.cli(_union(command[1:]), args=command[1:])
-    assert [stage.name for stage in stages][:6] == ["demos", "vae", "policy", "preview", "joint", "decoder"]
+    assert [stage.name for stage in stages][:6] == [
+        "demos",
+        "vae",
+        "policy",
+        "preview",
+        "joint",
+        "decoder",
+    ]
 
 
 def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing():
@@ -196,7 +226,11 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
     assert identity(Recipe(), 8) == plain
     assert identity(Recipe(evaluate_every=0)) == plain
     changed = {
-        name: [stage for stage, value in identity(replace(Recipe(), **{name: other})).items() if value != plain[stage]]
+        name: [
+            stage
+            for stage, value in identity(replace(Recipe(), **{name: other})).items()
+            if value != plain[stage]
+        ]
         for name, other in {
             "joint_steps": 5,
             "vae_steps": 5,
@@ -222,11 +256,19 @@ def test_more_steps_of_a_stage_leave_the_earlier_ones_and_workers_change_nothing
 
 @pytest.mark.slow
 def test_ctrl_c_reaches_the_stage_once_and_it_ends_by_itself(tmp_path: Path):
-    """The command of a stage is in a session of its own; here demonstrations, which end with status 130.
+    """The command of a stage is in a session of its own; here demonstrations, which end with status
+    130.
 
     It begins with SIGINT ignored, as under nohup.
     """
-    command = [sys.executable, "-m", "strands_cosmos3.training.bundled", "--out", str(tmp_path / "made"), "--tiny"]
+    command = [
+        sys.executable,
+        "-m",
+        "strands_cosmos3.training.bundled",
+        "--out",
+        str(tmp_path / "made"),
+        "--tiny",
+    ]
     ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     how: dict[str, Any] = {"start_new_session": True, "preexec_fn": ignoring}
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **how)
@@ -272,17 +314,32 @@ def test_all_stages_of_the_tiny_recipe(tmp_path: Path, capsys):
     assert digest(out / "checkpoint") == before
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "file").write_text("")
-    assert run_stages(["--out", str(tmp_path / "file/out")], "small thing", "", lambda tiny, seed, workers: (), "made") == 1
+    assert (
+        run_stages(
+            ["--out", str(tmp_path / "file/out")],
+            "small thing",
+            "",
+            lambda tiny, seed, workers: (),
+            "made",
+        )
+        == 1
+    )
     said = capsys.readouterr().err
     assert said.startswith("small thing: ")
     assert len(said.splitlines()) == 1
 
 
-def test_the_command_makes_another_policy_with_another_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_makes_another_policy_with_another_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     asked = list[Stage]()
-    monkeypatch.setattr("strands_cosmos3.training.bundled.stages.make", lambda folder, stages: asked.extend(stages))
+    monkeypatch.setattr(
+        "strands_cosmos3.training.bundled.stages.make", lambda folder, stages: asked.extend(stages)
+    )
     for seed in (0, 3):
         assert program_module.main(["--out", str(tmp_path), "--seed", str(seed)]) == 0
         assert all(f"--seed {seed} " in stage.command for stage in asked[:6])
@@ -292,5 +349,9 @@ def test_the_command_makes_another_policy_with_another_seed(tmp_path: Path, monk
 def test_time_of_a_curve_leaves_interruptions_out(tmp_path):
     curve = tmp_path / "curve.jsonl"
     assert seconds_of(curve) == 0
-    curve.write_text("".join(json.dumps({"step": i, "time": at}) + "\n" for i, at in enumerate((5, 7, 9, 3609, 3612))))
+    curve.write_text(
+        "".join(
+            json.dumps({"step": i, "time": at}) + "\n" for i, at in enumerate((5, 7, 9, 3609, 3612))
+        )
+    )
     assert seconds_of(curve) == 7

@@ -1,4 +1,6 @@
-"""The VAE stage: the gate sees what would break the language, and errors weigh what pictures show."""
+"""The VAE stage: the gate sees what would break the language, and errors weigh what pictures
+show.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def picture() -> np.ndarray:
         (lambda x: 0.9 * x + 0.02, True),
         (lambda x: x.mean(1, keepdim=True).expand_as(x), False),  # no colour at all
         (lambda x: x[:, [0, 2, 1]], False),  # blue and green exchanged
-        (lambda x: torch.cat([x[:, :1], x[:, 1:].mean(1, keepdim=True).expand(-1, 2, -1, -1, -1)], 1), False),  # alike
+        # alike
+        (
+            lambda x: torch.cat(
+                [x[:, :1], x[:, 1:].mean(1, keepdim=True).expand(-1, 2, -1, -1, -1)], 1
+            ),
+            False,
+        ),
     ],
 )
 def test_the_gate_passes_what_keeps_colours_apart_and_nothing_else(change, passes):
@@ -74,9 +82,14 @@ def test_a_cube_weighs_more_than_the_table():
 
 
 def test_without_magnitudes_an_error_counts_by_its_square():
-    """The picture that answers two truths best is then their mean, and with magnitudes alone any between them."""
+    """The picture that answers two truths best is then their mean, and with magnitudes alone any
+    between them.
+    """
     pixels = torch.zeros(1, 3, 1, 16, 16)
-    grey, squares = torch.ones(1, 3, 1, 1, 1), VaeLoss(saturated=0, dark=0, changing=0, edges=0, magnitudes=0)
+    grey, squares = (
+        torch.ones(1, 3, 1, 1, 1),
+        VaeLoss(saturated=0, dark=0, changing=0, edges=0, magnitudes=0),
+    )
 
     def cost(error: float, config: VaeLoss) -> float:
         return float(weighted_error(pixels + error * grey, pixels, config))
@@ -89,10 +102,14 @@ def test_without_magnitudes_an_error_counts_by_its_square():
 def test_only_the_named_parts_are_trained():
     vae = make_vae(VaeSizes(16, 8, 8))
     train_only(vae, "quant_conv", "encoder")
-    trained = {name.split(".")[0] for name, parameter in vae.named_parameters() if parameter.requires_grad}
+    trained = {
+        name.split(".")[0] for name, parameter in vae.named_parameters() if parameter.requires_grad
+    }
     assert trained == {"quant_conv", "encoder"}
     train_only(vae, "decoder")
-    assert {name.split(".")[0] for name, parameter in vae.named_parameters() if parameter.requires_grad} == {"decoder"}
+    assert {
+        name.split(".")[0] for name, parameter in vae.named_parameters() if parameter.requires_grad
+    } == {"decoder"}
 
 
 def test_flat_first_frames_are_the_stock_vaes():
@@ -104,4 +121,6 @@ def test_flat_first_frames_are_the_stock_vaes():
     stock.load_state_dict(plain_state(vae))
     x = torch.rand(2, 3, 1, 64, 96) * 2 - 1
     with torch.no_grad():
-        torch.testing.assert_close(vae.encode(x).latent_dist.mode(), stock.encode(x).latent_dist.mode(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            vae.encode(x).latent_dist.mode(), stock.encode(x).latent_dist.mode(), rtol=0, atol=1e-5
+        )

@@ -1,4 +1,6 @@
-"""The page in a real browser: `make test-browser` installs Chromium and runs this; `pytest -m slow tests/view`."""
+"""The page in a real browser: `make test-browser` installs Chromium and runs this; `pytest -m
+slow tests/view`.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,16 @@ def reddish(picture: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("page", [("--backend", "scripted", "--task", "stack")], indirect=True)
 def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
-    assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
+    assert CHROMIUM is not None, (
+        "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install "
+        "chromium)"
+    )
     with Browser(CHROMIUM, tmp_path / "home") as browser:
         browser.open(page)
-        browser.wait("document.querySelector('canvas') !== null && document.getElementById('status') !== null")
+        browser.wait(
+            "document.querySelector('canvas') !== null && document.getElementById('status') !== "
+            "null"
+        )
         browser.wait("document.getElementById('status').innerText.includes('RUNNING')")
         time.sleep(8.0)  # the meshes arrive, the first frames are drawn
         pictures, texts = [], []
@@ -65,7 +73,9 @@ def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
             pictures.append(browser.picture())
             texts.append(browser.text("status"))
             time.sleep(4.0)
-        width = int(browser.evaluate("document.querySelector('canvas').getBoundingClientRect().width"))
+        width = int(
+            browser.evaluate("document.querySelector('canvas').getBoundingClientRect().width")
+        )
         errors = browser.errors
     for k, picture in enumerate(pictures):
         Image.fromarray(picture).save(tmp_path / f"page{k}.png")
@@ -82,7 +92,9 @@ def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
     assert all(re.search(r"RUNNING|STOPP|HOLD", text) for text in texts), texts
     times = [re.search(r"time\s+([\d.]+) s", text)[1] for text in texts]  # type: ignore[index]
     assert len(set(times)) > 1, times
-    assert all("chunk inference" in text and re.search(r"chunks\s+\d+", text) for text in texts), texts
+    assert all("chunk inference" in text and re.search(r"chunks\s+\d+", text) for text in texts), (
+        texts
+    )
     assert "stack" in texts[0]
 
 
@@ -95,23 +107,37 @@ def button(name: str) -> str:
 
 @pytest.mark.parametrize("page", [("--seed", "2")], indirect=True)
 def test_a_typed_instruction_is_carried_out_by_the_bundled_policy(page: str, tmp_path: Path):
-    """What it does not know is refused on the page, and the old episode goes on; the blue cube is picked up.
+    """What it does not know is refused on the page, and the old episode goes on; the blue cube is
+    picked up.
 
     The screenshot of the documentation, docs/live_page.webp, is this test's page.png.
     """
-    assert CHROMIUM is not None, "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install chromium)"
+    assert CHROMIUM is not None, (
+        "no Chromium: `make test-browser` and `make test-slow` install it (apt-get install "
+        "chromium)"
+    )
     with Browser(CHROMIUM, tmp_path / "home") as browser:
-        browser.call("Emulation.setDeviceMetricsOverride", width=1360, height=1180, deviceScaleFactor=1, mobile=False)
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=1360,
+            height=1180,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         browser.open(page)
         browser.wait(f"document.getElementById('refusal') !== null && {FIELD} !== undefined")
         browser.wait("document.getElementById('status').innerText.includes('RUNNING')")
         browser.write(FIELD, "pick up the yellow cube")
         browser.wait("document.getElementById('refusal').innerText.includes('yellow')")
-        assert "pick or reach" in browser.text("refusal") or "reach or pick" in browser.text("refusal")
+        assert "pick or reach" in browser.text("refusal") or "reach or pick" in browser.text(
+            "refusal"
+        )
         assert "pick up the red cube" in browser.text("status")
         Image.fromarray(browser.picture()).save(tmp_path / "refused.png")
         browser.write(FIELD, "pick up the blue cube")
-        browser.wait("document.getElementById('status').innerText.includes('pick up the blue cube')")
+        browser.wait(
+            "document.getElementById('status').innerText.includes('pick up the blue cube')"
+        )
         assert browser.text("refusal") == ""
         browser.click(button("Pause"))
         browser.wait("document.getElementById('tally').innerText.includes('The clock is stopped.')")

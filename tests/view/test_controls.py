@@ -1,4 +1,6 @@
-"""The page's controls: what they let through, what a refusal leaves alone, and what the running command makes of them."""
+"""The page's controls: what they let through, what a refusal leaves alone, and what the running
+command makes of them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,31 @@ from strands_cosmos3.errors import InstructionError
 from strands_cosmos3.language import Language
 from strands_cosmos3.sim.film import composite
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.view.controls import LATENCIES_S, ControlPanel, LiveControls, check_instruction, suggestions
+from strands_cosmos3.view.controls import (
+    LATENCIES_S,
+    ControlPanel,
+    LiveControls,
+    check_instruction,
+    suggestions,
+)
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.stage import Stage, Status
 
-PICKS = Language(("reach", "pick"), ("red", "blue"), frozenset(["reach", "pick", "up", "the", "red", "blue", "cube"]))
+PICKS = Language(
+    ("reach", "pick"),
+    ("red", "blue"),
+    frozenset(["reach", "pick", "up", "the", "red", "blue", "cube"]),
+)
 
 
 def test_suggestions_are_understood():
-    assert suggestions(PICKS) == ["pick up the red cube", "pick up the blue cube", "reach the red cube", "reach the blue cube"]
+    assert suggestions(PICKS) == [
+        "pick up the red cube",
+        "pick up the blue cube",
+        "reach the red cube",
+        "reach the blue cube",
+    ]
     for sentence in suggestions(PICKS):
         check_instruction(sentence, PICKS)
     assert len(suggestions(None)) == 12
@@ -32,7 +49,10 @@ def test_suggestions_are_understood():
         check_instruction(sentence)
 
 
-@pytest.mark.parametrize("text", ["", "dance", "pick up the yellow cube", "stack the red cube on the blue cube", "red " * 90])
+@pytest.mark.parametrize(
+    "text",
+    ["", "dance", "pick up the yellow cube", "stack the red cube on the blue cube", "red " * 90],
+)
 def test_a_refused_instruction_changes_nothing_but_the_message(text):
     controls = LiveControls()
     controls.check = lambda given: check_instruction(given, PICKS)
@@ -41,7 +61,11 @@ def test_a_refused_instruction_changes_nothing_but_the_message(text):
     assert not controls.ends_episode
     assert controls.instruction == ""
     controls.ask("Pick up the blue cube.")
-    assert (controls.message, controls.instruction, controls.ends_episode) == ("", "Pick up the blue cube.", True)
+    assert (controls.message, controls.instruction, controls.ends_episode) == (
+        "",
+        "Pick up the blue cube.",
+        True,
+    )
     assert controls.next_scene(5) == 5  # the same scene
     assert controls.next_scene(5) is None
     controls.start_over()
@@ -72,7 +96,11 @@ def test_the_panel_shows_refusals_and_the_tally_as_text():
         panel = ControlPanel(stage.server.gui, controls, suggestions(None), "<b>go</b>")
         assert "no episode has ended" in panel._tally.content
         controls.ask("<script>alert(1)</script>")
-        controls.outcomes += [(True, 'pick, "seed" 0'), (False, "pick, seed 1"), (True, "pick, seed 2")]
+        controls.outcomes += [
+            (True, 'pick, "seed" 0'),
+            (False, "pick, seed 1"),
+            (True, "pick, seed 2"),
+        ]
         panel.update()
         assert "&lt;script&gt;" in panel._message.content
         assert "<script" not in panel._message.content
@@ -84,7 +112,9 @@ def test_the_panel_shows_refusals_and_the_tally_as_text():
 
 def test_counters_have_tooltips():
     robot = Robot()
-    rollout = robot.run_policy(policy_config={"backend": "scripted"}, instruction="reach the red cube", duration=0.5)
+    rollout = robot.run_policy(
+        policy_config={"backend": "scripted"}, instruction="reach the red cube", duration=0.5
+    )
     counters = robot.counters()
     assert {"chunks", "requested", "deadline_misses"} <= counters.keys()
     assert counters.keys() <= MEANINGS.keys()
@@ -98,7 +128,11 @@ def test_a_new_episode_starts_with_nothing_of_the_last(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     robot = Robot()
     with Stage(robot.scene.model, port=0) as stage, LiveView(robot, stage, "scripted") as live:
-        arguments = {"policy_config": {"backend": "scripted"}, "instruction": "reach the red cube", "duration": 0.4}
+        arguments = {
+            "policy_config": {"backend": "scripted"},
+            "instruction": "reach the red cube",
+            "duration": 0.4,
+        }
         robot.run_policy(**arguments, on_tick=live.on_tick, audience=live)
         live.show_prediction(np.full((3, 270, 320, 3), 9, np.uint8), 0.0)
         live._show(float(robot.data.time), everything=True)
@@ -128,8 +162,17 @@ class Watched(LiveControls):
 
 
 def run_view(script, tmp_path: Path, **options) -> tuple[View, list[dict]]:
-    """Run `view` with the scripted expert while ``script(controls)`` runs in another thread; the episodes of its report."""
-    view = View(backend="scripted", page_port=0, no_cameras=True, leave=True, json=tmp_path / "report.json", **options)
+    """Run `view` with the scripted expert while ``script(controls)`` runs in another thread; the
+    episodes of its report.
+    """
+    view = View(
+        backend="scripted",
+        page_port=0,
+        no_cameras=True,
+        leave=True,
+        json=tmp_path / "report.json",
+        **options,
+    )
     object.__setattr__(view, "controls", Watched())
     view.controls.speed = 4.0
     visitor = threading.Thread(target=script, args=(view.controls,))
@@ -142,7 +185,9 @@ def run_view(script, tmp_path: Path, **options) -> tuple[View, list[dict]]:
 
 
 def test_an_instruction_of_the_page_is_carried_out(tmp_path):
-    """The old episode goes on through a refusal; then the new one begins on the same scene, and is judged by its own task."""
+    """The old episode goes on through a refusal; then the new one begins on the same scene, and
+    is judged by its own task.
+    """
 
     def visit(controls):
         assert controls.begun.wait(60)

@@ -1,4 +1,6 @@
-"""Foreign web pages: a browser that shows one must not read the scene, and neither must a name pointed at this machine."""
+"""Foreign web pages: a browser that shows one must not read the scene, and neither must a name
+pointed at this machine.
+"""
 
 import socket
 import urllib.error
@@ -43,7 +45,10 @@ def test_who_is_refused(host, origin, passes):
     assert (refused(host, origin, {OTHER}) is None) == passes
 
 
-@pytest.mark.parametrize("origin", ["robots.example", "https://a/b", "ftp://a", "*", "https://", "http://[", "https://a?x"])
+@pytest.mark.parametrize(
+    "origin",
+    ["robots.example", "https://a/b", "ftp://a", "*", "https://", "http://[", "https://a?x"],
+)
 def test_what_is_no_origin(origin):
     with pytest.raises(ConfigError, match="not an origin"):
         require_origins([origin])
@@ -61,7 +66,9 @@ def test_a_page_answers_its_own_pages_only():
         with pytest.raises(InvalidStatus, match="403"):
             connect(address, additional_headers={"Host": "evil.example"})  # beside the right one
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(urllib.request.Request(stage.url, headers={"Host": "evil.example"}))
+            urllib.request.urlopen(
+                urllib.request.Request(stage.url, headers={"Host": "evil.example"})
+            )
 
 
 def test_a_server_that_cannot_be_guarded_is_an_error():

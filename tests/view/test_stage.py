@@ -1,4 +1,6 @@
-"""The page's server side: it serves HTTP on loopback, its nodes follow the robot, and nothing of it stays."""
+"""The page's server side: it serves HTTP on loopback, its nodes follow the robot, and nothing of
+it stays.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
     for mesh in body_meshes(model):
         seen.add(model.body(mesh.body).name)
         for geom in range(model.ngeom):
-            if model.geom_bodyid[geom] != mesh.body or model.geom_group[geom] == 3 or model.geom_type[geom] == 0:
+            if (
+                model.geom_bodyid[geom] != mesh.body
+                or model.geom_group[geom] == 3
+                or model.geom_type[geom] == 0
+            ):
                 continue
             R = np.zeros(9)
             mujoco.mju_quat2Mat(R, model.geom_quat[geom])
@@ -63,12 +69,26 @@ def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
             if (
                 len(inside) > 20
                 and model.geom_matid[geom] >= 0
-                and mesh.rgb == tuple(int(v) for v in np.round(model.mat_rgba[model.geom_matid[geom]][:3] * 255))
+                and mesh.rgb
+                == tuple(int(v) for v in np.round(model.mat_rgba[model.geom_matid[geom]][:3] * 255))
             ):
                 np.testing.assert_allclose(inside.min(axis=0), center - half, atol=2e-3)
                 np.testing.assert_allclose(inside.max(axis=0), center + half, atol=2e-3)
     links = {f"link{k}" for k in range(8)}
-    assert links | {"hand", "left_finger", "right_finger", "cube_red", "cube_green", "cube_blue", "bin", "world"} <= seen
+    assert (
+        links
+        | {
+            "hand",
+            "left_finger",
+            "right_finger",
+            "cube_red",
+            "cube_green",
+            "cube_blue",
+            "bin",
+            "world",
+        }
+        <= seen
+    )
 
 
 def test_it_serves_loopback_and_leaves_nothing(robot: Robot):
@@ -162,8 +182,12 @@ def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: 
     assert "completed" in stage._status.content
 
 
-def test_a_second_episode_keeps_its_first_chunk(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):
-    """Its clock goes back when its chunk is there already: the path is the new one, and the trail begins anew."""
+def test_a_second_episode_keeps_its_first_chunk(
+    robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """Its clock goes back when its chunk is there already: the path is the new one, and the
+    trail begins anew.
+    """
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     pathless: list[bool] = []
     with LiveView(robot, stage, "scripted", cameras=False) as live:
@@ -242,7 +266,9 @@ def test_the_command_runs_and_ends(capsys: pytest.CaptureFixture[str]):
     assert main(["view", "--episodes", "-1"]) == 2
 
 
-def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_recorded_episode_is_played(
+    robot: Robot, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with DatasetWriter(tmp_path / "set", rollout_spec()) as writer:
         rollout = robot.run_policy(
             policy_config={"backend": "scripted"},
@@ -276,7 +302,12 @@ def test_a_recorded_episode_is_played(robot: Robot, stage: Stage, tmp_path: Path
 def test_a_recording_is_shown_to_its_last_row(robot: Robot, tmp_path: Path):
     for n in (1, 2, 100):
         q = HOME_Q + np.linspace(0, 0.1, n)[:, None]
-        arrays = {"t_s": np.arange(n) / 600, "q_achieved_rad": q, "gripper_achieved": np.ones(n), "q_commanded_rad": q}
+        arrays = {
+            "t_s": np.arange(n) / 600,
+            "q_achieved_rad": q,
+            "gripper_achieved": np.ones(n),
+            "q_commanded_rad": q,
+        }
         np.savez(tmp_path / "a.npz", **arrays)
         (recorded,) = recorded_episodes(tmp_path / "a.npz", robot.scene)
         np.testing.assert_allclose(recorded.q_rad[-1], q[-1])

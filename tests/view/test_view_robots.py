@@ -1,4 +1,6 @@
-"""The page with other robots than a Panda: every limb, joint and gripper by name, live and played back."""
+"""The page with other robots than a Panda: every limb, joint and gripper by name, live and
+played back.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,14 @@ from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
 from strands_cosmos3.view.stage import Stage
 
-pytestmark = pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
-ONE = {"policy_config": {"backend": "scripted"}, "instruction": "reach the red cube", "duration": 0.6}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
+)
+ONE = {
+    "policy_config": {"backend": "scripted"},
+    "instruction": "reach the red cube",
+    "duration": 0.6,
+}
 TWO = {"policy_config": {"backend": "scripted"}, "instruction": LIFT_THE_BAR, "duration": 0.6}
 
 
@@ -85,14 +93,19 @@ def test_figures_lie_in_their_ranges(dual: Robot):
     q[10] = model.jnt_range[model.joint("right_joint4").id, 0]
     left, right = limb_states(dual.scene, q, np.array([0.25, 1.0]))
     assert (left.name, right.name) == ("left", "right")
-    assert [gauge.name for gauge in right.gauges] == [*(f"right_joint{i}" for i in range(1, 8)), "gripper"]
+    assert [gauge.name for gauge in right.gauges] == [
+        *(f"right_joint{i}" for i in range(1, 8)),
+        "gripper",
+    ]
     assert right.gauges[3].filled == 0.0
     assert (left.gauges[-1].value, right.gauges[-1].value) == ("25 % open", "100 % open")
     assert "left:calc(25.0% - 3px)" in limbs_html([left])
 
 
 @pytest.mark.parametrize(("name", "run"), [("ur5e", ONE), ("dual_panda", TWO)])
-def test_its_recordings_are_played(name, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_its_recordings_are_played(
+    name, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Against the poses that the rollout itself recorded, in the world."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
@@ -104,7 +117,9 @@ def test_its_recordings_are_played(name, run, request, tmp_path: Path, monkeypat
         for limb_name, limb in robot.scene.limbs.items():
             T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
             tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
-            off = np.linalg.norm(recorded.tcp_commanded_m[limb_name][:, None] - tcp, axis=2).min(axis=1)
+            off = np.linalg.norm(recorded.tcp_commanded_m[limb_name][:, None] - tcp, axis=2).min(
+                axis=1
+            )
             assert off.max() < 1e-9
         scene, data = robot.scene, mujoco.MjData(robot.scene.model)
         data.qpos[scene.arm_qpos] = recorded.q_rad[-1]
@@ -129,11 +144,18 @@ def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest
         play(stage, scene, recorded)
         for (name, limb), gap_m in zip(scene.limbs.items(), (0.0, 0.08), strict=True):
             first, second = (stage._bodies[body].position for body in limb.finger_bodies)
-            assert np.linalg.norm(np.subtract(first, second)) == pytest.approx(gap_m, abs=1e-9), name
+            assert np.linalg.norm(np.subtract(first, second)) == pytest.approx(gap_m, abs=1e-9), (
+                name
+            )
 
 
-@pytest.mark.parametrize(("name", "rows", "run"), [("ur5e", "robomind-ur", ONE), ("dual_panda", "robomind-franka-dual", TWO)])
-def test_a_dataset_names_its_robot(name, rows, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("name", "rows", "run"),
+    [("ur5e", "robomind-ur", ONE), ("dual_panda", "robomind-franka-dual", TWO)],
+)
+def test_a_dataset_names_its_robot(
+    name, rows, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Against the poses of the rollout that was recorded."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
@@ -146,11 +168,17 @@ def test_a_dataset_names_its_robot(name, rows, run, request, tmp_path: Path, mon
     for limb in robot.scene.limbs.values():
         T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
         tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
-        assert np.linalg.norm(recorded.tcp_commanded_m[limb.limb.name][3] - tcp, axis=1).min() < 1e-4
-        angles = np.abs(recorded.q_rad[3, limb.columns] - rollout.arrays["q_achieved_rad"][:, limb.columns]).max(axis=1)
+        assert (
+            np.linalg.norm(recorded.tcp_commanded_m[limb.limb.name][3] - tcp, axis=1).min() < 1e-4
+        )
+        angles = np.abs(
+            recorded.q_rad[3, limb.columns] - rollout.arrays["q_achieved_rad"][:, limb.columns]
+        ).max(axis=1)
         assert angles.min() < 1e-4
     assert main(["view", "--play", str(tmp_path / "set"), "--page-port", "0", "--leave"]) == 0
-    with pytest.raises(ConfigError, match=r"no episodes of robot 'panda', but of limbs .*joints.*--robot"):
+    with pytest.raises(
+        ConfigError, match=r"no episodes of robot 'panda', but of limbs .*joints.*--robot"
+    ):
         list(recorded_episodes(tmp_path / "set", panda.scene))
 
 
@@ -158,7 +186,9 @@ def test_a_dataset_s_robot_is_no_file_of_this_machine(tmp_path: Path):
     panda, mine = Robot().scene.robot, tmp_path / "mine.toml"
     mine.write_text("not a robot")
     for i, kind in enumerate((str(mine), "unheard of", None, "franka")):
-        with DatasetWriter(tmp_path / f"set{i}", replace(rollout_spec(), robot_type=kind)) as writer:
+        with DatasetWriter(
+            tmp_path / f"set{i}", replace(rollout_spec(), robot_type=kind)
+        ) as writer:
             pass
         assert robot_of(writer.root, panda) == panda
 
@@ -168,7 +198,9 @@ def test_what_can_be_asked_of_a_bar(tmp_path: Path):
     check_instruction("raise the bar", with_bar=Verb.LIFT)
     assert suggestions(None, Verb.HAND_OVER) == [HAND_OVER_THE_BAR]
     check_instruction("give the bar to the left hand", with_bar=Verb.HAND_OVER)
-    with pytest.raises(InstructionError, match=r"a bar to hand over and no cubes; try 'hand the bar over"):
+    with pytest.raises(
+        InstructionError, match=r"a bar to hand over and no cubes; try 'hand the bar over"
+    ):
         check_instruction("raise the bar", with_bar=Verb.HAND_OVER)
     with pytest.raises(InstructionError, match=r"a bar to lift and no cubes; try 'lift the bar"):
         check_instruction("pick up the red cube", with_bar=Verb.LIFT)

@@ -1,4 +1,6 @@
-"""The LeRobot policy: batches of tensors in, joint angles out. ``strands_cosmos3.Cosmos3Policy`` does the work."""
+"""The LeRobot policy: batches of tensors in, joint angles out. ``strands_cosmos3.Cosmos3Policy``
+does the work.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _WHOLE_CHUNK = 4096  # more steps than any chunk has
 class Cosmos3Policy(PreTrainedPolicy):
     """A Cosmos 3 checkpoint as a LeRobot policy.
 
-    ``save_pretrained`` writes the configuration and the processors. ``model.safetensors`` there is empty: the weights stay in
-    the checkpoint that the configuration names.
+    ``save_pretrained`` writes the configuration and the processors. ``model.safetensors`` there is
+    empty: the weights stay in the checkpoint that the configuration names.
 
     Args:
         config: Its configuration.
@@ -64,7 +66,9 @@ class Cosmos3Policy(PreTrainedPolicy):
         self._queue: deque[Tensor] = deque()
 
     def reset(self) -> None:
-        """Start an episode: the queue is emptied, and the noise begins with the configuration's seed."""
+        """Start an episode: the queue is emptied, and the noise begins with the configuration's
+        seed.
+        """
         self._queue.clear()
         self.policy.reset()
 
@@ -73,12 +77,14 @@ class Cosmos3Policy(PreTrainedPolicy):
         """The whole chunk for each observation.
 
         Args:
-            batch: What the preprocessor answers: ``observation.state`` [B, 8], pictures [B, 3, H, W] in 0..1, ``task`` [B].
+            batch: What the preprocessor answers: ``observation.state`` [B, 8], pictures [B, 3, H,
+                W] in 0..1, ``task`` [B].
             kwargs: ``noise`` must be None.
 
         Returns:
-            Actions [B, T, 8], at ``config.fps``. Several observations are answered by one inference, each as at the beginning
-            of an episode; the longer chunks are cut to the shortest.
+            Actions [B, T, 8], at ``config.fps``. Several observations are answered by one
+            inference, each as at the beginning of an episode; the longer chunks are cut to the
+            shortest.
 
         Raises:
             ConfigError: ``noise`` was given. ObservationError: The state or a picture is missing.
@@ -88,7 +94,10 @@ class Cosmos3Policy(PreTrainedPolicy):
             raise ConfigError("noise= cannot be given; set the configuration's seed.")
         if OBS_STATE not in batch or batch[OBS_STATE].shape[1:] != (len(CANONICAL),):
             found = list(batch[OBS_STATE].shape) if OBS_STATE in batch else "missing"
-            raise ObservationError(f"{OBS_STATE} is {found}; valid: [B, 8], seven joint angles [rad] and an open fraction.")
+            raise ObservationError(
+                f"{OBS_STATE} is {found}; valid: [B, 8], seven joint angles [rad] and an open "
+                "fraction."
+            )
         observations, tasks = list(self._observations(batch)), _tasks(batch)
         if len(observations) == 1:
             answers = [self.policy.get_actions_sync(observations[0], tasks[0])]
@@ -99,7 +108,9 @@ class Cosmos3Policy(PreTrainedPolicy):
         return torch.tensor([chunk[:shortest] for chunk in chunks], device=batch[OBS_STATE].device)
 
     def select_action(self, batch: dict[str, Any], **kwargs: Any) -> Tensor:
-        """The next action [B, 8]; a new chunk is predicted when ``config.n_action_steps`` of the last one are used up."""
+        """The next action [B, 8]; a new chunk is predicted when ``config.n_action_steps`` of the
+        last one are used up.
+        """
         if not self._queue:
             chunk = self.predict_action_chunk(batch, **kwargs)
             self._queue.extend(chunk[:, : self._n_action_steps].unbind(1))
@@ -115,11 +126,18 @@ class Cosmos3Policy(PreTrainedPolicy):
     def _observations(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The batch's observations by the arm's own names."""
         keys = [self.policy.mapping.observed[name] for name in CANONICAL]
-        pictures = {view: _uint8(batch[key]) for view in VIEWS if (key := f"{OBS_IMAGES}.{view}") in batch}
+        pictures = {
+            view: _uint8(batch[key]) for view in VIEWS if (key := f"{OBS_IMAGES}.{view}") in batch
+        }
         for i, state in enumerate(batch[OBS_STATE].double().cpu().numpy()):
-            yield {**dict(zip(keys, state, strict=True)), **{view: frames[i] for view, frames in pictures.items()}}
+            yield {
+                **dict(zip(keys, state, strict=True)),
+                **{view: frames[i] for view, frames in pictures.items()},
+            }
 
-    def _save_pretrained(self, save_directory: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+    def _save_pretrained(
+        self, save_directory: Path, state_dict: dict[str, Tensor] | None = None
+    ) -> None:
         super()._save_pretrained(save_directory, state_dict)
         for pipeline in make_cosmos3_pre_post_processors(self.config):
             pipeline.save_pretrained(save_directory)
@@ -140,5 +158,9 @@ def _tasks(batch: dict[str, Any]) -> list[str]:
 
 def _uint8(pictures: Tensor) -> Any:
     """[B, H, W, 3] uint8 from [B, 3, H, W] in 0..1."""
-    scaled = pictures if pictures.dtype == torch.uint8 else (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
+    scaled = (
+        pictures
+        if pictures.dtype == torch.uint8
+        else (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
+    )
     return scaled.permute(0, 2, 3, 1).cpu().numpy()

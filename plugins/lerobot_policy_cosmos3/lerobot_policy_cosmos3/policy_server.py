@@ -2,8 +2,8 @@
 
     python -m lerobot_policy_cosmos3.policy_server --host=127.0.0.1 --port=8080
 
-``python -m lerobot.async_inference.policy_server`` of lerobot 0.6.1 does not look for plugins and has a fixed list of policy
-types. Everything else, and every flag, is its own.
+``python -m lerobot.async_inference.policy_server`` of lerobot 0.6.1 does not look for plugins and
+has a fixed list of policy types. Everything else, and every flag, is its own.
 """
 
 from lerobot.async_inference.constants import SUPPORTED_POLICIES

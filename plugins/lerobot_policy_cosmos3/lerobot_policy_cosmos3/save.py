@@ -11,13 +11,23 @@ from lerobot_policy_cosmos3.modeling_cosmos3 import Cosmos3Policy
 
 def main() -> None:
     """Load the checkpoint once, and write the folder."""
-    parser = argparse.ArgumentParser(prog="python -m lerobot_policy_cosmos3.save", description="Write a LeRobot policy folder.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lerobot_policy_cosmos3.save", description="Write a LeRobot policy folder."
+    )
     parser.add_argument("folder")
-    parser.add_argument("--checkpoint", default=BUNDLED, help="folder or hub repository (default: the bundled policy)")
+    parser.add_argument(
+        "--checkpoint",
+        default=BUNDLED,
+        help="folder or hub repository (default: the bundled policy)",
+    )
     parser.add_argument("--embodiment", default="droid")
-    parser.add_argument("--fps", type=float, help="rate of your robot's loop (default: the checkpoint's own)")
+    parser.add_argument(
+        "--fps", type=float, help="rate of your robot's loop (default: the checkpoint's own)"
+    )
     given = parser.parse_args()
-    policy = Cosmos3Policy(Cosmos3Config(checkpoint=given.checkpoint, embodiment=given.embodiment, fps=given.fps))
+    policy = Cosmos3Policy(
+        Cosmos3Config(checkpoint=given.checkpoint, embodiment=given.embodiment, fps=given.fps)
+    )
     policy.save_pretrained(given.folder)
     policy.policy.close()
     print(f"wrote {given.folder}")

@@ -1,1 +1,3 @@
-"""Checkpoints in other formats than the released one, read through the same small interface (docs/formats.md)."""
+"""Checkpoints in other formats than the released one, read through the same small interface
+(docs/formats.md).
+"""

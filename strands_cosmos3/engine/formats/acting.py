@@ -1,4 +1,6 @@
-"""Whether a checkpoint can act: whether its contract is complete, supported here, and what is needed."""
+"""Whether a checkpoint can act: whether its contract is complete, supported here, and what is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ _REMEDY = "choose its robot, or post-train it (docs/post_training.md)"
 _STILL = (0, 0, 0, 1, 0, 0, 0, 1, 0, 0.5)  # a state row: the identity, and a half open gripper
 
 
-def require_acting(checkpoint: Checkpoint, embodiment: Embodiment, space: ActionSpace, given: Iterable[str] = ()) -> None:
-    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported, or not what is needed.
+def require_acting(
+    checkpoint: Checkpoint, embodiment: Embodiment, space: ActionSpace, given: Iterable[str] = ()
+) -> None:
+    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported, or
+    not what is needed.
 
     Args:
         given: Fields of the contract that the caller states.
@@ -32,14 +37,24 @@ def require_acting(checkpoint: Checkpoint, embodiment: Embodiment, space: Action
     if checkpoint.needs_contract and known["action_space"] != space.name:
         wrong.append(f"its action space is {known['action_space']!r}, not {space.name!r}")
     elif known.get("width", space.width) != space.width:
-        wrong.append(f"its rows have {known['width']} columns, {space.name!r} rows of {embodiment.name!r} {space.width}")
+        wrong.append(
+            f"its rows have {known['width']} columns, {space.name!r} rows of {embodiment.name!r} "
+            f"{space.width}"
+        )
     if known.get("normalization", "none") != "none" and not space.normalized:
-        wrong.append(f"its {space.name!r} rows are normalised ({known['normalization']}), which is not supported")
+        wrong.append(
+            f"its {space.name!r} rows are normalised ({known['normalization']}), which is not "
+            "supported"
+        )
     if known.get("gripper") == "1=closed":
         wrong.append("its gripper column counts 1 as closed, which is not supported")
-    if embodiment.rig is not None and tuple(known.get("views", embodiment.rig.views)) != embodiment.rig.views:
+    if (
+        embodiment.rig is not None
+        and tuple(known.get("views", embodiment.rig.views)) != embodiment.rig.views
+    ):
         wrong.append(
-            f"its views are {', '.join(known['views'])}, those of {embodiment.name!r} {', '.join(embodiment.rig.views)}"
+            f"its views are {', '.join(known['views'])}, those of {embodiment.name!r} "
+            f"{', '.join(embodiment.rig.views)}"
         )
     if wrong:
         raise ContractError(f"{checkpoint.root} cannot act here: {'; '.join(wrong)}.")
@@ -61,7 +76,8 @@ def _other_domain(checkpoint: Checkpoint, embodiment: Embodiment) -> str | None:
 def row_quantiles(
     checkpoint: Checkpoint, stats: ActionStats | None, embodiment: Embodiment, space: ActionSpace
 ) -> tuple[F64, F64] | None:
-    """The checkpoint's own q01 and q99 of such rows, or what its normalisation maps to -1 and 1; None if it states none.
+    """The checkpoint's own q01 and q99 of such rows, or what its normalisation maps to -1 and 1;
+    None if it states none.
 
     Args:
         stats: Its :meth:`Checkpoint.action_stats`.
@@ -80,7 +96,8 @@ def row_quantiles(
 
 
 def rehearse(checkpoint: Checkpoint) -> None:
-    """Do what acting does before the model runs, on a black picture, for the domain that the checkpoint states, else DROID's.
+    """Do what acting does before the model runs, on a black picture, for the domain that the
+    checkpoint states, else DROID's.
 
     Raises what acting would raise.
     """

@@ -1,4 +1,6 @@
-"""Deltas and LoRA adapters on a base: some weights whole, others as low-rank factors, in either scheme of names."""
+"""Deltas and LoRA adapters on a base: some weights whole, others as low-rank factors, in either
+scheme of names.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,24 @@ _RANK, _ALPHA = ("r", "rank", "lora_rank"), ("lora_alpha", "alpha")
 _MOST_SCALE = 1000
 _BASE = "base_model_name_or_path"
 _WITHOUT_EFFECT = (
-    *("target_modules", "targets", "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "lora_dropout"),
-    *("inference_mode", "peft_version", "revision", "auto_mapping", "megatron_core", "qalora_group_size", "digest"),
+    *(
+        "target_modules",
+        "targets",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "task_type",
+        "lora_dropout",
+    ),
+    *(
+        "inference_mode",
+        "peft_version",
+        "revision",
+        "auto_mapping",
+        "megatron_core",
+        "qalora_group_size",
+        "digest",
+    ),
 )
 _IMPLEMENTED: Implemented = {
     **dict.fromkeys((*_RANK, *_ALPHA, _BASE), ()),
@@ -36,7 +54,9 @@ _IMPLEMENTED: Implemented = {
 
 
 class Adapter(OnBase):
-    """A folder with a delta of a base: ``*.safetensors``, and a LoRA config if it has low-rank factors."""
+    """A folder with a delta of a base: ``*.safetensors``, and a LoRA config if it has low-rank
+    factors.
+    """
 
     format = "adapter"
 
@@ -45,7 +65,10 @@ class Adapter(OnBase):
         files = WeightFiles(self.root, self.root, stem, dtypes=None)
         counted = {*files.files, self.root / f"{stem}.safetensors"}
         if surplus := sorted(path.name for path in set(self.root.glob("*.safetensors")) - counted):
-            raise LayoutError(f"{self.root} holds {shown(surplus[:4])} beside {stem}.safetensors; keep the one that counts.")
+            raise LayoutError(
+                f"{self.root} holds {shown(surplus[:4])} beside {stem}.safetensors; keep the one "
+                "that counts."
+            )
         base = self._base().weights()
         whole, factors = _sorted(files)
         names, self.skipped = renamed(whole, "")
@@ -53,13 +76,19 @@ class Adapter(OnBase):
         factors = {name: pair for name, pair in factors.items() if not is_vision(name)}
         if not names and not factors:
             raise WeightsError(
-                f"{self.root} holds no weight of {base.folder}, only {shown(self.skipped[:4])}: it is no adapter of it."
+                f"{self.root} holds no weight of {base.folder}, only {shown(self.skipped[:4])}: "
+                "it is no adapter of it."
             )
         if surplus := sorted(set(names) - set(base.shapes)):
-            raise WeightsError(f"{self.root} changes {shown(surplus[:6])}, which its base {base.folder} does not have.")
+            raise WeightsError(
+                f"{self.root} changes {shown(surplus[:6])}, which its base {base.folder} does not "
+                "have."
+            )
         over = Overlay(base, Renamed(files, {name: whole[bare] for name, bare in names.items()}))
         config = self._config()
-        return WithLora(over, files, factors, self._scale(config, files, factors)) if factors else over
+        return (
+            WithLora(over, files, factors, self._scale(config, files, factors)) if factors else over
+        )
 
     def _stem(self) -> str:
         for stem in STEMS:
@@ -67,7 +96,10 @@ class Adapter(OnBase):
                 return stem
         single = sorted(path.stem for path in self.root.glob("*.safetensors"))
         if len(single) != 1:
-            raise LayoutError(f"{self.root} holds {len(single)} safetensors files, none of {', '.join(STEMS)}; keep one.")
+            raise LayoutError(
+                f"{self.root} holds {len(single)} safetensors files, none of {', '.join(STEMS)}; "
+                "keep one."
+            )
         return single[0]
 
     def _config(self) -> dict[str, Any]:
@@ -76,35 +108,61 @@ class Adapter(OnBase):
             raise LayoutError(f"{self.root} holds {' and '.join(found)}; keep the one that counts.")
         config = self.read(found[0]) if found else {}
         if found:
-            require_implemented(config, _IMPLEMENTED, self.root / found[0], "Merge it where it was made.")
+            require_implemented(
+                config, _IMPLEMENTED, self.root / found[0], "Merge it where it was made."
+            )
         named, base = config.get(_BASE), self._base().root
         if named and repository_of(base).split("/")[-1] not in str(named).split("/"):
             raise LayoutError(
-                f"{self.root / found[0]}: {_BASE} = {shown(named)}, and the base here is {base}; name that base, or correct "
+                f"{self.root / found[0]}: {_BASE} = {shown(named)}, and the base here is {base}; "
+                "name that base, or correct "
                 "the line if it is the same checkpoint."
             )
         return config
 
-    def _scale(self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]) -> float:
-        stated: list[list[Any]] = [[config[name] for name in names if name in config] for names in (_RANK, _ALPHA)]
-        rank, alpha = cast("tuple[Any, Any]", tuple(values[0] if values else None for values in stated))
+    def _scale(
+        self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]
+    ) -> float:
+        stated: list[list[Any]] = [
+            [config[name] for name in names if name in config] for names in (_RANK, _ALPHA)
+        ]
+        rank, alpha = cast(
+            "tuple[Any, Any]", tuple(values[0] if values else None for values in stated)
+        )
         if any(value != values[0] for values in stated for value in values):
-            said = ", ".join(f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config)
+            said = ", ".join(
+                f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config
+            )
             raise LayoutError(f"{self.root}: its config contradicts itself: {said}.")
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha <= _MOST_SCALE * rank:
+        if (
+            type(rank) is not int
+            or rank < 1
+            or type(alpha) not in (int, float)
+            or not 0 < alpha <= _MOST_SCALE * rank
+        ):
             raise LayoutError(
-                f"{self.root} has low-rank factors, and no {' or '.join(CONFIGS)} with r and lora_alpha, both above zero (got "
+                f"{self.root} has low-rank factors, and no {' or '.join(CONFIGS)} with r and "
+                "lora_alpha, both above zero (got "
                 f"r={shown(rank)}, lora_alpha={shown(alpha)}); their scale cannot be guessed."
             )
-        if wrong := sorted({files.dtypes[name] for pair in factors.values() for name in pair} - set(DTYPES)):
-            raise WeightsError(f"{self.root}: factors are stored as {', '.join(wrong)}; only {', '.join(DTYPES)} are loaded.")
+        if wrong := sorted(
+            {files.dtypes[name] for pair in factors.values() for name in pair} - set(DTYPES)
+        ):
+            raise WeightsError(
+                f"{self.root}: factors are stored as {', '.join(wrong)}; only {', '.join(DTYPES)} "
+                "are loaded."
+            )
         if wrong := [name for name, (a, _) in factors.items() if files.shapes[a][:1] != (rank,)]:
-            raise WeightsError(f"{self.root}: the factors of {shown(wrong[:4])} have another rank than the config's {rank}.")
+            raise WeightsError(
+                f"{self.root}: the factors of {shown(wrong[:4])} have another rank than the "
+                f"config's {rank}."
+            )
         return alpha / rank
 
 
 def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """Bare name -> stored name of whole weights, and released name of a weight -> stored names of its factors A and B.
+    """Bare name -> stored name of whole weights, and released name of a weight -> stored names of
+    its factors A and B.
 
     Raises WeightsError if two weights have one name, or a factor is alone.
     """
@@ -119,10 +177,15 @@ def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, st
             side = {"down": "A", "up": "B"}.get(found[1], found[1])
             held = pairs.setdefault(f"{bare[: found.start()]}.weight", {})
         if side in held:
-            raise WeightsError(f"{readable(key)} and {readable(held[side])} are both {readable(bare)}; one is wrong.")
+            raise WeightsError(
+                f"{readable(key)} and {readable(held[side])} are both {readable(bare)}; one is "
+                "wrong."
+            )
         held[side] = key
     if half := [name for name in pairs if set(pairs[name]) != {"A", "B"}]:
-        raise WeightsError(f"{readable(half[0])} has only one of its two low-rank factors; download it again.")
+        raise WeightsError(
+            f"{readable(half[0])} has only one of its two low-rank factors; download it again."
+        )
     names, seen = renamed(pairs, "")
     of = {**names, **{bare: bare for bare in seen}}
     return whole, {name: (pairs[bare]["A"], pairs[bare]["B"]) for name, bare in of.items()}

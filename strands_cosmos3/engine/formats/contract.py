@@ -1,7 +1,9 @@
-"""The contract: what the rows, pictures and prompts of a checkpoint mean. Nothing of it follows from the weights.
+"""The contract: what the rows, pictures and prompts of a checkpoint mean. Nothing of it follows
+from the weights.
 
-A folder may state some of it; a ``contract.toml`` states the rest (docs/formats.md). Its fields become keys of the checkpoint's
-metadata (:mod:`..checkpoint`), which ``checkpoint convert`` writes into ``checkpoint.json``.
+A folder may state some of it; a ``contract.toml`` states the rest (docs/formats.md). Its fields
+become keys of the checkpoint's metadata (:mod:`..checkpoint`), which ``checkpoint convert`` writes
+into ``checkpoint.json``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ CONTRACT = "contract.toml"
 NORMALIZATIONS = ("none", *get_args(Method))
 Stated = tuple[str, Mapping[str, Any]]
 """A source, and what it states."""
-NEEDED: Mapping[str, tuple[str, ...]] = {"meanstd": ("mean", "std"), "minmax": ("min", "max"), "quantile_rot": ("raw",)}
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "meanstd": ("mean", "std"),
+    "minmax": ("min", "max"),
+    "quantile_rot": ("raw",),
+}
 """Normalisation -> the figures it needs beside q01 and q99."""
 _MAX_BYTES = 1 << 20
 _STATISTICS = "statistics"
@@ -37,7 +43,9 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 
 
 def _one_of(*valid: object) -> Callable[[Any], bool]:
-    return lambda value: any(value is one or (type(value) is type(one) and value == one) for one in valid)
+    return lambda value: any(
+        value is one or (type(value) is type(one) and value == one) for one in valid
+    )
 
 
 def _number(value: Any) -> bool:
@@ -45,7 +53,11 @@ def _number(value: Any) -> bool:
 
 
 def _sampling(value: Any) -> bool:
-    if not isinstance(value, Mapping) or value.keys() != set(SAMPLING) or not _whole(1, 1000)(value["num_steps"]):
+    if (
+        not isinstance(value, Mapping)
+        or value.keys() != set(SAMPLING)
+        or not _whole(1, 1000)(value["num_steps"])
+    ):
         return False
     guidance, shift = value["guidance_scale"], value["flow_shift"]
     return _number(guidance) and 0 <= guidance <= 100 and _number(shift) and 0 < shift <= 1000
@@ -59,7 +71,11 @@ def _domain(value: Any) -> bool:
 
 
 def _views(value: Any) -> bool:
-    named = isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, str) and 0 < len(v) < 80 for v in value)
+    named = (
+        isinstance(value, list)
+        and 0 < len(value) <= 8
+        and all(isinstance(v, str) and 0 < len(v) < 80 for v in value)
+    )
     return named and len(set(value)) == len(value)
 
 
@@ -67,28 +83,42 @@ def _figures(value: Any, raw: bool = True) -> bool:
     if not isinstance(value, Mapping) or not value.keys() <= {*FIGURES, *(["raw"] * raw)}:
         return False
     rows = [row for name, row in value.items() if name != "raw"]
-    sound = all(isinstance(row, list) and 0 < len(row) <= ACTION_DIM and all(map(_number, row)) for row in rows)
+    sound = all(
+        isinstance(row, list) and 0 < len(row) <= ACTION_DIM and all(map(_number, row))
+        for row in rows
+    )
     return sound and ("raw" not in value or _figures(value["raw"], raw=False))
 
 
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
-    "action_space": (_one_of("midtrain", "joint_pos"), '"midtrain" (pose deltas) or "joint_pos" (joint angles)'),
+    "action_space": (
+        _one_of("midtrain", "joint_pos"),
+        '"midtrain" (pose deltas) or "joint_pos" (joint angles)',
+    ),
     "width": (_whole(1, 64), "number of action columns, 1 to 64"),
     "chunk": (_whole(1, 256), "rows of an answer, 1 to 256"),
-    "fps": (lambda value: _number(value) and _FPS[0] <= value <= _FPS[1], "rows and frames a second, 0.1 to 1000"),
+    "fps": (
+        lambda value: _number(value) and _FPS[0] <= value <= _FPS[1],
+        "rows and frames a second, 0.1 to 1000",
+    ),
     "normalization": (_one_of(*NORMALIZATIONS), " or ".join(map(json.dumps, NORMALIZATIONS))),
     _STATISTICS: (
         lambda value: _figures(value) or _domain(value),
-        "a domain with packaged statistics, or a JSON file beside this one: lists q01, q99 and what the normalisation needs",
+        "a domain with packaged statistics, or a JSON file beside this one: lists q01, q99 and "
+        "what the normalisation needs",
     ),
-    "gripper": (_one_of("1=open", "1=closed", "none"), 'the model\'s gripper column: "1=open", "1=closed" or "none"'),
+    "gripper": (
+        _one_of("1=open", "1=closed", "none"),
+        'the model\'s gripper column: "1=open", "1=closed" or "none"',
+    ),
     "views": (_views, "different names of the pictures, in the order in which they are composed"),
     "prompt_format": (_one_of("plain", "json"), '"plain" or "json"'),
     "resolution_tier": (_one_of(*TIERS), " or ".join(map(str, TIERS))),
     "sampling": (
         _sampling,
-        "{ num_steps = ..., guidance_scale = ..., flow_shift = ... }, guidance_scale at most 100, flow_shift at most 1000",
+        "{ num_steps = ..., guidance_scale = ..., flow_shift = ... }, guidance_scale at most 100, "
+        "flow_shift at most 1000",
     ),
 }
 """Field -> its check, and its valid values in words."""
@@ -97,60 +127,84 @@ OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "composition": (_one_of("letterbox", "framework"), '"letterbox" or "framework"'),
 }
 _LINKS = ("checkpoint", "base", "like", "sources")
-_ONLY_COMPARED = ("domain_id", "num_views", "action_dim", "state_row")  # other words for what the fields say
+# other words for what the fields say
+_ONLY_COMPARED = ("domain_id", "num_views", "action_dim", "state_row")
 
 
 def read_contract(path: Path, root: Path) -> dict[str, Any]:
-    """Read a contract file; its statistics file, if it names one, must lie in ``root``. Raises ContractError for a bad value.
+    """Read a contract file; its statistics file, if it names one, must lie in ``root``. Raises
+    ContractError for a bad value.
 
-    ``like`` takes the fields of a known contract (:func:`known_contracts`) that the file does not state.
+    ``like`` takes the fields of a known contract (:func:`known_contracts`) that the file does not
+    state.
     """
     require_file(contained(path, root, "checkpoint", ContractError), ContractError, _MAX_BYTES)
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ContractError(f"{path} cannot be read as TOML ({str(error)[:200]}); docs/formats.md shows an example.") from None
+        raise ContractError(
+            f"{path} cannot be read as TOML ({str(error)[:200]}); docs/formats.md shows an example."
+        ) from None
     known = known_contract(found["like"]) if "like" in found else {}
     named = found.get(_STATISTICS)
     if isinstance(named, str) and named.endswith(".json"):
         file = contained(path.parent / named, root, "checkpoint", ContractError)
-        found[_STATISTICS] = figures_of(read_json(file, ContractError, f"{path} names it as statistics."), file)
+        found[_STATISTICS] = figures_of(
+            read_json(file, ContractError, f"{path} names it as statistics."), file
+        )
     return checked(known | found, str(path))
 
 
 def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The figures of a statistics file in the schema of this project, of cosmos-framework (``global``) or LeRobot (``action``).
+    """The figures of a statistics file in the schema of this project, of cosmos-framework
+    (``global``) or LeRobot (``action``).
 
     Raises ContractError if it has no lists q01 and q99, or two blocks of figures that differ.
     """
     raw = _block({name: data[name] for name in ("global_raw", "raw") if name in data}, path)
-    figures = _block({"": data, **{name: data[name] for name in ("action", "global") if name in data}}, path)
+    figures = _block(
+        {"": data, **{name: data[name] for name in ("action", "global") if name in data}}, path
+    )
     if not {*FIGURES[:2]} <= figures.keys():
-        raise ContractError(f"{path} has no lists q01 and q99 of the action columns; statistics need at least those.")
+        raise ContractError(
+            f"{path} has no lists q01 and q99 of the action columns; statistics need at least "
+            "those."
+        )
     return figures | ({"raw": raw} if raw else {})
 
 
 def _block(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The figures of the one block that has some; ContractError if there are several, and they differ."""
+    """The figures of the one block that has some; ContractError if there are several, and they
+    differ.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, block in blocks.items():
-        if isinstance(block, Mapping) and (held := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}):
+        if isinstance(block, Mapping) and (
+            held := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
+        ):
             found[name] = held
     if any(held != next(iter(found.values())) for held in found.values()):
         named = " and ".join(repr(name) if name else "the top level" for name in found)
-        raise ContractError(f"{path}: {named} hold different figures; keep the ones that the rows were normalised with.")
+        raise ContractError(
+            f"{path}: {named} hold different figures; keep the ones that the rows were normalised "
+            "with."
+        )
     return next(iter(found.values()), {})
 
 
 def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a contract; raises ContractError for an unknown one, or a value that is not valid."""
+    """The fields of a contract; raises ContractError for an unknown one, or a value that is not
+    valid.
+    """
     valid = {**FIELDS, **OPTIONAL}
     for name, value in found.items():
         if name in _LINKS:
             if name != "sources" and not isinstance(value, str):
                 raise ContractError(f"{where}: {name} must be a string, got {shown(value)}.")
         elif name not in valid:
-            raise ContractError(f"{where}: unknown field {shown(name)}; valid: {', '.join((*valid, *_LINKS))}.")
+            raise ContractError(
+                f"{where}: unknown field {shown(name)}; valid: {', '.join((*valid, *_LINKS))}."
+            )
         elif not valid[name][0](value):
             raise ContractError(f"{where}: {name} must be {valid[name][1]}; got {shown(value)}.")
     return {name: value for name, value in found.items() if name != "sources"}
@@ -162,9 +216,11 @@ def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, Any]:
-    """What all sources state together. Values of ``foreign`` files that are not valid here count as not stated.
+    """What all sources state together. Values of ``foreign`` files that are not valid here count as
+    not stated.
 
-    Raises ContractError, with both sources, where one contradicts another, or what follows from the others.
+    Raises ContractError, with both sources, where one contradicts another, or what follows from the
+    others.
     """
     known: dict[str, Any] = {}
     said_by: dict[str, str] = {}
@@ -175,7 +231,10 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
             if value is None:
                 continue
             if name in known and not _agree(name, known[name], value):
-                wrong.append(f"{name} is {shown(known[name])} in {said_by[name]} and {shown(value)} in {source}")
+                wrong.append(
+                    f"{name} is {shown(known[name])} in {said_by[name]} and {shown(value)} in "
+                    f"{source}"
+                )
             elif name in known and isinstance(value, Mapping):
                 known[name] = {**known[name], **value}
             elif keep and name not in known:
@@ -183,7 +242,11 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
 
     for source, stated in sources:
         compare(source, stated, keep=True)
-    valid = {name: value for name, value in known.items() if not foreign or name not in FIELDS or FIELDS[name][0](value)}
+    valid = {
+        name: value
+        for name, value in known.items()
+        if not foreign or name not in FIELDS or FIELDS[name][0](value)
+    }
     for source, stated in _implied(valid):
         compare(source, stated, keep=False)
     if wrong:
@@ -203,14 +266,24 @@ def _implied(known: Mapping[str, Any]) -> Iterator[Stated]:
     """What follows from the fields: a source like any other, except that it fills in none."""
     statistics: Any = known.get(_STATISTICS)
     for block in (statistics, statistics.get("raw", {})) if isinstance(statistics, Mapping) else ():
-        yield from ((f"the list {name} of the statistics", {"width": len(block[name])}) for name in FIGURES if name in block)
+        yield from (
+            (f"the list {name} of the statistics", {"width": len(block[name])})
+            for name in FIGURES
+            if name in block
+        )
     if "views" in known:
         yield "the list of views", {"num_views": len(known["views"])}
     if "domain" not in known:
         return
     domain = get_embodiment(known["domain"])
     about = f"embodiment {domain.name!r}"
-    yield about, {"domain_id": domain.domain_id, "views": None if domain.rig is None else list(domain.rig.views)}
+    yield (
+        about,
+        {
+            "domain_id": domain.domain_id,
+            "views": None if domain.rig is None else list(domain.rig.views),
+        },
+    )
     if (domain.gripper is None) != (known.get("gripper") == "none"):
         yield about, {"gripper": "none" if domain.gripper is None else "1=open or 1=closed"}
     if isinstance(statistics, str) and get_embodiment(statistics).stats != domain.stats:
@@ -223,20 +296,33 @@ def _implied(known: Mapping[str, Any]) -> Iterator[Stated]:
 
 
 def missing(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that metadata does not state; statistics, with what the normalisation needs, for normalised rows only."""
+    """The fields that metadata does not state; statistics, with what the normalisation needs,
+    for normalised rows only.
+    """
     method, figures = metadata.get("normalization"), metadata.get(_STATISTICS)
-    lacking = isinstance(figures, Mapping) and not {*FIGURES[:2], *NEEDED.get(str(method), ())} <= figures.keys()
-    absent = [name for name in FIELDS if metadata.get(name) is None or (name == _STATISTICS and lacking)]
+    lacking = (
+        isinstance(figures, Mapping)
+        and not {*FIGURES[:2], *NEEDED.get(str(method), ())} <= figures.keys()
+    )
+    absent = [
+        name for name in FIELDS if metadata.get(name) is None or (name == _STATISTICS and lacking)
+    ]
     return tuple(name for name in absent if name != _STATISTICS or method != "none")
 
 
 def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -> str:
-    """A contract file with what is known filled in, and the rest as comments that say what is valid."""
+    """A contract file with what is known filled in, and the rest as comments that say what is
+    valid.
+    """
     lines = [
-        "# What the actions of this checkpoint mean. Fill in the lines with '?', save it as a .toml file and pass that file",
-        f'# as the checkpoint. A line like = "NAME" takes over a known contract: {", ".join(known_contracts())}.',
+        "# What the actions of this checkpoint mean. Fill in the lines with '?', save it as a "
+        ".toml file and pass that file",
+        '# as the checkpoint. A line like = "NAME" takes over a known contract: '
+        f"{', '.join(known_contracts())}.",
         f"checkpoint = {json.dumps(str(root))}",
-        f"base = {json.dumps(base)}" if base else '# base = ?  # source of VAE and tokenizer, e.g. "nvidia/Cosmos3-Nano"',
+        f"base = {json.dumps(base)}"
+        if base
+        else '# base = ?  # source of VAE and tokenizer, e.g. "nvidia/Cosmos3-Nano"',
     ]
     lacking = missing(metadata)
     for name, (_, valid) in FIELDS.items():
@@ -255,7 +341,8 @@ def require_complete(metadata: Mapping[str, Any], given: Iterable[str], root: Pa
     lacking = [name for name in missing(metadata) if name not in set(given)]
     if lacking:
         raise ContractError(
-            f"{root} does not state {', '.join(lacking)}, and none of it follows from the weights: its actions have no known "
+            f"{root} does not state {', '.join(lacking)}, and none of it follows from the "
+            "weights: its actions have no known "
             f"meaning. Fill in this file:\n\n{template(metadata, root)}"
         )
 

@@ -1,4 +1,6 @@
-"""Convert a checkpoint of any format to the released layout, or to a LeRobot policy folder. Resumable: finished files stay."""
+"""Convert a checkpoint of any format to the released layout, or to a LeRobot policy folder.
+Resumable: finished files stay.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,12 @@ def convert(
     on_file: OnFile = lambda *_: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write a checkpoint to the new folder ``out`` and return it. A conversion that was interrupted goes on where it was.
+    """Write a checkpoint to the new folder ``out`` and return it. A conversion that was interrupted
+    goes on where it was.
 
     Args:
-        dtype: Of matrices; ``stored`` keeps each tensor's own (FP8 becomes float32). The time embedder is float32 in any case.
+        dtype: Of matrices; ``stored`` keeps each tensor's own (FP8 becomes float32). The time
+            embedder is float32 in any case.
         on_file: Called before each file with its name, its number and their count.
 
     Raises:
@@ -58,8 +62,15 @@ def convert(
     if to == "lerobot":
         _require_said_by_lerobot(checkpoint)
     hidden = out.with_name(f".{out.name}.converting")
-    done = _Progress(hidden, {"source": _identity(checkpoint), "to": to, "dtype": dtype, "shard_bytes": shard_bytes})
-    files = _released_files(checkpoint, dtype, shard_bytes) if to == "released" else _lerobot_files(checkpoint, dtype)
+    done = _Progress(
+        hidden,
+        {"source": _identity(checkpoint), "to": to, "dtype": dtype, "shard_bytes": shard_bytes},
+    )
+    files = (
+        _released_files(checkpoint, dtype, shard_bytes)
+        if to == "released"
+        else _lerobot_files(checkpoint, dtype)
+    )
     for number, (name, planned) in enumerate(files.items(), 1):
         on_file(name, number, len(files))
         if not done.has(name):
@@ -85,7 +96,10 @@ class _Progress:
         if self._path.exists():
             found = read_json(self._path, ConfigError, "Remove it to start anew.")
             if found.get("what") != json.loads(json.dumps(self._what)):
-                raise ConfigError(f"{folder} holds an unfinished conversion of something else; remove it to start anew.")
+                raise ConfigError(
+                    f"{folder} holds an unfinished conversion of something else; remove it to "
+                    "start anew."
+                )
             self.digests = found["files"]
             for left in folder.rglob(UNFINISHED):  # by a process that was killed
                 left.unlink()
@@ -108,20 +122,31 @@ class _Progress:
 
 def _identity(checkpoint: Checkpoint) -> list[Any]:
     files = (*checkpoint.weights.files, *checkpoint.vae_weights.files)
-    return [checkpoint.digest, *([str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files)]
+    return [
+        checkpoint.digest,
+        *([str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files),
+    ]
 
 
 def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list[Planned]:
     def kept(key: str) -> str | None:
-        return "F32" if key.startswith("time_embedder.") and dtype != "stored" else _NAMES.get(dtype)
+        return (
+            "F32" if key.startswith("time_embedder.") and dtype != "stored" else _NAMES.get(dtype)
+        )
 
     return [Planned(f"{prefix}{key}", source, key, kept(key)) for key in sorted(source.shapes)]
 
 
-def _released_files(checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int) -> dict[str, list[Planned]]:
+def _released_files(
+    checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int
+) -> dict[str, list[Planned]]:
     files: dict[str, list[Planned]] = {}
     preview = {} if checkpoint.preview is None else {"preview_decoder": checkpoint.preview[1]}
-    for folder, source in {"transformer": checkpoint.weights, "vae": checkpoint.vae_weights, **preview}.items():
+    for folder, source in {
+        "transformer": checkpoint.weights,
+        "vae": checkpoint.vae_weights,
+        **preview,
+    }.items():
         shards = shards_of(_planned(source, dtype), shard_bytes)
         for i, shard in enumerate(shards, 1):
             tail = "" if len(shards) == 1 else f"-{i:05d}-of-{len(shards):05d}"
@@ -130,13 +155,18 @@ def _released_files(checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int
 
 
 def _describe_released(
-    checkpoint: Checkpoint, out: Path, files: Mapping[str, list[Planned]], digests: Mapping[str, str]
+    checkpoint: Checkpoint,
+    out: Path,
+    files: Mapping[str, list[Planned]],
+    digests: Mapping[str, str],
 ) -> None:
     layout = checkpoint.layout
     for folder in ("transformer", "vae"):
         mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
         if len(mine) > 1:
-            weight_map = {one.name: name.partition("/")[2] for name, shard in mine.items() for one in shard}
+            weight_map = {
+                one.name: name.partition("/")[2] for name, shard in mine.items() for one in shard
+            }
             total = sum(one.size for shard in mine.values() for one in shard)
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_json(out / folder / f"{STEM}.safetensors.index.json", index)
@@ -148,7 +178,9 @@ def _describe_released(
     if index := layout.model_index():
         write_json(out / "model_index.json", index)
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
-    if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get("statistics") is None:
+    if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get(
+        "statistics"
+    ) is None:
         shutil.copyfile(statistics, out / STATISTICS)
     ours = {
         **checkpoint.metadata,
@@ -163,35 +195,56 @@ def _describe_released(
 
 def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list[Planned]]:
     transformer = _planned(checkpoint.weights, dtype, "model.transformer.")
-    return {"model.safetensors": [*transformer, *_planned(checkpoint.vae_weights, dtype, "model.vae.")]}
+    return {
+        "model.safetensors": [*transformer, *_planned(checkpoint.vae_weights, dtype, "model.vae.")]
+    }
 
 
 def _require_said_by_lerobot(checkpoint: Checkpoint) -> None:
     known = checkpoint.metadata
     require_complete(known, (), checkpoint.root)
     if lost := [name for name in ("state", "policy_frames") if known.get(name)]:
-        raise ContractError(f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have no word.")
+        raise ContractError(
+            f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have no "
+            "word."
+        )
 
 
 def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     write_json(out / "config.json", exported_config(checkpoint.layout, checkpoint.metadata))
     _copy_tokenizer(checkpoint.layout.tokenizer, out / "text_tokenizer")
-    stats = None if checkpoint.metadata.get("normalization") == "none" else checkpoint.action_stats()
+    stats = (
+        None if checkpoint.metadata.get("normalization") == "none" else checkpoint.action_stats()
+    )
     method = checkpoint.metadata.get("normalization")
     figures: dict[str, torch.Tensor] = {}
     if stats is not None:
         stats = stats.raw or stats if method == "quantile_rot" else stats
         found = {name: getattr(stats, name) for name in FIGURES}
-        figures = {f"action.{name}": torch.tensor(value) for name, value in found.items() if value is not None}
-    for name, registry in (("preprocessor", "normalizer_processor"), ("postprocessor", "unnormalizer_processor")):
+        figures = {
+            f"action.{name}": torch.tensor(value)
+            for name, value in found.items()
+            if value is not None
+        }
+    for name, registry in (
+        ("preprocessor", "normalizer_processor"),
+        ("postprocessor", "unnormalizer_processor"),
+    ):
         state = f"policy_{name}_step_0_{registry}.safetensors" if figures else None
         if state is not None:
             write_whole(out / state, lambda hidden: save_file(figures, hidden))
         write_json(
             out / f"policy_{name}.json",
-            {"name": f"policy_{name}", "steps": [exported_step(registry, state, checkpoint.metadata)]},
+            {
+                "name": f"policy_{name}",
+                "steps": [exported_step(registry, state, checkpoint.metadata)],
+            },
         )
-    stated = {name: checkpoint.metadata[name] for name in FIELDS if name in checkpoint.metadata and name not in _RECORDED}
+    stated = {
+        name: checkpoint.metadata[name]
+        for name in FIELDS
+        if name in checkpoint.metadata and name not in _RECORDED
+    }
     stated["composition"] = checkpoint.composition
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in stated.items())
     write_whole(out / CONTRACT, lambda hidden: hidden.write_text(text, encoding="utf-8"))
@@ -200,6 +253,8 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
 def _copy_tokenizer(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
-        wanted = file.suffix in (".json", ".txt", ".jinja", ".model") and file.name not in _NOT_TOKENIZER
+        wanted = (
+            file.suffix in (".json", ".txt", ".jinja", ".model") and file.name not in _NOT_TOKENIZER
+        )
         if wanted and file.is_file() and file.stat().st_size < _TOKENIZER_BYTES:
             shutil.copyfile(inside(file, source), target / file.name)

@@ -1,9 +1,11 @@
-"""Distributed checkpoints (torch DCP) of cosmos-framework's trainer, read without torch.distributed and without the framework.
+"""Distributed checkpoints (torch DCP) of cosmos-framework's trainer, read without torch.distributed
+and without the framework.
 
-``<run>/checkpoints/iter_000000100/model/`` has ``.metadata``, a pickle that says where every tensor is, and
-``__<rank>_<n>.distcp``, each a row of archives as ``torch.save`` writes them. Names are ``net.<framework name>``, and
-``net_ema.<framework name>`` for the averaged weights, which NVIDIA exports and serves: they win. Source: cosmos-framework
-5eee9ed5, ``checkpoint/dcp.py``; torch 2.13, ``distributed/checkpoint``.
+``<run>/checkpoints/iter_000000100/model/`` has ``.metadata``, a pickle that says where every tensor
+is, and ``__<rank>_<n>.distcp``, each a row of archives as ``torch.save`` writes them. Names are
+``net.<framework name>``, and ``net_ema.<framework name>`` for the averaged weights, which NVIDIA
+exports and serves: they win. Source: cosmos-framework 5eee9ed5, ``checkpoint/dcp.py``; torch 2.13,
+``distributed/checkpoint``.
 """
 
 from __future__ import annotations
@@ -37,15 +39,27 @@ _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARCHIVE_EXTRA = 1 << 20  # of an archive beside its numbers
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _CODE = "torch.distributed.checkpoint"
-_RECORDS = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata")
+_RECORDS = (
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "TensorProperties",
+    "ChunkStorageMetadata",
+)
 _ALLOWED: Mapping[str, Any] = {
-    **{f"{_CODE}.metadata.{name}": record(name) for name in (*_RECORDS, "MetadataIndex", "StorageMeta")},
+    **{
+        f"{_CODE}.metadata.{name}": record(name)
+        for name in (*_RECORDS, "MetadataIndex", "StorageMeta")
+    },
     f"{_CODE}.metadata._MEM_FORMAT_ENCODING": record("memory format"),
     f"{_CODE}.filesystem._StorageInfo": record("_StorageInfo"),
     "torch.serialization._get_layout": record("layout"),
     "torch.Size": lambda sizes=(): tuple(sizes),
     **{f"pathlib.{name}": record("path") for name in ("Path", "PosixPath", "PurePosixPath")},
-    **{str(dtype): dtype for dtype in (*_DTYPES, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)},
+    **{
+        str(dtype): dtype
+        for dtype in (*_DTYPES, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+    },
 }
 
 
@@ -61,7 +75,8 @@ class _Chunk:
 
 
 class DcpFiles(WeightSource):
-    """The tensors of one DCP folder by their stored names. Of each only its blocks are in memory, one at a time.
+    """The tensors of one DCP folder by their stored names. Of each only its blocks are in memory,
+    one at a time.
 
     Raises LayoutError if the metadata or an archive is damaged, hostile or leads out of ``root``.
     """
@@ -69,7 +84,9 @@ class DcpFiles(WeightSource):
     def __init__(self, folder: Path, root: Path):
         self.folder, self._root = folder, root
         path = inside(folder / METADATA, root)
-        require_file(path, LayoutError, _MAX_METADATA_BYTES, "A distributed checkpoint has this file.")
+        require_file(
+            path, LayoutError, _MAX_METADATA_BYTES, "A distributed checkpoint has this file."
+        )
         found = unpickle(path.read_bytes(), _ALLOWED, str(path))
         self.shapes, self.dtypes = {}, {}
         self._chunks: dict[str, list[_Chunk]] = {}
@@ -77,14 +94,19 @@ class DcpFiles(WeightSource):
         try:
             self._read(found)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise LayoutError(f"{path} does not describe tensors ({shown(str(error))}); download it again.") from None
+            raise LayoutError(
+                f"{path} does not describe tensors ({shown(str(error))}); download it again."
+            ) from None
 
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(sorted({chunk.file for chunks in self._chunks.values() for chunk in chunks}))
 
     def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
-        order = lambda key: (self._chunks[wanted[key][0]][0].file, self._chunks[wanted[key][0]][0].offset)  # noqa: E731
+        def order(key: str) -> tuple[Path, int]:
+            first = self._chunks[wanted[key][0]][0]
+            return first.file, first.offset
+
         for key in sorted(wanted, key=order):
             name, index = wanted[key]
             yield key, taken(self._whole(name), index)
@@ -93,7 +115,8 @@ class DcpFiles(WeightSource):
         chunks, dtype = self._chunks[name], self._dtype_of[name]
         if len(chunks) == 1:
             return _read_archive(chunks[0], dtype, self._root, name)
-        tensor = torch.full(self.shapes[name], math.nan, dtype=dtype)  # what blocks that overlap leave out is not finite
+        # what blocks that overlap leave out is not finite
+        tensor = torch.full(self.shapes[name], math.nan, dtype=dtype)
         for chunk in chunks:
             place = tuple(slice(a, a + n) for a, n in zip(chunk.start, chunk.shape, strict=True))
             tensor[place] = _read_archive(chunk, dtype, self._root, name)
@@ -112,23 +135,40 @@ class DcpFiles(WeightSource):
             blocks = [chunk.fields for chunk in about.fields["chunks"]]
             self._chunks[name] = [self._chunk(name, block, places, dtype) for block in blocks]
             if not _tiles(self._chunks[name], shape):
-                raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover {list(shape)} once; a rank's "
+                raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover "
+                                   f"{list(shape)} once; a rank's "
                                    "file is missing.")  # fmt: skip
 
-    def _chunk(self, name: str, block: Mapping[str, Any], places: Mapping[Any, Any], dtype: torch.dtype) -> _Chunk:
+    def _chunk(
+        self, name: str, block: Mapping[str, Any], places: Mapping[Any, Any], dtype: torch.dtype
+    ) -> _Chunk:
         start, shape = _sizes(block["offsets"]), _sizes(block["sizes"])
         if (name, start) not in places:
-            raise LayoutError(f"{self.folder}/{METADATA} does not say where {readable(name)} is; download it again.")
+            raise LayoutError(
+                f"{self.folder}/{METADATA} does not say where {readable(name)} is; download it "
+                "again."
+            )
         info = places[name, start]
         file, offset, length = info["relative_path"], info["offset"], info["length"]
-        if not isinstance(file, str) or Path(file).name != file or info.get("transform_descriptors"):
-            raise LayoutError(f"{self.folder}/{METADATA} places {readable(name)} in {shown(file)}; only plain files beside it "
+        if (
+            not isinstance(file, str)
+            or Path(file).name != file
+            or info.get("transform_descriptors")
+        ):
+            raise LayoutError(f"{self.folder}/{METADATA} places {readable(name)} in "
+                              f"{shown(file)}; only plain files beside it "
                               "are opened.")  # fmt: skip
         path = inside(self.folder / file, self._root)
         require_file(path, LayoutError, hint="Is the download complete?")
         whole = math.prod(shape) * dtype.itemsize
-        if not 0 <= offset <= offset + length <= path.stat().st_size or length > whole + _MAX_ARCHIVE_EXTRA:
-            raise LayoutError(f"{path} has no {length} bytes for {readable(name)} at {offset}; is the download complete?")
+        if (
+            not 0 <= offset <= offset + length <= path.stat().st_size
+            or length > whole + _MAX_ARCHIVE_EXTRA
+        ):
+            raise LayoutError(
+                f"{path} has no {length} bytes for {readable(name)} at {offset}; is the download "
+                "complete?"
+            )
         return _Chunk(start, shape, path, offset, length)
 
 
@@ -141,27 +181,46 @@ def _sizes(found: Any) -> tuple[int, ...]:
 
 def _tiles(chunks: list[_Chunk], shape: tuple[int, ...]) -> bool:
     """Whether blocks lie inside a shape, do not overlap, and cover it."""
-    inside_it = all(a + n <= whole for c in chunks for a, n, whole in zip(c.start, c.shape, shape, strict=True))
+    inside_it = all(
+        a + n <= whole for c in chunks for a, n, whole in zip(c.start, c.shape, shape, strict=True)
+    )
     apart = len({chunk.start for chunk in chunks}) == len(chunks)
-    return bool(chunks) and inside_it and apart and sum(math.prod(c.shape) for c in chunks) == math.prod(shape)
+    return (
+        bool(chunks)
+        and inside_it
+        and apart
+        and sum(math.prod(c.shape) for c in chunks) == math.prod(shape)
+    )
 
 
 def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> torch.Tensor:
-    """The tensor of one ``torch.save`` archive inside a file; its pickle may describe one tensor and nothing else."""
-    where, bytes_wanted = f"{readable(name)} in {chunk.file}", math.prod(chunk.shape) * dtype.itemsize
+    """The tensor of one ``torch.save`` archive inside a file; its pickle may describe one tensor
+    and nothing else.
+    """
+    where, bytes_wanted = (
+        f"{readable(name)} in {chunk.file}",
+        math.prod(chunk.shape) * dtype.itemsize,
+    )
     with inside(chunk.file, root).open("rb") as file:
         try:
             layout, at, size = _describe(_Window(file, chunk.offset, chunk.length), where)
         except LayoutError:
             raise
         except (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError, OSError) as error:
-            raise LayoutError(f"{where} is not readable ({shown(str(error))}); download it again.") from None
+            raise LayoutError(
+                f"{where} is not readable ({shown(str(error))}); download it again."
+            ) from None
         if layout != (dtype, chunk.shape) or size != bytes_wanted or at + size > chunk.length:
-            raise LayoutError(f"{where} is {shown(layout)} and not {dtype} {list(chunk.shape)}; download it again.")
+            raise LayoutError(
+                f"{where} is {shown(layout)} and not {dtype} {list(chunk.shape)}; download it "
+                "again."
+            )
         data = bytearray(size)
         file.seek(chunk.offset + at)
         if file.readinto(data) != size:
-            raise LayoutError(f"{chunk.file} ends within {readable(name)}; is the download complete?")
+            raise LayoutError(
+                f"{chunk.file} ends within {readable(name)}; is the download complete?"
+            )
     if not data:
         return torch.empty(chunk.shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype).reshape(chunk.shape)
@@ -200,9 +259,15 @@ def _describe(window: _Window, where: str) -> tuple[Any, int, int]:
         (pickled,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
         prefix = pickled.filename.removesuffix("data.pkl")
         numbers = archive.getinfo(f"{prefix}data/0")
-        if pickled.file_size > _MAX_ARCHIVE_EXTRA or {pickled.compress_type, numbers.compress_type} != {zipfile.ZIP_STORED}:
+        if pickled.file_size > _MAX_ARCHIVE_EXTRA or {
+            pickled.compress_type,
+            numbers.compress_type,
+        } != {zipfile.ZIP_STORED}:
             raise ValueError("it is compressed, or describes more than a tensor")
-        if f"{prefix}byteorder" in archive.namelist() and archive.read(f"{prefix}byteorder") != b"little":
+        if (
+            f"{prefix}byteorder" in archive.namelist()
+            and archive.read(f"{prefix}byteorder") != b"little"
+        ):
             raise ValueError("its numbers are big-endian")
         found = unpickle(archive.read(pickled), _TENSOR, where, _storage)
     window.seek(numbers.header_offset + 26)
@@ -217,8 +282,12 @@ def _storage(pid: Any) -> torch.dtype:
     return dtype
 
 
-def _tensor(dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> tuple[Any, tuple[int, ...]]:
-    """Stands for ``torch._utils._rebuild_tensor_v2``: the dtype and shape of a contiguous tensor."""
+def _tensor(
+    dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any
+) -> tuple[Any, tuple[int, ...]]:
+    """Stands for ``torch._utils._rebuild_tensor_v2``: the dtype and shape of a contiguous
+    tensor.
+    """
     expected = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     if offset or any(n > 1 and a != b for n, a, b in zip(shape, stride, expected, strict=True)):
         raise ValueError("the tensor is a view of a larger one")
@@ -235,7 +304,9 @@ _TENSOR: Mapping[str, Any] = {
 
 
 class DcpRun(OnBase):
-    """A run of cosmos-framework's trainer, one of its checkpoints, or the ``model`` folder in it."""
+    """A run of cosmos-framework's trainer, one of its checkpoints, or the ``model`` folder in
+    it.
+    """
 
     format = "DCP"
 
@@ -246,19 +317,30 @@ class DcpRun(OnBase):
         names, rest = renamed(files.shapes, prefix)
         self.skipped = tuple(name for name in rest if not name.startswith(other) or is_vision(name))
         if unknown := [name for name in self.skipped if not is_vision(name)]:
-            raise LayoutError(f"{files.folder} holds weights under neither net nor net_ema: {shown(unknown[:6])}.")
+            raise LayoutError(
+                f"{files.folder} holds weights under neither net nor net_ema: {shown(unknown[:6])}."
+            )
         return Renamed(files, names)
 
 
 def model_folder(root: Path) -> Path:
-    """The folder with ``.metadata``: of a run the latest checkpoint's; raises LayoutError if there is none."""
+    """The folder with ``.metadata``: of a run the latest checkpoint's; raises LayoutError if
+    there is none.
+    """
     if (root / LATEST).is_file():
         require_file(inside(root / LATEST, root), LayoutError, 4096)
         name = (root / LATEST).read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch(r"iter_[0-9]{1,12}", name):
-            raise LayoutError(f"{root / LATEST} names {shown(name)}, no checkpoint such as iter_000000100.")
+            raise LayoutError(
+                f"{root / LATEST} names {shown(name)}, no checkpoint such as iter_000000100."
+            )
         return root / "checkpoints" / name / "model"
-    found = next((folder for folder in (root, root / "model") if os.path.lexists(folder / METADATA)), None)
+    found = next(
+        (folder for folder in (root, root / "model") if os.path.lexists(folder / METADATA)), None
+    )
     if found is None:
-        raise LayoutError(f"{root} is no distributed checkpoint: it has neither {METADATA}, model/{METADATA} nor {LATEST}.")
+        raise LayoutError(
+            f"{root} is no distributed checkpoint: it has neither {METADATA}, model/{METADATA} "
+            f"nor {LATEST}."
+        )
     return found

@@ -23,23 +23,32 @@ from strands_cosmos3.resources import shown
 _DEPTH = 3  # a base may have a base; a circle has no end
 
 
-def open_layout(path: Path, base: str | Path | None = None, contract: Path | None = None, depth: int = _DEPTH) -> Layout:
+def open_layout(
+    path: Path, base: str | Path | None = None, contract: Path | None = None, depth: int = _DEPTH
+) -> Layout:
     """The layout of a folder, or of the folder that a contract file names as its ``checkpoint``.
 
     Args:
-        path: A folder, or a contract file (``*.toml``). The ``checkpoint`` and ``base`` that the caller's own file names may be
-            anywhere; those of a ``contract.toml`` in a downloaded folder may not.
+        path: A folder, or a contract file (``*.toml``). The ``checkpoint`` and ``base`` that the
+            caller's own file names may be anywhere; those of a ``contract.toml`` in a downloaded
+            folder may not.
         base: Folder or hub repository of what the folder lacks; None is what the contract names.
         contract: A contract file, beside ``contract.toml`` in the folder, if there is one.
 
     Raises LayoutError or ContractError.
     """
     if depth < 1:
-        raise LayoutError(f"{path}: bases of bases of bases; name a checkpoint in the released layout as the base.")
+        raise LayoutError(
+            f"{path}: bases of bases of bases; name a checkpoint in the released layout as the "
+            "base."
+        )
     root, file = path, contract
     if path.suffix == ".toml" and not os.path.isdir(path):
         if contract is not None:
-            raise ConfigError(f"{path} is a contract already; pass the folder beside another contract, {contract}.")
+            raise ConfigError(
+                f"{path} is a contract already; pass the folder beside another contract, "
+                f"{contract}."
+            )
         file = path
     contracts: list[Stated] = []
     if file is not None:
@@ -47,11 +56,14 @@ def open_layout(path: Path, base: str | Path | None = None, contract: Path | Non
         contracts.append((str(file), fields_of(found)))
         if file is path:
             if "checkpoint" not in found:
-                raise ContractError(f'{path} does not name the folder it describes; add checkpoint = "FOLDER".')
+                raise ContractError(
+                    f'{path} does not name the folder it describes; add checkpoint = "FOLDER".'
+                )
             root = _place(found["checkpoint"], file.parent)
         elif "checkpoint" in found and not _names(found["checkpoint"], file.parent, root):
             raise ContractError(
-                f"{file} is the contract of {shown(found['checkpoint'])}, not of {root}; pass that folder's own."
+                f"{file} is the contract of {shown(found['checkpoint'])}, not of {root}; pass "
+                "that folder's own."
             )
         if base is None and "base" in found:
             base = _place(found["base"], file.parent)
@@ -73,11 +85,16 @@ def kind_of(root: Path) -> type[Layout]:
             return FrameworkExport
         if "type" in config:
             if config["type"] not in TYPES:
-                raise LayoutError(f"{root} is a LeRobot policy of type {shown(config['type'])}; not {', '.join(TYPES)}.")
+                raise LayoutError(
+                    f"{root} is a LeRobot policy of type {shown(config['type'])}; not "
+                    f"{', '.join(TYPES)}."
+                )
             return LeRobotPolicy
     if any(has(name) for name in (dcp.LATEST, dcp.METADATA, f"model/{dcp.METADATA}")):
         return dcp.DcpRun
-    if any(has(name) for name in CONFIGS) or (not has("model_index.json") and any(root.glob("*.safetensors"))):
+    if any(has(name) for name in CONFIGS) or (
+        not has("model_index.json") and any(root.glob("*.safetensors"))
+    ):
         return Adapter
     return Layout
 
@@ -87,7 +104,10 @@ def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, de
     if base is None:
         return kind(root, contracts)
     if not issubclass(kind, OnBase):
-        raise ConfigError(f"base {str(base)!r}: {root} is taken for a whole checkpoint ({kind.format}); leave the base out.")
+        raise ConfigError(
+            f"base {str(base)!r}: {root} is taken for a whole checkpoint ({kind.format}); leave "
+            "the base out."
+        )
     return kind(root, contracts, open_layout(locate(base), depth=depth - 1))
 
 
@@ -97,18 +117,23 @@ def _place(named: str, folder: Path) -> Path:
 
 
 def _names(named: str, folder: Path, root: Path) -> bool:
-    """Whether a contract's ``checkpoint`` is this folder, or the repository that it is a snapshot of."""
+    """Whether a contract's ``checkpoint`` is this folder, or the repository that it is a
+    snapshot of.
+    """
     beside = existing(named, folder)
     return named == repository_of(root) if beside is None else beside.resolve() == root.resolve()
 
 
 def _public_base(found: Mapping[str, Any], root: Path) -> str | None:
-    """The base that a folder's own contract names: one of NVIDIA's, since a stranger's file may not lead anywhere else."""
+    """The base that a folder's own contract names: one of NVIDIA's, since a stranger's file may
+    not lead anywhere else.
+    """
     base = found.get("base")
     public = [variant.repo_id for variant in VARIANTS.values() if variant.repo_id]
     if base is not None and base not in public:
         raise ContractError(
-            f"{root / CONTRACT} names the base {shown(base)}; a contract inside a folder may name only {', '.join(public)}. "
+            f"{root / CONTRACT} names the base {shown(base)}; a contract inside a folder may name "
+            f"only {', '.join(public)}. "
             "Write a contract file of your own, with checkpoint and base, and pass that file."
         )
     return base

@@ -1,4 +1,6 @@
-"""What a checkpoint is and what it lacks, read from its configs and headers alone: ``strands-cosmos3 checkpoint inspect``."""
+"""What a checkpoint is and what it lacks, read from its configs and headers alone:
+``strands-cosmos3 checkpoint inspect``.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
 _SHOWN = 20
 
 
-def inspect(path: Path, base: str | Path | None = None, contract: Path | None = None) -> dict[str, Any]:
-    """Describe a checkpoint as a JSON object; nothing is loaded, and nothing outside its folders is read.
+def inspect(
+    path: Path, base: str | Path | None = None, contract: Path | None = None
+) -> dict[str, Any]:
+    """Describe a checkpoint as a JSON object; nothing is loaded, and nothing outside its folders is
+    read.
 
     Returns:
-        ``verdict``: ``ready`` to load and act, ``needs a contract`` to act, or the error's class if it does not load or act;
-        ``problem``, its message; ``format``, ``folder``, ``base``, ``parts``, ``memory_gib``, ``contract``, ``licences``.
+        ``verdict``: ``ready`` to load and act, ``needs a contract`` to act, or the error's class if
+            it does not load or act;
+        ``problem``, its message; ``format``, ``folder``, ``base``, ``parts``, ``memory_gib``,
+        ``contract``, ``licences``.
 
     Raises:
         ConfigError: The arguments contradict each other.
@@ -41,7 +48,9 @@ def inspect(path: Path, base: str | Path | None = None, contract: Path | None = 
         return {"verdict": type(error).__name__, "problem": str(error), "folder": str(path)}
     about: dict[str, Any] = {"format": layout.format, "folder": str(layout.root)}
     about["base"] = None if layout.base is None else str(layout.base.root)
-    about["licences"] = sorted(file.name for pattern in _LICENCES for file in layout.root.glob(pattern))
+    about["licences"] = sorted(
+        file.name for pattern in _LICENCES for file in layout.root.glob(pattern)
+    )
     try:
         checkpoint = Checkpoint.open(layout)
         checkpoint.action_stats()
@@ -59,9 +68,13 @@ def inspect(path: Path, base: str | Path | None = None, contract: Path | None = 
 
 
 def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:
-    """The contract file to fill in for a checkpoint. Raises CheckpointError if the folder cannot be read."""
+    """The contract file to fill in for a checkpoint. Raises CheckpointError if the folder cannot
+    be read.
+    """
     layout = open_layout(path, base, contract)
-    return template(layout.metadata(), layout.root, None if layout.base is None else str(layout.base.root))
+    return template(
+        layout.metadata(), layout.root, None if layout.base is None else str(layout.base.root)
+    )
 
 
 def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, Any]:
@@ -71,8 +84,12 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
     return {
         "variant": named if checkpoint.variant.repo_id else _sizes_of(config) or named,
         "parts": {
-            "text tower": _part(checkpoint.weights, lambda key: "_moe_gen" not in key and key.startswith(_TEXT)),
-            "generation tower": _part(checkpoint.weights, lambda key: "_moe_gen" in key or not key.startswith(_TEXT)),
+            "text tower": _part(
+                checkpoint.weights, lambda key: "_moe_gen" not in key and key.startswith(_TEXT)
+            ),
+            "generation tower": _part(
+                checkpoint.weights, lambda key: "_moe_gen" in key or not key.startswith(_TEXT)
+            ),
             "VAE": _part(checkpoint.vae_weights, lambda key: True),
         },
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
@@ -93,15 +110,24 @@ def _part(weights: WeightSource, chosen: Any) -> dict[str, Any]:
     numbers = {key: math.prod(weights.shapes[key]) for key in keys}
     size = sum(count * _BYTES.get(weights.dtypes[key], 0) for key, count in numbers.items())
     dtypes = Counter(weights.dtypes[key] for key in keys)
-    return {"tensors": len(keys), "numbers": sum(numbers.values()), "gib": round(size / 2**30, 3), "dtypes": dict(dtypes)}
+    return {
+        "tensors": len(keys),
+        "numbers": sum(numbers.values()),
+        "gib": round(size / 2**30, 3),
+        "dtypes": dict(dtypes),
+    }
 
 
 def _memory(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    return kept_bytes(checkpoint, dtype, decoder=False, text=True) + working_bytes(checkpoint.config, dtype)
+    return kept_bytes(checkpoint, dtype, decoder=False, text=True) + working_bytes(
+        checkpoint.config, dtype
+    )
 
 
 def _sizes_of(config: TransformerConfig) -> str | None:
-    """Names of the released models that have these sizes; they say nothing of what was trained since."""
+    """Names of the released models that have these sizes; they say nothing of what was trained
+    since.
+    """
     fitting = []
     for variant in VARIANTS.values():
         try:
@@ -115,20 +141,32 @@ def _sizes_of(config: TransformerConfig) -> str | None:
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
     """A report as lines of text."""
-    lines = [f"verdict    {report['verdict']}", *([f"           {report['problem']}"] if "problem" in report else [])]
+    lines = [
+        f"verdict    {report['verdict']}",
+        *([f"           {report['problem']}"] if "problem" in report else []),
+    ]
     for name in ("format", "folder", "base", "variant"):
         if report.get(name):
             lines.append(f"{name:<11}{report[name]}")
     for name, part in report.get("parts", {}).items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
-        lines.append(f"{name:<18}{part['tensors']:>5} tensors {part['numbers']:>15,} numbers {part['gib']:>9} GiB  {dtypes}")
+        lines.append(
+            f"{name:<18}{part['tensors']:>5} tensors {part['numbers']:>15,} numbers "
+            f"{part['gib']:>9} GiB  {dtypes}"
+        )
     if (skipped := report.get("skipped", {})).get("weights"):
-        lines.append(f"skipped    {skipped['weights']} weights of a picture encoder, e.g. {skipped['names'][0]}")
+        lines.append(
+            f"skipped    {skipped['weights']} weights of a picture encoder, e.g. "
+            f"{skipped['names'][0]}"
+        )
     if "memory_gib" in report:
         needed = ", ".join(f"{gib} GiB in {dtype}" for dtype, gib in report["memory_gib"].items())
         lines.append(f"memory     about {needed}, without the VAE's decoder")
     for name, value in report.get("contract", {}).items():
-        lines.append(f"contract   {name} = {'(figures in the folder)' if isinstance(value, Mapping) else value}")
+        lines.append(
+            f"contract   {name} = "
+            f"{'(figures in the folder)' if isinstance(value, Mapping) else value}"
+        )
     if report.get("missing"):
         lines.append(f"missing    {', '.join(report['missing'])}")
     if "format" in report:

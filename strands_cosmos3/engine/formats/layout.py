@@ -1,5 +1,7 @@
-"""What a checkpoint's folder gives the loader, part by part. :class:`Layout` is the released layout; other formats differ in
-where they keep a part, and take from a ``base`` what they do not have."""
+"""What a checkpoint's folder gives the loader, part by part. :class:`Layout` is the released
+layout; other formats differ in where they keep a part, and take from a ``base`` what they do not
+have.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Implemented = Mapping[str, tuple[Any, ...]]
 
 
 class Layout:
-    """A folder in the released layout. Every method raises a CheckpointError if its part is missing or damaged.
+    """A folder in the released layout. Every method raises a CheckpointError if its part is missing
+    or damaged.
 
     Args:
         root: The folder. Nothing outside it is opened.
@@ -74,7 +77,9 @@ class Layout:
         """Config and weights of the preview decoder, or None."""
         if not self.has("preview_decoder"):
             return None
-        return self.read("preview_decoder/config.json"), WeightFiles(self.root / "preview_decoder", self.root)
+        return self.read("preview_decoder/config.json"), WeightFiles(
+            self.root / "preview_decoder", self.root
+        )
 
     @property
     def tokenizer(self) -> Path:
@@ -86,12 +91,18 @@ class Layout:
         return [(str(self.root / METADATA), read_metadata(self.root))]
 
     def metadata(self) -> Mapping[str, Any]:
-        """What the folder and the contracts say together; raises ContractError if they contradict each other."""
-        return merged([*self.recorded(), *self.contracts], str(self.root), foreign=isinstance(self, OnBase))
+        """What the folder and the contracts say together; raises ContractError if they
+        contradict each other.
+        """
+        return merged(
+            [*self.recorded(), *self.contracts], str(self.root), foreign=isinstance(self, OnBase)
+        )
 
     @property
     def needs_contract(self) -> bool:
-        """Whether every field of the contract must be known to act; a released folder may rely on its variant."""
+        """Whether every field of the contract must be known to act; a released folder may rely
+        on its variant.
+        """
         return isinstance(self, OnBase) or bool(self.contracts)
 
 
@@ -101,7 +112,8 @@ class OnBase(Layout):
     def _base(self) -> Layout:
         if self.base is None:
             raise LayoutError(
-                f"{self.root} ({self.format}) has no VAE, tokenizer and scheduler of its own; name the checkpoint that it was "
+                f"{self.root} ({self.format}) has no VAE, tokenizer and scheduler of its own; "
+                "name the checkpoint that it was "
                 'trained from in a contract file: base = "nvidia/Cosmos3-Nano" (docs/formats.md).'
             )
         return self.base
@@ -135,7 +147,8 @@ class OnBase(Layout):
 def require_implemented(
     config: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]], where: Path, instead: str
 ) -> None:
-    """Raise LayoutError if a config sets an option to what is not implemented; what is unset (None, False, empty) is ignored.
+    """Raise LayoutError if a config sets an option to what is not implemented; what is unset (None,
+    False, empty) is ignored.
 
     Args:
         instead: What to do instead, for the message.
@@ -143,16 +156,26 @@ def require_implemented(
     refused = []
     for name, value in config.items():
         valid = implemented.get(name)
-        if value in (None, False, "", [], {}) or valid == () or (valid and any(value is v or value == v for v in valid)):
+        if (
+            value in (None, False, "", [], {})
+            or valid == ()
+            or (valid and any(value is v or value == v for v in valid))
+        ):
             continue
-        refused.append(f"{readable(name)} = {shown(value)}" + (f" (only {' or '.join(map(repr, valid))})" if valid else ""))
+        refused.append(
+            f"{readable(name)} = {shown(value)}"
+            + (f" (only {' or '.join(map(repr, valid))})" if valid else "")
+        )
     if refused:
         raise LayoutError(
-            f"{where}: {', '.join(refused[:6])}: not implemented. Implemented are {', '.join(implemented)}. {instead}"
+            f"{where}: {', '.join(refused[:6])}: not implemented. Implemented are "
+            f"{', '.join(implemented)}. {instead}"
         )
 
 
 def first_existing(root: Path, *names: str) -> str | None:
-    """The first of these files that a folder has, or None; raises LayoutError if a link leads out of the folder."""
+    """The first of these files that a folder has, or None; raises LayoutError if a link leads
+    out of the folder.
+    """
     found = next((name for name in names if os.path.lexists(root / name)), None)
     return None if found is None else inside(root / found, root).name

@@ -1,7 +1,9 @@
-"""LeRobot policy folders: one safetensors file with transformer and VAE, their configs inside ``config.json``.
+"""LeRobot policy folders: one safetensors file with transformer and VAE, their configs inside
+``config.json``.
 
-Source: huggingface/lerobot 68ff20d2 (pull request 3745), ``policies/cosmos3``, and ``processor/normalize_processor.py``. The
-statistics are in the state of the steps ``normalizer_processor`` and ``unnormalizer_processor``.
+Source: huggingface/lerobot 68ff20d2 (pull request 3745), ``policies/cosmos3``, and
+``processor/normalize_processor.py``. The statistics are in the state of the steps
+``normalizer_processor`` and ``unnormalizer_processor``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ import torch
 from strands_cosmos3.actions.normalization import FIGURES
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
 from strands_cosmos3.engine.formats.contract import FIELDS, Stated
-from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, first_existing, require_implemented
+from strands_cosmos3.engine.formats.layout import (
+    Implemented,
+    Layout,
+    OnBase,
+    first_existing,
+    require_implemented,
+)
 from strands_cosmos3.engine.formats.names import is_vision
 from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import WeightFiles, opened
@@ -34,18 +42,33 @@ _FIELDS = {
     "conditioning_fps": "fps",
     "resolution_tier": "resolution_tier",
 }
-_COMPARED = {"domain_id": "domain_id", "num_views": "num_views", "max_action_dim": "action_dim", "use_state": "state_row"}
-_VIEWS = {"wrist_cam": "wrist", "over_shoulder_left_camera": "exterior_1", "over_shoulder_right_camera": "exterior_2"}
+_COMPARED = {
+    "domain_id": "domain_id",
+    "num_views": "num_views",
+    "max_action_dim": "action_dim",
+    "use_state": "state_row",
+}
+_VIEWS = {
+    "wrist_cam": "wrist",
+    "over_shoulder_left_camera": "exterior_1",
+    "over_shoulder_right_camera": "exterior_2",
+}
 _ONLY: Implemented = {"use_relative_actions": (False,), "n_obs_steps": (1,), "history_length": (1,)}
 _PICTURES = "observation.images."
-_SAMPLING = {"num_inference_steps": "num_steps", "guidance_scale": "guidance_scale", "shift": "flow_shift"}
+_SAMPLING = {
+    "num_inference_steps": "num_steps",
+    "guidance_scale": "guidance_scale",
+    "shift": "flow_shift",
+}
 _LANDMARKS = {"transformer": "time_embedder.linear_1.weight", "vae": "decoder.conv_in.weight"}
 _PIPELINES = ("policy_preprocessor.json", "policy_postprocessor.json")
 _WITHOUT_EFFECT = ("device_processor", "to_batch_processor")
 
 
 class LeRobotPolicy(OnBase):
-    """A folder that LeRobot's ``save_pretrained`` wrote. Only the tokenizer comes from the base, or from the folder."""
+    """A folder that LeRobot's ``save_pretrained`` wrote. Only the tokenizer comes from the base,
+    or from the folder.
+    """
 
     format = "LeRobot policy"
 
@@ -71,7 +94,9 @@ class LeRobotPolicy(OnBase):
         stored = self._stored().shapes
         self.skipped = tuple(sorted(key for key in stored if not key.startswith((prefix, other))))
         if unknown := [key for key in self.skipped if not is_vision(key)]:
-            raise LayoutError(f"{self.root} holds weights of neither transformer nor VAE: {shown(unknown[:6])}.")
+            raise LayoutError(
+                f"{self.root} holds weights of neither transformer nor VAE: {shown(unknown[:6])}."
+            )
         return self._part(prefix)
 
     def vae_weights(self) -> WeightSource:
@@ -88,12 +113,24 @@ class LeRobotPolicy(OnBase):
         return self._base().tokenizer
 
     def recorded(self) -> Sequence[Stated]:
-        """What the policy's config and its processors' steps say: each file is a source, and so are two keys of the config."""
+        """What the policy's config and its processors' steps say: each file is a source, and so
+        are two keys of the config.
+        """
         where, config = str(self.root / "config.json"), self._config
         own = {name: config[name] for name in _ONLY if name in config}
-        require_implemented(own, _ONLY, self.root / "config.json", "Run it with the code that trained it.")
-        found = {ours: config[theirs] for theirs, ours in (_FIELDS | _COMPARED).items() if theirs in config}
-        found["sampling"] = {ours: config[theirs] for theirs, ours in _SAMPLING.items() if config.get(theirs) is not None}
+        require_implemented(
+            own, _ONLY, self.root / "config.json", "Run it with the code that trained it."
+        )
+        found = {
+            ours: config[theirs]
+            for theirs, ours in (_FIELDS | _COMPARED).items()
+            if theirs in config
+        }
+        found["sampling"] = {
+            ours: config[theirs]
+            for theirs, ours in _SAMPLING.items()
+            if config.get(theirs) is not None
+        }
         tier, mapping = found.get("resolution_tier"), config.get("normalization_mapping")
         found["resolution_tier"] = int(tier) if isinstance(tier, str) and tier.isdecimal() else tier
         found["normalization"] = _mode(mapping)
@@ -101,24 +138,39 @@ class LeRobotPolicy(OnBase):
             flipped and found["normalization"] != "none"
         ):
             raise LayoutError(
-                f"{where}: invert_gripper = {shown(flipped)} with ACTION normalised by {shown(mapping)}: it flips normalised "
-                "values (x -> 1 - x), for which no contract has a word. Only true with IDENTITY, or false, is implemented."
+                f"{where}: invert_gripper = {shown(flipped)} with ACTION normalised by "
+                f"{shown(mapping)}: it flips normalised "
+                "values (x -> 1 - x), for which no contract has a word. Only true with IDENTITY, "
+                "or false, is implemented."
             )
-        if type(rows := config.get("n_action_steps")) is int and 0 < rows < config.get("chunk_size", 0):
+        if type(rows := config.get("n_action_steps")) is int and 0 < rows < config.get(
+            "chunk_size", 0
+        ):
             found["replan_rows"] = rows
         if flipped:  # their rows count 1 as closed, and the model's are flipped
             found["gripper"] = "1=open"
-        steps = [(str(self.root / name), self._pipeline(name)) for name in _PIPELINES if self.has(name)]
+        steps = [
+            (str(self.root / name), self._pipeline(name)) for name in _PIPELINES if self.has(name)
+        ]
         tensors = {"action_dim": self.transformer_config().get("action_dim")}
-        return [(where, found), (f"{where} (image_keys)", self._views()), (f"{where} (transformer_config)", tensors), *steps]
+        return [
+            (where, found),
+            (f"{where} (image_keys)", self._views()),
+            (f"{where} (transformer_config)", tensors),
+            *steps,
+        ]
 
     def _views(self) -> dict[str, Any]:
-        """The pictures: where an embodiment composes them under its own names if they are known, those of the pull request."""
+        """The pictures: where an embodiment composes them under its own names if they are known,
+        those of the pull request.
+        """
         keys = self._config.get("image_keys")
         if keys is None:
             return {}
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise LayoutError(f"{self.root}/config.json: image_keys must be a list of names, got {shown(keys)}.")
+            raise LayoutError(
+                f"{self.root}/config.json: image_keys must be a list of names, got {shown(keys)}."
+            )
         domain: Any = self._config.get("domain_name")
         rig = get_embodiment(domain).rig if FIELDS["domain"][0](domain) else None
         if rig is None:
@@ -128,19 +180,29 @@ class LeRobotPolicy(OnBase):
         return {"num_views": len(keys)} | ({"views": views} if known else {})
 
     def _pipeline(self, file: str) -> dict[str, Any]:
-        """What the steps of one processor say of actions; raises LayoutError for a step that changes them in other ways."""
+        """What the steps of one processor say of actions; raises LayoutError for a step that
+        changes them in other ways.
+        """
         steps = self.read(file).get("steps")
         if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
             raise LayoutError(f"{self.root}/{file} has no list of steps; download it again.")
         names = [str(step.get("registry_name") or step.get("class")) for step in steps]
         ours = "normalizer_processor" if file == _PIPELINES[0] else "unnormalizer_processor"
-        after = [name for name in names if name != ours and (file == _PIPELINES[1] or "action" in name)]
-        if (foreign := [name for name in after if name not in _WITHOUT_EFFECT]) or names.count(ours) > 1:
+        after = [
+            name for name in names if name != ours and (file == _PIPELINES[1] or "action" in name)
+        ]
+        if (foreign := [name for name in after if name not in _WITHOUT_EFFECT]) or names.count(
+            ours
+        ) > 1:
             raise LayoutError(
-                f"{self.root}/{file} has the steps {', '.join(map(readable, names))}; implemented is one {ours}, and "
-                f"{' and '.join(_WITHOUT_EFFECT)}, which change nothing{'' if foreign else ': keep the one that counts'}."
+                f"{self.root}/{file} has the steps {', '.join(map(readable, names))}; implemented "
+                f"is one {ours}, and "
+                f"{' and '.join(_WITHOUT_EFFECT)}, which change "
+                f"nothing{'' if foreign else ': keep the one that counts'}."
             )
-        step: Mapping[str, Any] = next((steps[i] for i, name in enumerate(names) if name == ours), {})
+        step: Mapping[str, Any] = next(
+            (steps[i] for i, name in enumerate(names) if name == ours), {}
+        )
         config = step.get("config")
         figures = self._figures(file, step.get("state_file"))
         mode = _mode(config.get("norm_map")) if isinstance(config, Mapping) else None
@@ -150,19 +212,33 @@ class LeRobotPolicy(OnBase):
         """Figures of ``action`` in the state of a step."""
         if name is None:
             return {}
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise LayoutError(f"{self.root}/{file} names {shown(name)}; only safetensors files beside it are opened.")
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
+        ):
+            raise LayoutError(
+                f"{self.root}/{file} names {shown(name)}; only safetensors files beside it are "
+                "opened."
+            )
         if first_existing(self.root, name) is None:
-            raise LayoutError(f"{self.root}/{file} names {shown(name)}, and there is no such file beside it.")
+            raise LayoutError(
+                f"{self.root}/{file} names {shown(name)}, and there is no such file beside it."
+            )
         with opened(self.root / name) as state:
             stored = set(state.keys())
-            return {figure: _row(state, f"action.{figure}") for figure in FIGURES if f"action.{figure}" in stored}
+            return {
+                figure: _row(state, f"action.{figure}")
+                for figure in FIGURES
+                if f"action.{figure}" in stored
+            }
 
     def _inlined(self, name: str) -> dict[str, Any]:
         found = self._config.get(name)
         if not isinstance(found, dict):
             raise LayoutError(
-                f"{self.root}/config.json has no {name}: a Cosmos 3 policy of LeRobot has one. A policy of another "
+                f"{self.root}/config.json has no {name}: a Cosmos 3 policy of LeRobot has one. A "
+                "policy of another "
                 "architecture may bear the same type; run it with the code that trained it."
             )
         return found
@@ -173,14 +249,25 @@ class LeRobotPolicy(OnBase):
 
     def _prefix(self, part: str) -> str:
         mark = _LANDMARKS[part]
-        found = [key.removesuffix(mark) for key in self._stored().shapes if key == mark or key.endswith(f".{mark}")]
+        found = [
+            key.removesuffix(mark)
+            for key in self._stored().shapes
+            if key == mark or key.endswith(f".{mark}")
+        ]
         if len(found) != 1:
-            raise LayoutError(f"{self.root} holds {len(found)} weights ...{mark}, where a {self.format} has one: no {part}.")
+            raise LayoutError(
+                f"{self.root} holds {len(found)} weights ...{mark}, where a {self.format} has "
+                f"one: no {part}."
+            )
         return found[0]
 
     def _part(self, prefix: str) -> Renamed:
         stored = self._stored()
-        names = {key.removeprefix(prefix): key for key in stored.shapes if key.startswith(prefix) and not is_vision(key)}
+        names = {
+            key.removeprefix(prefix): key
+            for key in stored.shapes
+            if key.startswith(prefix) and not is_vision(key)
+        }
         return Renamed(stored, names)
 
 
@@ -194,7 +281,10 @@ def _row(file: Any, name: str) -> list[float]:
     stored: torch.Tensor = file.get_tensor(name)
     tensor = stored.double().reshape(-1)
     if not 0 < tensor.numel() <= ACTION_DIM or not stored.is_floating_point():
-        raise LayoutError(f"{name} is {stored.dtype} {list(stored.shape)}, where 1 to {ACTION_DIM} columns of numbers belong.")
+        raise LayoutError(
+            f"{name} is {stored.dtype} {list(stored.shape)}, where 1 to {ACTION_DIM} columns of "
+            "numbers belong."
+        )
     require_finite(tensor, name)
     return np.asarray(tensor).tolist()
 
@@ -226,7 +316,10 @@ def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, An
 def exported_step(registry: str, state: str | None, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A step of a processor that (un)normalises actions."""
     features = {"action": {"type": "ACTION", "shape": [metadata["width"]]}}
-    step = {"registry_name": registry, "config": {"eps": 1e-8, "features": features, "norm_map": _norm_map(metadata)}}
+    step = {
+        "registry_name": registry,
+        "config": {"eps": 1e-8, "features": features, "norm_map": _norm_map(metadata)},
+    }
     return step if state is None else step | {"state_file": state}
 
 

@@ -1,7 +1,9 @@
-"""Names of weights: cosmos-framework's "net" names and prefixes of other formats -> the released (diffusers) names.
+"""Names of weights: cosmos-framework's "net" names and prefixes of other formats -> the released
+(diffusers) names.
 
-Source: cosmos-framework 5eee9ed5, ``scripts/_convert_model_to_diffusers.py`` and ``inference/model.py``. A rename is the whole
-conversion: there are no transposes and no fused matrices.
+Source: cosmos-framework 5eee9ed5, ``scripts/_convert_model_to_diffusers.py`` and
+``inference/model.py``. A rename is the whole conversion: there are no transposes and no fused
+matrices.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from types import MappingProxyType
 from strands_cosmos3.engine.weight_source import readable
 from strands_cosmos3.errors import WeightsError
 
-ATTENTION: Mapping[str, str] = MappingProxyType(  # the longer names first: q_proj_moe_gen before q_proj
+# the longer names first: q_proj_moe_gen before q_proj
+ATTENTION: Mapping[str, str] = MappingProxyType(
     {
         "q_proj_moe_gen": "add_q_proj",
         "k_proj_moe_gen": "add_k_proj",
@@ -39,8 +42,14 @@ HEADS: Mapping[str, str] = MappingProxyType(
         "sound_modality_embed": "audio_modality_embed",
     }
 )
-TIME = MappingProxyType({"time_embedder.mlp.0.": "time_embedder.linear_1.", "time_embedder.mlp.2.": "time_embedder.linear_2."})
-_EYES = ("visual", "vision", "siglip", "projector")  # the reasoner's picture encoder, which no action policy reads
+TIME = MappingProxyType(
+    {
+        "time_embedder.mlp.0.": "time_embedder.linear_1.",
+        "time_embedder.mlp.2.": "time_embedder.linear_2.",
+    }
+)
+# the reasoner's picture encoder, which no action policy reads
+_EYES = ("visual", "vision", "siglip", "projector")
 
 
 def released_name(name: str) -> str:
@@ -89,6 +98,9 @@ def renamed(stored: Iterable[str], prefix: str) -> tuple[dict[str, str], tuple[s
             continue
         name = released_name(key.removeprefix(prefix))
         if name in names:
-            raise WeightsError(f"{readable(key)} and {readable(names[name])} are both {readable(name)}; one is wrong.")
+            raise WeightsError(
+                f"{readable(key)} and {readable(names[name])} are both {readable(name)}; one is "
+                "wrong."
+            )
         names[name] = key
     return names, tuple(rest)

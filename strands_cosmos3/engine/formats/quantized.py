@@ -1,6 +1,7 @@
 """ModelOpt's static FP8 in the released layout: weights are dequantised while they are read.
 
-Source: cosmos-framework 5eee9ed5, ``utils/generator/quantization.py``. Other packings (NVFP4, block FP8, W4A16) are refused.
+Source: cosmos-framework 5eee9ed5, ``utils/generator/quantization.py``. Other packings (NVFP4, block
+FP8, W4A16) are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ QUANTIZATION = "hf_quant_config.json"
 _IMPLEMENTED: Implemented = {
     "quant_method": ("modelopt",),
     "quant_algo": ("FP8",),
-    **dict.fromkeys(("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()),
+    **dict.fromkeys(
+        ("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()
+    ),
 }
 _INSTEAD = "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was made from."
 
@@ -33,7 +36,8 @@ class ModelOptFp8(Layout):
         config = self.read(QUANTIZATION)
         if not {"quant_method", "quant_algo"} <= config.keys():
             raise LayoutError(
-                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got {shown(config)}. {_INSTEAD}"
+                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
+                f"{shown(config)}. {_INSTEAD}"
             )
         nested = config.get("quantization")
         for block in (config, nested if isinstance(nested, Mapping) else {}):

@@ -1,4 +1,6 @@
-"""Weights made of other weights, part by part: renamed, laid over a base, dequantised, or with an adapter merged."""
+"""Weights made of other weights, part by part: renamed, laid over a base, dequantised, or with
+an adapter merged.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ class Renamed(WeightSource):
         return self.source.files
 
     def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
-        return self.source.parts({key: (self.names[name], index) for key, (name, index) in wanted.items()})
+        return self.source.parts(
+            {key: (self.names[name], index) for key, (name, index) in wanted.items()}
+        )
 
 
 class Overlay(WeightSource):
-    """The weights of ``over``, and those of ``base`` that it lacks. Raises WeightsError for a weight that does not fit."""
+    """The weights of ``over``, and those of ``base`` that it lacks. Raises WeightsError for a
+    weight that does not fit.
+    """
 
     def __init__(self, base: WeightSource, over: WeightSource):
         self.base, self.over, self.folder = base, over, over.folder
@@ -44,27 +50,41 @@ class Overlay(WeightSource):
 
     def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for source in (self.base, self.over):
-            mine = {key: one for key, one in wanted.items() if (one[0] in self.over.shapes) == (source is self.over)}
+            mine = {
+                key: one
+                for key, one in wanted.items()
+                if (one[0] in self.over.shapes) == (source is self.over)
+            }
             yield from source.parts(mine)
 
 
 class Dequantized(WeightSource):
-    """Weights of which some are FP8 with one scale a tensor (ModelOpt): ``weight * weight_scale``, in float32.
+    """Weights of which some are FP8 with one scale a tensor (ModelOpt): ``weight * weight_scale``,
+    in float32.
 
     Raises WeightsError if a scale is missing, has another shape, or is not above zero.
     """
 
     def __init__(self, source: WeightSource):
         self.source, self.folder = source, source.folder
-        self.quantized = tuple(sorted(key for key, dtype in source.dtypes.items() if dtype == "F8_E4M3"))
+        self.quantized = tuple(
+            sorted(key for key, dtype in source.dtypes.items() if dtype == "F8_E4M3")
+        )
         scales = {key: f"{key}_scale" for key in self.quantized}
         if lost := [name for name in scales.values() if source.shapes.get(name) not in ((), (1,))]:
-            raise WeightsError(f"{source.folder} has no single number {', '.join(lost[:6])}; FP8 weights need their scales.")
+            raise WeightsError(
+                f"{source.folder} has no single number {', '.join(lost[:6])}; FP8 weights need "
+                "their scales."
+            )
         found = source.parts({key: (name, ()) for key, name in scales.items()})
         self._scale_of = {key: float(scale.float().item()) for key, scale in found}
         if wrong := [key for key, scale in self._scale_of.items() if not 0 < scale < float("inf")]:
-            raise WeightsError(f"the scales of {', '.join(wrong[:6])} are not positive numbers; download it again.")
-        aside = set(scales.values()) | {f"{key.removesuffix('.weight')}.input_scale" for key in self.quantized}
+            raise WeightsError(
+                f"the scales of {', '.join(wrong[:6])} are not positive numbers; download it again."
+            )
+        aside = set(scales.values()) | {
+            f"{key.removesuffix('.weight')}.input_scale" for key in self.quantized
+        }
         self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
         self.dtypes = {key: "F32" if key in scales else source.dtypes[key] for key in self.shapes}
 
@@ -89,14 +109,21 @@ class WithLora(WeightSource):
     Raises WeightsError if an adapter has no weight to change, or another shape.
     """
 
-    def __init__(self, base: WeightSource, adapter: WeightSource, factors: Mapping[str, tuple[str, str]], scale: float):
+    def __init__(
+        self,
+        base: WeightSource,
+        adapter: WeightSource,
+        factors: Mapping[str, tuple[str, str]],
+        scale: float,
+    ):
         self.base, self.adapter, self.factors, self.scale = base, adapter, dict(factors), scale
         self.folder, self.shapes, self.dtypes = adapter.folder, base.shapes, base.dtypes
         for name, (a, b) in self.factors.items():
             shape, A, B = base.shapes.get(name), adapter.shapes[a], adapter.shapes[b]
             if shape is None or len(A) != 2 or len(B) != 2 or A[0] != B[1] or (B[0], A[1]) != shape:
                 raise WeightsError(
-                    f"the adapter of {readable(name)} has shapes {list(B)} x {list(A)}, the base {list(shape or ())}: "
+                    f"the adapter of {readable(name)} has shapes {list(B)} x {list(A)}, the base "
+                    f"{list(shape or ())}: "
                     "it belongs to another base."
                 )
 
@@ -111,8 +138,11 @@ class WithLora(WeightSource):
 
     def _merged(self, name: str, index: Index, part: torch.Tensor) -> torch.Tensor:
         a, b = self.factors[name]
-        rows, columns = (index, ()) if isinstance(index, int) else (index[:1], (slice(None), *index[1:2]))
+        rows, columns = (
+            (index, ()) if isinstance(index, int) else (index[:1], (slice(None), *index[1:2]))
+        )
         found = dict(self.adapter.parts({"A": (a, columns), "B": (b, rows)}))
         for factor, stored in (("A", a), ("B", b)):
             require_finite(found[factor], stored)
-        return (found["B"].float() @ found["A"].float()).mul_(self.scale).add_(part)  # ``part`` may be the file itself
+        # ``part`` may be the file itself
+        return (found["B"].float() @ found["A"].float()).mul_(self.scale).add_(part)

@@ -1,4 +1,6 @@
-"""A restricted unpickler: it builds records out of the named classes and never imports, calls or builds anything else."""
+"""A restricted unpickler: it builds records out of the named classes and never imports, calls or
+builds anything else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from typing import Any
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 
-_BROKEN = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, KeyError, TypeError, ValueError)
+_BROKEN = (
+    pickle.UnpicklingError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
 _BROKEN += (OverflowError, MemoryError, RecursionError, AssertionError)
 
 
@@ -32,8 +43,14 @@ class Record:
     __hash__ = object.__hash__  # records are keys before their state is known
 
 
-def unpickle(data: bytes, allowed: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None) -> Any:
-    """Read a pickle in which only ``allowed`` names, ``module.name`` -> what stands for it, may occur.
+def unpickle(
+    data: bytes,
+    allowed: Mapping[str, Any],
+    where: str,
+    persistent: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Read a pickle in which only ``allowed`` names, ``module.name`` -> what stands for it, may
+    occur.
 
     Args:
         persistent: Reads persistent ids; None refuses them.
@@ -44,7 +61,9 @@ def unpickle(data: bytes, allowed: Mapping[str, Any], where: str, persistent: Ca
     class Restricted(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if f"{module}.{name}" not in allowed:
-                raise pickle.UnpicklingError(f"it names {shown(f'{module}.{name}')}, which no checkpoint needs")
+                raise pickle.UnpicklingError(
+                    f"it names {shown(f'{module}.{name}')}, which no checkpoint needs"
+                )
             return allowed[f"{module}.{name}"]
 
         def persistent_load(self, pid: Any) -> Any:
@@ -56,7 +75,9 @@ def unpickle(data: bytes, allowed: Mapping[str, Any], where: str, persistent: Ca
         return Restricted(io.BytesIO(data)).load()
     except _BROKEN as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
-        raise LayoutError(f"{where} is not readable ({reason}); nothing of it was run. Download it again.") from None
+        raise LayoutError(
+            f"{where} is not readable ({reason}); nothing of it was run. Download it again."
+        ) from None
 
 
 def record(name: str) -> type[Record]:

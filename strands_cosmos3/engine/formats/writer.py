@@ -14,12 +14,18 @@ import torch
 from strands_cosmos3.engine.weight_source import WeightSource, require_finite
 from strands_cosmos3.resources import write_whole
 
-DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
 _BLOCK = 1 << 24
 
 
 class Planned:
-    """One tensor of a file that is to be written: its stored name, its source, and its name and dtype there."""
+    """One tensor of a file that is to be written: its stored name, its source, and its name and
+    dtype there.
+    """
 
     def __init__(self, name: str, source: WeightSource, key: str, dtype: str | None = None):
         self.name, self.source, self.key = name, source, key
@@ -33,7 +39,9 @@ class Planned:
 
 
 def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
-    """Write a file and return its SHA-256. Raises WeightsError if a weight is not finite; no file is left then."""
+    """Write a file and return its SHA-256. Raises WeightsError if a weight is not finite; no
+    file is left then.
+    """
     planned, digest = list(tensors), hashlib.sha256()
 
     def fill(hidden: Path) -> None:
@@ -50,7 +58,11 @@ def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for one in planned:
-        header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, at + one.size]}
+        header[one.name] = {
+            "dtype": one.dtype,
+            "shape": list(one.shape),
+            "data_offsets": [at, at + one.size],
+        }
         at += one.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

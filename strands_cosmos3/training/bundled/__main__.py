@@ -1,4 +1,6 @@
-"""``python -m strands_cosmos3.training.bundled``: make the bundled policy from nothing, or go on with it."""
+"""``python -m strands_cosmos3.training.bundled``: make the bundled policy from nothing, or go on
+with it.
+"""
 
 from __future__ import annotations
 

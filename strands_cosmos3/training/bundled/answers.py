@@ -1,8 +1,9 @@
 """A head that exists in training only: it reads every goal's rows from the tokens of a picture.
 
-A window asks for one goal, and its answer shows where noise is low or a prefix is given. The head asks each picture for the
-rows of all goals, so that its tokens learn sooner where the cubes are. After 1,000 steps on 7,200 labelled pictures of nominal
-tables the squared error of chunks was 0.050 with the head and 0.079 without on these pictures, 0.090 and 0.096 on others.
+A window asks for one goal, and its answer shows where noise is low or a prefix is given. The head
+asks each picture for the rows of all goals, so that its tokens learn sooner where the cubes are.
+After 1,000 steps on 7,200 labelled pictures of nominal tables the squared error of chunks was 0.050
+with the head and 0.079 without on these pictures, 0.090 and 0.096 on others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class AnswersHead(nn.Module):
         super().__init__()
         config, generator = policy.transformer.config, torch.Generator().manual_seed(seed)
         D, self.goals = config.hidden_size, goals
-        self.norm, self.inner, self.outer = RmsNorm(D, config), nn.Linear(D, 2 * D), nn.Linear(2 * D, goals * PARTS * RAW_WIDTH)
+        self.norm, self.inner, self.outer = (
+            RmsNorm(D, config),
+            nn.Linear(D, 2 * D),
+            nn.Linear(2 * D, goals * PARTS * RAW_WIDTH),
+        )
         with torch.no_grad():
             self.inner.weight.copy_(torch.randn(2 * D, D, generator=generator) * D**-0.5)
             for tensor in (self.inner.bias, self.outer.weight, self.outer.bias):
@@ -59,7 +64,9 @@ class AnsweringPolicy(TrainedPolicy):
         self._tokens = groups[0]
 
     def answers_error(self, batch: Batch, rank: int = 0, ranks: int = 1) -> torch.Tensor:
-        """Return the mean squared error of the answers to a process's share of windows whose velocities were just computed."""
+        """Return the mean squared error of the answers to a process's share of windows whose
+        velocities were just computed.
+        """
         assert batch.answers is not None
         assert self._tokens is not None  # kept by the layer
         tokens, self._tokens = self._tokens, None

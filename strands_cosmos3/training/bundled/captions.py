@@ -24,15 +24,31 @@ class Captions:
 
 def caption(instruction: str, canvas_hw: tuple[int, int]) -> str:
     """The caption of the small checkpoints: the plain format with DROID's layout."""
-    how: Any = {"prompt_format": "plain", "view": "concat", "num_frames": ROWS + 1, "fps": FPS, "droid_layout": True}
+    how: Any = {
+        "prompt_format": "plain",
+        "view": "concat",
+        "num_frames": ROWS + 1,
+        "fps": FPS,
+        "droid_layout": True,
+    }
     return compose_prompt(instruction, canvas_hw=canvas_hw, **how)
 
 
 def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
-    """Write a tokenizer in which each fixed sentence of the caption is one token; return the size of its vocabulary."""
-    sentences = [template.format(colour) for verb in TRAINED for template in TRAINED[verb] for colour in COLOURS]
+    """Write a tokenizer in which each fixed sentence of the caption is one token; return the
+    size of its vocabulary.
+    """
+    sentences = [
+        template.format(colour)
+        for verb in TRAINED
+        for template in TRAINED[verb]
+        for colour in COLOURS
+    ]
     rest = caption("x", canvas_hw).removeprefix("x.")
-    fixed = [f" {VIEW_SENTENCES['concat']}", *(f" {s}" for s in DROID_LAYOUT.replace(". ", ".|").split("|"))]
+    fixed = [
+        f" {VIEW_SENTENCES['concat']}",
+        *(f" {s}" for s in DROID_LAYOUT.replace(". ", ".|").split("|")),
+    ]
     length, size = rest.removeprefix("".join(fixed)).split(" This video is of ")
     phrases = [*fixed, length, f" This video is of {size}", "user\n", "assistant\n"]
     return write_tokenizer(folder, sentences, phrases)
@@ -46,4 +62,6 @@ def read_captions(tokenizer: Path, canvas_hw: tuple[int, int]) -> Captions:
         return tuple(tokens.ids(text)[0].tolist())
 
     goals = ([template.format(colour) for template in TRAINED[verb]] for verb, colour in GOALS)
-    return Captions(tuple(tuple(ids(caption(text, canvas_hw)) for text in goal) for goal in goals), ids(""))
+    return Captions(
+        tuple(tuple(ids(caption(text, canvas_hw)) for text in goal) for goal in goals), ids("")
+    )

@@ -1,4 +1,6 @@
-"""The model card: every figure from the records and reports of the stages, with the command that measured it."""
+"""The model card: every figure from the records and reports of the stages, with the command that
+measured it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def write_card(folder: Path, checkpoint: Path) -> None:
         _summary(checkpoint, about),
         _abilities(reports, records),
         _limits(reports, records["controls"]),
-        _world(reports["evaluation"]["dynamics"], _json(folder / "run/decoder/dynamics.json"), records["evaluation"]),
+        _world(
+            reports["evaluation"]["dynamics"],
+            _json(folder / "run/decoder/dynamics.json"),
+            records["evaluation"],
+        ),
         _novelty(about),
         _making(records, _json(folder / "run/vae/gate.json")),
         _curves(folder),
@@ -48,13 +54,17 @@ def _summary(checkpoint: Path, about: Mapping[str, Any]) -> str:
     config = _json(checkpoint / "transformer/config.json")
     size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) / 1e6
     numbers = {
-        part.name: f"{_numbers(part) / 1e6:.1f} M" for part in sorted(checkpoint.iterdir()) if any(part.glob("*.safetensors"))
+        part.name: f"{_numbers(part) / 1e6:.1f} M"
+        for part in sorted(checkpoint.iterdir())
+        if any(part.glob("*.safetensors"))
     }
     language = about["language"]
     counted = ", ".join(f"{name} {count} numbers" for name, count in numbers.items())
     verbs, colours = (", ".join(language[name]) for name in ("verbs", "colours"))
     rows = about.get("prefix_rows", 0)
-    prefixes = f"It takes action prefixes of up to {rows} rows." if rows else "It takes no action prefix."
+    prefixes = (
+        f"It takes action prefixes of up to {rows} rows." if rows else "It takes no action prefix."
+    )
     return f"""# Model card: the table policy
 
 A Cosmos 3 transformer, {config["hidden_size"]} wide with {config["num_hidden_layers"]} layers, and a small Wan VAE, in the
@@ -78,7 +88,9 @@ def _numbers(part: Path) -> int:
     return total
 
 
-def _abilities(reports: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]]) -> str:
+def _abilities(
+    reports: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]]
+) -> str:
     settings = reports["evaluation"]["settings"]
     return f"""## What it can do
 
@@ -109,9 +121,16 @@ def _late(report: Mapping[str, Any]) -> str:
         if row["condition"].startswith("latency=") and waited is not None:
             jump = " | " if seam is None else f"{seam['p50']:.3f} | {seam['p95']:.3f}"
             lines.append(f"| {row['condition']} | {waited:.1f} s | {jump} |")
-    heads = ["| condition | waited, of an episode | jump at a seam, rad/s: median | 95 % |", "|---|---|---|---|"]
+    heads = [
+        "| condition | waited, of an episode | jump at a seam, rad/s: median | 95 % |",
+        "|---|---|---|---|",
+    ]
     about = "How long the arm had nothing to follow, and how much its fastest joint's velocity changed where a chunk began"
-    return f"**Latency.** {about} (of episodes' medians):\n\n" + "\n".join([*heads, *lines]) if lines else ""
+    return (
+        f"**Latency.** {about} (of episodes' medians):\n\n" + "\n".join([*heads, *lines])
+        if lines
+        else ""
+    )
 
 
 def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any]) -> str:
@@ -119,7 +138,9 @@ def _limits(reports: Mapping[str, Mapping[str, Any]], record: Mapping[str, Any])
         f"{row['condition']}: {row['task']} {_rate(row['success'])}"
         for report in reports.values()
         for row in _rows(report)
-        if "told" not in row and row["condition"] not in _CONTROLS and row["success"]["rate"] < _ENOUGH
+        if "told" not in row
+        and row["condition"] not in _CONTROLS
+        and row["success"]["rate"] < _ENOUGH
     ]
     said = "\n".join(f"- {one}" for one in weak) or "- none of the conditions that were measured"
     return f"""## What it cannot do
@@ -143,13 +164,19 @@ def _rows(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def success_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows of a report as a table."""
-    lines = ["| condition | task | success | 95 % interval | mean time | took what it was told |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| condition | task | success | 95 % interval | mean time | took what it was told |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         success, seconds = row["success"], row["seconds_to_success"]
         time = "" if seconds is None else f"{seconds:.1f} s"
         interval = f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %"
         told = _rate(row["told"]) if "told" in row else ""
-        lines.append(f"| {row['condition']} | {row['task']} | {_rate(success)} | {interval} | {time} | {told} |")
+        lines.append(
+            f"| {row['condition']} | {row['task']} | {_rate(success)} | {interval} | {time} | "
+            f"{told} |"
+        )
     return "\n".join(lines)
 
 
@@ -157,7 +184,9 @@ def _rate(rate: Mapping[str, Any]) -> str:
     return f"{rate['successes']} of {rate['of']} ({100 * rate['rate']:.1f} %)"
 
 
-def _world(measured: Mapping[str, Any], validation: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+def _world(
+    measured: Mapping[str, Any], validation: Mapping[str, Any], record: Mapping[str, Any]
+) -> str:
     columns = (("on the expert's chunks", measured), ("on validation demonstrations", validation))
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in columns)), ("---",) * 3]
     rows.append(("clips", *(str(figures["clips"]) for _, figures in columns)))
@@ -169,9 +198,18 @@ def _world(measured: Mapping[str, Any], validation: Mapping[str, Any], record: M
         both = (f"{figures[key]:.1f} dB ({figures['moving'][key]:.1f})" for _, figures in columns)
         rows.append((f"{name}, all pixels (moving ones)", *both))
     for control in measured["controls"]:
-        label = "with a sentence of another goal" if control == "foreign" else f"with {control} actions"
-        rows.append((f"error {label} / true", *(f"{figures['controls'][control]:.2f}" for _, figures in columns)))
-    ends = (f"{figures['inverse_mm']:.0f} mm of {figures['moved_mm']:.0f}" for _, figures in columns)
+        label = (
+            "with a sentence of another goal" if control == "foreign" else f"with {control} actions"
+        )
+        rows.append(
+            (
+                f"error {label} / true",
+                *(f"{figures['controls'][control]:.2f}" for _, figures in columns),
+            )
+        )
+    ends = (
+        f"{figures['inverse_mm']:.0f} mm of {figures['moved_mm']:.0f}" for _, figures in columns
+    )
     rows.append(("inverse dynamics, median end point", *ends))
     table = "\n".join("|".join(("", *row, "")) for row in rows)
     return f"""## As a model of the world
@@ -200,12 +238,17 @@ held-out pictures; above 1 there is a warning, and `novel_pictures` counts. A lo
 def _making(records: Mapping[str, Mapping[str, Any]], gate: Mapping[str, Any]) -> str:
     stages = [(name, records[name]) for name in (*_MADE, *_MEASURED)]
     lines = ["| stage | finished | duration |", "|---|---|---|"]
-    lines += [f"| {name} | {record['finished']} | {duration(record['seconds'])} |" for name, record in stages]
+    lines += [
+        f"| {name} | {record['finished']} | {duration(record['seconds'])} |"
+        for name, record in stages
+    ]
     total = duration(sum(record["seconds"] for _, record in stages[: len(_MADE)]))
     commands = "\n".join(f"    {record['command']}" for _, record in stages[: len(_MADE)])
     machines = "; ".join(dict.fromkeys(record["machine"] for _, record in stages))
     colours = ", ".join(f"{name} {100 * share:.0f} %" for name, share in gate["by_colour"].items())
-    seeds = ", ".join(dict.fromkeys(str(record["decides"]["seed"]) for _, record in stages[: len(_MADE)]))
+    seeds = ", ".join(
+        dict.fromkeys(str(record["decides"]["seed"]) for _, record in stages[: len(_MADE)])
+    )
     return f"""## How it was made
 
 `make bundled-policy`, from nothing: the checkpoint took {total}. Seed {seeds}. On {machines}. Every command of this

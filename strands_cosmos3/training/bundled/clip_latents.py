@@ -1,9 +1,11 @@
-"""Latents of clips that begin at any tick, put together from pictures and blocks of four frames that are encoded once.
+"""Latents of clips that begin at any tick, put together from pictures and blocks of four frames
+that are encoded once.
 
-A latent of a clip stands for a block of four frames, and the encoder learns codes of the block alone. So a block has nearly the
-same latents in every clip that contains it (they differed by 0.15 of their deviation), and dynamics learn from clips at every
-tick for the price of those at every fourth. With these alone inverse dynamics were 19 mm off on them and 22 mm on others of the
-same episodes.
+A latent of a clip stands for a block of four frames, and the encoder learns codes of the block
+alone. So a block has nearly the same latents in every clip that contains it (they differed by 0.15
+of their deviation), and dynamics learn from clips at every tick for the price of those at every
+fourth. With these alone inverse dynamics were 19 mm off on them and 22 mm on others of the same
+episodes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _GPU_BATCHES = 8  # of a CPU's that a GPU encodes at once
 
 
 def encoded_ticks(demos: Demos) -> NDArray[np.int64]:
-    """Return the first ticks of the clips to encode, four of every ``ROWS`` ticks: their blocks begin at every tick once."""
+    """Return the first ticks of the clips to encode, four of every ``ROWS`` ticks: their blocks
+    begin at every tick once.
+    """
     ticks = np.arange(len(demos))
     first = np.flatnonzero(np.diff(demos.last, prepend=-1))  # of each episode
     since = ticks - first[np.searchsorted(first, ticks, side="right") - 1]
@@ -45,8 +49,8 @@ class ClipLatents:
     Args:
         ticks: [n] first tick of each clip.
         pictures: [T, C, 1, H, W] float16, the picture of every tick of the demonstrations.
-        encoded: [m, C, F, H, W] float16, without the scale of frames, of the clips at ``encoded_ticks``; shorter ones may
-            repeat their last frame.
+        encoded: [m, C, F, H, W] float16, without the scale of frames, of the clips at
+            ``encoded_ticks``; shorter ones may repeat their last frame.
         starts: [m] those ticks. config: The VAE's, which has the scale of frames.
     """
 
@@ -62,7 +66,10 @@ class ClipLatents:
     def __getitem__(self, chosen: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return the normalised latents [k, C, F, H, W] of chosen clips."""
         ticks = self.ticks[chosen]
-        parts = [self.pictures[ticks, :, 0], *(self._block(ticks + BLOCK * i) for i in range(ROWS // BLOCK))]
+        parts = [
+            self.pictures[ticks, :, 0],
+            *(self._block(ticks + BLOCK * i) for i in range(ROWS // BLOCK)),
+        ]
         latents = torch.from_numpy(np.stack(parts, axis=2)).float()
         mean, std = frame_scale(self.config)(latents)
         return ((latents - mean) / std).to(torch.float16).numpy()
@@ -73,8 +80,10 @@ class ClipLatents:
 
     def _block(self, ticks: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return the latents [k, C, H, W] of the blocks of frames after some ticks."""
-        clip = np.searchsorted(self.starts, ticks, side="right") - 1  # the last that begins at the tick or before it,
-        clip = clip - (self.starts[clip] - ticks) % BLOCK  # and of its neighbours the one in step with it
+        # the last that begins at the tick or before it,
+        clip = np.searchsorted(self.starts, ticks, side="right") - 1
+        # and of its neighbours the one in step with it
+        clip = clip - (self.starts[clip] - ticks) % BLOCK
         return self.encoded[clip, :, 1 + (ticks - self.starts[clip]) // BLOCK]
 
 
@@ -103,8 +112,12 @@ class LatentCache:
     def clips(self, every: int = 1) -> ClipLatents:
         """Return those of the clips at every so many ticks."""
         starts, config = encoded_ticks(self.demos), WanConfig.from_dict(self.vae.config)
-        encoded = self._encoded("clips", starts, lambda tick: clip_frames(self.demos, tick), 4, scaled=False)
-        return ClipLatents(self.demos.clips(ROWS)[::every], self.pictures(), encoded, starts, config)
+        encoded = self._encoded(
+            "clips", starts, lambda tick: clip_frames(self.demos, tick), 4, scaled=False
+        )
+        return ClipLatents(
+            self.demos.clips(ROWS)[::every], self.pictures(), encoded, starts, config
+        )
 
     def _encoded(
         self,
@@ -120,15 +133,21 @@ class LatentCache:
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
             return encode(to_pixels(np.stack([frames_of(int(tick)) for tick in some]), self.device))
 
-        return cached_latents(latents, ticks, self.folder / f"{name}.npy", columns, self.on_batch, at_once)
+        return cached_latents(
+            latents, ticks, self.folder / f"{name}.npy", columns, self.on_batch, at_once
+        )
 
 
 def clip_frames(demos: Demos, tick: int) -> NDArray[np.uint8]:
-    """Return the frames of a clip [ROWS + 1, H, W, 3]; at the end of an episode the last one is repeated."""
+    """Return the frames of a clip [ROWS + 1, H, W, 3]; at the end of an episode the last one is
+    repeated.
+    """
     return demos.frames(np.minimum(np.arange(tick, tick + ROWS + 1), demos.last[tick]))
 
 
 def clip_pixels(demos: Demos, ticks: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Return the pixels [k, 3, ROWS + 1, H, W] of clips, on a device. Padding, which latents do not have, is left out."""
+    """Return the pixels [k, 3, ROWS + 1, H, W] of clips, on a device. Padding, which latents do
+    not have, is left out.
+    """
     pixels = to_pixels(np.stack([clip_frames(demos, int(tick)) for tick in ticks]), device)
     return pixels[..., : 16 * latent_columns(demos.canvas_hw)]

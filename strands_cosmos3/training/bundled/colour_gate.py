@@ -20,7 +20,9 @@ _MIN_SHARE = 0.9
 class ColourGate:
     """How well the colours of small objects survive."""
 
-    share: float  # of strongly coloured pixels that keep their hue (within 20 degrees) and half of their saturation
+    # of strongly coloured pixels that keep their hue (within 20 degrees) and half of their
+    # saturation
+    share: float
     by_colour: dict[str, float]  # the same for red, green and blue
     psnr: float  # of whole pictures [dB]
 
@@ -34,7 +36,8 @@ class ColourGate:
         if not self.passed:
             figures = ", ".join(f"{name} {share:.0%}" for name, share in self.by_colour.items())
             raise TrainingError(
-                f"the VAE does not keep colours apart ({figures}; each must reach {_MIN_SHARE:.0%}): a policy could not obey "
+                f"the VAE does not keep colours apart ({figures}; each must reach "
+                f"{_MIN_SHARE:.0%}): a policy could not obey "
                 "'red'. Train the VAE longer (--vae-steps) before any policy."
             )
 
@@ -49,7 +52,9 @@ def colour_gate(vae: AutoencoderKLWan, frames: NDArray[np.uint8]) -> ColourGate:
     hue, saturation = _hue(real)
     hue_made, saturation_made = _hue(made)
     difference = (hue - hue_made).abs()
-    right = (torch.minimum(difference, 2 * torch.pi - difference) < _HUE_TOLERANCE_RAD) & (saturation_made > 0.5 * saturation)
+    right = (torch.minimum(difference, 2 * torch.pi - difference) < _HUE_TOLERANCE_RAD) & (
+        saturation_made > 0.5 * saturation
+    )
     strong = saturation > 0.45
     by_colour = {}
     for name, angle in (("red", 0.0), ("green", 2 * torch.pi / 3), ("blue", 4 * torch.pi / 3)):
@@ -66,7 +71,9 @@ def _reconstruct(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _hue(rgb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return hue angle [rad, 0..2 pi) and saturation (largest minus smallest channel) of [B, 3, H, W] in [0, 1]."""
+    """Return hue angle [rad, 0..2 pi) and saturation (largest minus smallest channel) of [B, 3,
+    H, W] in [0, 1].
+    """
     r, g, b = rgb.unbind(1)
     angle = torch.atan2(3**0.5 * (g - b), 2 * r - g - b) % (2 * torch.pi)
     return angle, rgb.amax(1) - rgb.amin(1)

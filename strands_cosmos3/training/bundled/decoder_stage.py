@@ -1,9 +1,11 @@
-"""Train the VAE's decoder on, so that it shows clips that the policy predicts with the least squared error.
+"""Train the VAE's decoder on, so that it shows clips that the policy predicts with the least
+squared error.
 
-The VAE's own stages weigh colours, fingers and edges, so that its latents keep small things. Once the latents are settled, what
-is left is to draw them: true ones, and the policy's predictions, which are means of what may happen. The encoder does not
-change, and so no action does. Strong colours keep a larger weight: with squared errors alone 200 steps left 86 % of the blue
-pixels their hue, where the VAE before had 92 %.
+The VAE's own stages weigh colours, fingers and edges, so that its latents keep small things. Once
+the latents are settled, what is left is to draw them: true ones, and the policy's predictions,
+which are means of what may happen. The encoder does not change, and so no action does. Strong
+colours keep a larger weight: with squared errors alone 200 steps left 86 % of the blue pixels their
+hue, where the VAE before had 92 %.
 """
 
 from __future__ import annotations
@@ -33,20 +35,27 @@ _BATCH = 32
 
 
 @torch.no_grad()
-def predict_clips(policy: TrainedPolicy, batch: Batch, from_frame: bool, noise: torch.Generator) -> torch.Tensor:
-    """Return the latents [B, C, F, H, W] that one step gives, from frame 0 or from noise, for windows of forward dynamics."""
+def predict_clips(
+    policy: TrainedPolicy, batch: Batch, from_frame: bool, noise: torch.Generator
+) -> torch.Tensor:
+    """Return the latents [B, C, F, H, W] that one step gives, from frame 0 or from noise, for
+    windows of forward dynamics.
+    """
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
     how = FlowConfig(pure_noise_fraction=1.0, dynamics_from_frame=from_frame)
     noised = add_noise(batch, config, how, noise)
     vision, action, noisy, sigma = (
-        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
+        tensor.to(policy.w_in.device)
+        for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
     )
     prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
     rope = rope_of(noised.layout, config, prompts.lengths, vision)
     first = noised.layout.vision_tokens // frames
     v, _ = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
     clean = torch.cat([vision[:, :first], vision[:, first:] - v], dim=1)
-    return torch.stack([unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean])[:, :C].cpu()
+    return torch.stack(
+        [unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean]
+    )[:, :C].cpu()
 
 
 def predicted_latents(
@@ -65,8 +74,13 @@ def predicted_latents(
 
 
 def raw_latents(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from normalised latents [B, C, F, H, W] to those that the VAE's decoder reads."""
-    mean, std = (torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+    """Return a function from normalised latents [B, C, F, H, W] to those that the VAE's decoder
+    reads.
+    """
+    mean, std = (
+        torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1)
+        for name in ("latents_mean", "latents_std")
+    )
     of_frames = frame_scale(WanConfig.from_dict(vae.config))
 
     def raw(latents: torch.Tensor) -> torch.Tensor:
@@ -76,11 +90,16 @@ def raw_latents(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return raw
 
 
-def decoder_loss(vae: Any, latents: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+def decoder_loss(
+    vae: Any, latents: torch.Tensor, pixels: torch.Tensor
+) -> tuple[torch.Tensor, LossMetrics]:
     """Return the weighted squared error of decoded raw latents [B, C, F, H, W].
 
     ``pixels``: [B, 3, frames, 16 H, 16 W] in [-1, 1].
     """
-    squares, weight = (vae.decode(latents).sample - pixels).square(), colour_weight(pixels, _SATURATED)
+    squares, weight = (
+        (vae.decode(latents).sample - pixels).square(),
+        colour_weight(pixels, _SATURATED),
+    )
     error = (squares.mean(1) * weight).mean() / weight.mean()
     return error, {"loss": error.item(), "psnr": psnr(squares.mean())}

@@ -1,4 +1,6 @@
-"""The tables of demonstrations: a scene whose surface, light, colours and cameras are drawn anew for each episode."""
+"""The tables of demonstrations: a scene whose surface, light, colours and cameras are drawn anew
+for each episode.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ LIGHT = (0.3, 2.0)
 OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.03
 """Radius of the ball within which a camera is displaced."""
 _OTHER_COLOURS = (
-    *((0.90, 0.78, 0.12), (0.50, 0.18, 0.62), (0.92, 0.92, 0.90), (0.10, 0.10, 0.10), (0.45, 0.45, 0.47)),
+    *(
+        (0.90, 0.78, 0.12),
+        (0.50, 0.18, 0.62),
+        (0.92, 0.92, 0.90),
+        (0.10, 0.10, 0.10),
+        (0.45, 0.45, 0.47),
+    ),
     *((0.36, 0.23, 0.14), (0.93, 0.62, 0.72)),
 )
 """Yellow, violet, white, black, grey, brown and pink: none of them is red, green or blue."""
@@ -35,7 +43,15 @@ _LOW_M, _CLEAR_M = 0.13, 0.09  # below this height of the TCP no other cube is p
 _AROUND_M = 0.05  # deviation from the hand's place, of one cube of some layouts
 _AROUND = 0.4  # fraction of them
 _DRAWS = 100
-_ARRAYS = ("mat_rgba", "light_diffuse", "light_specular", "light_dir", "cam_pos", "cam_quat", "cam_fovy")
+_ARRAYS = (
+    "mat_rgba",
+    "light_diffuse",
+    "light_specular",
+    "light_dir",
+    "cam_pos",
+    "cam_quat",
+    "cam_fovy",
+)
 
 
 @dataclass
@@ -48,18 +64,30 @@ class RandomStage:
     texture: Any
 
     @classmethod
-    def make(cls, appearance: Appearance, edge_m: float, crowded: bool, robot: str = "panda") -> RandomStage:
-        """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is crowded."""
+    def make(
+        cls, appearance: Appearance, edge_m: float, crowded: bool, robot: str = "panda"
+    ) -> RandomStage:
+        """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is
+        crowded.
+        """
         cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
-        scene = Scene((*cubes, *DISTRACTORS) if crowded else cubes, appearance=appearance, robot=get_robot(robot))
+        scene = Scene(
+            (*cubes, *DISTRACTORS) if crowded else cubes,
+            appearance=appearance,
+            robot=get_robot(robot),
+        )
         model: Any = scene.model
         nominal = {name: np.array(getattr(model, name)) for name in _ARRAYS}
         headlight = model.vis.headlight
         nominal |= {name: np.array(getattr(headlight, name)) for name in ("ambient", "diffuse")}
-        return cls(Robot(robot, scene=scene), Renderer(model, *VIEW_HW), nominal, np.array(_texture(model)))
+        return cls(
+            Robot(robot, scene=scene), Renderer(model, *VIEW_HW), nominal, np.array(_texture(model))
+        )
 
     def randomize(self, rng: np.random.Generator, scale: float) -> None:
-        """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the full range."""
+        """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the
+        full range.
+        """
         model: Any = self.robot.scene.model
         for name in _ARRAYS:
             getattr(model, name)[:] = self.nominal[name]
@@ -74,7 +102,12 @@ class RandomStage:
         """Draw other looks for a block; the present ones return after it."""
         model: Any = self.robot.scene.model
         headlight = model.vis.headlight
-        views = [*(getattr(model, name) for name in _ARRAYS), headlight.ambient, headlight.diffuse, _texture(model)]
+        views = [
+            *(getattr(model, name) for name in _ARRAYS),
+            headlight.ambient,
+            headlight.diffuse,
+            _texture(model),
+        ]
         present = [np.array(view) for view in views]
         try:
             self.randomize(rng, scale)
@@ -85,7 +118,8 @@ class RandomStage:
             self.renderer.upload_texture(SURFACE)
 
     def other_layout(self, rng: np.random.Generator, separation_m: float) -> Any:
-        """Return a copy of the simulation's state (MjData) with the cubes elsewhere, apart from those at the hand.
+        """Return a copy of the simulation's state (MjData) with the cubes elsewhere, apart from
+        those at the hand.
 
         In some layouts a cube is around the hand.
         """
@@ -101,16 +135,27 @@ class RandomStage:
                 xy[cube] = here[cube, :2] if kept[cube] else hand[:2] + rng.normal(0, _AROUND_M, 2)
             if self._is_free(xy, kept, hand, separation_m):
                 places = zip(layout.names, xy, layout.yaw_rad, kept, strict=True)
-                return scene.rearranged(self.robot.data, {name: (at, yaw) for name, at, yaw, stays in places if not stays})
+                return scene.rearranged(
+                    self.robot.data,
+                    {name: (at, yaw) for name, at, yaw, stays in places if not stays},
+                )
         return scene.rearranged(self.robot.data, {})
 
-    def _is_free(self, xy_m: F64, kept: NDArray[np.bool_], hand_m: F64, separation_m: float) -> bool:
+    def _is_free(
+        self, xy_m: F64, kept: NDArray[np.bool_], hand_m: F64, separation_m: float
+    ) -> bool:
         workspace, free = self.robot.scene.robot.workspace, xy_m[~kept]
         low, high = np.array([workspace.x_m, workspace.y_m]).T
         apart = np.linalg.norm(xy_m[:, None] - xy_m[None], axis=2) + 10 * np.eye(len(xy_m))
         apart[np.ix_(kept, kept)] = 10
-        clear = hand_m[2] > _LOW_M or bool((np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M).all())
-        return bool((apart >= separation_m).all()) and bool(((free >= low) & (free <= high)).all()) and clear
+        clear = hand_m[2] > _LOW_M or bool(
+            (np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M).all()
+        )
+        return (
+            bool((apart >= separation_m).all())
+            and bool(((free >= low) & (free <= high)).all())
+            and clear
+        )
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
@@ -127,7 +172,9 @@ class RandomStage:
         warmth = 1 + rng.normal(0, 0.05 * scale, 3)
         model.light_diffuse[:] = np.maximum(self.nominal["light_diffuse"] * factor * warmth, 0)
         model.light_specular[:] = self.nominal["light_specular"] * factor
-        model.light_dir[:] = self.nominal["light_dir"] + rng.normal(0, 0.15 * scale, self.nominal["light_dir"].shape)
+        model.light_dir[:] = self.nominal["light_dir"] + rng.normal(
+            0, 0.15 * scale, self.nominal["light_dir"].shape
+        )
         model.vis.headlight.ambient[:] = np.maximum(self.nominal["ambient"] * factor * warmth, 0)
         model.vis.headlight.diffuse[:] = self.nominal["diffuse"] * factor
 
@@ -136,7 +183,9 @@ class RandomStage:
         for camera in range(model.ncam):
             radius = WRIST_JITTER_M if model.camera(camera).name == "wrist" else OUTER_JITTER_M
             model.cam_pos[camera] = self.nominal["cam_pos"][camera] + scale * _in_ball(rng, radius)
-        quat = self.nominal["cam_quat"] + scale * rng.normal(0, 0.008, self.nominal["cam_quat"].shape)
+        quat = self.nominal["cam_quat"] + scale * rng.normal(
+            0, 0.008, self.nominal["cam_quat"].shape
+        )
         model.cam_quat[:] = quat / np.linalg.norm(quat, axis=1, keepdims=True)
         model.cam_fovy[:] = self.nominal["cam_fovy"] + scale * rng.normal(0, 0.8, model.ncam)
 
@@ -150,7 +199,11 @@ class RandomStage:
 def draw_surface(rng: np.random.Generator) -> Surface:
     """Draw a table's surface: any pattern, from nearly black to nearly white, of a pale hue."""
     pattern = PATTERNS[int(rng.integers(len(PATTERNS)))]
-    lightness, saturation, hue = rng.uniform(0.08, 0.95), rng.uniform(0, 0.15), rng.uniform(0, 2 * np.pi)
+    lightness, saturation, hue = (
+        rng.uniform(0.08, 0.95),
+        rng.uniform(0, 0.15),
+        rng.uniform(0, 2 * np.pi),
+    )
     turned = np.cos(hue + np.array([0.0, 2.0, 4.0]) * np.pi / 3)
     red, green, blue = np.clip(lightness * (1 + saturation * turned), 0, 1).tolist()
     contrast = rng.uniform(0.5, 2.0) if pattern == "planks" else rng.uniform(0.05, 0.40)
@@ -166,4 +219,7 @@ def _texture(model: Any) -> Any:
     """Return a view of the table's texture in the model."""
     index = model.tex(SURFACE).id
     start = int(model.tex_adr[index])
-    return model.tex_data[start : start + int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])]
+    return model.tex_data[
+        start : start
+        + int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])
+    ]

@@ -37,7 +37,8 @@ class Recipe:
     seed: int = 0
     gate: bool = True
     evaluate_every: int = 10_000  # more steps than a stage has: at its end
-    tasks: str = "reach,pick,place"  # of ``evaluation``, which is without conditions, and of ``controls``
+    # of ``evaluation``, which is without conditions, and of ``controls``
+    tasks: str = "reach,pick,place"
     seeds: int = 200  # episodes of each task and condition of ``evaluation`` and ``conditions``
     hard_task: str = "pick"  # of ``conditions``
     conditions: str = (
@@ -45,9 +46,7 @@ class Recipe:
         ",swapped,paraphrased"
     )
     few_seeds: int = 20  # of ``controls``
-    controls: str = (
-        "latency=0.4,steps=1,swapped,paraphrased,camera=3,camera=4,light=0.2,light=1.6,crowded,shuffled,blank,random"
-    )
+    controls: str = "latency=0.4,steps=1,swapped,paraphrased,camera=3,camera=4,light=0.2,light=1.6,crowded,shuffled,blank,random"
     clips: int = 48  # of the expert, on which dynamics are measured
     limit_s: float = 20.0  # simulated seconds of an evaluation's episode
 
@@ -55,41 +54,106 @@ class Recipe:
         """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
         vae, policy = (
             ("seed", "vae_steps", "vae_decoder_steps", "gate"),
-            ("seed", "hidden", "layers", "latent_patch", "looks_from", "policy_steps", "policy_batch"),
+            (
+                "seed",
+                "hidden",
+                "layers",
+                "latent_patch",
+                "looks_from",
+                "policy_steps",
+                "policy_batch",
+            ),
         )
         joint = (*policy[:5], "joint_steps", "joint_batch")
         shown = ("episodes", "seed", "visual_randomization")
         found = self._evaluations(workers)
-        records = tuple(f"records/{name}.json" for name in ("demos", "vae", "policy", "preview", "joint", "decoder"))
+        records = tuple(
+            f"records/{name}.json"
+            for name in ("demos", "vae", "policy", "preview", "joint", "decoder")
+        )
         reports = tuple(f"{stage.name}/report.json" for stage in found)
         return (
             self._stage(
                 "demos",
-                ("demos", "--out", "demos", *(text for name in shown for text in self._option(name))),
+                (
+                    "demos",
+                    "--out",
+                    "demos",
+                    *(text for name in shown for text in self._option(name)),
+                ),
                 {name: getattr(self, name) for name in shown},
                 makes=("demos",),
                 more=("--workers", str(workers)),
             ),
             self._train("vae", vae, ("demos",), "run/vae/final.pt", ("run",)),
-            self._train("policy", policy, ("demos", "run/vae/final.pt"), "run/policy/checkpoint", ("run/settings.json",)),
-            self._train("preview", ("seed", "preview_steps"), ("demos", "run/vae/final.pt"), "run/preview/curve.jsonl"),
             self._train(
-                "joint", joint, ("demos", "run/policy/checkpoint", "run/preview/curve.jsonl"), JOINT, ("run/settings.json",)
+                "policy",
+                policy,
+                ("demos", "run/vae/final.pt"),
+                "run/policy/checkpoint",
+                ("run/settings.json",),
             ),
-            self._train("decoder", ("seed", "decoder_steps", "gate"), ("demos", "run/vae/final.pt", JOINT), TRAINED),
+            self._train(
+                "preview",
+                ("seed", "preview_steps"),
+                ("demos", "run/vae/final.pt"),
+                "run/preview/curve.jsonl",
+            ),
+            self._train(
+                "joint",
+                joint,
+                ("demos", "run/policy/checkpoint", "run/preview/curve.jsonl"),
+                JOINT,
+                ("run/settings.json",),
+            ),
+            self._train(
+                "decoder",
+                ("seed", "decoder_steps", "gate"),
+                ("demos", "run/vae/final.pt", JOINT),
+                TRAINED,
+            ),
             *found,
-            Stage("card", f"the card, {CARD}/README.md", {}, (TRAINED, *records, *reports), (CARD,), (CARD,), self._write_card),
+            Stage(
+                "card",
+                f"the card, {CARD}/README.md",
+                {},
+                (TRAINED, *records, *reports),
+                (CARD,),
+                (CARD,),
+                self._write_card,
+            ),
         )
 
     def _train(
-        self, until: str, decides: Sequence[str], reads: tuple[str, ...], made: str, owns: tuple[str, ...] = ()
+        self,
+        until: str,
+        decides: Sequence[str],
+        reads: tuple[str, ...],
+        made: str,
+        owns: tuple[str, ...] = (),
     ) -> Stage:
-        names = ("hidden", "layers", "latent_patch", "policy_batch", "joint_batch", "looks_from", "seed")
-        names += tuple(f"{stage}_steps" for stage in ("vae", "vae_decoder", "policy", "preview", "joint", "decoder"))
+        names = (
+            "hidden",
+            "layers",
+            "latent_patch",
+            "policy_batch",
+            "joint_batch",
+            "looks_from",
+            "seed",
+        )
+        names += tuple(
+            f"{stage}_steps"
+            for stage in ("vae", "vae_decoder", "policy", "preview", "joint", "decoder")
+        )
         options = [text for name in names for text in self._option(name)]
         options += [] if self.gate else ["--no-gate"]
         command = ("train", "--out", "run", "--demos", "demos", "--until", until, *options)
-        judged = ("--evaluate-every", str(self.evaluate_every), "--evaluate-tasks", *self.tasks.split(","))
+        judged = (
+            "--evaluate-every",
+            str(self.evaluate_every),
+            "--evaluate-tasks",
+            *self.tasks.split(","),
+        )
         more = judged if until in ("policy", "joint") else ()
         decided = {name: getattr(self, name) for name in decides}
         return self._stage(until, command, decided, reads, (made,), (*owns, f"run/{until}"), more)
@@ -98,18 +162,36 @@ class Recipe:
         return f"--{name.replace('_', '-')}", str(getattr(self, name))
 
     def _evaluations(self, workers: int) -> tuple[Stage, ...]:
-        """Return the stages of the figures: tasks and dynamics, conditions that make one task harder, and controls."""
+        """Return the stages of the figures: tasks and dynamics, conditions that make one task
+        harder, and controls.
+        """
         made = []
         for name, tasks, seeds, more in (
             ("evaluation", self.tasks, self.seeds, ("--clips", str(self.clips))),
             ("conditions", self.hard_task, self.seeds, ("--conditions", self.conditions)),
             ("controls", self.tasks, self.few_seeds, ("--conditions", self.controls)),
         ):
-            options = ("--tasks", tasks, "--seeds", str(seeds), "--duration", f"{self.limit_s:g}", *more)
+            options = (
+                "--tasks",
+                tasks,
+                "--seeds",
+                str(seeds),
+                "--duration",
+                f"{self.limit_s:g}",
+                *more,
+            )
             command = ("evaluate", "--model", TRAINED, *options)
             also = ("--out", name, "--workers", str(workers))
             made.append(
-                self._stage(name, command, {"command": list(command)}, (TRAINED,), (f"{name}/report.json",), (name,), also)
+                self._stage(
+                    name,
+                    command,
+                    {"command": list(command)},
+                    (TRAINED,),
+                    (f"{name}/report.json",),
+                    (name,),
+                    also,
+                )
             )
         return tuple(made)
 
@@ -130,7 +212,9 @@ class Recipe:
             again = ["--resume"] if command[0] == "evaluate" and (folder / name).exists() else []
             program([*whole, *again])(folder)
 
-        return Stage(name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, makes, owns or makes, work)
+        return Stage(
+            name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, makes, owns or makes, work
+        )
 
     def _write_card(self, folder: Path) -> None:
         def fill(hidden: Path) -> None:

@@ -1,4 +1,6 @@
-"""Training that goes on from a checkpoint: its sizes, and its policy's projections fitted to the latents of another VAE."""
+"""Training that goes on from a checkpoint: its sizes, and its policy's projections fitted to the
+latents of another VAE.
+"""
 
 from __future__ import annotations
 
@@ -29,31 +31,47 @@ def require_sizes(checkpoint: Checkpoint, config: RunConfig) -> None:
         "latent_channels": (theirs.latent_channel, config.latent_channels),
         "latent_patch": (theirs.latent_patch_size, config.latent_patch),
     }
-    if other := [f"{name} {there} (here {here})" for name, (there, here) in sizes.items() if there != here]:
-        raise ConfigError(f"the checkpoint {checkpoint.root} has {', '.join(other)}; give its sizes with --start.")
+    if other := [
+        f"{name} {there} (here {here})" for name, (there, here) in sizes.items() if there != here
+    ]:
+        raise ConfigError(
+            f"the checkpoint {checkpoint.root} has {', '.join(other)}; give its sizes with --start."
+        )
 
 
 def fit_to_vae(policy: TrainedPolicy, checkpoint: Checkpoint, vae: Any, demos: Demos) -> None:
-    """Fit the projections of a checkpoint's policy to the latents of ``vae``, unless its encoder is the checkpoint's own."""
+    """Fit the projections of a checkpoint's policy to the latents of ``vae``, unless its encoder
+    is the checkpoint's own.
+    """
     known, state = load_vae(checkpoint), plain_state(vae)
-    encoder = {name: tensor for name, tensor in known.state_dict().items() if name.startswith(("encoder", "quant_conv"))}
+    encoder = {
+        name: tensor
+        for name, tensor in known.state_dict().items()
+        if name.startswith(("encoder", "quant_conv"))
+    }
     if all(torch.equal(tensor, state[name].cpu()) for name, tensor in encoder.items()):
         return
     ticks, columns = demos.label_ticks, latent_columns(demos.canvas_hw)
     chosen = np.unique(np.linspace(0, len(ticks) - 1, _PICTURES).astype(int))
     pixels = to_pixels(demos.frames(ticks[chosen])).split(32)
-    own, other = (torch.cat([encode(some)[..., :columns] for some in pixels]) for encode in map(encoder_of, (known, vae)))
+    own, other = (
+        torch.cat([encode(some)[..., :columns] for some in pixels])
+        for encode in map(encoder_of, (known, vae))
+    )
     refit_projections(policy, own, other)
 
 
 @torch.no_grad()
 def refit_projections(policy: TrainedPolicy, known: torch.Tensor, latents: torch.Tensor) -> None:
-    """Let a policy read ``latents`` as it read ``known`` ones of the same pictures, as far as a linear map tells them apart.
+    """Let a policy read ``latents`` as it read ``known`` ones of the same pictures, as far as a
+    linear map tells them apart.
 
-    Predicted videos begin at velocities of zero, which repeat the given frame (``dynamics_from_frame``).
+    Predicted videos begin at velocities of zero, which repeat the given frame
+    (``dynamics_from_frame``).
 
     Args:
-        known, latents: [n, C, F, H, W] normalised latents of the same pictures through the policy's own VAE and the other one.
+        known, latents: [n, C, F, H, W] normalised latents of the same pictures through the policy's
+            own VAE and the other one.
     """
     read, written = policy.transformer.proj_in, policy.transformer.proj_out
     own, other = (tensor.float().movedim(1, -1).flatten(0, -2) for tensor in (known, latents))

@@ -1,11 +1,11 @@
 """Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds::
 
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
-    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy
-    preview/    the preview decoder                      state.pt, checkpoint/
-    policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
-    joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
-    decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
+    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy preview/
+    the preview decoder                      state.pt, checkpoint/ policy/     frame 0 and actions
+    state.pt, validation.jsonl, checkpoint/ joint/      with the future, and both dynamics
+    state.pt, validation.jsonl, checkpoint/ decoder/    the VAE's decoder, on predicted clips
+    state.pt, predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """
@@ -56,7 +56,13 @@ from strands_cosmos3.training.bundled.vae_stage import OnStep, VaeStage, step_no
 from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, state_row_of
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig, require_tensorboard
+from strands_cosmos3.training.loop import (
+    Loop,
+    LossMetrics,
+    Metrics,
+    TrainLoopConfig,
+    require_tensorboard,
+)
 from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add_noise, noised_loss
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
@@ -77,7 +83,12 @@ from strands_cosmos3.training.validation import chunk_errors, predict_rows
 from strands_cosmos3.training.windows import ROWS, Batch
 
 Preview = PreviewDecoder | None
-_BEFORE = {"latent_patch": 2, "end_points": 0.0, "dynamics_from_frame": False, "pixel_metric": False}
+_BEFORE = {
+    "latent_patch": 2,
+    "end_points": 0.0,
+    "dynamics_from_frame": False,
+    "pixel_metric": False,
+}
 _BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
 """Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
@@ -92,13 +103,16 @@ class TrainingRun:
 
     Args:
         folder, demos: Folders of the run and of the demonstrations' shards.
-        shard: This process's share of the data. Train the VAE and encode the latents with one process first.
-        start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state row and weights.
+        shard: This process's share of the data. Train the VAE and encode the latents with one
+            process first.
+        start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state
+            row and weights.
         tensorboard: Whether curves are written for TensorBoard, too.
         closed_loop: Episodes in simulation that judge the policy during its stages.
 
     Raises:
-        ConfigError: There are no demonstrations, or the folder holds a run with other options or demonstrations.
+        ConfigError: There are no demonstrations, or the folder holds a run with other options or
+            demonstrations.
         MissingDependencyError: TensorBoard is not installed.
     """
 
@@ -126,9 +140,14 @@ class TrainingRun:
         folder.mkdir(parents=True, exist_ok=True)
         keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
         fixed = self.config.fixed
-        optional = [] if has_state(folder / "joint") else [name for name in fixed if name.startswith("joint_")]
+        optional = (
+            []
+            if has_state(folder / "joint")
+            else [name for name in fixed if name.startswith("joint_")]
+        )
         keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
-        shards = read_or_write(folder / "shards.json", shard_indices(demos))  # shards recorded later belong to a later run
+        # shards recorded later belong to a later run
+        shards = read_or_write(folder / "shards.json", shard_indices(demos))
         self.demos = Demos.open(demos, shards)
         where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
         keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
@@ -138,7 +157,8 @@ class TrainingRun:
         wanted = self.config.prefix_rows
         if wanted and (longest := int(Demos.open(demos).prefix_rows.max())) < wanted:
             raise ConfigError(
-                f"--prefix-rows is {wanted}, and the longest action prefix of these demonstrations has {longest} rows; record "
+                f"--prefix-rows is {wanted}, and the longest action prefix of these "
+                f"demonstrations has {longest} rows; record "
                 f"them with `demos --prefix-rows {wanted}`, or give {longest}."
             )
 
@@ -148,7 +168,8 @@ class TrainingRun:
         height, width = self.demos.canvas_hw
         if (height, width) not in TIERS.get(self.config.tier, ()):
             raise ConfigError(
-                f"demonstrations are {height} x {width}, which is not a canvas of tier {self.config.tier} but of "
+                f"demonstrations are {height} x {width}, which is not a canvas of tier "
+                f"{self.config.tier} but of "
                 f"{tier_of(height, width)}."
             )
         return height, width
@@ -156,7 +177,9 @@ class TrainingRun:
     @property
     def vae_stage(self) -> VaeStage:
         """The first stage."""
-        return VaeStage(self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how)
+        return VaeStage(
+            self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how
+        )
 
     @property
     def _of_policy(self) -> dict[str, Any]:
@@ -170,12 +193,24 @@ class TrainingRun:
         policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
         parts = self._parts(windows)
         loss = self._loss(policy, config.seed, parts, windows)
-        more = {"matrix_lr": config.policy_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
+        more = {
+            "matrix_lr": config.policy_matrix_lr,
+            "accumulate": config.accumulate * parts,
+            **self._of_policy,
+        }
         how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
-        return self._fit(Loop(policy, loss, how, self.folder / "policy"), vae, config.policy_batch, (1,), validation)
+        return self._fit(
+            Loop(policy, loss, how, self.folder / "policy"),
+            vae,
+            config.policy_batch,
+            (1,),
+            validation,
+        )
 
     def train_joint(self, vae: Any) -> Path:
-        """Continue from the policy stage's averaged weights with the future and both dynamics; return the checkpoint."""
+        """Continue from the policy stage's averaged weights with the future and both dynamics;
+        return the checkpoint.
+        """
         config, seed = self.config, self.config.seed
         latents = self._latents(vae).clips(config.clip_every)
         ticks = latents.ticks
@@ -187,10 +222,16 @@ class TrainingRun:
         if has_state(self.folder / "policy"):
             policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
-        channels = self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
+        channels = (
+            self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
+        )
         parts = self._parts(windows, pictures)
         loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
-        more = {"matrix_lr": config.joint_matrix_lr, "accumulate": config.accumulate * parts, **self._of_policy}
+        more = {
+            "matrix_lr": config.joint_matrix_lr,
+            "accumulate": config.accumulate * parts,
+            **self._of_policy,
+        }
         how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
         loop = Loop(policy, loss, how, self.folder / "joint")
         checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
@@ -199,7 +240,9 @@ class TrainingRun:
         return checkpoint
 
     def train_decoder(self, vae: Any, last: Path) -> Path:
-        """Train the VAE's decoder on, on clips that the last stage's checkpoint predicts; return the new checkpoint."""
+        """Train the VAE's decoder on, on clips that the last stage's checkpoint predicts; return
+        the new checkpoint.
+        """
         steps, folder = self.config.decoder_steps, self.folder / "decoder"
         with rank_0_first(self.shard):  # which also exports the last stage's checkpoint
             opened = Checkpoint.open(last)
@@ -215,9 +258,15 @@ class TrainingRun:
             rng = np.random.default_rng([self.config.seed, 8, step])
             source = latents if rng.random() < TRUE else predicted
             chosen = rng.integers(n_train, size=self.config.decoder_batch)
-            return decoder_loss(vae, to_raw(self._tensor(source[chosen])), clip_pixels(self.demos, ticks[chosen], self.device))
+            return decoder_loss(
+                vae,
+                to_raw(self._tensor(source[chosen])),
+                clip_pixels(self.demos, ticks[chosen], self.device),
+            )
 
-        how = TrainLoopConfig(steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how)
+        how = TrainLoopConfig(
+            steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how
+        )
         loop = Loop(vae, loss, how, folder)
         loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
         loop.take_average()
@@ -234,27 +283,44 @@ class TrainingRun:
         path = self.folder / "decoder/predicted.npy"
         if not path.exists():
             policy = load_policy(last, get_embodiment(DOMAIN).domain_id).to(self.device)
-            made = predicted_latents(policy, windows, last.dynamics_from_frame, self._progress("predictions"))
+            made = predicted_latents(
+                policy, windows, last.dynamics_from_frame, self._progress("predictions")
+            )
             write_whole(path, lambda hidden: np.save(hidden, made))
         return np.load(path, mmap_mode="r")
 
     def train_preview(self, vae: Any) -> Preview:
-        """Train the decoder of films on the clips' latents; without steps that of ``start``, or None."""
+        """Train the decoder of films on the clips' latents; without steps that of ``start``, or
+        None.
+        """
         config, steps = self.config, self.config.preview_steps
         if not steps:
-            return None if self._start is None else self._start.load_preview(self.device, torch.float32)
+            return (
+                None
+                if self._start is None
+                else self._start.load_preview(self.device, torch.float32)
+            )
         latents = self._latents(vae).clips(self.config.clip_every)
         n_train = self._training_windows(latents.ticks)
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-            chosen = np.random.default_rng([config.seed, 7, step]).integers(n_train, size=config.preview_batch)
+            chosen = np.random.default_rng([config.seed, 7, step]).integers(
+                n_train, size=config.preview_batch
+            )
             return preview_loss(
-                decoder, self._tensor(latents[chosen]), clip_pixels(self.demos, latents.ticks[chosen], self.device)
+                decoder,
+                self._tensor(latents[chosen]),
+                clip_pixels(self.demos, latents.ticks[chosen], self.device),
             )
 
         how = TrainLoopConfig(
-            steps, config.preview_lr, matrix_lr=10 * config.preview_lr, weight_decay=0.0, ema=0.995, **self._how
+            steps,
+            config.preview_lr,
+            matrix_lr=10 * config.preview_lr,
+            weight_decay=0.0,
+            ema=0.995,
+            **self._how,
         )
         loop = Loop(decoder, loss, how, self.folder / "preview")
         loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
@@ -271,7 +337,9 @@ class TrainingRun:
         return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
     def _latents(self, vae: Any) -> LatentCache:
-        return LatentCache(self.folder / "latents", self.demos, vae, self.device, self._progress("latents"))
+        return LatentCache(
+            self.folder / "latents", self.demos, vae, self.device, self._progress("latents")
+        )
 
     def _clip_windows(self, latents: ClipLatents, batch: int = 1, seed: int = 0) -> ClipWindows:
         config = self.config
@@ -292,7 +360,10 @@ class TrainingRun:
         if not path.exists():
             chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
             parts = np.array_split(chosen, -(-len(chosen) // 8))
-            pairs = ((self._tensor(latents[i]), clip_pixels(self.demos, latents.ticks[i], self.device)) for i in parts)
+            pairs = (
+                (self._tensor(latents[i]), clip_pixels(self.demos, latents.ticks[i], self.device))
+                for i in parts
+            )
             made = pixel_metric(pairs)
             write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
         return torch.from_numpy(np.load(path)).to(self.device)
@@ -304,7 +375,9 @@ class TrainingRun:
         else:
             policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
             fit_to_vae(policy, self._start, vae, self.demos)
-        return AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
+        return (
+            AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
+        )
 
     def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
@@ -313,7 +386,11 @@ class TrainingRun:
         n_train = self._training_windows(ticks)
         args = self.demos, latents[:, :, 0], self.state, self.captions, batch
         looks = self._latents(vae).looks()[:, :, 0]
-        more: dict[str, Any] = {"among": range(n_train), "prefix_rows": self.config.prefix_rows, "looks": looks}
+        more: dict[str, Any] = {
+            "among": range(n_train),
+            "prefix_rows": self.config.prefix_rows,
+            "looks": looks,
+        }
         more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
         windows = PictureWindows(*args, seed=self.config.seed, **more)
         return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
@@ -322,7 +399,9 @@ class TrainingRun:
         return lambda done, total: self._on_step(stage, done, total, {})
 
     def _training_windows(self, ticks: NDArray[np.int64]) -> int:
-        """Return the number of windows to train on, given their first ticks; whole episodes at the end are held out."""
+        """Return the number of windows to train on, given their first ticks; whole episodes at
+        the end are held out.
+        """
         ends = self.demos.last[ticks]
         n = int(len(ticks) * (1 - _VALIDATION_FRACTION))
         while n > 0 and ends[n] == ends[n - 1]:
@@ -332,8 +411,13 @@ class TrainingRun:
         return n
 
     def _parts(self, *sources: PictureWindows | ClipWindows) -> int:
-        """Return in how many parts a step's windows are computed: on a CPU, so many that a process takes 2 GB."""
-        tokens = sum(source.batch(0).latents[:, 0].numel() for source in sources) / self.config.latent_patch**2
+        """Return in how many parts a step's windows are computed: on a CPU, so many that a
+        process takes 2 GB.
+        """
+        tokens = (
+            sum(source.batch(0).latents[:, 0].numel() for source in sources)
+            / self.config.latent_patch**2
+        )
         return 1 if self.device.type == "cuda" else ceil(tokens / _CPU_TOKENS)
 
     def _loss(
@@ -345,7 +429,9 @@ class TrainingRun:
         *pictures: PictureWindows,
         channels: torch.Tensor | None = None,
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
-        """Return the loss of a step's windows, or by turns of its parts, of which it is the mean; for clips, plus pictures'."""
+        """Return the loss of a step's windows, or by turns of its parts, of which it is the
+        mean; for clips, plus pictures'.
+        """
         config = self.config
         how = FlowConfig(
             dynamics_from_frame=config.dynamics_from_frame,
@@ -356,8 +442,13 @@ class TrainingRun:
         )
 
         def draw(step: int) -> list[tuple[Batch, Noised]]:
-            batches, noise = [source.batch(step) for source in (windows, *pictures)], step_noise(seed, step)
-            return [(batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches]
+            batches, noise = (
+                [source.batch(step) for source in (windows, *pictures)],
+                step_noise(seed, step),
+            )
+            return [
+                (batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches
+            ]
 
         drawn = Ahead(draw) if self.device.type == "cuda" else lru_cache(1)(draw)
 
@@ -371,10 +462,15 @@ class TrainingRun:
                 for other in batches[1:]:
                     more, seen = one(gathered, *other)
                     total = metrics["loss"] + seen["loss"]
-                    value, metrics = value + more, {**seen, **metrics, "loss": total, "alone": seen["action"]}
+                    value, metrics = (
+                        value + more,
+                        {**seen, **metrics, "loss": total, "alone": seen["action"]},
+                    )
                 return value, metrics
 
-            def one(gathered: TrainedPolicy, batch: Batch, noised: Noised) -> tuple[torch.Tensor, LossMetrics]:
+            def one(
+                gathered: TrainedPolicy, batch: Batch, noised: Noised
+            ) -> tuple[torch.Tensor, LossMetrics]:
                 value, metrics = noised_loss(gathered, batch, noised, how, share)
                 if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
                     return value, metrics
@@ -388,9 +484,17 @@ class TrainingRun:
         return loss
 
     def _fit(
-        self, loop: Loop, vae: Any, windows: int, frames: tuple[int, ...], validation: Batch, preview: Preview = None
+        self,
+        loop: Loop,
+        vae: Any,
+        windows: int,
+        frames: tuple[int, ...],
+        validation: Batch,
+        preview: Preview = None,
     ) -> Path:
-        """Run a stage's loop, with a validation and a checkpoint every now and then; return the checkpoint."""
+        """Run a stage's loop, with a validation and a checkpoint every now and then; return the
+        checkpoint.
+        """
         stage, steps = loop.folder.name, loop.config.steps
         checkpoint = loop.folder / "checkpoint"
 
@@ -400,8 +504,20 @@ class TrainingRun:
                 return
             self._validate(average, loop, windows, validation)
             label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
-            args = checkpoint, self.config_json, average, vae, self.tokenizer, self.state, self.config.tier
-            more: dict[str, Any] = {"prefix_rows": self.config.prefix_rows, "language": LANGUAGE, "preview": preview}
+            args = (
+                checkpoint,
+                self.config_json,
+                average,
+                vae,
+                self.tokenizer,
+                self.state,
+                self.config.tier,
+            )
+            more: dict[str, Any] = {
+                "prefix_rows": self.config.prefix_rows,
+                "language": LANGUAGE,
+                "preview": preview,
+            }
             more["dynamics_from_frame"] = self.config.dynamics_from_frame
             more["novelty"] = None if preview is None else self._novelty(vae, preview)
             export(*args, frames=frames, label=label, steps=loop.step, **more)
@@ -418,16 +534,23 @@ class TrainingRun:
             if not self.shard.rank and (found := measure_apart(checkpoint, self._closed_loop)):
                 loop.record(CLOSED_LOOP, found)
 
-        unjudged = self._closed_loop.due(loop.step, steps) and loop.step > 0 and loop.lacks(CLOSED_LOOP)
-        if (loop.step >= steps or unjudged) and released_steps(checkpoint) != loop.step:  # interrupted during its export
+        unjudged = (
+            self._closed_loop.due(loop.step, steps) and loop.step > 0 and loop.lacks(CLOSED_LOOP)
+        )
+        # interrupted during its export
+        if (loop.step >= steps or unjudged) and released_steps(checkpoint) != loop.step:
             validate()
         if unjudged:
             judge()
         loop.run(on_step=on_step)
         return checkpoint
 
-    def _validate(self, average: dict[str, torch.Tensor], loop: Loop, windows: int, validation: Batch) -> None:
-        """Append the errors of averaged weights on held-out windows to the stage's ``validation.jsonl``."""
+    def _validate(
+        self, average: dict[str, torch.Tensor], loop: Loop, windows: int, validation: Batch
+    ) -> None:
+        """Append the errors of averaged weights on held-out windows to the stage's
+        ``validation.jsonl``.
+        """
         policy = fresh_policy(self.transformer_config)
         policy.load_state_dict(average)
         errors = asdict(chunk_errors(predict_rows(policy, validation), validation.rows))
@@ -453,11 +576,22 @@ class TrainingRun:
     def config_json(self) -> dict[str, Any]:
         """Content of ``transformer/config.json``."""
         if self._start is not None:
-            return json.loads((self._start.root / "transformer/config.json").read_text(encoding="utf-8"))
+            return json.loads(
+                (self._start.root / "transformer/config.json").read_text(encoding="utf-8")
+            )
         tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
-        size = max(len(tokenizer["model"]["vocab"]), 1 + max(int(token["id"]) for token in tokenizer["added_tokens"]))
+        size = max(
+            len(tokenizer["model"]["vocab"]),
+            1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
+        )
         config = self.config
-        sizes = policy_sizes(config.hidden, config.layers, config.latent_channels, config.latent_patch, config.rope_theta)
+        sizes = policy_sizes(
+            config.hidden,
+            config.layers,
+            config.latent_channels,
+            config.latent_patch,
+            config.rope_theta,
+        )
         return transformer_config(sizes, "silu", size)
 
     @property

@@ -1,6 +1,8 @@
-"""Demonstrations as the trainer reads them: shards of episodes, one after another, with pictures that are mapped.
+"""Demonstrations as the trainer reads them: shards of episodes, one after another, with pictures
+that are mapped.
 
-``starts`` holds the first tick of each episode; the other arrays are those of :class:`EpisodeRecord`.
+``starts`` holds the first tick of each episode; the other arrays are those of
+:class:`EpisodeRecord`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ EPISODES_PER_SHARD = 20
 _PER_TICK = ("frames", "T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
 _PER_LABEL = ("labels", "continued", "prefix_rows", "looks_labels", "looks_continued")
 _PICTURES = ("frames", "looks")
-_OLD_NAMES = {"opening": "gripper_opening", "told": "gripper_command", "bent": "perturbed"}  # of 0.1.0
+# of 0.1.0
+_OLD_NAMES = {"opening": "gripper_opening", "told": "gripper_command", "bent": "perturbed"}
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -43,23 +46,40 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a shard, apart from its pictures."""
     with np.load(path) as file:
-        return {_OLD_NAMES.get(str(name), str(name)): file[name] for name in file.files if name not in _PICTURES}
+        return {
+            _OLD_NAMES.get(str(name), str(name)): file[name]
+            for name in file.files
+            if name not in _PICTURES
+        }
 
 
 def pack(records: Sequence[EpisodeRecord]) -> dict[str, NDArray[Any]]:
     """Return the arrays of a shard, or raise ConfigError if there are no records."""
     if not records:
-        raise ConfigError("a shard without episodes: no start pose was reachable; check the demonstrations' configuration.")
+        raise ConfigError(
+            "a shard without episodes: no start pose was reachable; check the demonstrations' "
+            "configuration."
+        )
     starts = np.concatenate([[0], np.cumsum([len(record.gripper_opening) for record in records])])
-    arrays: dict[str, NDArray[Any]] = {name: np.concatenate([getattr(r, name) for r in records]) for name in _PER_TICK}
-    ticks = [record.label_ticks.astype(np.int64) + start for record, start in zip(records, starts, strict=False)]
-    labels = {name: np.concatenate([getattr(record, name) for record in records]) for name in (*_PER_LABEL, "looks")}
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.concatenate([getattr(r, name) for r in records]) for name in _PER_TICK
+    }
+    ticks = [
+        record.label_ticks.astype(np.int64) + start
+        for record, start in zip(records, starts, strict=False)
+    ]
+    labels = {
+        name: np.concatenate([getattr(record, name) for record in records])
+        for name in (*_PER_LABEL, "looks")
+    }
     return {**arrays, "starts": starts, "label_ticks": np.concatenate(ticks), **labels}
 
 
 @dataclass(frozen=True, eq=False)
 class Demos:
-    """All shards of a folder: the arrays of :class:`EpisodeRecord`; frames stay on disk until they are read."""
+    """All shards of a folder: the arrays of :class:`EpisodeRecord`; frames stay on disk until
+    they are read.
+    """
 
     T_base_cosmos: NDArray[np.float64]
     gripper_opening: NDArray[np.float64]
@@ -79,20 +99,33 @@ class Demos:
 
     @classmethod
     def open(cls, folder: Path, shards: Sequence[int] | None = None) -> Demos:
-        """Open shards of a folder by index, or all of them; raise ConfigError if one is missing or there are none."""
-        paths = [shard_path(folder, i) for i in (shard_indices(folder) if shards is None else shards)]
+        """Open shards of a folder by index, or all of them; raise ConfigError if one is missing
+        or there are none.
+        """
+        paths = [
+            shard_path(folder, i) for i in (shard_indices(folder) if shards is None else shards)
+        ]
         if not paths or not all(path.exists() for path in paths):
-            raise ConfigError(f"{folder} lacks demonstrations; record some with `strands-cosmos3 demos --out {folder}`.")
+            raise ConfigError(
+                f"{folder} lacks demonstrations; record some with `strands-cosmos3 demos --out "
+                f"{folder}`."
+            )
         parts: list[dict[str, NDArray[Any]]] = []
         first = [0]
         for path in paths:
             part = read_shard(path)
             if "continued" not in part:  # recorded without action prefixes
-                part |= {"continued": part["labels"], "prefix_rows": np.zeros(part["labels"].shape[:2], np.int8)}
+                part |= {
+                    "continued": part["labels"],
+                    "prefix_rows": np.zeros(part["labels"].shape[:2], np.int8),
+                }
             if "looks_labels" not in part:  # recorded before cubes had other places there
                 part |= {"looks_labels": part["labels"], "looks_continued": part["continued"]}
             part["last"] = np.repeat(part["starts"][1:] - 1, np.diff(part["starts"])) + first[-1]
-            part["label_ticks"], part["first"] = part["label_ticks"] + first[-1], np.array(first[-1])
+            part["label_ticks"], part["first"] = (
+                part["label_ticks"] + first[-1],
+                np.array(first[-1]),
+            )
             first.append(first[-1] + len(part["goal"]))
             parts.append(part)
         names = (*_PER_TICK[1:], "last", "label_ticks", *_PER_LABEL)
@@ -126,13 +159,19 @@ class Demos:
         return self._looks[shard][label - first[shard]]
 
     def clips(self, rows: int) -> NDArray[np.int64]:
-        """Return the ticks that ``rows`` further ticks of the same episode follow: the first ticks of whole clips."""
+        """Return the ticks that ``rows`` further ticks of the same episode follow: the first
+        ticks of whole clips.
+        """
         ticks = np.arange(len(self))
         return ticks[ticks + rows <= self.last]
 
 
-def _looks_of(path: Path, frames: NDArray[np.uint8], part: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """Return the pictures with other looks; of 0.1's shards, which have none, those of the labelled ticks."""
+def _looks_of(
+    path: Path, frames: NDArray[np.uint8], part: Mapping[str, NDArray[Any]]
+) -> NDArray[np.uint8]:
+    """Return the pictures with other looks; of 0.1's shards, which have none, those of the
+    labelled ticks.
+    """
     with np.load(path) as file:
         if "looks" in file.files:
             return _mapped(path, "looks")
@@ -143,11 +182,18 @@ def _mapped(path: Path, name: str) -> NDArray[Any]:
     """Map an array of an uncompressed .npz."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
         version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(member)
         header = member.tell()
         info = archive.getinfo(f"{name}.npy")
-    with path.open("rb") as file:  # the local header repeats the name and may carry an extra field of its own length
+    # the local header repeats the name and may carry an extra field of its own length
+    with path.open("rb") as file:
         file.seek(info.header_offset + 26)
         name_length, extra = np.frombuffer(file.read(4), "<u2")
-    return np.memmap(path, dtype, "r", info.header_offset + 30 + int(name_length) + int(extra) + header, shape)
+    return np.memmap(
+        path, dtype, "r", info.header_offset + 30 + int(name_length) + int(extra) + header, shape
+    )

@@ -1,8 +1,10 @@
-"""Stages that follow one another in a folder: each runs once, resumes, and runs anew when something before it has changed.
+"""Stages that follow one another in a folder: each runs once, resumes, and runs anew when something
+before it has changed.
 
-``records/<stage>.json`` says what a stage was begun with and, once it has finished, what it made. A stage is done while both
-are as recorded. If not, what it and the later stages made is moved to ``stale-<n>/``, never deleted, and made anew. A stage
-that was interrupted is run again as it is, because each of them resumes.
+``records/<stage>.json`` says what a stage was begun with and, once it has finished, what it made. A
+stage is done while both are as recorded. If not, what it and the later stages made is moved to
+``stale-<n>/``, never deleted, and made anew. A stage that was interrupted is run again as it is,
+because each of them resumes.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def _make_stage(folder: Path, stages: Sequence[Stage], say: Callable[[str], obje
     """Run the first of these stages if it is not done."""
     stage = stages[0]
     path = record_path(folder, stage.name)
-    begun = json.loads(json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)}))
+    begun = json.loads(
+        json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)})
+    )
     record = read_record(folder, stage.name)
     same = {name: record.get(name) for name in begun} == begun
     if same and record.get("makes") == digests(folder, stage.makes):
@@ -89,7 +93,9 @@ def _make_stage(folder: Path, stages: Sequence[Stage], say: Callable[[str], obje
         write_json(path, record)
     made = digests(folder, stage.makes)
     if missing := [name for name, digest in made.items() if digest is None]:
-        raise TrainingError(f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}")
+        raise TrainingError(
+            f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}"
+        )
     write_json(path, {**record, "makes": made, "finished": now()})
 
 
@@ -105,8 +111,12 @@ def read_record(folder: Path, stage: str) -> dict[str, Any]:
 
 
 def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
-    """Move what stages made, and their records, to a new folder ``stale-<n>``, if there is anything."""
-    owned = dict.fromkeys(path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json"))
+    """Move what stages made, and their records, to a new folder ``stale-<n>``, if there is
+    anything.
+    """
+    owned = dict.fromkeys(
+        path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json")
+    )
     paths = [path for path in owned if (folder / path).exists()]
     if not paths:
         return
@@ -119,14 +129,18 @@ def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object
 
 
 def digests(folder: Path, paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the SHA-256 of files and of folders (names and contents, apart from hidden ones); None for a missing one."""
+    """Return the SHA-256 of files and of folders (names and contents, apart from hidden ones);
+    None for a missing one.
+    """
     return {path: digest(folder / path) for path in paths}
 
 
 def digest(path: Path) -> str | None:
     """Return the SHA-256 of a file or folder, or None if it does not exist."""
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        files = sorted(
+            file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")
+        )
         text = "".join(f"{file.relative_to(path).as_posix()} {digest(file)}\n" for file in files)
         return hashlib.sha256(text.encode()).hexdigest()
     if not path.exists():
@@ -136,7 +150,9 @@ def digest(path: Path) -> str | None:
 
 
 def program(arguments: Sequence[str]) -> Work:
-    """Return what runs ``strands-cosmos3`` in a process of its own, which saves its state when Ctrl-C ends it."""
+    """Return what runs ``strands-cosmos3`` in a process of its own, which saves its state when
+    Ctrl-C ends it.
+    """
 
     def work(folder: Path) -> None:
         command = [sys.executable, "-m", "strands_cosmos3", *arguments]
@@ -151,7 +167,9 @@ def program(arguments: Sequence[str]) -> Work:
         if status == 130:
             raise KeyboardInterrupt
         if status:
-            raise TrainingError(f"status {status} of: cd {folder} && strands-cosmos3 {' '.join(arguments)}")
+            raise TrainingError(
+                f"status {status} of: cd {folder} && strands-cosmos3 {' '.join(arguments)}"
+            )
 
     return work
 
@@ -162,23 +180,37 @@ def now() -> str:
 
 
 def run_stages(
-    arguments: Sequence[str] | None, name: str, description: str, stages: Callable[[bool, int, int], Sequence[Stage]], made: str
+    arguments: Sequence[str] | None,
+    name: str,
+    description: str,
+    stages: Callable[[bool, int, int], Sequence[Stage]],
+    made: str,
 ) -> int:
     """Run the command of a recipe: parse its options, make what is missing, return an exit status.
 
     Args:
         arguments: Of the command line; None means the program's.
         name: What is made, e.g. ``"bundled policy"``.
-        stages: Whether the recipe is the tiny one, its seed, and the number of workers -> its stages.
+        stages: Whether the recipe is the tiny one, its seed, and the number of workers -> its
+            stages.
         made: The result, in the folder ``--out``.
     """
     parser = argparse.ArgumentParser(f"make {name.replace(' ', '-')}", description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
-    parser.add_argument("--workers", type=int, default=2, help="processes that record and evaluate; one per core")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random; another one makes another policy")
-    parser.add_argument("--tiny", action="store_true", help="all stages in minutes, for a policy that can do nothing")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes that record and evaluate; one per core"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of everything random; another one makes another policy"
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="all stages in minutes, for a policy that can do nothing",
+    )
     given = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # under nohup SIGINT is ignored, and stages would ignore it, too
+    # under nohup SIGINT is ignored, and stages would ignore it, too
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
         make(given.out, stages(given.tiny, given.seed, given.workers))

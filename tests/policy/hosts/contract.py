@@ -1,6 +1,8 @@
-"""Our contract beside strands-robots' own. Run by strands-robots' Python; prints what differs, and what its registry makes.
+"""Our contract beside strands-robots' own. Run by strands-robots' Python; prints what differs, and
+what its registry makes.
 
-Members and defaults are compared on the least subclass of either ABC: its three abstract members, and nothing else.
+Members and defaults are compared on the least subclass of either ABC: its three abstract members,
+and nothing else.
 """
 
 import inspect
@@ -16,7 +18,10 @@ def least(base):
     async def get_actions(self, observation_dict, instruction, **kwargs):
         return [{"joint1": 0.5, "asked": instruction}]
 
-    members = {"get_actions": get_actions, "set_robot_state_keys": lambda self, robot_state_keys: None}
+    members = {
+        "get_actions": get_actions,
+        "set_robot_state_keys": lambda self, robot_state_keys: None,
+    }
     return type("Least", (base,), {**members, "provider_name": property(lambda self: "least")})()
 
 
@@ -25,7 +30,10 @@ def public(value):
 
 
 def parameters(function):
-    return [(name, str(p.kind), repr(p.default)) for name, p in inspect.signature(function).parameters.items()]
+    return [
+        (name, str(p.kind), repr(p.default))
+        for name, p in inspect.signature(function).parameters.items()
+    ]
 
 
 def refuses(call, *arguments):
@@ -47,11 +55,18 @@ for name in public(host):
     if not same:
         differ[name] = [str(here), str(there)]
 for name, kept, values in (
-    ("set_control_frequency", "control_frequency", (50, 0.1, 0, -1, float("nan"), float("inf"), True, "50", None, 7)),
+    (
+        "set_control_frequency",
+        "control_frequency",
+        (50, 0.1, 0, -1, float("nan"), float("inf"), True, "50", None, 7),
+    ),
     ("set_rtc_observed_delay", "rtc_observed_delay_steps", (0, 3, None, -1, 1.5, True, "1")),
 ):
     for value in values:
-        answers = [(refuses(getattr(policy, name), value), getattr(policy, kept)) for policy in (mine, host)]
+        answers = [
+            (refuses(getattr(policy, name), value), getattr(policy, kept))
+            for policy in (mine, host)
+        ]
         if answers[0] != answers[1]:
             differ[f"{name}({value!r})"] = answers
 assert mine.get_actions_sync({}, "go") == host.get_actions_sync({}, "go")
@@ -69,7 +84,11 @@ answers["is_a_policy"] = issubclass(ours.Cosmos3Policy, theirs.Policy)
 droid = {"embodiment": "droid", "robot": "panda"}
 answers["by_our_name"] = made("strands_cosmos3", **droid)
 served = theirs.create_policy("strands_cosmos3", **droid)
-answers["by_default"] = [served.backend.name, served.execution_horizon, theirs.resolve_chunk_length(served, 8)]
+answers["by_default"] = [
+    served.backend.name,
+    served.execution_horizon,
+    theirs.resolve_chunk_length(served, 8),
+]
 answers["cosmos3"] = made("cosmos3", **droid)
 answers["registered_over"] = strands_cosmos3.register(overwrite=True)
 answers["cosmos3_over"] = made("cosmos3", **droid)

@@ -1,11 +1,14 @@
 """strands-robots' own eval_policy on the embedded arm. Run by strands-robots' Python.
 
-    evaluate.py MODEL RECORDING [KEYFRAME]          one line of JSON: status, text, and each control step's MuJoCo state
+    evaluate.py MODEL RECORDING [KEYFRAME]          one line of JSON: status, text, and each control
+    step's MuJoCo state
 
-It resets the scene before each episode, to the keyframe that the robot was spawned with or, without one, to angles of zero.
+It resets the scene before each episode, to the keyframe that the robot was spawned with or, without
+one, to angles of zero.
 """
 
-# ruff: noqa: I001 - strands-robots chooses MuJoCo's OpenGL as it is imported, so it comes before mujoco
+# ruff: noqa: I001 - strands-robots chooses MuJoCo's OpenGL as it is imported, so it comes before
+# mujoco
 import json
 import sys
 
@@ -31,7 +34,14 @@ def look(step, observation, action):
 
 
 config = {"embodiment": "droid", "robot": "panda", "backend": "replay", "model": recording}
-run = {"instruction": "follow", "n_episodes": 2, "max_steps": 150, "control_frequency": 50.0, "seed": 3, "on_frame": look}
+run = {
+    "instruction": "follow",
+    "n_episodes": 2,
+    "max_steps": 150,
+    "control_frequency": 50.0,
+    "seed": 3,
+    "on_frame": look,
+}
 with strands_cosmos3.Cosmos3Policy(**config) as policy:
     try:
         result = sim.eval_policy("panda", policy_object=policy, **run)
@@ -39,4 +49,8 @@ with strands_cosmos3.Cosmos3Policy(**config) as policy:
         result = {"status": "error", "content": [{"text": str(error)}]}
 sim.destroy()
 texts = [block["text"] for block in result["content"] if "text" in block]
-print(json.dumps({"status": result["status"], "text": "\n".join(texts), "rows": np.array(rows).tolist()}))
+print(
+    json.dumps(
+        {"status": result["status"], "text": "\n".join(texts), "rows": np.array(rows).tolist()}
+    )
+)

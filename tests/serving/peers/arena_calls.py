@@ -1,7 +1,8 @@
-"""IsaacLab-Arena's DROID adapter and its client, unmodified: arena_calls.py CHECKOUT TORCH PORT. Prints one JSON line a call.
+"""IsaacLab-Arena's DROID adapter and its client, unmodified: arena_calls.py CHECKOUT TORCH PORT.
+Prints one JSON line a call.
 
-TORCH is a folder of packages with torch, for what this environment lacks. The adapter's base class is abstract and lies beside
-what needs Isaac Lab; `object` stands for it.
+TORCH is a folder of packages with torch, for what this environment lacks. The adapter's base class
+is abstract and lies beside what needs Isaac Lab; `object` stands for it.
 """
 
 import importlib.util
@@ -17,13 +18,21 @@ import torch  # noqa: E402
 
 base = ModuleType("isaaclab_arena.policy.remote_policy_base")
 base.EmbodimentAdapter = object
-for name, module in {"isaaclab_arena": None, "isaaclab_arena.policy": None, base.__name__: base}.items():
+for name, module in {
+    "isaaclab_arena": None,
+    "isaaclab_arena.policy": None,
+    base.__name__: base,
+}.items():
     sys.modules[name] = module or ModuleType(name)
 
 
 def load(file):
     """A module by its file's name; it moved from one package to the other."""
-    (path,) = (path for package in ("_cosmos", "") for path in Path(checkout).glob(f"isaaclab_arena{package}/policy/{file}.py"))
+    (path,) = (
+        path
+        for package in ("_cosmos", "")
+        for path in Path(checkout).glob(f"isaaclab_arena{package}/policy/{file}.py")
+    )
     spec = importlib.util.spec_from_file_location(file, path)
     sys.modules[file] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[file])

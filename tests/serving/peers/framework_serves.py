@@ -1,7 +1,9 @@
-"""cosmos-framework's RoboLab server, with a function for its model: framework_serves.py CHECKOUT TORCH PORT joint_pos|midtrain.
+"""cosmos-framework's RoboLab server, with a function for its model: framework_serves.py CHECKOUT
+TORCH PORT joint_pos|midtrain.
 
-Its own code reads the observation and makes the reply, and openpi-server sends it. What only its model needs (data loaders,
-inference, logging) is replaced, as in its own unit tests, since it wants CUDA and hundreds of packages.
+Its own code reads the observation and makes the reply, and openpi-server sends it. What only its
+model needs (data loaders, inference, logging) is replaced, as in its own unit tests, since it wants
+CUDA and hundreds of packages.
 """
 
 import sys
@@ -18,13 +20,27 @@ sys.path.append(packages)  # behind this environment's own numpy
 import torch  # noqa: E402
 
 for name in (
-    *("inference.common.init", "inference.common.args", "inference.common.config", "inference.args", "inference.inference"),
-    *("data.generator.action.utils.transforms", "data.generator.joint_dataloader", "scripts.action_policy_server_utils"),
+    *(
+        "inference.common.init",
+        "inference.common.args",
+        "inference.common.config",
+        "inference.args",
+        "inference.inference",
+    ),
+    *(
+        "data.generator.action.utils.transforms",
+        "data.generator.joint_dataloader",
+        "scripts.action_policy_server_utils",
+    ),
     *("utils", "utils.checkpoint_db", "utils.lazy_config"),
 ):
     sys.modules[f"cosmos_framework.{name}"] = MagicMock()
-sys.modules["cosmos_framework.data.generator.joint_dataloader"].IterativeJointDataLoader._MULTI_ITEM_KEYS = ("video", "action")
-sys.modules["cosmos_framework.scripts.action_policy_server_utils"].DEFAULT_FALLBACK_OUTPUT_DIR = Path("/unused")
+sys.modules[
+    "cosmos_framework.data.generator.joint_dataloader"
+].IterativeJointDataLoader._MULTI_ITEM_KEYS = ("video", "action")
+sys.modules[
+    "cosmos_framework.scripts.action_policy_server_utils"
+].DEFAULT_FALLBACK_OUTPUT_DIR = Path("/unused")
 sys.modules["cosmos_framework.inference.args"].GuidanceInterval = tuple[float, float]
 
 from cosmos_framework.scripts import action_policy_server_robolab as theirs  # noqa: E402
@@ -44,7 +60,10 @@ class Model:
         if space == "midtrain":
             delta = torch.cat((torch.full((3,), 0.01), torch.eye(3)[:2].reshape(6), state[9:]))
             rows = delta.expand(33, 10).clone()
-        return {"action": [rows], "vision": [batch["video"][0][0][None, :, :2, ::60, ::64] / 127.5 - 1]}
+        return {
+            "action": [rows],
+            "vision": [batch["video"][0][0][None, :, :2, ::60, ::64] / 127.5 - 1],
+        }
 
     def decode(self, latent):
         return latent

@@ -1,7 +1,8 @@
-"""The client of NVIDIA's LIBERO evaluation, unmodified: libero_calls.py CHECKOUT PACKAGES PORT. Prints one JSON line a call.
+"""The client of NVIDIA's LIBERO evaluation, unmodified: libero_calls.py CHECKOUT PACKAGES PORT.
+Prints one JSON line a call.
 
-PACKAGES is a folder with requests and scipy, for what this environment lacks. Modules that need more are empty, but for the
-sentences about views, which are read from the checkout's own file.
+PACKAGES is a folder with requests and scipy, for what this environment lacks. Modules that need
+more are empty, but for the sentences about views, which are read from the checkout's own file.
 """
 
 import ast
@@ -23,7 +24,10 @@ sentences = next(
     if isinstance(node, ast.AnnAssign) and node.target.id == "DEFAULT_VIEWPOINT_TEMPLATES"
 )
 for name, members in {
-    f"{ACTION}.libero_pose_utils": {"libero_rotation_format": None, "libero_rotation_space_from_action_dim": None},
+    f"{ACTION}.libero_pose_utils": {
+        "libero_rotation_format": None,
+        "libero_rotation_space_from_action_dim": None,
+    },
     f"{ACTION}.utils.pose_utils": {"convert_rotation": None},
     f"{ACTION}.utils.viewpoint_utils": {"DEFAULT_VIEWPOINT_TEMPLATES": sentences},
 }.items():
@@ -41,8 +45,12 @@ def views_of(step):
     return pictures
 
 
-prompt = closed_loop_eval._augment_task_prompt_with_viewpoint("put the soup in the basket", ["agentview", "wrist"])
-client = closed_loop_eval.ActionEnvironmentClient(f"http://127.0.0.1:{port}", "libero", prompt, 256, 30.0)
+prompt = closed_loop_eval._augment_task_prompt_with_viewpoint(
+    "put the soup in the basket", ["agentview", "wrist"]
+)
+client = closed_loop_eval.ActionEnvironmentClient(
+    f"http://127.0.0.1:{port}", "libero", prompt, 256, 30.0
+)
 assert client.check_health()
 print(json.dumps({"width": client.get_info()["raw_action_dim"]}), flush=True)
 for step in range(2):

@@ -1,4 +1,6 @@
-"""The unmodified openpi-server 0.1.0, in its own environment: openpi_serves.py PORT. It answers what the prompt asks for."""
+"""The unmodified openpi-server 0.1.0, in its own environment: openpi_serves.py PORT. It answers
+what the prompt asks for.
+"""
 
 import sys
 import time

@@ -1,4 +1,5 @@
-"""RoboLab's own clients, unmodified: robolab_calls.py CHECKOUT TORCH PORT cosmos3|dreamzero. Prints one JSON line a call.
+"""RoboLab's own clients, unmodified: robolab_calls.py CHECKOUT TORCH PORT cosmos3|dreamzero. Prints
+one JSON line a call.
 
 TORCH is a folder of packages with torch, for what this environment lacks.
 """
