@@ -2,7 +2,7 @@
 
 ::
 
-    meta/info.json                                  frame rate, features, totals; replaced last in a commit
+    meta/info.json                                  frame rate, features, totals; replaced last
     meta/stats.json                                 statistics by feature
     meta/tasks.parquet                              instruction -> task_index
     meta/episodes/chunk-000/file-000.parquet        one row per episode: length, files, statistics

@@ -5,9 +5,9 @@ settings.
 
     run/run.json                                    the settings of the last start, versions
     run/episodes/<condition>/<task>/<index>.json    one episode
-    run/films/<condition>/<task>-<index>.mp4        video of a failure, run again; "-differs" if the
-    result differed run/dynamics.json                               figures of forward and inverse
-    dynamics, if requested run/report.json, run/report.html                the report
+    run/films/<condition>/<task>-<index>.mp4        a failure, filmed; "-differs": another result
+    run/dynamics.json                               figures of forward and inverse dynamics, if requested
+    run/report.json, run/report.html                the report
 
 An episode whose file has the right identity is never run again. The files are the only state, so
 after a kill at any moment the next start sees exactly the finished episodes. Each has a checksum:

@@ -3,21 +3,22 @@ torch.distributed.
 
 ::
 
-    config.py        ParallelConfig: the degrees, checked against the number of processes before
-    loading; RankOptions collectives.py   process groups, their exchanges and traffic counters
-    mesh.py          Mesh: one rank's position in the groups, as the engine uses it tensor.py
-    the slice of a stored weight that a rank keeps, and where the model sums over ranks
-    sharded_vae.py   the VAE over width shards (exact) or overlapping tiles payload.py
-    requests and results as bytes: safetensors and JSON, never pickle group.py         RankGroup:
-    supervises ranks through RankHandle and RankStatus, and ends all of them together rank.py
-    Rank: one rank, in whatever process hosts it rank_process.py  a rank in a process on this
-    machine, and its handle process_exit.py  how a rank's process ends engine.py
-    RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
+    config.py        ParallelConfig: the degrees, checked against the number of processes before loading; RankOptions
+    collectives.py   process groups, their exchanges and traffic counters
+    mesh.py          Mesh: one rank's position in the groups, as the engine uses it
+    tensor.py        the slice of a stored weight that a rank keeps, and where the model sums over ranks
+    sharded_vae.py   the VAE over width shards (exact) or overlapping tiles
+    payload.py       requests and results as bytes: safetensors and JSON, never pickle
+    group.py         RankGroup: supervises ranks through RankHandle and RankStatus, and ends all of them together
+    rank.py          Rank: one rank, in whatever process hosts it
+    rank_process.py  a rank in a process on this machine, and its handle
+    process_exit.py  how a rank's process ends
+    engine.py        RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
 
-To host ranks elsewhere (Ray actors in ``evaluation.ranks``), run a ``Rank`` in each process and write a ``RankHandle`` for it::
+To host ranks elsewhere (Ray actors in ``evaluation.ranks``), run a ``Rank`` in each process and
+write a ``RankHandle`` for it::
 
-    group = RankGroup(start, RankTimeouts(silent_s=8))   # start(end: ExitStack) -> handles, rank 0
-    first engine = RankGroupEngine(checkpoint, False, group)   # step(request), close() backend =
-    EngineBackend(engine, options)             # backends.native; pass it as
-    Cosmos3Policy(backend=...)
+    group = RankGroup(start, RankTimeouts(silent_s=8))   # start(end: ExitStack) -> handles, rank 0 first
+    engine = RankGroupEngine(checkpoint, False, group)   # step(request), close()
+    backend = EngineBackend(engine, options)             # backends.native; pass it as Cosmos3Policy(backend=...)
 """

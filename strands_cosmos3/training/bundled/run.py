@@ -1,11 +1,13 @@
-"""Train a small policy from table demonstrations, stage by stage. A stage resumes from what the run's folder holds::
+"""Train a small policy from table demonstrations, stage by stage.
+
+A stage resumes from what the run's folder holds::
 
     vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
-    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy preview/
-    the preview decoder                      state.pt, checkpoint/ policy/     frame 0 and actions
-    state.pt, validation.jsonl, checkpoint/ joint/      with the future, and both dynamics
-    state.pt, validation.jsonl, checkpoint/ decoder/    the VAE's decoder, on predicted clips
-    state.pt, predicted.npy, dynamics.json, checkpoint/
+    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy
+    preview/    the preview decoder                      state.pt, checkpoint/
+    policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
+    joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
+    decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """
