@@ -83,7 +83,7 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-licences: $(VENV)/.dev  ## docs/licences.md: what the dependencies are licensed under
+licences: $(VENV)/.dev  ## LICENCES.md: what the dependencies are licensed under
 	PYTHONPATH=tests $(BIN)/python -m helpers.licences
 
 lock: $(VENV)/.dev  ## requirements-ci.txt: what CI installs, each package by its hash

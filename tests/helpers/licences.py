@@ -1,4 +1,4 @@
-"""Write docs/licences.md: the licences of every package in this environment, as the packages state
+"""Write LICENCES.md: the licences of every package in this environment, as the packages state
 them.
 
 ``make licences`` runs it in the development environment, which has all extras.
@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, distributions
 
 from helpers.environments import ROOT
 
-PAGE = ROOT / "docs/licences.md"
+PAGE = ROOT / "LICENCES.md"
 _LICENCES = {  # what a package writes -> SPDX; the first pattern that is found counts
     "Apache-2.0": "apache",
     "LGPL-3.0": "lgpl|lesser general",
