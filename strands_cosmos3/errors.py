@@ -59,10 +59,8 @@ Every message states the value, the valid alternatives and the remedy.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 
 class Cosmos3Error(Exception):
@@ -295,20 +293,3 @@ class FetchError(EnvironmentalError):
 
 class RenderError(EnvironmentalError):
     """No usable OpenGL for off-screen rendering."""
-
-
-_RENAMED = {
-    "WildActionError": "ActionOutOfRangeError",
-    "ServiceAbsentError": "ServiceUnavailableError",
-    "ServiceSilentError": "ServiceTimeoutError",
-}
-"""Names of 0.1, kept for one release; they also occur in what ranks and replicas of 0.1 report."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"{__name__}.{name} is renamed to {_RENAMED[name]}.", DeprecationWarning, stacklevel=2
-    )
-    return globals()[_RENAMED[name]]

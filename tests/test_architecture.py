@@ -65,7 +65,6 @@ MAY_IMPORT = {
     },
     "actions": BASE,
     "robots": BASE,
-    "arm": {"robots"},  # the deprecated name
     "observe": BASE | {"robots"},
     "control": BASE | {"actions", "robots"},
     "engine": BASE | {"actions", "observe"},

@@ -64,21 +64,3 @@ def test_errors_are_caught_as_their_standard_kind_too():
         raise ResourceNotFoundError("x")
     with pytest.raises(ValueError):
         raise errors.ShapeError("x")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("WildActionError", errors.ActionOutOfRangeError),
-        ("ServiceAbsentError", errors.ServiceUnavailableError),
-        ("ServiceSilentError", errors.ServiceTimeoutError),
-    ],
-)
-def test_a_renamed_error_keeps_its_old_name_and_warns(old, new):
-    with pytest.warns(DeprecationWarning, match=new.__name__):
-        assert getattr(errors, old) is new
-
-
-def test_an_unknown_error_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="NoSuchError"):
-        _ = errors.NoSuchError  # pyright: ignore[reportAttributeAccessIssue]

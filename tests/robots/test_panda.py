@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import mujoco
@@ -252,18 +251,3 @@ def test_minks_collision_limit_finds_pairs(model):
     base = mink.get_body_geom_ids(model, model.body("link0").id)
     limit = mink.CollisionAvoidanceLimit(model, [(hand, base)])
     assert len(limit.geom_id_pairs) >= 3
-
-
-def test_the_old_package_name_warns_and_gives_the_same_modules():
-    code = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import strands_cosmos3.arm.panda as panda
-    from strands_cosmos3.arm import model
-    from strands_cosmos3.arm.servo import JointServo
-from strands_cosmos3 import robots
-assert panda is robots.panda and model is robots.model and JointServo is robots.servo.JointServo
-assert [w.category for w in caught if "strands_cosmos3.robots" in str(w.message)] == [DeprecationWarning]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
