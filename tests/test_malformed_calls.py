@@ -40,11 +40,10 @@ from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
 from strands_cosmos3.robots import (
-    assembly,
     catalogue,
-    chain,
     hosted,
     inspection,
+    joints,
     limits,
     model,
     panda,
@@ -52,7 +51,8 @@ from strands_cosmos3.robots import (
     spec,
     spec_file,
 )
-from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, JointLimits
+from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import VideoRecorder
@@ -239,7 +239,7 @@ ROBOTS = [
     Call(FER.outside, {"q_rad": HOME_Q, "tolerance_rad": 0.0}),
     Call(FER.only, {"joints": np.arange(7) < 3}),
     Call(
-        chain.SerialChain,
+        joints.SerialChain,
         {"T_parent_joint": EYES, "point_m": np.zeros(3), "slides": np.zeros(3, dtype=bool)},
     ),
     Call(
@@ -247,7 +247,7 @@ ROBOTS = [
     ),
     Call(panda.HAND_LIMITS.chain.position, {"q_rad": STATES}),
     Call(
-        panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}
+        joints.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}
     ),
     Call(servo.Compensation, {"delay_s": 0.01, "payload_kg": 0.5, "friction_nm": 0.5}),
     Call(
@@ -284,8 +284,10 @@ ROBOTS = [
     ),
     Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
     Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
-    Call(panda.HandLimits(panda.HAND_LIMITS.chain, joints=tuple(range(7))).own, {"values": STATES}),
-    Call(panda.HandLimits, {"chain": panda.HAND_LIMITS.chain, "joints": tuple(range(7))}),
+    Call(
+        joints.HandLimits(panda.HAND_LIMITS.chain, joints=tuple(range(7))).own, {"values": STATES}
+    ),
+    Call(joints.HandLimits, {"chain": panda.HAND_LIMITS.chain, "joints": tuple(range(7))}),
     Call(limits.robot_limits, {"model": MODEL, "robot": catalogue.PANDA}),
     Call(limits.joined_limits, {"limits": [FER, FER]}),
     Call(limits.joint_torque, {"model": MODEL, "joint": 0}),
@@ -309,9 +311,9 @@ ROBOTS = [
     Call(catalogue.PANDA.limb, {"name": "arm"}),
     Call(ARM.frame_called, {"name": "hand"}),
     Call(catalogue.get_robot, {"robot": "panda"}),
-    Call(assembly.load_robot, {"robot": catalogue.PANDA}),
-    Call(assembly.home_configuration, {"model": MODEL, "robot": catalogue.PANDA}),
-    Call(assembly.base_pose, {"model": MODEL, "limb": ARM}),
+    Call(model.load_robot, {"robot": catalogue.PANDA}),
+    Call(model.home_configuration, {"model": MODEL, "robot": catalogue.PANDA}),
+    Call(model.base_pose, {"model": MODEL, "limb": ARM}),
     Call(inspection.inspect_model, {"path": model.panda_path()}),
     Call(spec_file.write_robot, {"robot": catalogue.PANDA}),
 ]

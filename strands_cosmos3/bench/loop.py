@@ -14,7 +14,8 @@ from strands_cosmos3.checks import F64, of_grippers
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.robots.panda import FER, HOME_Q, JointLimits
+from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
 _HZ = 50.0
@@ -70,9 +71,9 @@ class _Chunks:
 def _of(robot: str) -> tuple[JointLimits, F64, float | F64]:
     """Limits of all of a robot's joints, their angles at home, and open grippers."""
     # needs MuJoCo, which a Panda's loop does not
-    from strands_cosmos3.robots.assembly import load_robot
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.robots.limits import all_limits
+    from strands_cosmos3.robots.model import load_robot
 
     spec = get_robot(robot)
     grippers = sum(limb.gripper is not None for limb in spec.limbs)

@@ -74,9 +74,9 @@ class RobotModels:
         return self._inspect(self.model)
 
     def _inspect(self, path: Path) -> int:
-        from strands_cosmos3.robots.assembly import load_robot
         from strands_cosmos3.robots.catalogue import get_robot
         from strands_cosmos3.robots.inspection import inspect_model
+        from strands_cosmos3.robots.model import load_robot
         from strands_cosmos3.robots.spec_file import write_robot
 
         if path.suffix.lower() == ".toml":
@@ -132,10 +132,10 @@ def _list() -> int:
 
 
 def _fetch(name: str, wheels: Path | None) -> int:
-    from strands_cosmos3.robots.assembly import load_robot
     from strands_cosmos3.robots.catalogue import ALIASES
     from strands_cosmos3.robots.fetch import fetch_model
     from strands_cosmos3.robots.fetched import FETCHED
+    from strands_cosmos3.robots.model import load_robot
 
     name = ALIASES.get(name.strip().lower(), name.strip().lower())
     if name not in FETCHED:

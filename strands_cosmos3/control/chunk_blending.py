@@ -14,7 +14,7 @@ from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeSt
 from strands_cosmos3.actions.rotations import interpolate_poses
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, typed
 from strands_cosmos3.control.stops import JointState, checked_state
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 
 _NOW_S = 1e-6

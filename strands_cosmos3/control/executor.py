@@ -29,7 +29,7 @@ from strands_cosmos3.checks import (
 from strands_cosmos3.control.stops import JointState, StopProfile, quickest_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
-from strands_cosmos3.robots.panda import HandLimits, JointLimits
+from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.types import JointTrajectory
 
 _MOST_STEPS = 1_000_000

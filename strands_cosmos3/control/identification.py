@@ -21,7 +21,7 @@ from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import Arm
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.servo import FRICTION_SPEED_RAD_S, Compensation, Payload
 from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import JointTrajectory

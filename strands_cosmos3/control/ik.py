@@ -27,8 +27,9 @@ from strands_cosmos3.control.lm import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
 from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
 from strands_cosmos3.errors import FrameError, InputError, ShapeError, UnknownNameError
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import is_franka, limits_of
-from strands_cosmos3.robots.panda import HOME_Q, JointLimits
+from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import ErrorSummary
 
 __all__ = ["METHODS", "IKSolution", "Method", "MinkIKBridge"]

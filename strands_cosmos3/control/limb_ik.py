@@ -36,10 +36,10 @@ from strands_cosmos3.control.stacked import StackedSolver
 from strands_cosmos3.control.targets import MAX_STRETCH
 from strands_cosmos3.embodiments import LimbColumns
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
 from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.model import base_pose, home_configuration, load_robot
 from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 

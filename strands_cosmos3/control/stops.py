@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, require_rows
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 
 __all__ = ["JointState", "StopProfile", "braking_position", "plan_stop"]
 

@@ -34,7 +34,7 @@ from strands_cosmos3.control.stops import (
     stop_strain,
 )
 from strands_cosmos3.errors import ControlError, InputError, MotionBoundsError
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 
 __all__ = [
     "JointSpline",

@@ -18,7 +18,7 @@ from strands_cosmos3.extras import needed_by
 from strands_cosmos3.observe.mapping import RobotMapping
 from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.catalogue import get_robot
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.spec import Limb, RobotSpec
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
@@ -248,7 +248,7 @@ def configuration(q_open: F64, q_address: Any, limits: JointLimits, q_rad: F64) 
 
 def _base_pose(model: Any, limb: Limb) -> F64 | None:
     """[4, 4] the base's pose in the model's world; None at its origin."""
-    from strands_cosmos3.robots.assembly import base_pose
+    from strands_cosmos3.robots.model import base_pose
 
     T_world_base = base_pose(model, limb)
     return None if np.array_equal(T_world_base, np.eye(4)) else T_world_base

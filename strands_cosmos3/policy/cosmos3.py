@@ -88,7 +88,7 @@ class Cosmos3Policy(BatchAnswers):
         obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of
             our Robot, else none.
         borrow_domain: Whether a model's rows may drive a robot that Cosmos 3 has no domain for.
-        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.panda.JointLimits`);
+        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.joints.JointLimits`);
             None: the Panda's.
         num_steps, guidance_scale, guidance_interval, device, dtype: As in
             :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of

@@ -14,7 +14,7 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.policy.arm import PolicyArm, configuration
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.spec import RobotSpec, join_limbs
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 

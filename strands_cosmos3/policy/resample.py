@@ -12,7 +12,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, positive, typed, whole_number
 from strands_cosmos3.errors import ControlError, InputError
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 _MOST_STEPS = 100_000

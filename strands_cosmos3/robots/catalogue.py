@@ -14,6 +14,7 @@ from strands_cosmos3.action_columns import PANDA_FINGER, PANDA_TENDON, GripperCo
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.panda import (
     ARM_ACTUATORS,
     ARM_JOINTS,
@@ -24,7 +25,6 @@ from strands_cosmos3.robots.panda import (
     HAND_BODY,
     HOME_Q,
     TCP_SITE,
-    JointLimits,
     T_hand_tcp,
 )
 from strands_cosmos3.robots.spec import (

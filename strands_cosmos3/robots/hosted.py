@@ -13,8 +13,8 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.assembly import frame_body, load_robot
 from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.model import frame_body, load_robot
 from strands_cosmos3.robots.servo import servo_lead_s
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 

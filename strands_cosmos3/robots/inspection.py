@@ -12,9 +12,8 @@ import numpy as np
 from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.checks import typed
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.assembly import joints_to
 from strands_cosmos3.robots.limits import joint_torque
-from strands_cosmos3.robots.model import model_path
+from strands_cosmos3.robots.model import joints_to, model_path
 from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
 
 _LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger

@@ -18,8 +18,9 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.robots.model import chain_to_body, joint_ids
-from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS, HandLimits, JointLimits
+from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS
 from strands_cosmos3.robots.spec import RATES, Limb, RobotSpec
 
 ASSUMED_VELOCITY = 1.3, 0.1

@@ -17,18 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strands_cosmos3.checks import (
     F64,
-    finite_array,
-    instance_of,
-    mask_array,
-    positive,
-    require_type,
 )
 from strands_cosmos3.errors import InputError, ShapeError
-from strands_cosmos3.robots.chain import SerialChain
+from strands_cosmos3.robots.joints import HandLimits, JointLimits, SerialChain
 
 
 def _frozen(values: Any) -> F64:
@@ -90,46 +84,6 @@ class CartesianLimits:
 CARTESIAN_LIMITS = CartesianLimits()
 
 
-@dataclass(frozen=True, eq=False)
-class HandLimits:
-    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of
-    joints that moves it.
-
-    ``joints`` are the indices of the chain's joints among those of the limits, e.g. of the second
-    of two arms; None is all.
-    """
-
-    chain: SerialChain
-    velocity: float = CARTESIAN_LIMITS.velocity
-    acceleration: float = CARTESIAN_LIMITS.acceleration
-    joints: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        n = len(instance_of(self.chain, SerialChain, "the hand's chain").slides)
-        for name in ("velocity", "acceleration"):
-            positive(getattr(self, name), f"the hand's {name}")
-        if self.joints is not None:
-            require_type(self.joints, tuple[int, ...], "the hand's joints")
-            if len(set(self.joints)) != n or min(self.joints) < 0:
-                raise InputError(
-                    f"the hand's joints must be {n} different indices, one for each of its chain, "
-                    f"got {self.joints}."
-                )
-
-    def own(self, values: F64) -> F64:
-        """Return the columns of the chain's joints from values [..., n] of all the limits'
-        joints; ShapeError if n is less.
-        """
-        shape = instance_of(values, np.ndarray, "values").shape
-        if self.joints is None:
-            return values
-        if not shape or shape[-1] <= max(self.joints):
-            raise ShapeError(
-                f"values must be of more than {max(self.joints)} joints, got {list(shape)}."
-            )
-        return values[..., list(self.joints)]
-
-
 def _franka_chain() -> SerialChain:
     """The chain to the flange; the hand's origin is the same point."""
     T = np.tile(np.eye(4), (len(DH), 1, 1))
@@ -141,103 +95,6 @@ def _franka_chain() -> SerialChain:
 
 HAND_LIMITS = HandLimits(_franka_chain())
 FR3_HAND_LIMITS = replace(HAND_LIMITS, acceleration=9.0)
-
-
-_BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
-
-
-@dataclass(frozen=True, eq=False)
-class JointLimits:
-    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in
-    rad/s^3, torque in N m.
-
-    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given,
-    and ``other_hands`` those of further arms. ``assumed`` says that nobody states some of the
-    rates, and the default was taken.
-
-    Raises:
-        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's
-            length.
-        InputError: A lower limit is not below its upper one, another is not above zero, or the
-            hand's chain has other joints.
-    """
-
-    q_min: F64
-    q_max: F64
-    velocity: F64
-    acceleration: F64
-    jerk: F64
-    torque: F64
-    hand: HandLimits | None = None
-    other_hands: tuple[HandLimits, ...] = ()
-    assumed: bool = False
-
-    def __post_init__(self) -> None:
-        for name in _BY_JOINT:
-            joints = None if name == "q_min" else len(self.q_min)
-            object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
-        if not (self.q_min < self.q_max).all():
-            raise InputError(
-                f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint."
-            )
-        for name in ("velocity", "acceleration", "jerk", "torque"):
-            if not (getattr(self, name) > 0).all():
-                raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
-        require_type(self.other_hands, tuple[HandLimits, ...], "other_hands")
-        for hand in self.hands:
-            chained = len(instance_of(hand, HandLimits, "hand").chain.slides)
-            fits = (
-                chained == len(self.q_min)
-                if hand.joints is None
-                else max(hand.joints) < len(self.q_min)
-            )
-            if not fits:
-                raise InputError(
-                    f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}."
-                )
-
-    @property
-    def hands(self) -> tuple[HandLimits, ...]:
-        """Every limited point."""
-        return self.other_hands if self.hand is None else (self.hand, *self.other_hands)
-
-    def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
-        """Say which joint of a configuration [n] lies outside its range by more than a
-        tolerance; None if all are inside.
-        """
-        q_rad = finite_array(q_rad, "q_rad", self.q_min.shape)
-        tolerance_rad = float(finite_array(tolerance_rad, "tolerance_rad", ()))
-        beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
-        joint = int(np.argmax(beyond))
-        if beyond[joint] <= tolerance_rad:
-            return None
-        where = f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
-        return f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range {where}"
-
-    def only(self, joints: NDArray[np.bool_]) -> JointLimits:
-        """Return the limits of some of the joints, without the hand's."""
-        joints = mask_array(joints, "joints", len(self.q_min))
-        return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
-
-    def derated(self, factor: float) -> JointLimits:
-        """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as
-        well.
-
-        An :class:`InputError` says that the factor lies outside (0, 1].
-        """
-        if not positive(factor, "a derating factor") <= 1.0:
-            raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
-        slower = [
-            replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor)
-            for hand in self.hands
-        ]
-        hand = slower.pop(0) if self.hand is not None else None
-        hands = {"hand": hand, "other_hands": tuple(slower)}
-        return replace(
-            self,
-            **hands,
-            **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")},
-        )
 
 
 FER = JointLimits(

@@ -26,9 +26,9 @@ from strands_cosmos3.checks import (
     whole_number,
 )
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
-from strands_cosmos3.robots.assembly import frame_body, tool_in_body
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.panda import JointLimits
+from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.robots.model import frame_body, tool_in_body
 from strands_cosmos3.robots.spec import Limb
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]

@@ -15,8 +15,8 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.assembly import frame_body, tool_in_body
 from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.model import frame_body, tool_in_body
 from strands_cosmos3.robots.servo import Compensation
 from strands_cosmos3.robots.spec import Limb
 

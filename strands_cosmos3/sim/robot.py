@@ -21,10 +21,10 @@ from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
-from strands_cosmos3.robots.assembly import frame_body
 from strands_cosmos3.robots.catalogue import ALIASES, PANDA, get_robot
 from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
 from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.model import frame_body
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick

@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, finite_array, require_type, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, UnknownNameError
-from strands_cosmos3.robots.assembly import base_pose, frame_body, narrow_ranges
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.drives import require_drives, require_servos
-from strands_cosmos3.robots.kinematics import LimbKinematics, kinematics_of
+from strands_cosmos3.robots.model import (
+    LimbKinematics,
+    base_pose,
+    frame_body,
+    kinematics_of,
+    narrow_ranges,
+    require_drives,
+    require_servos,
+)
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.scene_builder import (

@@ -21,9 +21,10 @@ from strands_cosmos3.errors import (
     ShapeError,
     UnknownNameError,
 )
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import all_limits, is_franka
 from strands_cosmos3.robots.model import chain_to_body
-from strands_cosmos3.robots.panda import LIMITS, JointLimits
+from strands_cosmos3.robots.panda import LIMITS
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.scene import BAR, Layout, Scene

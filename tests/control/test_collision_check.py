@@ -18,8 +18,9 @@ from strands_cosmos3.control.trajectory import JointState, plan_motion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import load_model, load_panda
-from strands_cosmos3.robots.panda import FER, HOME_Q, JointLimits, dh_forward
+from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk
 
 DT_S = 1 / 15

@@ -12,8 +12,9 @@ from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import load_panda
-from strands_cosmos3.robots.panda import FER, HOME_Q, JointLimits
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.robots.servo import JointServo
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory

@@ -15,8 +15,9 @@ from strands_cosmos3.control.ik import METHODS, MinkIKBridge
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ShapeError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import load_panda
-from strands_cosmos3.robots.panda import HOME_Q, JointLimits, dh_forward
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Observation
 

@@ -13,9 +13,9 @@ from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
 from strands_cosmos3.robots.inspection import inspect_model
+from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec import (
     Figures,
     HandRates,

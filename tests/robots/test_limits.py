@@ -12,17 +12,10 @@ import pytest
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, UnknownNameError
 from strands_cosmos3.robots import limits as table
+from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, is_franka
 from strands_cosmos3.robots.model import chain_to_body, load_panda
-from strands_cosmos3.robots.panda import (
-    ARM_JOINTS,
-    CARTESIAN_LIMITS,
-    FER,
-    FR3,
-    HOME_Q,
-    HandLimits,
-    JointLimits,
-)
+from strands_cosmos3.robots.panda import ARM_JOINTS, CARTESIAN_LIMITS, FER, FR3, HOME_Q
 
 # Seven hinges called joint1 to joint7, as an xArm7's and an iiwa14's are, in ranges that are not a
 # Franka's.

@@ -19,6 +19,7 @@ from strands_cosmos3.errors import (
     ShapeError,
     UnknownNameError,
 )
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model, load_panda, panda_path
 from strands_cosmos3.robots.panda import (
     ACTUATORS,
@@ -29,7 +30,6 @@ from strands_cosmos3.robots.panda import (
     FINGER_TRAVEL_M,
     FR3,
     HOME_Q,
-    JointLimits,
     T_hand_flange,
     T_hand_tcp,
     dh_forward,

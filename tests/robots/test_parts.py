@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.assembly import assembled, load_robot
 from strands_cosmos3.robots.catalogue import PANDA, UR5E
 from strands_cosmos3.robots.fetched import OPENARM_LEFT, OPENARM_RIGHT
+from strands_cosmos3.robots.model import assembled, load_robot
 from strands_cosmos3.robots.spec import ModelPart, Workspace
 from strands_cosmos3.robots.spec_file import read_robot, write_robot
 from strands_cosmos3.sim.robot import ControlConfig, Robot

@@ -14,10 +14,10 @@ import pytest
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError, FetchError, ResourceNotFoundError, StorageError
 from strands_cosmos3.robots import fetch
-from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
 from strands_cosmos3.robots.fetch import Archive, ModelSource, fetch_model, models_folder
 from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec_file import read_robot, write_robot
 from strands_cosmos3.sim.scene_builder import Cube
 from strands_cosmos3.sim.tasks import LIFT_M

@@ -18,7 +18,6 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.assembly import base_pose, home_configuration, load_robot
 from strands_cosmos3.robots.catalogue import (
     DUAL_PANDA,
     PANDA,
@@ -28,9 +27,14 @@ from strands_cosmos3.robots.catalogue import (
     recorded_robot,
 )
 from strands_cosmos3.robots.inspection import inspect_model
-from strands_cosmos3.robots.kinematics import kinematics_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, joined_limits, robot_limits
-from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.model import (
+    base_pose,
+    home_configuration,
+    kinematics_of,
+    load_panda,
+    load_robot,
+)
 from strands_cosmos3.robots.panda import FER, FR3, HOME_Q, dh_forward
 from strands_cosmos3.robots.spec import Figures, LimbLimits, ModelPart, join_limbs
 from strands_cosmos3.robots.spec_file import read_robot, write_robot

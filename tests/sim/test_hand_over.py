@@ -18,8 +18,8 @@ from strands_cosmos3.instruction import (
     parse_instruction,
 )
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.assembly import load_robot
 from strands_cosmos3.robots.catalogue import DUAL_PANDA
+from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.bar import BarState, bar_state
 from strands_cosmos3.sim.hand_over import HandOverMonitor, withdrawn
 from strands_cosmos3.sim.metrics import between

@@ -31,10 +31,9 @@ from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.assembly import base_pose
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import limits_of_arm
-from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
+from strands_cosmos3.robots.model import PHYSICS_HZ, base_pose, load_model
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
 from strands_cosmos3.sim.appearance import Appearance

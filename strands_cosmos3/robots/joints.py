@@ -1,0 +1,256 @@
+"""Joints of an arm: the serial chain that moves a point, and the limits of joints and hand. numpy
+only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    mask_array,
+    positive,
+    require_rows,
+    require_type,
+    rigid_transform,
+)
+from strands_cosmos3.errors import InputError, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class SerialChain:
+    """Joints from the base to a point.
+
+    Args:
+        T_parent_joint: [n, 4, 4] pose of each joint's frame, at angle zero, in the previous
+            joint's; joints turn about, or slide along, their z axis.
+        point_m: [3] the point in the last joint's frame.
+        slides: [n] whether a joint slides.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError: An array is malformed.
+    """
+
+    T_parent_joint: F64
+    point_m: F64
+    slides: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        T = rigid_transform(self.T_parent_joint, "T_parent_joint", batch=True)
+        object.__setattr__(self, "T_parent_joint", T)
+        object.__setattr__(self, "point_m", finite_array(self.point_m, "point_m", (3,)))
+        object.__setattr__(self, "slides", mask_array(self.slides, "slides", len(T)))
+
+    @cached_property
+    def reach_m(self) -> F64:
+        """[n] how fast the point moves at most if one joint moves: 1 for a slide, the length of
+        the arm beyond a hinge.
+        """
+        links = np.linalg.norm(np.vstack((self.T_parent_joint[1:, :3, 3], self.point_m)), axis=1)
+        return np.where(self.slides, 1.0, np.cumsum(links[::-1])[::-1])
+
+    def motion(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64, F64]:
+        """Return the point's position, velocity and acceleration [M, 3] in the base frame, from
+        joint states [M, n].
+
+        From the tip to the base. A turn by q takes ``c = x + iy`` to ``c e^iq``; the derivatives
+        follow by the product rule.
+        """
+        require_rows(len(self.slides), q_rad, qd_rad_s, qdd_rad_s2, axes=2)
+        x = np.zeros((3, 3, len(q_rad)))  # position, velocity, acceleration; axis; M
+        x[0] = self.point_m[:, None]
+        q, qd, qdd = (
+            np.ascontiguousarray(q_rad.T),
+            np.ascontiguousarray(qd_rad_s.T),
+            np.ascontiguousarray(qdd_rad_s2.T),
+        )
+        turn = np.exp(1j * q)
+        for i in range(len(q) - 1, -1, -1):
+            if self.slides[i]:
+                x[:, 2] += (q[i], qd[i], qdd[i])
+            else:
+                c, v, a = x[:, 0] + 1j * x[:, 1]
+                spin = 1j * qd[i]
+                c, v, a = c * turn[i], v * turn[i], a * turn[i]
+                for k, value in enumerate(
+                    (c, v + spin * c, a + spin * (2 * v + spin * c) + 1j * qdd[i] * c)
+                ):
+                    x[k, 0], x[k, 1] = value.real, value.imag
+            x = self.T_parent_joint[i, :3, :3] @ x
+            x[0] += self.T_parent_joint[i, :3, 3, None]
+        return x[0].T, x[1].T, x[2].T
+
+    def frames(self, q_rad: F64) -> F64:
+        """Return the pose [..., 4, 4] of the last joint's frame in the base at joint angles
+        [..., n].
+        """
+        require_rows(len(self.slides), q_rad)
+        T = np.broadcast_to(np.eye(4), (*q_rad.shape[:-1], 4, 4))
+        for joint, T_parent in enumerate(self.T_parent_joint):
+            step = np.zeros((*q_rad.shape[:-1], 4, 4))
+            step[...] = T_parent
+            if self.slides[joint]:
+                step[..., :3, 3] += q_rad[..., joint, None] * T_parent[:3, 2]
+            else:
+                c, s = np.cos(q_rad[..., joint, None]), np.sin(q_rad[..., joint, None])
+                step[..., :3, 0] = T_parent[:3, 0] * c + T_parent[:3, 1] * s
+                step[..., :3, 1] = T_parent[:3, 1] * c - T_parent[:3, 0] * s
+            T = T @ step
+        return T
+
+    def position(self, q_rad: F64) -> F64:
+        """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
+        require_rows(len(self.slides), q_rad, axes=2)
+        x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
+        turn = np.exp(1j * q_rad.T)
+        for i in range(len(turn) - 1, -1, -1):
+            if self.slides[i]:
+                x[2] += q_rad[:, i]
+            else:
+                c = (x[0] + 1j * x[1]) * turn[i]
+                x[0], x[1] = c.real, c.imag
+            x = self.T_parent_joint[i, :3, :3] @ x + self.T_parent_joint[i, :3, 3, None]
+        return x.T
+
+
+@dataclass(frozen=True, eq=False)
+class HandLimits:
+    """Speed [m/s] and acceleration [m/s^2] that one point of the arm may reach, and the chain of
+    joints that moves it.
+
+    ``joints`` are the indices of the chain's joints among those of the limits, e.g. of the second
+    of two arms; None is all.
+    """
+
+    chain: SerialChain
+    velocity: float = 1.7
+    acceleration: float = 13.0
+    joints: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(instance_of(self.chain, SerialChain, "the hand's chain").slides)
+        for name in ("velocity", "acceleration"):
+            positive(getattr(self, name), f"the hand's {name}")
+        if self.joints is not None:
+            require_type(self.joints, tuple[int, ...], "the hand's joints")
+            if len(set(self.joints)) != n or min(self.joints) < 0:
+                raise InputError(
+                    f"the hand's joints must be {n} different indices, one for each of its chain, "
+                    f"got {self.joints}."
+                )
+
+    def own(self, values: F64) -> F64:
+        """Return the columns of the chain's joints from values [..., n] of all the limits'
+        joints; ShapeError if n is less.
+        """
+        shape = instance_of(values, np.ndarray, "values").shape
+        if self.joints is None:
+            return values
+        if not shape or shape[-1] <= max(self.joints):
+            raise ShapeError(
+                f"values must be of more than {max(self.joints)} joints, got {list(shape)}."
+            )
+        return values[..., list(self.joints)]
+
+
+_BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+
+
+@dataclass(frozen=True, eq=False)
+class JointLimits:
+    """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in
+    rad/s^3, torque in N m.
+
+    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given,
+    and ``other_hands`` those of further arms. ``assumed`` says that nobody states some of the
+    rates, and the default was taken.
+
+    Raises:
+        ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's
+            length.
+        InputError: A lower limit is not below its upper one, another is not above zero, or the
+            hand's chain has other joints.
+    """
+
+    q_min: F64
+    q_max: F64
+    velocity: F64
+    acceleration: F64
+    jerk: F64
+    torque: F64
+    hand: HandLimits | None = None
+    other_hands: tuple[HandLimits, ...] = ()
+    assumed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _BY_JOINT:
+            joints = None if name == "q_min" else len(self.q_min)
+            object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
+        if not (self.q_min < self.q_max).all():
+            raise InputError(
+                f"q_min {self.q_min} must lie below q_max {self.q_max} in every joint."
+            )
+        for name in ("velocity", "acceleration", "jerk", "torque"):
+            if not (getattr(self, name) > 0).all():
+                raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
+        require_type(self.other_hands, tuple[HandLimits, ...], "other_hands")
+        for hand in self.hands:
+            chained = len(instance_of(hand, HandLimits, "hand").chain.slides)
+            fits = (
+                chained == len(self.q_min)
+                if hand.joints is None
+                else max(hand.joints) < len(self.q_min)
+            )
+            if not fits:
+                raise InputError(
+                    f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}."
+                )
+
+    @property
+    def hands(self) -> tuple[HandLimits, ...]:
+        """Every limited point."""
+        return self.other_hands if self.hand is None else (self.hand, *self.other_hands)
+
+    def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
+        """Say which joint of a configuration [n] lies outside its range by more than a
+        tolerance; None if all are inside.
+        """
+        q_rad = finite_array(q_rad, "q_rad", self.q_min.shape)
+        tolerance_rad = float(finite_array(tolerance_rad, "tolerance_rad", ()))
+        beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
+        joint = int(np.argmax(beyond))
+        if beyond[joint] <= tolerance_rad:
+            return None
+        where = f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
+        return f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range {where}"
+
+    def only(self, joints: NDArray[np.bool_]) -> JointLimits:
+        """Return the limits of some of the joints, without the hand's."""
+        joints = mask_array(joints, "joints", len(self.q_min))
+        return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
+
+    def derated(self, factor: float) -> JointLimits:
+        """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as
+        well.
+
+        An :class:`InputError` says that the factor lies outside (0, 1].
+        """
+        if not positive(factor, "a derating factor") <= 1.0:
+            raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
+        slower = [
+            replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor)
+            for hand in self.hands
+        ]
+        hand = slower.pop(0) if self.hand is not None else None
+        hands = {"hand": hand, "other_hands": tuple(slower)}
+        return replace(
+            self,
+            **hands,
+            **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")},
+        )
