@@ -21,6 +21,7 @@ class Outcome(StrEnum):
 
     SUCCESS = "success"
     TIMEOUT = "timeout"
+    FOLLOWED = "followed"
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     FAULT = "fault"
@@ -34,6 +35,7 @@ class Outcome(StrEnum):
 _OUTCOME_MESSAGES = {
     Outcome.SUCCESS: "The task's success condition held.",
     Outcome.TIMEOUT: "The time was up before the task's success condition held.",
+    Outcome.FOLLOWED: "The policy did what its own instruction asks, which is not the goal.",
     Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task "
     "to judge.",
     Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
@@ -61,11 +63,9 @@ def text_of(rollout: Any) -> str:
     """Return a Rollout as one line: what was to be done, how it ended, and how well the arm
     followed.
     """
-    figures = (
-        f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated, tracking mean "
-        f"{rollout.tracking.mean_mm:.3f} mm, "
-        f"max {rollout.tracking.max_mm:.3f} mm"
-    )
+    figures = f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated"
+    if rollout.tracking is not None:
+        figures += f", tracking {_mean_and_max(rollout.tracking)}"
     return f"Rollout({rollout.task or 'no task'}: {rollout.outcome}, {rollout.instruction!r}, {figures})"
 
 
@@ -79,7 +79,7 @@ def html_of(rollout: Any) -> str:
         "task": f"{rollout.task or 'none'}, seed {rollout.seed}",
         "duration": f"{rollout.duration_s:.2f} s simulated, {rollout.realtime_factor:.2g} "
         "simulated seconds per second",
-        "tracking": f"mean {rollout.tracking.mean_mm:.3f} mm, max {rollout.tracking.max_mm:.3f} mm",
+        "tracking": "" if rollout.tracking is None else _mean_and_max(rollout.tracking),
         "inference": f"median {rollout.inference_ms['p50']:.0f} ms"
         if "p50" in rollout.inference_ms
         else "",
@@ -90,6 +90,10 @@ def html_of(rollout: Any) -> str:
         if v
     )
     return f"<b>{escape(rollout.instruction) or 'replay'}</b><table>{cells}</table>{_film(rollout.video)}"
+
+
+def _mean_and_max(error: ErrorSummary) -> str:
+    return f"mean {error.mean_mm:.3f} mm, max {error.max_mm:.3f} mm"
 
 
 def _film(path: Path | None) -> str:

@@ -493,7 +493,10 @@ class Rollout:
         outcome: How it ended; ``success`` follows from it.
         ik: IK residual against the commanded poses, over every executed row.
         path: Deviation of the commanded from the intended path, at every physics step.
-        tracking: Achieved against commanded, at every physics step.
+        tracking: Achieved against commanded, at every physics step. These three are None in a world
+            whose arm has a controller of its own.
+        followed: Whether the policy achieved what its own instruction asks, where that is another
+            goal than the one that is judged; None where it is not.
         drift: Achieved against a recording, where one was replayed.
         loop_drift: Achieved against the chunks' motions joined end to end: what the loop has lost
             since it began.
@@ -528,14 +531,14 @@ class Rollout:
     task: str | None
     instruction: str
     outcome: Outcome
-    ik: ErrorSummary
-    path: ErrorSummary
-    tracking: ErrorSummary
     steps: Mapping[str, int]
     latency_ms: Mapping[str, float]
     counters: Mapping[str, int]
     duration_s: float
     realtime_factor: float
+    ik: ErrorSummary | None = None
+    path: ErrorSummary | None = None
+    tracking: ErrorSummary | None = None
     drift: ErrorSummary | None = None
     loop_drift: ErrorSummary | None = None
     between_hands: ErrorSummary | None = None
@@ -552,6 +555,7 @@ class Rollout:
     collisions: tuple[CollisionReport, ...] = ()
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING)
     video: Path | None = None
+    followed: bool | None = None
 
     def __repr__(self) -> str:
         return text_of(self)
@@ -567,6 +571,7 @@ class Rollout:
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-ready values (no arrays)."""
         if_any = ("held", "assumed", "borrowed_domain", "model_sha256", "fault")
+        followed = {} if self.followed is None else {"followed": self.followed}
         errors = {
             name: getattr(self, name)
             for name in ("ik", "path", "tracking", "drift", "loop_drift", "between_hands")
@@ -577,6 +582,7 @@ class Rollout:
         }
         return {
             **{name: getattr(self, name) for name in ("seed", "task", "instruction", "success")},
+            **followed,
             "outcome": str(self.outcome),
             **{name: vars(error) for name, error in errors.items() if error is not None},
             **({"limbs": limbs} if limbs else {}),

@@ -547,12 +547,13 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
         for e in episodes
         if e.success is not None and e.outcome is not Outcome.INTERRUPTED
     ]
+    tracking = [e.tracking for e in episodes if e.tracking is not None]
     return {
         "episodes": len(episodes),
         "successes": sum(judged) if judged else None,
         "success_rate": float(np.mean(judged)) if judged else None,
-        "tracking_mean_mm": float(np.mean([e.tracking.mean_mm for e in episodes])),
-        "tracking_max_mm": float(max(e.tracking.max_mm for e in episodes)),
+        "tracking_mean_mm": float(np.mean([e.mean_mm for e in tracking])) if tracking else None,
+        "tracking_max_mm": float(max(e.max_mm for e in tracking)) if tracking else None,
         "realtime_factor": float(np.mean([e.realtime_factor for e in episodes])),
     }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
@@ -53,6 +53,23 @@ class ControlConfig:
             "q_max": np.minimum(table.q_max, arm.q_max),
         }
         return replace(table, **ranges).derated(self.derating)
+
+
+@dataclass(frozen=True)
+class ArmOptions:
+    """How the simulated arm of a session is built and controlled.
+
+    Args:
+        plant: Errors of the arm that its controller does not know of.
+        model: Another model of the arm, as for :class:`SimulatedArm`.
+        compensate: Whether the delay, payload and friction of ``plant`` are compensated by their
+            true values (``known``), or by those ``identified`` from a motion of 6 s.
+    """
+
+    control: ControlConfig = field(default_factory=ControlConfig)
+    plant: PlantErrors | None = None
+    model: str | Path | None = None
+    compensate: Literal["none", "known", "identified"] = "none"
 
 
 class SimulatedArm:
