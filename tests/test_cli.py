@@ -166,7 +166,7 @@ def test_an_interrupted_episode_is_no_failure():
 
     nothing = ErrorSummary(0.0, 0.0, 0.0, 0.0)
     won, stopped = (
-        Rollout(0, "pick", "", outcome, nothing, nothing, nothing, {}, {}, {}, 1.0, 1.0)
+        Rollout(0, "pick", "", outcome, {}, {}, {}, 1.0, 1.0, nothing, nothing, nothing)
         for outcome in (Outcome.SUCCESS, Outcome.INTERRUPTED)
     )
     assert _summary([won, stopped])["success_rate"] == 1.0

@@ -233,7 +233,7 @@ def test_a_rollout_is_one_line_of_text_and_shows_its_film_in_a_notebook(tmp_path
     film.write_bytes(b"film")
     rollout = Rollout(
         3, "pick", "pick up <b>the</b> red "
-                   "cube", Outcome.SUCCESS, nothing, nothing, nothing, {}, {}, {}, 4.5, 2.0,
+                   "cube", Outcome.SUCCESS, {}, {}, {}, 4.5, 2.0, nothing, nothing, nothing,
         arrays={"q": np.zeros((1000, 7))}, video=film,
     )  # fmt: skip
     assert "\n" not in repr(rollout)
