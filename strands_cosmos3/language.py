@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_cosmos3.errors import InstructionError, LayoutError
-from strands_cosmos3.instruction import (
+from strands_cosmos3.resources import shown
+from strands_cosmos3.worlds.table.instruction import (
     BIN,
     COLOURS,
     REWORDED,
@@ -24,8 +25,7 @@ from strands_cosmos3.instruction import (
     normalize,
     parse_instruction,
 )
-from strands_cosmos3.refusals import refusal_of
-from strands_cosmos3.resources import shown
+from strands_cosmos3.worlds.table.refusals import refusal_of
 
 _FILLERS = frozenset(
     """

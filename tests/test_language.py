@@ -14,11 +14,11 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import InstructionError, LayoutError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.instruction import Verb, normalize, parse_instruction
 from strands_cosmos3.language import Language
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.training.bundled.phrases import TRAINED, VALIDATION
+from strands_cosmos3.worlds.table.instruction import Verb, normalize, parse_instruction
 
 REFUSED = (
     *(

@@ -36,7 +36,6 @@ from strands_cosmos3.control.trajectory import JointState, braking_position, pla
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
 from strands_cosmos3.errors import Cosmos3Error
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
 from strands_cosmos3.robots import (
@@ -56,7 +55,6 @@ from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
 from strands_cosmos3.sim.film import VideoRecorder
-from strands_cosmos3.sim.handling import cube_state
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.plot import plot_rollout
 from strands_cosmos3.sim.policy_planner import planner_for
@@ -65,8 +63,10 @@ from strands_cosmos3.sim.render import Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
 from strands_cosmos3.sim.scene_builder import build
-from strands_cosmos3.sim.tasks import TASKS, Judge, get_task
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, PoseTrajectory
+from strands_cosmos3.worlds.table.handling import cube_state
+from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.tasks import TASKS, Judge, get_task
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 DROID = get_embodiment("droid")

@@ -85,7 +85,7 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_the_numpy_packages_load_neither_torch_nor_mujoco():
     code = (
         "import sys, strands_cosmos3.actions.decode, strands_cosmos3.observe.mapping, "
-        "strands_cosmos3.backends.scripted, "
+        "strands_cosmos3.worlds.table.expert, "
         "strands_cosmos3.backends.replay; print([m for m in ('torch', 'mujoco', 'mink') if m in "
         "sys.modules])"
     )

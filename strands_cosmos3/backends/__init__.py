@@ -130,7 +130,7 @@ def _by_name(
     service: ServiceOptions,
 ) -> Backend:
     if backend == "scripted":
-        from strands_cosmos3.backends.scripted import ScriptedBackend
+        from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
         return ScriptedBackend()
     if backend == "replay":

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.instruction import COLOURS, TEMPLATES, Verb
 from strands_cosmos3.types import Rollout
+from strands_cosmos3.worlds.table.instruction import COLOURS, TEMPLATES, Verb
 
 
 def run(

@@ -259,11 +259,11 @@ class Rollout:
             return complete.run()
         self._check()
         from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
-        from strands_cosmos3.instruction import parse_instruction
         from strands_cosmos3.policy import Cosmos3Policy, create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
         from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
+        from strands_cosmos3.worlds.table.instruction import parse_instruction
 
         physics_steps_per_tick(self.control_frequency)
         if not 0 <= self.latency <= MAX_LATENCY_S:
@@ -372,7 +372,7 @@ class Rollout:
 
     @property
     def _policy_instruction(self) -> str:
-        from strands_cosmos3.sim.tasks import get_task
+        from strands_cosmos3.worlds.table.tasks import get_task
 
         return self.instruction or ("" if self._task is None else get_task(self._task).instruction)
 

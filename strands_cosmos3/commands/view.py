@@ -17,10 +17,10 @@ from strands_cosmos3.checks import whole_number
 from strands_cosmos3.commands.rollout import Listeners, Rollout
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.types import Rollout as Episode
 from strands_cosmos3.view.controls import ControlPanel, LiveControls, check_instruction, suggestions
+from strands_cosmos3.worlds.table.instruction import parse_instruction
 
 _WAIT_S = 0.2
 _OUTCOME_S = 1.5
@@ -168,7 +168,7 @@ class View(Rollout):
         task, asked = super()._task, self.controls.instruction
         if task is None or not asked:
             return task
-        from strands_cosmos3.sim.tasks import task_of
+        from strands_cosmos3.worlds.table.tasks import task_of
 
         return task_of(parse_instruction(asked)).name
 

@@ -12,13 +12,13 @@ from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
 from strands_cosmos3.errors import ConfigError, ControlError
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.sim.episode import physics_steps_per_tick
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.tasks import Judge, get_task
 
 Observation = dict[str, Any]
 """Arrays by name."""

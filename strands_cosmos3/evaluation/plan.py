@@ -11,8 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.instruction import COLOURS, TEMPLATES, Goal, Verb, parse_instruction
-from strands_cosmos3.sim.tasks import get_task
+from strands_cosmos3.worlds.table.instruction import (
+    COLOURS,
+    TEMPLATES,
+    Goal,
+    Verb,
+    parse_instruction,
+)
+from strands_cosmos3.worlds.table.tasks import get_task
 
 TABLE = "table"
 """The suite of our own tasks."""

@@ -17,7 +17,7 @@ from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.robots.spec_file import model_file
 from strands_cosmos3.sim.robot import ROBOTS
 from strands_cosmos3.sim.scene_builder import view_names_of
-from strands_cosmos3.sim.tasks import CUBE_TASKS, TASKS
+from strands_cosmos3.worlds.table.tasks import CUBE_TASKS, TASKS
 
 DOMAIN = "droid"
 """Embodiment of a robot that Cosmos 3 has no domain for."""

@@ -35,10 +35,10 @@ from strands_cosmos3.evaluation.robots import (
     tasks_of,
 )
 from strands_cosmos3.evaluation.topology import Topology
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.sim.episode import physics_steps_per_tick
+from strands_cosmos3.worlds.table.instruction import parse_instruction
 
 BACKENDS = ("scripted", "native", "diffusers", "service", "python")
 MODEL_BACKENDS = ("native", "diffusers")

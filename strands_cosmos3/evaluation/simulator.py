@@ -14,8 +14,8 @@ from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.stages import Stages
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.tasks import Judge, get_task
 from strands_cosmos3.types import Outcome, Rollout
+from strands_cosmos3.worlds.table.tasks import Judge, get_task
 
 
 class Simulator(EpisodeRunner):

@@ -14,7 +14,7 @@ from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, SEPARATION_M, Layout, Scene
 from strands_cosmos3.sim.scene_builder import cameras, nominal
-from strands_cosmos3.sim.tasks import bar_for
+from strands_cosmos3.worlds.table.tasks import bar_for
 
 CLOSE_M = 0.065
 """Distance of the centres of two close cubes."""

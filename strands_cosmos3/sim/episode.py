@@ -23,8 +23,8 @@ from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.policy_planner import AdaptedPolicyPlanner, PolicyPlanner
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
-from strands_cosmos3.sim.tasks import Judge
 from strands_cosmos3.types import Outcome, Rollout
+from strands_cosmos3.worlds.table.tasks import Judge
 
 _MAX_STOP_S = 3.0
 _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends

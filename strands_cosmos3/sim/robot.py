@@ -19,7 +19,6 @@ from strands_cosmos3.checks import F64, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.policy import Policy, create_policy
 from strands_cosmos3.robots.catalogue import ALIASES, PANDA, get_robot
 from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
@@ -33,8 +32,9 @@ from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArm
-from strands_cosmos3.sim.tasks import Judge, bar_for, get_task
 from strands_cosmos3.types import Rollout
+from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.tasks import Judge, bar_for, get_task
 
 if TYPE_CHECKING:
     # needs pyarrow, which other rollouts do not

@@ -13,11 +13,11 @@ import numpy as np
 from strands_cosmos3.checks import F64, positive, typed, typed_fields
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.instruction import Verb
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.spec import Limb, RobotSpec
 from strands_cosmos3.sim.appearance import NOMINAL, Appearance, Surface
+from strands_cosmos3.worlds.table.instruction import Verb
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
 _PLANE = mujoco.mjtGeom.mjGEOM_PLANE

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, InstructionError
-from strands_cosmos3.instruction import (
+from strands_cosmos3.language import Language, plainest
+from strands_cosmos3.types import Rollout
+from strands_cosmos3.worlds.table.instruction import (
     BAR_SENTENCES,
     COLOURS,
     TEMPLATES,
@@ -19,8 +21,6 @@ from strands_cosmos3.instruction import (
     Verb,
     parse_instruction,
 )
-from strands_cosmos3.language import Language, plainest
-from strands_cosmos3.types import Rollout
 
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
 """Names of the speeds on the page -> simulated seconds per second."""

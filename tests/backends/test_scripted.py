@@ -7,12 +7,12 @@ import pytest
 
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import so3_exp
-from strands_cosmos3.backends.scripted import STATE_KEYS, ScriptedBackend
 from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Outcome, Request
+from strands_cosmos3.worlds.table.expert import STATE_KEYS, ScriptedBackend
 
 DROID = get_embodiment("droid")
 

@@ -6,12 +6,12 @@ import pytest
 
 from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ServiceClosedError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 
 class Reconnects(ScriptedBackend):

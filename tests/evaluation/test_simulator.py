@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, ServiceUnavailableError
 from strands_cosmos3.evaluation import perturbed_backend
@@ -18,6 +17,7 @@ from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 SETTINGS = make_settings(
     {"tasks": "reach", "seeds": 3, "conditions": "plain,swapped,replan=8", "duration": 6.0}

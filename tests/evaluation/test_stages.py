@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import make_plan
@@ -16,6 +15,7 @@ from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import SPAWN_X_M, SPAWN_Y_M
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 
 def episodes(condition: str, n: int = 12):

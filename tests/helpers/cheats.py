@@ -9,7 +9,13 @@ from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.sim.tasks import LIFT_M, REACH_M, REST_M_S, STACK_ASIDE_M, STACK_HEIGHT_M
+from strands_cosmos3.worlds.table.tasks import (
+    LIFT_M,
+    REACH_M,
+    REST_M_S,
+    STACK_ASIDE_M,
+    STACK_HEIGHT_M,
+)
 
 GRAVITY = 9.81
 

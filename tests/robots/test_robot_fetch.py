@@ -20,7 +20,7 @@ from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec_file import read_robot, write_robot
 from strands_cosmos3.sim.scene_builder import Cube
-from strands_cosmos3.sim.tasks import LIFT_M
+from strands_cosmos3.worlds.table.tasks import LIFT_M
 
 XML = "<mujoco><!-- here --><worldbody/></mujoco>"
 FILES = {

@@ -22,7 +22,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from helpers.serving import DROID, Echo, observation, picture, until
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
@@ -38,6 +37,7 @@ from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 TOKEN = "s3cret-s3cret-s3cret"
 

@@ -8,23 +8,23 @@ import pytest
 
 from strands_cosmos3 import Robot
 from strands_cosmos3.actions.rotations import se3_inverse
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.instruction import (
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.catalogue import DUAL_PANDA
+from strands_cosmos3.robots.model import load_robot
+from strands_cosmos3.sim.metrics import between
+from strands_cosmos3.sim.scene import BAR, Layout, Scene
+from strands_cosmos3.worlds.table.bar import BarState, bar_state
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
+from strands_cosmos3.worlds.table.hand_over import HandOverMonitor, withdrawn
+from strands_cosmos3.worlds.table.instruction import (
     HAND_OVER_THE_BAR,
     LIFT_THE_BAR,
     Goal,
     Verb,
     parse_instruction,
 )
-from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.catalogue import DUAL_PANDA
-from strands_cosmos3.robots.model import load_robot
-from strands_cosmos3.sim.bar import BarState, bar_state
-from strands_cosmos3.sim.hand_over import HandOverMonitor, withdrawn
-from strands_cosmos3.sim.metrics import between
-from strands_cosmos3.sim.scene import BAR, Layout, Scene
-from strands_cosmos3.sim.tasks import Judge, get_task
+from strands_cosmos3.worlds.table.tasks import Judge, get_task
 
 ROBOT = Robot("dual_panda", task="hand_over")
 SCENE = ROBOT.scene

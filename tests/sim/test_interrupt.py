@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 
 def test_the_first_is_noted_and_the_second_raises():

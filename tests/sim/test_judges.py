@@ -22,8 +22,8 @@ from helpers.cheats import (
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import BIN, Layout
-from strands_cosmos3.sim.tasks import CUBE_TASKS, TASKS
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.table.tasks import CUBE_TASKS, TASKS
 
 EDGE = 0.04
 T_HOME_TCP = dh_forward(HOME_Q) @ T_hand_tcp

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.control.chunk_blending import blend_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
@@ -18,6 +17,7 @@ from strands_cosmos3.sim import pacing
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 CONFIG = {"embodiment": "droid", "backend": "scripted", "chunk_rows": 32}
 IDLE = ("idle_ticks", "deadline_misses", "expired", "failed", "rejected", "restarts")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
@@ -20,6 +19,7 @@ from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.robot import ROBOTS, ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 
 class Heard(ScriptedBackend):

@@ -6,7 +6,6 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.errors import (
     ActuatorGuardError,
@@ -21,6 +20,7 @@ from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q, LIMITS
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 REACH = "reach the red cube"
 

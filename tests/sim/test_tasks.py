@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import UnknownNameError
-from strands_cosmos3.instruction import parse_instruction
 from strands_cosmos3.robots.panda import HOME_Q
-from strands_cosmos3.sim.handling import CubeHistory, cube_state
 from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.sim.tasks import (
+from strands_cosmos3.worlds.table.handling import CubeHistory, cube_state
+from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.tasks import (
     CUBE_TASKS,
     DISTURBED_M,
     LIFT_M,

@@ -12,7 +12,6 @@ import pytest
 from helpers.small_episodes import columns, spec
 from strands_cosmos3.actions.decode import decode_limbs
 from strands_cosmos3.actions.stats import normalize_chunk
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import (
     ACTION,
@@ -33,6 +32,7 @@ from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.types import ActionChunk, Request, Rollout
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 DUAL = get_embodiment("robomind-franka-dual")
 T_HAND_COSMOS = DUAL.tool_frame.T_parent_cosmos

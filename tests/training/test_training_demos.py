@@ -26,7 +26,6 @@ from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.instruction import Verb, parse_instruction
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec_file import write_robot
@@ -41,6 +40,7 @@ from strands_cosmos3.training.bundled.random_stage import WRIST_JITTER_M, Random
 from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
 from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
 from strands_cosmos3.training.validation import chunk_errors
+from strands_cosmos3.worlds.table.instruction import Verb, parse_instruction
 
 
 def test_an_episode_follows_from_seed_and_number(records):

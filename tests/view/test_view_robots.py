@@ -17,7 +17,6 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.view import View
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InstructionError
-from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Verb
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Rollout
@@ -26,6 +25,7 @@ from strands_cosmos3.view.limbs import limb_states, limbs_html
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
 from strands_cosmos3.view.stage import Stage
+from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Verb
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"

@@ -8,10 +8,10 @@ from typing import Any
 
 from strands_cosmos3.engine.factory import write_tokenizer
 from strands_cosmos3.engine.tokens import PromptTokenizer
-from strands_cosmos3.instruction import COLOURS
 from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES, compose_prompt
 from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED
 from strands_cosmos3.training.windows import FPS, ROWS
+from strands_cosmos3.worlds.table.instruction import COLOURS
 
 
 @dataclass(frozen=True, eq=False)

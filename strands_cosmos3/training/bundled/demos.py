@@ -21,14 +21,12 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3, se3_inverse, so3_exp
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.scripted import ScriptedBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
-from strands_cosmos3.instruction import Verb
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot
@@ -45,6 +43,8 @@ from strands_cosmos3.sim.scene_builder import nominal
 from strands_cosmos3.training.bundled.phrases import GOALS, plain
 from strands_cosmos3.training.bundled.random_stage import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
+from strands_cosmos3.worlds.table.instruction import Verb
 
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))

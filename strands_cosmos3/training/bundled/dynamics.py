@@ -25,7 +25,6 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.instruction import Verb
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.bundled.captions import caption
 from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
@@ -42,6 +41,7 @@ from strands_cosmos3.training.vae import to_pixels
 from strands_cosmos3.training.validation import chunk_errors
 from strands_cosmos3.training.windows import FPS, RAW_WIDTH, ROWS, state_columns
 from strands_cosmos3.types import Mode
+from strands_cosmos3.worlds.table.instruction import Verb
 
 VALIDATION_SEED = 1_000_000
 _CLIPS_PER_EPISODE = 4

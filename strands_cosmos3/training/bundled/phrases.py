@@ -16,8 +16,8 @@ import numpy as np
 
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.instruction import COLOURS, Verb
 from strands_cosmos3.language import Language
+from strands_cosmos3.worlds.table.instruction import COLOURS, Verb
 
 _REACH_VERBS = (
     *(

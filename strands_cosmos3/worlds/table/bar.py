@@ -12,8 +12,8 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.sim.handling import forces_on
 from strands_cosmos3.sim.scene import Scene, SceneLimb
+from strands_cosmos3.worlds.table.handling import forces_on
 
 __all__ = ["BarMonitor", "BarState", "bar_state", "jumped"]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import encode_limbs
 from strands_cosmos3.actions.rotations import se3_inverse
-from strands_cosmos3.backends.kinematic_steps import approach, rotate, rotation_vector
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.worlds.table.steps import approach, rotate, rotation_vector
 
 # Motion limits per row at 10 Hz.
 _STEP_M, _STEP_CHANGE_M = 0.020, 0.005

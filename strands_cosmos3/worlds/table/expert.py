@@ -15,22 +15,22 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
-from strands_cosmos3.backends.bar_hands import bar_chunk
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.kinematic_steps import (
+from strands_cosmos3.checks import F64
+from strands_cosmos3.embodiments import PANDA_FINGER
+from strands_cosmos3.errors import BackendError
+from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.worlds.table.bar_expert import bar_chunk
+from strands_cosmos3.worlds.table.instruction import Goal, Verb, parse_instruction
+from strands_cosmos3.worlds.table.scripted_hand_over import HandOver
+from strands_cosmos3.worlds.table.scripted_lift import Lift
+from strands_cosmos3.worlds.table.steps import (
     approach,
     cruise,
     length,
     rotate,
     rotation_vector,
 )
-from strands_cosmos3.backends.scripted_hand_over import HandOver
-from strands_cosmos3.backends.scripted_lift import Lift
-from strands_cosmos3.checks import F64
-from strands_cosmos3.embodiments import PANDA_FINGER
-from strands_cosmos3.errors import BackendError
-from strands_cosmos3.instruction import Goal, Verb, parse_instruction
-from strands_cosmos3.types import ActionChunk, Request
 
 # Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per
 # row).

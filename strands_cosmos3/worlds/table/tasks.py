@@ -31,11 +31,11 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.sim.bar import BarMonitor
-from strands_cosmos3.sim.hand_over import HandOverMonitor
-from strands_cosmos3.sim.handling import (
+from strands_cosmos3.sim.scene import BAR, LIGHT_BAR, Bar, Scene
+from strands_cosmos3.worlds.table.bar import BarMonitor
+from strands_cosmos3.worlds.table.hand_over import HandOverMonitor
+from strands_cosmos3.worlds.table.handling import (
     REACH_M,
     REST_M_S,
     CubeHistory,
@@ -43,7 +43,7 @@ from strands_cosmos3.sim.handling import (
     cube_state,
     touched_only_by,
 )
-from strands_cosmos3.sim.scene import BAR, LIGHT_BAR, Bar, Scene
+from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb
 
 LIFT_M = 0.100
 DISTURBED_M = 0.020

@@ -13,7 +13,8 @@ import numpy as np
 
 from strands_cosmos3.checks import instance_of, typed
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.sim.bar import (
+from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.worlds.table.bar import (
     CLEAR_M,
     LIFT_M,
     SLIP_S,
@@ -23,7 +24,6 @@ from strands_cosmos3.sim.bar import (
     bar_state,
     jumped,
 )
-from strands_cosmos3.sim.scene import Scene
 
 __all__ = ["HandOverMonitor", "withdrawn"]
 

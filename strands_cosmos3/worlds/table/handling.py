@@ -1,7 +1,7 @@
 """How a cube came to be where it is: the forces on it now, and where it lay, was gripped and was
 released.
 
-The judges of ``sim.tasks`` need it: a cube that was thrown or put there by hand looks the same at
+The judges of :mod:`.tasks` need it: a cube that was thrown or put there by hand looks the same at
 the end.
 """
 

@@ -2,7 +2,7 @@
 that cube.
 
 A parser that looks for a verb and a colour would take them. Each pattern is tried on a normalised
-sentence (:func:`~strands_cosmos3.instruction.normalize`); the first that fits gives the reason for
+sentence (:func:`~strands_cosmos3.worlds.table.instruction.normalize`); the first that fits gives the reason for
 the refusal.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from strands_cosmos3.instruction import BIN, COLOURS
+from strands_cosmos3.worlds.table.instruction import BIN, COLOURS
 
 _COLOUR = rf"(?:{'|'.join(COLOURS)})"
 _THE = r"(?:the|that|this|a|your)"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strands_cosmos3.backends.bar_hands import (
+from strands_cosmos3.worlds.table.bar_expert import (
     CLOSING,
     GRASP_WITHIN_M,
     HOVER_M,
@@ -20,7 +20,7 @@ from strands_cosmos3.backends.bar_hands import (
     SQUEEZE_ROWS,
     BarHands,
 )
-from strands_cosmos3.backends.kinematic_steps import approach
+from strands_cosmos3.worlds.table.steps import approach
 
 _HEIGHT_M = 0.20  # of the bar's centre above where it lies
 

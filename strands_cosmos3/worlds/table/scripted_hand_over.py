@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strands_cosmos3.backends.bar_hands import (
+from strands_cosmos3.checks import F64
+from strands_cosmos3.worlds.table.bar_expert import (
     CLOSING,
     GRASP_WITHIN_M,
     HOVER_M,
@@ -23,8 +24,7 @@ from strands_cosmos3.backends.bar_hands import (
     BarHands,
     Hand,
 )
-from strands_cosmos3.backends.kinematic_steps import approach
-from strands_cosmos3.checks import F64
+from strands_cosmos3.worlds.table.steps import approach
 
 _MEETING_M = np.array([0.48, 0.0, 0.30])  # of the bar's centre
 _MET_WITHIN_M = 0.006

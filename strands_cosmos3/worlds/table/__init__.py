@@ -1,0 +1,1 @@
+"""Our table: cubes and a bin, or a bar for two arms."""
