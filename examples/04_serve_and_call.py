@@ -10,30 +10,22 @@ client can call it too.
 import numpy as np
 
 from strands_cosmos3 import create_policy
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
 
 
-class Wave:
+class Wave(Backend):
     """Turns the wrist by a hundredth of a radian a row, and closes the gripper half-way."""
 
-    name = "wave"
-    needs_privileged = False
-    requires_images = True
-    model_sha256 = None
+    info = BackendInfo(name="wave")
 
     def infer(self, request):
         # seven angles in rad, then the open fraction
         rows = np.tile([*request.q_rad, 0.5], (request.n_rows, 1))
         rows[:, 6] += 0.01 * np.arange(request.n_rows)
         return ActionChunk(rows, request.action_space, request.embodiment)
-
-    def reset(self, seed=None):
-        pass
-
-    def close(self):
-        pass
 
 
 with PolicyServer(ServedPolicy(Wave(), "droid", "joint_pos"), ServerConfig(port=0)) as server:

@@ -14,18 +14,16 @@ import time
 import numpy as np
 
 from strands_cosmos3 import Robot
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
 
 
-class Turn:
+class Turn(Backend):
     """From wherever the arm is, a hundredth of a radian a row (0.15 rad/s)."""
 
-    name = "turn"
-    needs_privileged = False
-    requires_images = True
-    model_sha256 = None
+    info = BackendInfo(name="turn")
 
     def infer(self, request):
         time.sleep(0.3)
@@ -33,12 +31,6 @@ class Turn:
         rows = np.tile([*request.q_rad, 1.0], (request.n_rows, 1))
         rows[:, 0] += 0.01 * np.arange(request.n_rows)
         return ActionChunk(rows, request.action_space, request.embodiment)
-
-    def reset(self, seed=None):
-        pass
-
-    def close(self):
-        pass
 
 
 with PolicyServer(ServedPolicy(Turn(), "droid", "joint_pos"), ServerConfig(port=0)) as server:

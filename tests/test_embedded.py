@@ -81,14 +81,12 @@ def test_diffusers_classes_load_it():
 
 def test_it_is_what_runs_where_nothing_else_is_named():
     with Cosmos3Policy(embodiment="droid", robot="panda") as policy:
-        assert policy.backend.name == "native"
-        assert policy.backend.requires_images
-        assert not policy.backend.needs_privileged
+        assert policy.info.name == "native"
+        assert policy.info.requires_images
+        assert not policy.info.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
-            assert policy.backend.model_sha256 == policy.model_sha256 == named.model_sha256
-            served = ServedPolicy(
-                named, "droid", named.action_space, warm_up_instruction=named.example_instruction
-            )
+            assert policy.info.model_sha256 == policy.model_sha256 == named.info.model_sha256
+            served = ServedPolicy(named, "droid", named.info.action_space)
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
         assert not policy.takes_action_prefix
@@ -162,4 +160,4 @@ def test_the_command_rolls_it_out(tmp_path: Path):
     (episode,) = json.loads(out.read_text())["episodes"]
     assert status == (not episode["success"])
     with closing(NativeBackend(embedded_checkpoint())) as named:
-        assert episode["model_sha256"] == named.model_sha256
+        assert episode["model_sha256"] == named.info.model_sha256

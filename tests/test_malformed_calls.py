@@ -20,7 +20,7 @@ import strands_cosmos3
 from helpers.malformed import JUNK, Call
 from strands_cosmos3 import embodiments
 from strands_cosmos3.actions import decode, normalization, rotations, stats
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
@@ -83,7 +83,7 @@ TIMES = np.arange(1, 5) / 15
 class Stays(Backend):
     """Holds the pose."""
 
-    name, requires_images = "stays", False
+    info = BackendInfo(name="stays", requires_images=False)
 
     def infer(self, request):
         return ActionChunk(

@@ -6,35 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.backends.base import Backend, adapted
+from strands_cosmos3.backends.base import Backend, BackendInfo, adapted
 from strands_cosmos3.backends.options import InferenceOptions, require_backend
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 
 BACKENDS = ("scripted", "replay", "native", "distributed", "diffusers", "service")
 """Names of all backends."""
-_WITHOUT_PICTURES = ("scripted", "replay")
 _WITHOUT_MODEL = ("scripted", "service")
-_PRIVILEGED = ("scripted",)
+_INPUTS = {
+    "scripted": BackendInfo(name="scripted", needs_privileged=True, requires_images=False),
+    "replay": BackendInfo(name="replay", requires_images=False),
+}
 
 
-def needs_pictures(backend: str | Backend | None) -> bool:
-    """Whether a backend needs pictures; a name is answered without importing its module, which
-    may need torch.
+def required_inputs(backend: Any) -> BackendInfo:
+    """Return a backend's properties; of a name only ``requires_images`` and ``needs_privileged``,
+    without an import of its module, which may need torch. ConfigError: it is no backend.
     """
-    return (
-        backend not in _WITHOUT_PICTURES
-        if backend is None or isinstance(backend, str)
-        else backend.requires_images
-    )
-
-
-def needs_privileged(backend: str | Backend | None) -> bool:
-    """Whether a backend needs state that only our own simulation knows; likewise."""
-    return (
-        backend in _PRIVILEGED
-        if backend is None or isinstance(backend, str)
-        else backend.needs_privileged
-    )
+    if backend is None or isinstance(backend, str):
+        return _INPUTS.get(backend or "", BackendInfo())
+    return adapted(backend).info
 
 
 @dataclass(frozen=True)

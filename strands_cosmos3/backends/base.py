@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,12 @@ from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
-class Backend(ABC):
-    """Answers requests with action chunks. Everything that callers read or call is declared here,
-    with its default.
+@dataclass(frozen=True, kw_only=True)
+class BackendInfo:
+    """Properties of a backend that its callers read. A backend that wraps another one passes them
+    on whole.
 
-    Attributes:
+    Args:
         name: Name shown to users.
         needs_privileged: Whether it needs state that only a simulator knows. Such a backend must
             run in this process.
@@ -29,11 +31,13 @@ class Backend(ABC):
         takes_views: Whether it takes the separate views (``Request.images``) instead of the
             composed picture.
         modes: Modes it can answer.
-        action_space: Name of the action space it answers in; None is the embodiment's default.
+        action_space: Name of the action space of its answers; None is ``preferred_space``.
+        preferred_space: Name of the action space of its answers for embodiments that have it; for
+            others, and with None, it is the embodiment's default.
         replan_rows: Rows to execute before the next request, or None for whole chunks.
         chunk_rows: Rows of its answers; None is the embodiment's.
-        takes_action_prefix: Whether it heeds ``Request.action_prefix``.
-        prefix_rows: Longest action prefix it takes; None is any that is shorter than the chunk.
+        prefix_rows: Longest ``Request.action_prefix`` that it takes: 0 is none, None is any that is
+            shorter than the chunk.
         instruction_free_actions: Description of the actions where the instruction does not shape
             them, else None.
         language: The sentences that its checkpoint understands; None if it declares none.
@@ -48,10 +52,10 @@ class Backend(ABC):
     takes_views: bool = False
     modes: tuple[Mode, ...] = (Mode.POLICY,)
     action_space: str | None = None
+    preferred_space: str | None = None
     replan_rows: int | None = None
     chunk_rows: int | None = None
-    takes_action_prefix: bool = False
-    prefix_rows: int | None = None
+    prefix_rows: int | None = 0
     instruction_free_actions: str | None = None
     language: Language | None = None
     example_instruction: str = "warm up"
@@ -59,10 +63,22 @@ class Backend(ABC):
     recorded_robot: str | None = None
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
-        """Return the name of the action space it answers in for an embodiment; None is the
+        """Return the name of the action space of answers for an embodiment; None is the
         embodiment's default.
         """
-        return self.action_space
+        preferred = self.preferred_space if self.preferred_space in embodiment.spaces else None
+        return self.action_space or preferred
+
+
+class Backend(ABC):
+    """Answers requests with action chunks. A subclass states its ``info`` and implements
+    :meth:`infer`.
+
+    Attributes:
+        info: Its properties.
+    """
+
+    info: BackendInfo = BackendInfo()
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -106,40 +122,42 @@ class Backend(ABC):
 
 
 class AdaptedBackend(Backend):
-    """A backend made of an object that does not subclass :class:`Backend`; members it lacks take
-    their defaults.
+    """A backend made of an object that does not subclass :class:`Backend`.
+
+    Its properties are the object's ``info``, or its attributes with the names of the fields of
+    :class:`BackendInfo`. Members that it lacks take their defaults.
 
     Args:
-        inner: The object, with at least ``name``, ``infer()``, ``reset()`` and ``close()``.
+        inner: The object, with at least ``infer()``, ``reset()``, ``close()``, and ``name`` or
+            ``info``.
 
     Raises:
         ConfigError: It lacks one of those; the message names it.
     """
 
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "infer", "reset", "close")
-    _VALUES: ClassVar[tuple[str, ...]] = tuple(name for name in Backend.__annotations__)
-
     def __init__(self, inner: Any):
-        if missing := [name for name in self.REQUIRED if not hasattr(inner, name)]:
+        required = (*(() if hasattr(inner, "info") else ("name",)), "infer", "reset", "close")
+        if missing := [name for name in required if not hasattr(inner, name)]:
             raise ConfigError(
                 f"{type(inner).__name__} is no backend: it lacks {', '.join(missing)}. Subclass "
                 "strands_cosmos3.backends.base.Backend and implement infer()."
             )
         self._inner = inner
-        self._held = {name for name in dir(Backend) if hasattr(inner, name)}
-        for name in self._VALUES:
-            setattr(self, name, self._member(name))
+        self._members = {name for name in dir(Backend) if hasattr(inner, name)}
+        names = [field.name for field in fields(BackendInfo) if hasattr(inner, field.name)]
+        self.info = (
+            inner.info
+            if isinstance(getattr(inner, "info", None), BackendInfo)
+            else BackendInfo(**{name: getattr(inner, name) for name in names})
+        )
 
     def _member(self, name: str) -> Any:
-        """The object's member of that name, else the default. Nothing else asks what it has."""
-        return getattr(self._inner if name in self._held else super(), name)
+        """The object's member of that name, else the default."""
+        return getattr(self._inner if name in self._members else super(), name)
 
     @property
     def counters(self) -> Mapping[str, int]:
         return self._member("counters")
-
-    def action_space_for(self, embodiment: Embodiment) -> str | None:
-        return self._member("action_space_for")(embodiment)
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         return self._member("compose")(views, rig)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import Sampling
@@ -44,11 +44,9 @@ class DiffusersBackend(Backend):
             installed.
     """
 
-    name = "diffusers"
-
     def __init__(self, model: str | Path, options: InferenceOptions | None = None):
         self._options = options or InferenceOptions()
-        root = locate(as_path(model, self.name))
+        root = locate(as_path(model, "diffusers"))
         checkpoint = Checkpoint.open(root)
         checkpoint.require_released("diffusers' pipeline")
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
@@ -57,9 +55,12 @@ class DiffusersBackend(Backend):
                 "row, which diffusers' pipeline "
                 "cannot take. Use backend='native'."
             )
-        self.model_sha256 = checkpoint.digest
-        self.language = checkpoint.language
-        self.action_space = checkpoint.action_space
+        self.info = BackendInfo(
+            name="diffusers",
+            action_space=checkpoint.action_space,
+            language=checkpoint.language,
+            model_sha256=checkpoint.digest,
+        )
         self._tier = (
             self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
         )
@@ -80,7 +81,7 @@ class DiffusersBackend(Backend):
                 f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs "
                 "backend='native'."
             )
-        processed, sampling = self._input(request, self.name), self._input.sampling(request)
+        processed, sampling = self._input(request, self.info.name), self._input.sampling(request)
         if sampling.guidance_interval is not None:
             raise BackendError(
                 "diffusers' pipeline guides every step; a guidance interval needs backend='native'."

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import CameraRig, Sampling
@@ -52,22 +52,24 @@ class EngineBackend(Backend):
         name: Name shown to users.
     """
 
-    modes = tuple(Mode)
-
     def __init__(
         self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"
     ):
-        self.name = name
         self.engine = engine
-        self.model_sha256 = engine.checkpoint.digest
-        self.action_space = engine.action_space
-        self.replan_rows = engine.checkpoint.replan_rows
-        self.chunk_rows = engine.checkpoint.chunk_rows
-        self.language = engine.checkpoint.language
-        if self.language is not None:
-            self.example_instruction = self.language.example
-        self.prefix_rows = engine.checkpoint.prefix_rows
-        self.takes_action_prefix = engine.checkpoint.prefix_rows > 0
+        checkpoint, language = engine.checkpoint, engine.checkpoint.language
+        self.info = BackendInfo(
+            name=name,
+            modes=tuple(Mode),
+            action_space=engine.action_space,
+            replan_rows=checkpoint.replan_rows,
+            chunk_rows=checkpoint.chunk_rows,
+            prefix_rows=checkpoint.prefix_rows,
+            language=language,
+            example_instruction=Backend.info.example_instruction
+            if language is None
+            else language.example,
+            model_sha256=checkpoint.digest,
+        )
         self._counters: Counter[str] = Counter(
             {} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0}
         )
@@ -155,7 +157,7 @@ class EngineBackend(Backend):
                 "declares "
                 f"{longest or 'no'} prefix_rows; leave the rest out."
             )
-        return self._input(request, self.name)
+        return self._input(request, self.info.name)
 
     def _engine_request(
         self, processed: ProcessedInput, request: Request, sampling: Sampling

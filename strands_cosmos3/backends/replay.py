@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from zipfile import BadZipFile
@@ -18,7 +18,7 @@ import numpy as np
 from strands_cosmos3.action_columns import ToolFrame
 from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import (
     F64,
     finite_array,
@@ -317,13 +317,14 @@ class ReplayBackend(Backend):
         recording: The recording, of one arm or by limb.
     """
 
-    name = "replay"
-    requires_images = False
-    instruction_free_actions = "a recorded motion"
+    info = BackendInfo(
+        name="replay", requires_images=False, instruction_free_actions="a recorded motion"
+    )
 
     def __init__(self, recording: Recording | LimbRecording):
         self.recording = recording
-        self.recorded_robot = recording.robot if isinstance(recording, LimbRecording) else None
+        if isinstance(recording, LimbRecording):
+            self.info = replace(self.info, recorded_robot=recording.robot)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the anchor along the recording.

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving.wire import (
     decode_reply,
@@ -37,7 +36,7 @@ class Exchange(Protocol):
 class RemoteBackend(Backend):
     """A backend whose inference runs at the other end of a connection."""
 
-    name = "service"
+    info = BackendInfo(name="service")
 
     def __init__(self, client: Exchange):
         self._client = client
@@ -80,9 +79,6 @@ class ServiceBackend(RemoteBackend):
             has.
     """
 
-    takes_views = True
-    action_space = "joint_pos"  # that of the released policy servers
-
     def __init__(
         self,
         client: Exchange,
@@ -94,7 +90,12 @@ class ServiceBackend(RemoteBackend):
         super().__init__(client)
         self._num_steps = None if num_steps is None else whole_number(num_steps, "num_steps", 1)
         self._asked_space = action_space
-        self.requires_images = requires_images
+        self.info = BackendInfo(
+            name="service",
+            takes_views=True,
+            requires_images=requires_images,
+            preferred_space="joint_pos",  # that of the released policy servers
+        )
         self._dialect = get_dialect(dialect)
         if self._dialect.http:
             raise ConfigError(
@@ -138,10 +139,6 @@ class ServiceBackend(RemoteBackend):
         if stated is None or stated == request.action_space.name or stated not in spaces:
             return request
         return replace(request, action_space=spaces[stated])
-
-    def action_space_for(self, embodiment: Embodiment) -> str | None:
-        """``joint_pos``, that of the released policy servers, if the embodiment has it."""
-        return self.action_space if self.action_space in embodiment.spaces else None
 
     def reset(self, seed: int | None = None) -> None:
         """Start another session, and tell a server whose dialect has a reset endpoint if it has had

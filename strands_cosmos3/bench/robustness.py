@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, FPS, SLOW_DEG, SLOW_M
 from strands_cosmos3.bench.tracking import recording_of_motion
@@ -57,12 +57,14 @@ class DeltaBackend(Backend):
         replan_rows: Rows to execute before the next request; None for whole chunks.
     """
 
-    name = "deltas"
-    requires_images = False
-    instruction_free_actions = "a recorded motion"
-
     def __init__(self, recording: Recording, replan_rows: int | None = None):
-        self.recording, self.replan_rows = recording, replan_rows
+        self.recording = recording
+        self.info = BackendInfo(
+            name="deltas",
+            requires_images=False,
+            replan_rows=replan_rows,
+            instruction_free_actions="a recorded motion",
+        )
 
     def infer(self, request: Request) -> ActionChunk:
         """Return ``midtrain`` rows."""

@@ -20,7 +20,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as bare_serve
 from websockets.sync.client import connect as bare_connect
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.robots.panda import HOME_Q
@@ -115,8 +115,7 @@ def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
 class _NoOpBackend(Backend):
     """Backend that returns the measured joint angles in every row."""
 
-    name = "nothing"
-    requires_images = False
+    info = BackendInfo(name="nothing", requires_images=False)
 
     def infer(self, request: Request) -> ActionChunk:
         assert request.q_rad is not None

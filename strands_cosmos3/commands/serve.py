@@ -187,7 +187,7 @@ class Serve:
         name, backends = self._backends()
         space = (
             self.action_space
-            or backends[0].action_space
+            or backends[0].info.action_space
             or ("midtrain" if name == "replay" else None)
         )
         logging.basicConfig(
@@ -202,9 +202,6 @@ class Serve:
                     space,
                     self.seed,
                     warm_up_message=_warm_up_message(backend),
-                    warm_up_instruction=backend.example_instruction,
-                    model_sha256=backend.model_sha256,
-                    compose=backend.compose,
                     libero=self.libero or None,
                 )
                 for backend in backends

@@ -204,7 +204,7 @@ class View(Rollout):
 
         with needed_by("the live page"):
             from strands_cosmos3.view.live import LiveView
-        controls, language, bar = self.controls, policy.backend.language, robot.scene.bar
+        controls, language, bar = self.controls, policy.info.language, robot.scene.bar
         with_bar = None if bar is None else bar.verb
 
         def novelty() -> float | None:

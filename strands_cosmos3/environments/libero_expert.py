@@ -14,7 +14,7 @@ import numpy as np
 
 from strands_cosmos3.actions.controller_rows import normalize_actions
 from strands_cosmos3.actions.kernels import log
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
 from strands_cosmos3.environments.libero_config import CLOSE, OPEN
 from strands_cosmos3.environments.libero_objects import TCP
@@ -42,11 +42,9 @@ class Phase(IntEnum):
 class LiberoExpert(Backend):
     """Answers one row at a time from the state; it begins anew if it loses the object."""
 
-    name = "scripted"
-    needs_privileged = True
-    requires_images = False
-    replan_rows = 1
-    chunk_rows = 1
+    info = BackendInfo(
+        name="scripted", needs_privileged=True, requires_images=False, replan_rows=1, chunk_rows=1
+    )
 
     def __init__(self) -> None:
         self.phase, self._steps = Phase.ABOVE, 0

@@ -43,7 +43,7 @@ def next_actions(policy: Policy, world: LiberoWorld, instruction: str) -> F64:
     if not isinstance(policy, Cosmos3Policy):
         steps = policy.get_actions_sync({**views, **image, "state": world.state}, instruction)
         return _actions(steps)[: policy.actions_per_step]
-    chunk = policy.plan(_observation(world, image, policy.backend.needs_privileged), instruction)
+    chunk = policy.plan(_observation(world, image, policy.info.needs_privileged), instruction)
     if not isinstance(chunk, ActionChunk) or chunk.embodiment.name != "libero":
         raise ConfigError(
             f"a policy of embodiment {policy.embodiment.name!r} cannot act on LIBERO; make it "

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.embodiments import CameraRig, Embodiment
+from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import BackendError, EvaluationError, ServiceChunkError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.types import ActionChunk, Request
@@ -43,26 +43,9 @@ class PerturbedBackend(Backend):
             policy_instruction,
             prompt,
         )
-        self.name, self.model_sha256, self.action_space = (
-            inner.name,
-            inner.model_sha256,
-            inner.action_space,
-        )
-        self.needs_privileged, self.requires_images = inner.needs_privileged, inner.requires_images
-        self.takes_views, self.replan_rows = inner.takes_views, inner.replan_rows
-        self.chunk_rows, self.language = inner.chunk_rows, inner.language
-        self.takes_action_prefix, self.prefix_rows = inner.takes_action_prefix, inner.prefix_rows
-        self.instruction_free_actions = inner.instruction_free_actions
-        self.example_instruction, self.recorded_robot = (
-            inner.example_instruction,
-            inner.recorded_robot,
-        )
+        self.info = inner.info
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
-
-    def action_space_for(self, embodiment: Embodiment) -> str | None:
-        """Return the inner backend's action space for an embodiment."""
-        return self._inner.action_space_for(embodiment)
 
     def compose(self, views: Mapping[str, NDArray[np.uint8]], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the inner backend's composite."""

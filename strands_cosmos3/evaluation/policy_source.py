@@ -49,7 +49,7 @@ class PolicySource:
     @property
     def model_sha256(self) -> str | None:
         """Digest of the checkpoint, if there is one."""
-        return None if self._backend is None else self._backend.model_sha256
+        return None if self._backend is None else self._backend.info.model_sha256
 
     def policy(
         self, assignment: Assignment, prompt: str | None = None, **arm: Any

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from strands_cosmos3.backends import ServiceOptions, make_backend
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import DecodeVideo, Dtype, EngineOptions, InferenceOptions
 from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
 from strands_cosmos3.collision import Obstacle
@@ -242,20 +242,20 @@ class Cosmos3Policy(BatchAnswers):
         self, action_space: str | None, cameras: Sequence[str] | None
     ) -> None:
         """Take over what the backend declares."""
-        if self.mode not in self.backend.modes:
+        info = self.info
+        if self.mode not in info.modes:
             raise ConfigError(
-                f"backend {self.backend.name!r} does not know mode {str(self.mode)!r}, only "
-                f"{', '.join(self.backend.modes)}; "
+                f"backend {info.name!r} does not know mode {str(self.mode)!r}, only "
+                f"{', '.join(info.modes)}; "
                 "use backend='native'."
             )
         if (
             action_space is None
-            and (declared := self.backend.action_space_for(self.embodiment)) is not None
+            and (declared := info.action_space_for(self.embodiment)) is not None
         ):
             self.action_space = self.embodiment.action_space(declared)
-        self.requires_images = self.backend.requires_images
-        self.instruction_free_actions = self.backend.instruction_free_actions
-        self.model_sha256 = self.backend.model_sha256
+        self.requires_images, self.model_sha256 = info.requires_images, info.model_sha256
+        self.instruction_free_actions = info.instruction_free_actions
         self.reads_instruction = self.instruction_free_actions is None
         rename_columns(
             tuple(self._mapping.observed) if self.robot else self.action_space.columns,
@@ -277,6 +277,11 @@ class Cosmos3Policy(BatchAnswers):
     def provider_name(self) -> str:
         """``"cosmos3"``."""
         return "cosmos3"
+
+    @property
+    def info(self) -> BackendInfo:
+        """The backend's properties."""
+        return self.backend.info
 
     @property
     def mapping(self) -> RobotMapping:
@@ -303,7 +308,7 @@ class Cosmos3Policy(BatchAnswers):
         """Rows to execute before the next inference: ``actions_per_step``, else the checkpoint's
         own; None is all of them.
         """
-        return self.backend.replan_rows if self.actions_per_step is None else self.actions_per_step
+        return self.info.replan_rows if self.actions_per_step is None else self.actions_per_step
 
     @property
     def _reads_state(self) -> bool:
@@ -316,7 +321,7 @@ class Cosmos3Policy(BatchAnswers):
     def _rows_asked(self) -> int:
         return (
             self._chunk_rows
-            or self.backend.chunk_rows
+            or self.info.chunk_rows
             or self.embodiment.chunk_rows(self.action_space.name)
         )
 
@@ -492,7 +497,7 @@ class Cosmos3Policy(BatchAnswers):
         """Whether :meth:`plan` takes ``action_prefix`` rows; a checkpoint that declares
         ``prefix_rows`` does.
         """
-        return self.mode is Mode.POLICY and self.backend.takes_action_prefix
+        return self.mode is Mode.POLICY and self.info.prefix_rows != 0
 
     @property
     def prefix_rows(self) -> int:
@@ -500,7 +505,7 @@ class Cosmos3Policy(BatchAnswers):
         if not self.takes_action_prefix:
             return 0
         # the answer must add a row
-        longest, declared = self._rows_asked - 1, self.backend.prefix_rows
+        longest, declared = self._rows_asked - 1, self.info.prefix_rows
         return longest if declared is None else min(longest, declared)
 
     @property
@@ -548,7 +553,7 @@ class Cosmos3Policy(BatchAnswers):
         if action_prefix is not None and len(action_prefix) > self.prefix_rows:
             raise ConfigError(
                 f"an action prefix of {len(action_prefix)} rows, and backend "
-                f"{self.backend.name!r} in mode {str(self.mode)!r} "
+                f"{self.info.name!r} in mode {str(self.mode)!r} "
                 f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows "
                 "were trained with one."
             )
@@ -573,7 +578,7 @@ class Cosmos3Policy(BatchAnswers):
     ) -> JointTrajectory | ActionChunk:
         if not isinstance(chunk, ActionChunk):
             raise ConfigError(
-                f"backend {self.backend.name!r} must return an ActionChunk, got "
+                f"backend {self.info.name!r} must return an ActionChunk, got "
                 f"{type(chunk).__name__}."
             )
         started = time.perf_counter()
@@ -632,8 +637,8 @@ class Cosmos3Policy(BatchAnswers):
             t_motion_s=observation.t_capture_s
             if observation.t_motion_s is None
             else observation.t_motion_s,
-            privileged=observation.privileged if self.backend.needs_privileged else None,
-            images=observation.images if self.backend.takes_views else {},
+            privileged=observation.privileged if self.info.needs_privileged else None,
+            images=observation.images if self.info.takes_views else {},
             mode=self.mode,
             conditioning_actions=raw_actions,
             clip=video,
@@ -649,6 +654,6 @@ class Cosmos3Policy(BatchAnswers):
             return only_picture(observation.images, self.embodiment.name)
         return (
             None
-            if self.backend.takes_views
+            if self.info.takes_views
             else self.backend.compose(observation.images, self.embodiment.rig)
         )

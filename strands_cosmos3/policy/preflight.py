@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from strands_cosmos3.backends import BACKENDS, needs_pictures, needs_privileged
-from strands_cosmos3.backends.base import Backend, adapted
+from strands_cosmos3.backends import BACKENDS, required_inputs
+from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.backends.options import EngineOptions, InferenceOptions
 from strands_cosmos3.checks import instance_of, require_type, whole_number
 from strands_cosmos3.embodiments import get_embodiment
@@ -63,10 +63,9 @@ def borrowed(robot: str | None, embodiment: str, backend: Any, allowed: bool) ->
     Raises:
         ConfigError: A model's domain would be borrowed, and that is not allowed.
     """
-    known = backend if backend is None or isinstance(backend, str) else adapted(backend)
     if (
         robot is None
-        or not needs_pictures(known)
+        or not required_inputs(backend).requires_images
         or (own := get_robot(robot)).embodiment is not None
     ):
         return None
@@ -90,7 +89,7 @@ def require_recorded(backend: Backend, robot: str | None) -> None:
     Raises:
         ConfigError: The recording is of another robot with the same limbs.
     """
-    recorded = recorded_robot(instance_of(backend, Backend, "backend").recorded_robot)
+    recorded = recorded_robot(instance_of(backend, Backend, "backend").info.recorded_robot)
     if robot is None or recorded is None or recorded.name == (own := get_robot(robot)).name:
         return
     if {limb.name for limb in own.limbs} != {limb.name for limb in recorded.limbs}:
@@ -150,7 +149,7 @@ def check_inputs(
     _check_values(other)
     borrowed(robot, chosen.name, backend, borrow_domain)
     mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
-    if needs_pictures(backend):
+    if required_inputs(backend).requires_images:
         require_every_camera(mapping, None)
         if chosen.rig is not None:
             mapping.cameras.require(sorted(observation_keys))
@@ -166,9 +165,7 @@ def check_inputs(
 def _require_hostable(backend: Any) -> None:
     if isinstance(backend, str) and backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
-    if backend is not None and not isinstance(backend, str):
-        adapted(backend)
-    if needs_privileged(backend):
+    if required_inputs(backend).needs_privileged:
         raise ConfigError(
             "backend 'scripted' sees the state of this package's own simulation "
             "(strands_cosmos3.Robot), which another one "

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.checks import instance_of
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.embodiments import CameraRig, Embodiment, get_embodiment
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
@@ -23,7 +24,6 @@ from strands_cosmos3.errors import (
     RanksError,
     WireFormatError,
 )
-from strands_cosmos3.observe.views import compose
 from strands_cosmos3.serving import libero, wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
 from strands_cosmos3.types import ActionChunk, Request
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
 
 
-class Inference(Protocol):
-    """The part of :class:`~strands_cosmos3.backends.base.Backend` that a server uses."""
+class ServedInfo(Protocol):
+    """The part of :class:`~strands_cosmos3.backends.base.BackendInfo` that a server reads."""
 
     @property
     def name(self) -> str: ...
@@ -42,6 +42,19 @@ class Inference(Protocol):
     def needs_privileged(self) -> bool: ...
     @property
     def requires_images(self) -> bool: ...
+    @property
+    def example_instruction(self) -> str: ...
+    @property
+    def model_sha256(self) -> str | None: ...
+
+
+@runtime_checkable
+class Inference(Protocol):
+    """The part of :class:`~strands_cosmos3.backends.base.Backend` that a server uses."""
+
+    @property
+    def info(self) -> ServedInfo: ...
+    def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]: ...
     def infer(self, request: Request) -> ActionChunk: ...
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]: ...
     def reset(self, seed: int | None = None) -> None: ...
@@ -133,9 +146,6 @@ class ServedPolicy:
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
-        warm_up_instruction: Instruction of the synthetic message: one that the backend understands.
-        model_sha256: Digest of the checkpoint, for the metrics.
-        compose: How a rig's views become the backend's picture: a :class:`Backend`'s ``compose``.
         libero: Whether LIBERO requests over HTTP are answered; None: if that is the embodiment. A
             backend of another embodiment must be able to answer them, as a checkpoint of all
             domains is.
@@ -151,9 +161,6 @@ class ServedPolicy:
     seed: int = 0
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
-    warm_up_instruction: str = "warm up"
-    model_sha256: str | None = None
-    compose: wire.Compose = compose
     libero: bool | None = None
     _embodiment: Embodiment = field(init=False, repr=False)
 
@@ -167,10 +174,15 @@ class ServedPolicy:
         )
         if self.libero is None:
             self.libero = self._embodiment.name == libero.DOMAIN
-        if self.backend.needs_privileged:
-            why = "needs the simulator's state, which never leaves its process"
+        if not isinstance(cast("Any", self.backend), Inference):
             raise ConfigError(
-                f"backend {self.backend.name!r} {why}. Serve replay or a model backend."
+                f"{type(self.backend).__name__} is no backend; subclass "
+                "strands_cosmos3.backends.base.Backend, or wrap the object with its adapted()."
+            )
+        if self.backend.info.needs_privileged:
+            raise ConfigError(
+                f"backend {self.backend.info.name!r} needs the simulator's state, which never "
+                "leaves its process. Serve replay or a model backend."
             )
 
     @property
@@ -178,12 +190,13 @@ class ServedPolicy:
         """What is served: version of this package, backend, embodiment, action space and the
         checkpoint's digest.
         """
-        about = {
+        return {
             "version": __version__,
-            "backend": self.backend.name,
+            "backend": self.backend.info.name,
             "embodiment": self._embodiment.name,
+            "action_space": self._space.name,
+            "model_sha256": self.backend.info.model_sha256 or "",
         }
-        return about | {"action_space": self._space.name, "model_sha256": self.model_sha256 or ""}
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
@@ -198,9 +211,8 @@ class ServedPolicy:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
         tell.
         """
-        return libero.info(
-            f"strands-cosmos3 {__version__} {self.backend.name}", self.model_sha256, self.seed
-        )
+        name, digest = self.backend.info.name, self.backend.info.model_sha256
+        return libero.info(f"strands-cosmos3 {__version__} {name}", digest, self.seed)
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the
@@ -294,8 +306,8 @@ class ServedPolicy:
             message,
             self._embodiment,
             self._space,
-            images=self.backend.requires_images,
-            compose=self.compose,
+            images=self.backend.info.requires_images,
+            compose=self.backend.compose,
             seed=wire.vllm_seed(message, default) if session.protocol == "vllm-omni" else default,
             t_motion_s=now - session.started_s,
         )
@@ -342,7 +354,7 @@ class ServedPolicy:
     def _some_message(self) -> dict[str, Any]:
         """A synthetic request: gray pictures and an arm at rest."""
         message: dict[str, Any] = {
-            wire.PROMPT: self.warm_up_instruction,
+            wire.PROMPT: self.backend.info.example_instruction,
             wire.JOINTS: np.array(_HOME_Q_RAD),
             wire.GRIPPER: np.zeros(1),
             wire.POSITION: np.array([0.4, 0.0, 0.4]),

@@ -3,13 +3,14 @@ are adapted or refused.
 """
 
 import inspect
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.backends import make_backend
-from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.base import AdaptedBackend, Backend, BackendInfo
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.types import ActionChunk, Mode
 
@@ -27,8 +28,7 @@ def rows(request):
 class Minimal(Backend):
     """All that a backend has to write."""
 
-    name = "minimal"
-    requires_images = False
+    info = BackendInfo(name="minimal", requires_images=False)
 
     def infer(self, request):
         return rows(request)
@@ -61,7 +61,7 @@ class Duck:
 
 def test_a_backend_needs_only_infer():
     backend = make_backend(Minimal())
-    assert backend.modes == (Mode.POLICY,)
+    assert backend.info.modes == (Mode.POLICY,)
     assert dict(backend.counters) == {}
     assert backend.cancel() is False
     with Cosmos3Policy(backend=backend) as policy:
@@ -85,7 +85,7 @@ def test_an_object_that_keeps_the_contract_without_the_class_is_adapted():
         assert isinstance(policy.backend, AdaptedBackend)
         assert policy.action_space.name == "joint_pos"
         assert policy.counters == {"reconnects": 3}
-        assert policy.backend.takes_views is False
+        assert policy.info.takes_views is False
         policy.get_actions_sync(STATE, "reach the red cube")
         policy.reset(4)
         policy.cancel()
@@ -93,9 +93,10 @@ def test_an_object_that_keeps_the_contract_without_the_class_is_adapted():
 
 
 def test_every_member_of_the_contract_is_adapted():
-    values = {name: object() for name in Backend.__annotations__}
-    adapted = AdaptedBackend(type("Other", (Duck,), values)())
-    assert {name: vars(adapted)[name] for name in values} == values
+    values = {field.name: object() for field in fields(BackendInfo)}
+    assert vars(AdaptedBackend(type("Other", (Duck,), values)()).info) == values
+    info = BackendInfo(name="other", chunk_rows=8)
+    assert AdaptedBackend(type("Informed", (Duck,), {"info": info})()).info is info
     methods = [
         name
         for name, member in vars(Backend).items()

@@ -18,7 +18,7 @@ pytest.importorskip("diffusers")
 
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
-from strands_cosmos3.backends import BACKENDS, make_backend, needs_pictures, needs_privileged  # noqa: E402
+from strands_cosmos3.backends import BACKENDS, make_backend, required_inputs  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.model_input import ModelInput, as_pictures  # noqa: E402
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
@@ -88,7 +88,7 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(
     stock = make_backend("diffusers", folder, QUICK)
     assert isinstance(native, Backend)
     assert isinstance(stock, Backend)
-    assert native.model_sha256 == stock.model_sha256
+    assert native.info.model_sha256 == stock.info.model_sha256
     expected = stock.infer(question())
     generator = torch.Generator().manual_seed(3)
     noise = [
@@ -126,7 +126,7 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
         folder if space == "midtrain" else joint_folder, tmp_path / "model", prefix_rows=3
     )
     backend = make_backend("native", declares, QUICK)
-    assert (backend.takes_action_prefix, backend.prefix_rows) == (True, 3)
+    assert backend.info.prefix_rows == 3
     asked = question(action_space=DROID.action_space(space), n_rows=8)
     free = backend.infer(asked).action
     bound = np.random.RandomState(1).uniform(-0.5, 0.5, (3, free.shape[1])) + (
@@ -204,7 +204,7 @@ def test_statistics_of_another_domain_are_refused(folder, tmp_path):
 
 
 def test_a_checkpoint_that_declares_no_prefix_rows_is_sent_none(native):
-    assert (native.takes_action_prefix, native.prefix_rows) == (False, 0)
+    assert native.info.prefix_rows == 0
     with pytest.raises(BackendError, match="declares no prefix_rows"):
         native.infer(question(action_prefix=np.zeros((3, 10))))
     policy = Cosmos3Policy(backend=native)
@@ -510,10 +510,11 @@ def test_what_backends_need_is_known_before_they_are_made():
         )
         # its server may need no pictures, so it is asked for
         made = kind(client=None) if name == "service" else kind
-        assert (needs_pictures(name), needs_privileged(name)) == (
-            made.requires_images,
-            made.needs_privileged,
+        known = required_inputs(name)
+        assert (known.requires_images, known.needs_privileged) == (
+            made.info.requires_images,
+            made.info.needs_privileged,
         ), name
         if name == "service":
-            assert needs_pictures(made)
-    assert needs_pictures(None)  # the default backend sees
+            assert required_inputs(made).requires_images
+    assert required_inputs(None).requires_images  # the default backend sees

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.control.ik import METHODS, MinkIKBridge
 from strands_cosmos3.embodiments import get_embodiment
@@ -110,8 +110,7 @@ def test_the_default_posture_is_the_models_home_or_the_frankas():
 class Loops(Backend):
     """A closed loop of 8 cm from and to the measured pose."""
 
-    name = "loops"
-    requires_images = False
+    info = BackendInfo(name="loops", requires_images=False)
 
     def infer(self, request):
         T = np.repeat(request.T_base_cosmos[None], request.n_rows + 1, axis=0)

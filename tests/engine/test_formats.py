@@ -195,7 +195,7 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
     filled = formats.contract_file(path, folder, checkpoints["relu2"])
     assert inspect(filled)["verdict"] == "ready"
     backend = NativeBackend(filled, InferenceOptions(device="cpu"))
-    assert backend.chunk_rows == 16
+    assert backend.info.chunk_rows == 16
     assert backend.infer(observe()).action.shape == (16, 10)
     with pytest.raises(ContractError, match="domain is 'droid_lerobot'"):
         backend.infer(observe("umi"))

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.actions.controller_rows import normalize_actions
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.environments.libero_config import PROTOCOLS, LiberoConfig
 from strands_cosmos3.environments.libero_expert import named_object
 from strands_cosmos3.environments.libero_policy import ACTION_KEYS, next_actions
@@ -262,7 +262,7 @@ def test_a_policy_of_another_embodiment_or_with_other_steps_is_refused():
 
 
 class Droid(Backend):
-    requires_images = False
+    info = BackendInfo(requires_images=False)
 
     def infer(self, request):
         return ActionChunk(np.zeros((16, 10)), request.action_space, request.embodiment)

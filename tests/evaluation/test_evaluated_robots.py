@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.bench import tasks
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
@@ -204,10 +204,7 @@ def test_success_is_reported_by_the_goals_colour():
 class OfDroid(Backend):
     """Answers in another action space for each embodiment, as a policy server does."""
 
-    action_space = "joint_pos"
-
-    def action_space_for(self, embodiment):
-        return self.action_space if self.action_space in embodiment.spaces else None
+    info = BackendInfo(preferred_space="joint_pos")
 
     def infer(self, request):
         pytest.fail(f"only the action space is asked for, not {request.n_rows} rows")
@@ -215,8 +212,8 @@ class OfDroid(Backend):
 
 def test_the_action_space_is_the_backends_own_for_the_embodiment():
     backend = PerturbedBackend(OfDroid(), Perturbation(), "reach the red cube")
-    assert backend.action_space_for(get_embodiment("droid")) == "joint_pos"
-    assert backend.action_space_for(get_embodiment("robomind-ur")) is None
+    assert backend.info.action_space_for(get_embodiment("droid")) == "joint_pos"
+    assert backend.info.action_space_for(get_embodiment("robomind-ur")) is None
 
 
 def test_without_a_model_another_robot_is_refused_before_anything_is_written(

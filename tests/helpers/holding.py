@@ -3,7 +3,7 @@
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.robots.panda import ARM_JOINTS, dh_forward
 from strands_cosmos3.types import ActionChunk
@@ -12,8 +12,7 @@ from strands_cosmos3.types import ActionChunk
 class Stays(Backend):
     """Every row of a chunk is the identity; ``seen`` holds the requests."""
 
-    name = "stays"
-    requires_images = False
+    info = BackendInfo(name="stays", requires_images=False)
 
     def __init__(self):
         self.seen = []

@@ -109,7 +109,7 @@ def make(folder: Path) -> None:
         json.dumps(
             {
                 "class": f"{type(policy).__module__}.{type(policy).__name__}",
-                "rows": own.backend.replan_rows,
+                "rows": own.info.replan_rows,
                 "refused": refused,
             }
         )

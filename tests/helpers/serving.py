@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.actions.rotations import se3, so3_exp
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -21,8 +21,7 @@ class Echo(Backend):
     shown.
     """
 
-    name = "echo"
-    requires_images = False
+    info = BackendInfo(name="echo", requires_images=False)
 
     def __init__(self, before: Callable[[Request], None] = lambda request: None):
         self.before = before
@@ -50,7 +49,7 @@ class Several(Echo):
     half is, plus 0.01 a row.
     """
 
-    requires_images = True
+    info = BackendInfo(name="echo")
 
     def infer(self, request: Request) -> ActionChunk:
         if request.embodiment is not LIBERO:

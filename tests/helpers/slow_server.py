@@ -5,6 +5,7 @@ slow_server.py SECONDS sleep|spin|look.
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 
 from helpers.serving import Echo
 from strands_cosmos3.serving.served import ServedPolicy
@@ -27,7 +28,7 @@ def work(request):
 
 
 backend = Echo(work)
-backend.requires_images = how == "look"
+backend.info = replace(backend.info, requires_images=how == "look")
 # a process that is watched for its memory must not collect pictures
 backend.requests = deque(maxlen=1)
 server = PolicyServer(ServedPolicy(backend, libero=True), ServerConfig(port=0, grace_s=grace))

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from helpers.environments import ROOT, strands_robots
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.replay import Recording, load_recording
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.model import panda_path
@@ -54,12 +55,12 @@ def squeeze(t_s: Any) -> np.ndarray:
     return np.select([np.asarray(t_s) < 1.0, np.asarray(t_s) < 2.5], [1.0, 0.25], 0.0)
 
 
-class Sway:
+class Sway(Backend):
     """Joint rows of that motion, by the motion's clock: row i is for ``i / 15`` seconds after
     the observation.
     """
 
-    name, needs_privileged, requires_images, model_sha256 = "sway", False, True, None
+    info = BackendInfo(name="sway")
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -70,12 +71,6 @@ class Sway:
         return ActionChunk(
             np.column_stack((sway(due_s), squeeze(due_s))), request.action_space, request.embodiment
         )
-
-    def reset(self, seed: int | None = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

@@ -19,6 +19,7 @@ import pytest
 
 from helpers.environments import environment
 from helpers.serving import Echo, request, until
+from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import (
     ServiceChunkError,
@@ -81,7 +82,7 @@ def test_what_openpi_writes_we_read_and_what_we_write_it_reads(peer: str):
 @pytest.mark.parametrize("token", [(), ("s3cret-s3cret-s3cret",)])
 def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
     backend = Echo()
-    backend.requires_images = True
+    backend.info = BackendInfo(name="echo")
     server = serve(backend, token=token[0] if token else None)
     metadata, first, second, error = map(
         json.loads, run(peer, "openpi_calls.py", server.port, *token).splitlines()

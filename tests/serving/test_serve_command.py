@@ -19,6 +19,7 @@ from websockets.exceptions import InvalidStatus
 
 from helpers.environments import TESTS
 from helpers.serving import Echo, observation, until
+from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.cli import main
 from strands_cosmos3.serving.codec import encode
 
@@ -158,7 +159,7 @@ def test_a_recording_has_no_joint_angles_to_serve(motion: Path, capsys: pytest.C
 def test_a_rollout_asks_a_policy_server_with_its_cameras(serve, tmp_path: Path):
 
     backend = Echo()
-    backend.requires_images = True
+    backend.info = BackendInfo(name="echo")
     server = serve(backend)
     report = tmp_path / "r.json"
     arguments = [

@@ -23,7 +23,6 @@ from strands_cosmos3.backends.distributed import replicas  # noqa: E402
 from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
 from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
-from strands_cosmos3.observe.views import compose  # noqa: E402
 from strands_cosmos3.parallel.group import RankTimeouts  # noqa: E402
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E402
 from strands_cosmos3.serving.codec import decode, encode  # noqa: E402
@@ -51,7 +50,10 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
     }
     here = native.infer(
         Request(
-            **asked, n_rows=DROID.chunk_rows(space), **state, composite=compose(views, DROID.rig)
+            **asked,
+            n_rows=DROID.chunk_rows(space),
+            **state,
+            composite=native.compose(views, DROID.rig),
         )
     )
     service = ServiceBackend(

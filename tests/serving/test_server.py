@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from helpers.serving import DROID, Echo, observation, picture, until
+from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.errors import (
     BackendError,
@@ -109,7 +110,7 @@ def test_a_gripper_is_a_number_or_a_history(serve, gripper):
 
 def test_views_a_composite_and_roboarena_s_names_arrive_as_pictures(serve):
     backend = Echo()
-    backend.requires_images = True
+    backend.info = BackendInfo(name="echo")
     pictures = [picture(), picture() + 1, picture() + 2]
     with dial(serve(backend).port) as client:
         for keys in (

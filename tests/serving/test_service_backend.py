@@ -231,10 +231,10 @@ def test_create_policy_takes_the_server_s_address(serve):
     with create_policy(f"cosmos3://127.0.0.1:{server.port}", robot="panda") as policy:
         assert len(policy.get_actions_sync(observation(), "x")) == 4
     with create_policy(f"strands_cosmos3://127.0.0.1:{server.port}", robot="panda") as policy:
-        assert policy.backend.name == "service"
+        assert policy.info.name == "service"
     # strands-robots' default: localhost:8000, dialled on demand
     with create_policy("cosmos3", robot="panda") as policy:
-        assert policy.backend.name == "service"
+        assert policy.info.name == "service"
         assert policy.action_space.name == "joint_pos"
 
 

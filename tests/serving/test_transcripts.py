@@ -20,6 +20,7 @@ from helpers.transcripts import (
 )
 from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
+from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
@@ -30,7 +31,7 @@ CLIENTS, SERVERS = (*ROBOLAB, ARENA), ("framework-joint_pos", "framework-midtrai
 
 def echo() -> Echo:
     backend = Echo()
-    backend.requires_images = True
+    backend.info = BackendInfo(name="echo")
     return backend
 
 

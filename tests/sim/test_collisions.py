@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.panda_oracle import PandaOracle
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.errors import ConfigError, InputError
@@ -28,15 +28,13 @@ def poses_into_the_arm(rows=32):
 
 
 class IntoItself(Backend):
-    name = "into itself"
-    requires_images = False
-
     def __init__(self, space, T=None):
-        self.action_space, self.T = space, poses_into_the_arm() if T is None else T
+        self.info = BackendInfo(name="into itself", requires_images=False, action_space=space)
+        self.T = poses_into_the_arm() if T is None else T
 
     def infer(self, request):
         T, fingers = self.T, (0.04, 0.04)
-        if self.action_space == "joint_pos":
+        if self.info.action_space == "joint_pos":
             free = MinkIKBridge(load_panda(), check_collisions=False)
             rows = free.solve(T, np.r_[HOME_Q, fingers], 1 / 15).q_rad[:, :7]
         else:
@@ -45,7 +43,7 @@ class IntoItself(Backend):
                 quat = np.zeros(4)
                 mujoco.mju_mat2Quat(quat, pose[:3, :3].reshape(9))
                 rows.append([*pose[:3, 3], *quat[1:], quat[0]])
-        space = request.embodiment.action_space(self.action_space)
+        space = request.embodiment.action_space(self.info.action_space)
         return ActionChunk(np.column_stack((rows, np.full(32, 0.2))), space, request.embodiment)
 
 
@@ -85,7 +83,7 @@ def test_ordinary_episodes_count_none():
 class To(Backend):
     """Joint rows from a start to an end."""
 
-    name, requires_images, action_space = "to", False, "joint_pos"
+    info = BackendInfo(name="to", requires_images=False, action_space="joint_pos")
 
     def __init__(self, q_start, q_end):
         self.rows = np.column_stack((np.linspace(q_start, q_end, 8), np.zeros(8)))

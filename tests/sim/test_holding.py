@@ -2,12 +2,14 @@
 inference to inference.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from helpers.holding import Stays, StaysByAngles, sunk_mm
 from helpers.ideal_arm import DT, IdealArm
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.embodiments import get_embodiment
@@ -72,9 +74,7 @@ def test_a_policy_of_another_make_holds_still_too(scene, steps, plant, most_mm):
 class Commands(Backend):
     """``joint_pos`` rows that say home, whatever is measured."""
 
-    name = "commands"
-    requires_images = False
-    action_space = "joint_pos"
+    info = BackendInfo(name="commands", requires_images=False, action_space="joint_pos")
 
     def infer(self, request):
         rows = np.tile([*HOME_Q, 1.0], (request.n_rows, 1))
@@ -177,7 +177,7 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
             robot.data.qpos[scene.arm_qpos] = pushed
 
     class Prefixed(Stays):
-        takes_action_prefix = True
+        info = replace(Stays.info, prefix_rows=None)
 
         def infer(self, request):
             prefixes.append(request.action_prefix)

@@ -4,6 +4,7 @@ succeed as without.
 
 import itertools
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_picking_succeeds_as_often_as_without_latency(robot):
 class Heeds(ScriptedBackend):
     """The expert, pretending to heed action-prefix rows, so that one can see which it is given."""
 
-    takes_action_prefix = True
+    info = replace(ScriptedBackend.info, prefix_rows=None)
 
     def __init__(self):
         super().__init__()

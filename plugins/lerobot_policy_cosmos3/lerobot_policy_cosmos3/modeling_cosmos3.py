@@ -118,7 +118,7 @@ class Cosmos3Policy(PreTrainedPolicy):
 
     @property
     def _n_action_steps(self) -> int | None:
-        rows = self.policy.backend.replan_rows
+        rows = self.policy.info.replan_rows
         if self.config.n_action_steps is not None or rows is None:
             return self.config.n_action_steps
         return steps_of_rows(rows, self.policy.embodiment.fps, self.config.fps)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3, se3_inverse, so3_exp
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.ik import MinkIKBridge
@@ -145,9 +145,7 @@ class PerturbedExpert(Backend):
         funnel: Whether it descends the lower the closer it is, although it turns.
     """
 
-    name = "perturbed expert"
-    needs_privileged = True
-    requires_images = False
+    info = BackendInfo(name="perturbed expert", needs_privileged=True, requires_images=False)
 
     def __init__(self, yaw_rad: float | None, shift_m: F64, funnel: bool = False) -> None:
         self.expert = ScriptedBackend(turns=yaw_rad is None, funnel=funnel or yaw_rad is not None)

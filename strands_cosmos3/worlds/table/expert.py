@@ -15,7 +15,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.actions.rotations import se3_inverse
-from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
@@ -191,9 +191,7 @@ class ScriptedBackend(Backend):
             it is above them, and turns near a cube only; None: if it does not turn.
     """
 
-    name = "scripted"
-    needs_privileged = True
-    requires_images = False
+    info = BackendInfo(name="scripted", needs_privileged=True, requires_images=False)
     turns, funnel = True, False
 
     def __init__(self, turns: bool = True, funnel: bool | None = None):

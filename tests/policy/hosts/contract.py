@@ -85,7 +85,7 @@ droid = {"embodiment": "droid", "robot": "panda"}
 answers["by_our_name"] = made("strands_cosmos3", **droid)
 served = theirs.create_policy("strands_cosmos3", **droid)
 answers["by_default"] = [
-    served.backend.name,
+    served.info.name,
     served.execution_horizon,
     theirs.resolve_chunk_length(served, 8),
 ]
