@@ -8,14 +8,13 @@ import numpy as np
 
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.trajectory import JointState, plan_motion
-from strands_cosmos3.robots.fetch import ModelSource, fetch_model
-from strands_cosmos3.robots.fetched import ROBOSUITE
+from strands_cosmos3.robots.fetch import ModelSource, archives, fetch_model
 from strands_cosmos3.robots.inspection import inspect_model
-from strands_cosmos3.robots.spec import Figures, LimbLimits
+from strands_cosmos3.robots.spec import Figures, LimbLimits, ServoGains
 
 FOLDER = "robosuite/models/assets/robots/kinova3/"
 source = ModelSource(
-    "kinova3", ((ROBOSUITE, (FOLDER,)),), f"{FOLDER}robot.xml", "MIT, as robosuite"
+    "kinova3", ((archives()["robosuite"], (FOLDER,)),), f"{FOLDER}robot.xml", "MIT, as robosuite"
 )
 found, to_complete = inspect_model(fetch_model(source, progress=print))
 print("\n".join(to_complete))
@@ -29,7 +28,7 @@ arm = replace(
         )
     ),
     # servos instead of motors
-    gains=(Figures((1000.0,) * 7, "chosen here"), Figures((100.0,) * 7, "chosen here")),
+    gains=ServoGains(Figures((1000.0,) * 7, "chosen here"), Figures((100.0,) * 7, "chosen here")),
 )
 robot = replace(found, name="kinova3", title="Kinova Gen3", limbs=(arm,), source="robosuite 1.5.2")
 

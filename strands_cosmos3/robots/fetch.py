@@ -18,8 +18,9 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -32,7 +33,10 @@ from strands_cosmos3.errors import (
     ResourceNotFoundError,
 )
 from strands_cosmos3.resources import shown, storing, write_folder
+from strands_cosmos3.tables import read_toml
 
+DOWNLOADS = Path(__file__).with_name("downloads.toml")
+"""The archives and models that can be fetched."""
 MAX_FILES, MAX_FILE_BYTES, MAX_MODEL_BYTES = 2000, 64 << 20, 256 << 20
 """Bounds on what is unpacked of an archive."""
 _DAMAGED = (
@@ -98,6 +102,28 @@ class ModelSource:
     def path(self) -> Path:
         """Path of the model's file, once it is fetched."""
         return self.folder / self.model
+
+
+@cache
+def archives() -> Mapping[str, Archive]:
+    """Return the archives of ``downloads.toml`` by package."""
+    tables = read_toml(DOWNLOADS)["archives"]
+    return {package: Archive(package, **table) for package, table in tables.items()}
+
+
+@cache
+def model_sources() -> Mapping[str, ModelSource]:
+    """Return the models of ``downloads.toml`` by name."""
+    return {
+        name: ModelSource(
+            name,
+            tuple((archives()[package], tuple(paths)) for package, paths in table["files"].items()),
+            table["model"],
+            table["licence"],
+            tuple(tuple(edit) for edit in table.get("edits", ())),
+        )
+        for name, table in read_toml(DOWNLOADS)["models"].items()
+    }
 
 
 def models_folder() -> Path:

@@ -129,8 +129,8 @@ class HandLimits:
     """
 
     chain: SerialChain
-    velocity: float = 1.7
-    acceleration: float = 13.0
+    velocity: float
+    acceleration: float
     joints: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

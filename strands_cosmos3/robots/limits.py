@@ -20,7 +20,7 @@ from strands_cosmos3.checks import F64, instance_of, typed
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.robots.model import chain_to_body, joint_ids
-from strands_cosmos3.robots.panda import FER, HAND_LIMITS, HOME_Q, LIMITS
+from strands_cosmos3.robots.panda import FER, FRANKA_CHAIN, HOME_Q, LIMITS
 from strands_cosmos3.robots.spec import RATES, Limb, RobotSpec
 
 ASSUMED_VELOCITY = 1.3, 0.1
@@ -250,7 +250,7 @@ def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
         mujoco.mj_kinematics(model, data)
         T = np.eye(4)
         for joint, T_parent_joint, angle in zip(
-            joints, HAND_LIMITS.chain.T_parent_joint, q, strict=True
+            joints, FRANKA_CHAIN.T_parent_joint, q, strict=True
         ):
             T = T @ T_parent_joint
             aside = np.cross(data.xanchor[joint] - T[:3, 3], T[:3, 2])

@@ -26,11 +26,10 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
-from strands_cosmos3.robots.panda import HAND_LIMITS, HOME_Q, T_flange_hand, T_link7_flange
+from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_link7_flange
 from strands_cosmos3.robots.spec import GripperSpec, Limb, ModelPart, RobotSpec
-from strands_cosmos3.robots.spec_file import model_file
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 
@@ -408,7 +407,7 @@ def set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
     """
     if limb.gains is None:
         return
-    kp, kd = (figures.values for figures in limb.gains)
+    kp, kd = limb.gains.kp.values, limb.gains.kd.values
     for i, name in enumerate(limb.actuators):
         actuator = spec.actuator(name)
         if actuator is None:
@@ -737,7 +736,7 @@ class LimbKinematics:
         return T
 
 
-_FRANKA = LimbKinematics(HAND_LIMITS.chain, (T_link7_flange, T_flange_hand))
+_FRANKA = LimbKinematics(FRANKA_CHAIN, (T_link7_flange, T_flange_hand))
 """The Franka's published kinematics. A model of it rounds them, in the last digit of a double."""
 
 

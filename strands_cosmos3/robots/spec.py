@@ -1,5 +1,5 @@
-"""A robot as data: its model, joints, limits with their sources, servos, home, cameras and limbs.
-numpy only.
+"""Robots as data: model, joints, limits with their sources, servos, home, cameras and limbs. numpy
+only.
 
 A robot's limbs are joined to an embodiment's columns by name, never by position: DROID and UR arms
 are called ``"arm"``, and of two arms one is ``"left"`` and the other ``"right"``, whichever comes
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from strands_cosmos3.action_columns import GripperConvention, LimbColumns
-from strands_cosmos3.checks import F64, finite_array, positive, typed, typed_fields
+from strands_cosmos3.checks import F64, finite_array, positive, typed_fields
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 
@@ -25,7 +26,7 @@ RATES = ("velocity", "acceleration", "jerk", "torque")
 :mod:`strands_cosmos3.robots.limits`.
 """
 FRAME_TYPES = ("body", "site")
-_MOST = {
+_PLAUSIBLE = {
     "q_min": 1e3,
     "q_max": 1e3,
     "velocity": 1e3,
@@ -33,16 +34,16 @@ _MOST = {
     "jerk": 1e8,
     "torque": 1e5,
 }
-"""Limits beyond these are no robot's, in rad or m, s, N m or N."""
-_FAR_M, _REACH_M = 10.0, 3.0
-"""Farther than these is no part of a robot, and nothing that an arm reaches."""
+"""Greatest plausible limits, in rad or m, s, N m or N."""
+_PART_M, _REACH_M = 10.0, 3.0
+"""Greatest plausible distance of a robot's part, and reach of an arm."""
 
 
-def _within(values: tuple[float, ...], name: str, lowest: float, highest: float) -> None:
-    found = finite_array(values, name, (None,))
-    if ((found < lowest) | (found > highest)).any():
+def _require_within(values: Any, name: str, lowest: float, highest: float) -> None:
+    array = finite_array(values, name, (None,) if np.ndim(values) else ())
+    if ((array < lowest) | (array > highest)).any():
         raise ConfigError(
-            f"{name} must lie between {lowest:g} and {highest:g}, got {found.tolist()}."
+            f"{name} must lie between {lowest:g} and {highest:g}, got {array.tolist()}."
         )
 
 
@@ -72,9 +73,9 @@ class HandRates:
     def __post_init__(self) -> None:
         _text(self.source, "the source of the hand's rates")
         for name in ("velocity", "acceleration"):
-            if positive(getattr(self, name), f"the hand's {name}") > _MOST[name]:
+            if positive(getattr(self, name), f"the hand's {name}") > _PLAUSIBLE[name]:
                 raise ConfigError(
-                    f"the hand's {name} must be at most {_MOST[name]:g}, got "
+                    f"the hand's {name} must be at most {_PLAUSIBLE[name]:g}, got "
                     f"{getattr(self, name):g}."
                 )
 
@@ -103,22 +104,25 @@ class LimbLimits:
         typed_fields(self)
         if (self.q_min is None) != (self.q_max is None):
             raise ConfigError("limits need both q_min and q_max, or neither.")
-        for name in RATES:
-            figures: Figures | None = getattr(self, name)
-            if figures is not None and min(figures.values) <= 0:
-                raise ConfigError(f"{name} limits must be above zero, got {list(figures.values)}.")
-        for name, most in _MOST.items():
-            given: Figures | None = getattr(self, name)
-            if given is not None and np.abs(given.values).max() > most:
+        for name, values in self.values.items():
+            if name in RATES and min(values) <= 0:
+                raise ConfigError(f"{name} limits must be above zero, got {list(values)}.")
+            if np.abs(values).max() > _PLAUSIBLE[name]:
                 raise ConfigError(
-                    f"{name} limits must be at most {most:g} in rad or m, s, N m or N, got "
-                    f"{list(given.values)}."
+                    f"{name} limits must be at most {_PLAUSIBLE[name]:g} in rad or m, s, N m or "
+                    f"N, got {list(values)}."
                 )
 
     @property
-    def unstated(self) -> tuple[str, ...]:
-        """The rates that are assumed: no model states them."""
-        return tuple(name for name in RATES if name != "torque" and getattr(self, name) is None)
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """The limits of joints that are stated, by name."""
+        stated = {name: getattr(self, name) for name in _PLAUSIBLE}
+        return {name: figures.values for name, figures in stated.items() if figures is not None}
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The rates that are not stated; a torque limit may be the model's."""
+        return tuple(name for name in RATES if name != "torque" and name not in self.values)
 
 
 @dataclass(frozen=True)
@@ -151,15 +155,22 @@ class GripperSpec:
         _names(self.joints, "the gripper's joints")
         if self.fingers:
             _names(self.fingers, "the gripper's fingers")
-        gap_m = finite_array(self.gap_m or (0.0, 1.0), "gap_m", (None,))
-        _within(tuple(gap_m), "gap_m", 0.0, 1.0)
-        if len(gap_m) == 1 or (np.diff(gap_m) <= 0).any():
+        _require_within(self.gap_m or (0.0, 1.0), "gap_m", 0.0, 1.0)
+        if len(self.gap_m) == 1 or (np.diff(self.gap_m) <= 0).any():
             raise ConfigError(
                 "gap_m must grow from closed to open, and have two values or more; got "
                 f"{list(self.gap_m)}."
             )
         _text(self.actuator, "the gripper's actuator")
-        _within((positive(self.grip_gain, "grip_gain"),), "grip_gain", 0.0, 1e3)
+        _require_within(positive(self.grip_gain, "grip_gain"), "grip_gain", 0.0, 1e3)
+
+
+@dataclass(frozen=True)
+class ServoGains:
+    """Stiffness kp [N m/rad] and damping kd [N m s/rad] of position servos, joint by joint."""
+
+    kp: Figures
+    kd: Figures
 
 
 @dataclass(frozen=True)
@@ -182,8 +193,7 @@ class Limb:
         gripper: None if it has none.
         frames: Names that embodiments use for its frames, with the model's names, e.g. ``{"hand":
             "left_hand"}``.
-        gains: Stiffness and damping of its position servos, kp [N m/rad] and kd [N m s/rad], to be
-            set in the model; None keeps the model's.
+        gains: Gains of its position servos, to be set in the model; None keeps the model's.
     """
 
     name: str
@@ -199,7 +209,7 @@ class Limb:
     tool_roll_deg: float = 0.0
     gripper: GripperSpec | None = None
     frames: Mapping[str, str] = field(default_factory=dict)
-    gains: tuple[Figures, Figures] | None = None
+    gains: ServoGains | None = None
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -211,29 +221,19 @@ class Limb:
             )
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
-        _within(self.tool_m, f"tool_m of limb {self.name!r}", -_FAR_M, _FAR_M)
-        _within((self.tool_roll_deg,), f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
-        for name, gains in zip(("kp", "kd"), self.gains or (), strict=False):
-            _within(
-                gains.values,
-                f"gains {name} of limb {self.name!r}",
-                1e-6 if name == "kp" else 0.0,
-                1e6,
-            )
-        lengths = {"actuators": len(self.actuators), "home": len(home)}
-        lengths |= {
-            key: len(one.values)
-            for key, one in vars(self.limits).items()
-            if isinstance(one, Figures)
-        }
-        lengths |= {
-            f"gains {k}": len(one.values)
-            for k, one in zip(("kp", "kd"), self.gains or (), strict=False)
-        }
-        if wrong := {key: n for key, n in lengths.items() if n != len(self.joints)}:
-            said = ", ".join(f"{key} has {n}" for key, n in wrong.items())
+        _require_within(self.tool_m, f"tool_m of limb {self.name!r}", -_PART_M, _PART_M)
+        _require_within(self.tool_roll_deg, f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
+        by_joint = {"actuators": self.actuators, "home": self.home, **self.limits.values}
+        if self.gains is not None:
+            kp, kd = self.gains.kp.values, self.gains.kd.values
+            _require_within(kp, f"gains kp of limb {self.name!r}", 1e-6, 1e6)
+            _require_within(kd, f"gains kd of limb {self.name!r}", 0.0, 1e6)
+            by_joint |= {"gains kp": kp, "gains kd": kd}
+        lengths = {name: len(values) for name, values in by_joint.items()}
+        if wrong := {name: n for name, n in lengths.items() if n != len(self.joints)}:
+            counts = ", ".join(f"{name} has {n}" for name, n in wrong.items())
             raise ConfigError(
-                f"limb {self.name!r} has {len(self.joints)} joints, but its {said}; give one for "
+                f"limb {self.name!r} has {len(self.joints)} joints, but its {counts}; give one for "
                 "each joint."
             )
         object.__setattr__(self, "home", tuple(home.tolist()))
@@ -254,11 +254,19 @@ class Limb:
         return T
 
     def frame_called(self, name: str) -> str:
-        """Return the model's name of a frame that an embodiment calls ``name``; InputError
-        unless that is a string.
-        """
-        _text(name, "the name of a frame")
+        """Return the model's name of a frame that an embodiment calls ``name``."""
         return self.frames.get(name, name)
+
+    def of_joint(self, i: int) -> dict[str, object]:
+        """Return what the limb states of its i-th joint, and the joints before that."""
+        limits = {name: values[i] for name, values in self.limits.values.items()}
+        gains = (
+            {}
+            if self.gains is None
+            else {"kp": self.gains.kp.values[i], "kd": self.gains.kd.values[i]}
+        )
+        chain = {"joints": self.joints[: i + 1], "actuator": self.actuators[i]}
+        return {**chain, "home": self.home[i], **limits, **gains}
 
 
 @dataclass(frozen=True)
@@ -287,16 +295,10 @@ class ModelPart:
     exclude: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.exclude, list | tuple):  # a TOML file has lists
-            object.__setattr__(
-                self,
-                "exclude",
-                tuple(tuple(one) if isinstance(one, list) else one for one in self.exclude),
-            )
         typed_fields(self)
         _text(self.file, "a model's file")
-        _within(self.position_m, "a part's position_m", -_FAR_M, _FAR_M)
-        _within((self.yaw_deg,), "a part's yaw_deg", -360.0, 360.0)
+        _require_within(self.position_m, "a part's position_m", -_PART_M, _PART_M)
+        _require_within(self.yaw_deg, "a part's yaw_deg", -360.0, 360.0)
 
 
 @dataclass(frozen=True)
@@ -350,9 +352,9 @@ class Workspace:
     def __post_init__(self) -> None:
         typed_fields(self)
         for name in ("x_m", "y_m", "bin_m"):
-            _within(getattr(self, name), f"a workspace's {name}", -_REACH_M, _REACH_M)
-        _within((self.grasp_yaw_deg,), "a workspace's grasp_yaw_deg", -360.0, 360.0)
-        _within((self.carry_m,), "a workspace's carry_m", 0.0, _REACH_M)
+            _require_within(getattr(self, name), f"a workspace's {name}", -_REACH_M, _REACH_M)
+        _require_within(self.grasp_yaw_deg, "a workspace's grasp_yaw_deg", -360.0, 360.0)
+        _require_within(self.carry_m, "a workspace's carry_m", 0.0, _REACH_M)
         if self.x_m[0] >= self.x_m[1] or self.y_m[0] >= self.y_m[1]:
             raise ConfigError(
                 f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}."
@@ -373,6 +375,7 @@ class RobotSpec:
         embodiment: Embodiment whose rows move it if none is named. None: Cosmos 3 has no domain for
             it, and a model borrows one.
         workspace: Where a scene puts cubes and the bin.
+        aliases: Other names of it, under which a packaged robot is found.
 
     Attributes:
         file: The file that it was read from, or None; not part of what it is.
@@ -390,6 +393,7 @@ class RobotSpec:
     source: str = ""
     embodiment: str | None = None
     workspace: Workspace = Workspace()
+    aliases: tuple[str, ...] = ()
     file: str | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -423,18 +427,13 @@ class RobotSpec:
         if self.cameras:
             _names(tuple(camera.name for camera in self.cameras), f"the cameras of {self.name!r}")
         for joint in self.shared_joints:
-            found = [
-                (i, limb)
-                for limb in self.limbs
-                for i, name in enumerate(limb.joints)
-                if name == joint
-            ]
-            if any(_of_joint(limb, i) != _of_joint(found[0][1], found[0][0]) for i, limb in found):
+            limbs = [limb for limb in self.limbs if joint in limb.joints]
+            first, *others = (limb.of_joint(limb.joints.index(joint)) for limb in limbs)
+            if any(other != first for other in others):
                 raise ConfigError(
                     f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, "
-                    "but state different things of "
-                    f"{joint!r}; its actuator, home, limits and gains must be the same in each, "
-                    "and so the joints before it."
+                    f"but state different things of {joint!r}; its actuator, home, limits and "
+                    "gains must be the same in each, and so the joints before it."
                 )
 
     @contextmanager
@@ -457,10 +456,10 @@ class RobotSpec:
                 names = ", ".join(limb.name for limb in self.limbs)
                 raise ConfigError(f"robot {self.name!r} has the limbs {names}; name one.")
             return first
-        found = {limb.name: limb for limb in self.limbs}
-        if not isinstance(name, str) or name not in found:
-            raise UnknownNameError(f"limb of robot {self.name!r}", name, found)
-        return found[name]
+        limbs = {limb.name: limb for limb in self.limbs}
+        if name not in limbs:
+            raise UnknownNameError(f"limb of robot {self.name!r}", name, limbs)
+        return limbs[name]
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -472,13 +471,13 @@ class RobotSpec:
     @property
     def shared_joints(self) -> tuple[str, ...]:
         """The joints, such as a waist, that belong to several limbs."""
-        return tuple(_shared([joint for limb in self.limbs for joint in limb.joints]))
+        return tuple(_repeated([joint for limb in self.limbs for joint in limb.joints]))
 
-    def require_independent(self, what: str) -> None:
-        """Raise ConfigError if limbs share joints, which ``what`` cannot have."""
+    def require_independent(self, user: str) -> None:
+        """Raise ConfigError if limbs share joints, which ``user`` cannot have."""
         if self.shared_joints:
             raise ConfigError(
-                f"{what} needs independent limbs, but those of {self.name!r} share "
+                f"{user} needs independent limbs, but those of {self.name!r} share "
                 f"{', '.join(self.shared_joints)}. Plan with "
                 "control.limb_ik.LimbIK, or fix the shared joint in the model."
             )
@@ -494,7 +493,6 @@ class RobotSpec:
         return np.array([home[joint] for joint in self.joints])
 
 
-@typed()
 def join_limbs(robot: RobotSpec, embodiment: Embodiment) -> tuple[tuple[Limb, LimbColumns], ...]:
     """Join a robot's limbs with an embodiment's columns by name, in the robot's order.
 
@@ -505,13 +503,11 @@ def join_limbs(robot: RobotSpec, embodiment: Embodiment) -> tuple[tuple[Limb, Li
         ConfigError: A limb is missing on either side, or only one of the two has a gripper.
     """
     columns = {limb.name: limb for limb in embodiment.limbs}
-    have, needed = (
-        {limb.name for limb in robot.limbs},
-        {name for name, limb in columns.items() if not limb.is_camera},
-    )
-    if not columns or needed - have or have - set(columns):
+    limbs = {limb.name for limb in robot.limbs}
+    moved = {name for name, limb in columns.items() if not limb.is_camera}
+    if not columns or moved - limbs or limbs - set(columns):
         raise ConfigError(
-            f"robot {robot.name!r} has the limbs {', '.join(sorted(have))}, but embodiment "
+            f"robot {robot.name!r} has the limbs {', '.join(sorted(limbs))}, but embodiment "
             f"{embodiment.name!r} moves "
             f"{', '.join(columns) or 'none that its source states'}; choose an embodiment with "
             "the robot's limbs, by name."
@@ -531,35 +527,9 @@ def _text(value: object, name: str) -> None:
 
 
 def _names(values: tuple[str, ...], name: str, empty: bool = False) -> None:
-    if not values or _shared(list(values)) or not (empty or all(values)):
+    if not values or _repeated(list(values)) or not (empty or all(values)):
         raise ConfigError(f"{name} must be one or more different names, got {list(values)}.")
 
 
-def _of_joint(limb: Limb, i: int) -> tuple[object, ...]:
-    """What a limb says of its i-th joint, and which joints come before it."""
-    figures = (
-        *(getattr(limb.limits, name) for name in ("q_min", "q_max", *RATES)),
-        *(limb.gains or (None, None)),
-    )
-    values = (None if one is None else one.values[i] for one in figures)
-    return (limb.joints[: i + 1], limb.actuators[i], limb.home[i], *values)
-
-
-def _shared(values: list[str]) -> list[str]:
+def _repeated(values: list[str]) -> list[str]:
     return sorted({value for value in values if values.count(value) > 1})
-
-
-__all__ = [
-    "FRAME_TYPES",
-    "RATES",
-    "Figures",
-    "GripperSpec",
-    "HandRates",
-    "Limb",
-    "LimbLimits",
-    "ModelPart",
-    "RobotCamera",
-    "RobotSpec",
-    "Workspace",
-    "join_limbs",
-]

@@ -20,9 +20,7 @@ from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.policy import Policy, create_policy
-from strands_cosmos3.robots.catalogue import ALIASES, PANDA, get_robot
-from strands_cosmos3.robots.catalogue import ROBOTS as catalogue
-from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.catalogue import aliases, get_robot, packaged_robots, source_of
 from strands_cosmos3.robots.model import frame_body
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.robots.spec import Limb
@@ -41,10 +39,12 @@ if TYPE_CHECKING:
     from strands_cosmos3.sim.dataset import RolloutRecorder
 
 ROBOTS = (
-    "panda",
     "franka",
-    *(name for name in catalogue if name != PANDA.name),
-    *(name for name, one in FETCHED.items() if len(one.robot.limbs) == 1),
+    *(
+        name
+        for name, robot in packaged_robots().items()
+        if source_of(robot) is None or len(robot.limbs) == 1
+    ),
 )
 """Names of the robots that can be simulated."""
 Progress = Callable[[float, float], None]
@@ -274,7 +274,7 @@ def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:
 
 def _known_robot(name: str) -> str:
     if not isinstance(name, str) or (
-        ALIASES.get(name, name) not in ROBOTS and not name.lower().endswith(".toml")
+        aliases().get(name, name) not in ROBOTS and not name.lower().endswith(".toml")
     ):
         raise UnknownNameError("simulated robot", name, ROBOTS)
     return name

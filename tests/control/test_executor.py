@@ -21,8 +21,7 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
-from strands_cosmos3.robots.catalogue import ROBOTS
-from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.catalogue import is_present, packaged_robots
 from strands_cosmos3.robots.panda import FER, FR3, HOME_Q
 from strands_cosmos3.types import JointTrajectory
 
@@ -486,10 +485,7 @@ def test_references_of_other_robots_keep_every_limit(robot, seed):
 @pytest.mark.slow
 def test_ten_million_references_of_all_robots_keep_every_limit():
     """Those that are installed or have been fetched."""
-    robots = [
-        *ROBOTS,
-        *(name for name, fetched in FETCHED.items() if fetched.source.path.is_file()),
-    ]
+    robots = [name for name, robot in packaged_robots().items() if is_present(robot)]
     assert {"dual_panda", "ur5e"} <= set(robots)
     jobs = [(robot, seed) for seed in range(20) for robot in robots]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as workers:

@@ -26,11 +26,13 @@ from strands_cosmos3.errors import (
     NonFiniteError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import DUAL_PANDA, list_robots
+from strands_cosmos3.robots.catalogue import get_robot, list_robots
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec import join_limbs
 from strands_cosmos3.types import ActionChunk, JointTrajectory
+
+DUAL_PANDA = get_robot("dual_panda")
 
 DOMAIN = {
     "panda": "droid",

@@ -10,11 +10,13 @@ from helpers.robot_motions import limb_poses
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.catalogue import DUAL_PANDA
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.spec import Figures, HandRates, Limb, LimbLimits, ModelPart, RobotSpec
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.types import JointTrajectory
+
+DUAL_PANDA = get_robot("dual_panda")
 
 AXES = ("0 0 1", "0 1 0", "0 1 0", "1 0 0", "0 1 0", "1 0 0")
 HOME = (0.0, 0.3, 0.6, 0.8, -0.2, 0.9, 0.3)

@@ -29,10 +29,11 @@ from strands_cosmos3.evaluation.simulator import AS_TOLD, Simulator
 from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
 from strands_cosmos3.evaluation.statistics import summarise
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import UR5E
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.spec import Workspace
-from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR
+
+UR5E = get_robot("ur5e")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"

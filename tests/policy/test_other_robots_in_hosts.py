@@ -14,10 +14,11 @@ from strands_cosmos3.embodiments import DROID_RIG, MODEL_GRIPPER, WIRE_GRIPPER
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import ALIASES, UR5E, get_robot
+from strands_cosmos3.robots.catalogue import get_robot, packaged_robots, write_robot
 from strands_cosmos3.robots.hosted import driven_gripper
 from strands_cosmos3.robots.spec import ModelPart
-from strands_cosmos3.robots.spec_file import write_robot
+
+UR5E = get_robot("ur5e")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
@@ -77,7 +78,7 @@ def test_a_gripper_that_is_closed_at_the_upper_end_is_told_the_closed_fraction(c
 )
 def test_names_of_strands_robots_are_known(alias, name):
     assert get_robot(alias).name == name
-    assert alias not in ALIASES.values()
+    assert alias not in packaged_robots()
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.observe.mapping import resolve_mapping
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import DUAL_PANDA
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import assembled
 from strands_cosmos3.robots.panda import ARM_JOINTS, HOME_Q, dh_forward
+
+DUAL_PANDA = get_robot("dual_panda")
 
 DUAL = get_embodiment("robomind-franka-dual")
 T_HAND_COSMOS = DUAL.tool_frame.T_parent_cosmos

@@ -13,7 +13,7 @@ from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
+from strands_cosmos3.robots.catalogue import get_robot, list_robots, write_robot
 from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec import (
@@ -22,9 +22,9 @@ from strands_cosmos3.robots.spec import (
     LimbLimits,
     ModelPart,
     RobotSpec,
+    ServoGains,
     Workspace,
 )
-from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.scene import Scene
 
 UR5E, DUAL = get_robot("ur5e"), get_robot("dual_panda")
@@ -40,7 +40,7 @@ def with_gripper(**changes: object) -> RobotSpec:
     return with_limb(gripper=replace(ARM.gripper, **changes))
 
 
-@pytest.mark.parametrize("name", sorted(ROBOTS))
+@pytest.mark.parametrize("name", list_robots())
 def test_installed_robots_drive_their_own_joints(name):
     assert load_robot(get_robot(name)).nu == sum(
         len(limb.joints) + (limb.gripper is not None) for limb in get_robot(name).limbs
@@ -153,7 +153,7 @@ def test_motors_need_gains_to_be_simulated(tmp_path):
         match="actuators elbow of limb 'arm' are not position servos; give the limb gains",
     ):
         Scene(robot=robot)
-    gains = Figures((2000.0,) * 6, "tuned"), Figures((400.0,) * 6, "tuned")
+    gains = ServoGains(Figures((2000.0,) * 6, "tuned"), Figures((400.0,) * 6, "tuned"))
     Scene(robot=replace(robot, limbs=(replace(ARM, gains=gains),)))
 
 
@@ -230,11 +230,15 @@ SIX = (1.0,) * 6
     ("change", "said"),
     [
         (
-            lambda: with_limb(gains=(Figures((-1.0,) * 6, "a slip"), Figures(SIX, "a slip"))),
+            lambda: with_limb(
+                gains=ServoGains(Figures((-1.0,) * 6, "a slip"), Figures(SIX, "a slip"))
+            ),
             "gains kp of limb 'arm' must lie",
         ),
         (
-            lambda: with_limb(gains=(Figures(SIX, "a slip"), Figures((-1.0,) * 6, "a slip"))),
+            lambda: with_limb(
+                gains=ServoGains(Figures(SIX, "a slip"), Figures((-1.0,) * 6, "a slip"))
+            ),
             "gains kd of limb 'arm' must lie",
         ),
         (

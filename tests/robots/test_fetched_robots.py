@@ -13,16 +13,18 @@ import pytest
 from helpers.robot_motions import feasible_motion, limb_poses
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.trajectory import JointState, plan_motion
-from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.catalogue import get_robot, is_present, packaged_robots, source_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 
 pytestmark = pytest.mark.robots
 CHUNKS, ROWS, FPS, DT_S = 20, 16, 10, 1 / 600
 
 
-@pytest.fixture(scope="module", params=sorted(FETCHED))
+@pytest.fixture(
+    scope="module", params=[name for name, robot in packaged_robots().items() if source_of(robot)]
+)
 def ik(request):
-    if not FETCHED[request.param].source.path.is_file():
+    if not is_present(get_robot(request.param)):
         pytest.skip(f"not fetched; run `strands-cosmos3 robot fetch {request.param}`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)

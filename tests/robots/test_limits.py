@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots import limits as table
-from strands_cosmos3.robots.joints import HandLimits, JointLimits
+from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, is_franka
 from strands_cosmos3.robots.model import chain_to_body, load_panda
-from strands_cosmos3.robots.panda import ARM_JOINTS, CARTESIAN_LIMITS, FER, FR3, HOME_Q
+from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FR3, HOME_Q
 
 # Seven hinges called joint1 to joint7, as an xArm7's and an iiwa14's are, in ranges that are not a
 # Franka's.
@@ -90,21 +90,8 @@ def test_the_tables_limit_the_hand_that_the_model_has():
         assert limits.hand is not None
         np.testing.assert_allclose(limits.hand.chain.position(q), chain.position(q), atol=1e-12)
         assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, most)
-        assert (CARTESIAN_LIMITS.velocity, CARTESIAN_LIMITS.acceleration) == (1.7, 13.0)
     assert FER.derated(0.5).hand.velocity == 0.85
     assert FER.derated(0.5).hand.acceleration == 6.5
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, "fast"])
-def test_malformed_limits_of_the_hand_are_refused(value):
-    with pytest.raises(InputError):
-        replace(FER.hand, velocity=value)
-    with pytest.raises(InputError):
-        HandLimits(FER.hand.chain, acceleration=value)
-    with pytest.raises((InputError, NonFiniteError)):
-        replace(FER, hand=value)
-    with pytest.raises(InputError, match="7 joints"):
-        JointLimits(*(np.arange(6) + k for k in (0, 1, 1, 1, 1, 1)), hand=FER.hand)
 
 
 def test_a_franka_is_known_by_its_axes():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
@@ -22,12 +22,9 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model, load_panda, panda_path
 from strands_cosmos3.robots.panda import (
-    ACTUATORS,
     ARM_JOINTS,
-    CARTESIAN_LIMITS,
     FER,
     FINGER_JOINTS,
-    FINGER_TRAVEL_M,
     FR3,
     HOME_Q,
     T_hand_flange,
@@ -70,7 +67,7 @@ def angle_deg(R_a: np.ndarray, R_b: np.ndarray) -> float:
 def home(model: mujoco.MjModel) -> mujoco.MjData:
     data = mujoco.MjData(model)
     data.qpos[:7] = data.ctrl[:7] = HOME_Q
-    data.qpos[7:], data.ctrl[7] = FINGER_TRAVEL_M, 255
+    data.qpos[7:], data.ctrl[7] = PANDA_FINGER.open_value, 255
     mujoco.mj_forward(model, data)
     return data
 
@@ -108,7 +105,9 @@ def test_golden_frame_of_a_recorded_episode(model):
 
 def test_sites_and_names(model):
     assert [model.joint(i).name for i in range(model.njnt)] == [*ARM_JOINTS, *FINGER_JOINTS]
-    assert [model.actuator(i).name for i in range(model.nu)] == list(ACTUATORS)
+    assert [model.actuator(i).name for i in range(model.nu)] == [
+        f"actuator{i}" for i in range(1, 9)
+    ]
     bodies = {model.body(i).name for i in range(model.nbody)}
     assert {*(f"link{i}" for i in range(8)), "hand", "left_finger", "right_finger"} <= bodies
     data = home(model)
@@ -131,7 +130,7 @@ def test_limits_are_the_table(model):
         np.testing.assert_array_equal(model.actuator(i).ctrlrange, [low, high])
         np.testing.assert_array_equal(model.actuator(i).forcerange, [-torque, torque])
     for name in FINGER_JOINTS:
-        np.testing.assert_array_equal(model.joint(name).range, [0, FINGER_TRAVEL_M])
+        np.testing.assert_array_equal(model.joint(name).range, [0, PANDA_FINGER.open_value])
 
 
 def test_stock_servo(model):
@@ -141,7 +140,9 @@ def test_stock_servo(model):
     np.testing.assert_array_equal(model.actuator_biasprm[:7, 2], -kp / 10)
     np.testing.assert_array_equal(model.dof_armature, 0.1)
     np.testing.assert_array_equal(model.dof_damping, 1.0)
-    np.testing.assert_allclose(model.actuator_gainprm[7, 0] * 255, 100 * FINGER_TRAVEL_M, rtol=1e-8)
+    np.testing.assert_allclose(
+        model.actuator_gainprm[7, 0] * 255, 100 * PANDA_FINGER.open_value, rtol=1e-8
+    )
     assert model.opt.timestep == pytest.approx(1 / PHYSICS_HZ, abs=1e-18)
     assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_IMPLICITFAST
 
@@ -168,7 +169,7 @@ def test_gripper_opens_and_closes(model):
     assert np.abs(data.qpos[7:]).max() < 1e-3
     data.ctrl[7] = 255
     mujoco.mj_step(model, data, 2 * PHYSICS_HZ)
-    np.testing.assert_allclose(data.qpos[7:], FINGER_TRAVEL_M, atol=1e-3)
+    np.testing.assert_allclose(data.qpos[7:], PANDA_FINGER.open_value, atol=1e-3)
 
 
 def test_the_arm_touches_itself_only_where_it_really_would(model):
@@ -204,7 +205,6 @@ def test_limits_are_checked_and_frozen():
         JointLimits(-ones, ones, np.nan * ones, ones, ones, ones)
     with pytest.raises(ValueError, match="read-only"):
         FER.velocity[0] = 9
-    assert CARTESIAN_LIMITS.velocity == 1.7
     assert (FER.q_min < HOME_Q).all()
     assert (FER.q_max > HOME_Q).all()
 

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.catalogue import PANDA, UR5E
-from strands_cosmos3.robots.fetched import OPENARM_LEFT, OPENARM_RIGHT
+from strands_cosmos3.robots.catalogue import PANDA, get_robot, read_robot, write_robot
 from strands_cosmos3.robots.model import assembled, load_robot
 from strands_cosmos3.robots.spec import ModelPart, Workspace
-from strands_cosmos3.robots.spec_file import read_robot, write_robot
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Scene
+
+OPENARM_LEFT = get_robot("openarm_left")
+OPENARM_RIGHT = get_robot("openarm_right")
+UR5E = get_robot("ur5e")
 
 TOOL = """<mujoco><option cone="elliptic" impratio="10"/><worldbody><body name="palm"><geom size=".01"/>
 <body name="finger"><joint name="finger"/><geom size=".01"/></body></body></worldbody></mujoco>"""

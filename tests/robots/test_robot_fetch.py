@@ -14,14 +14,19 @@ import pytest
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError, FetchError, ResourceNotFoundError, StorageError
 from strands_cosmos3.robots import fetch
-from strands_cosmos3.robots.catalogue import ROBOTS, get_robot
+from strands_cosmos3.robots.catalogue import (
+    get_robot,
+    packaged_robots,
+    read_robot,
+    source_of,
+    write_robot,
+)
 from strands_cosmos3.robots.fetch import Archive, ModelSource, fetch_model, models_folder
-from strands_cosmos3.robots.fetched import FETCHED
 from strands_cosmos3.robots.model import load_robot
-from strands_cosmos3.robots.spec_file import read_robot, write_robot
 from strands_cosmos3.sim.scene_builder import Cube
 from strands_cosmos3.worlds.table.tasks import LIFT_M
 
+SOURCES = {name: source_of(robot) for name, robot in packaged_robots().items() if source_of(robot)}
 XML = "<mujoco><!-- here --><worldbody/></mujoco>"
 FILES = {
     "tiny/arm/arm.xml": XML,
@@ -232,7 +237,7 @@ def test_a_cache_that_cannot_be_written_and_malformed_sources(wheels, monkeypatc
 def test_the_command_names_what_can_be_fetched(capsys, wheels):
     assert main(["robot", "list"]) == 0
     listed = capsys.readouterr().out
-    assert all(f"robot fetch {name}" in listed for name in FETCHED)
+    assert all(f"robot fetch {name}" in listed for name in SOURCES)
     assert main(["robot", "fetch", "xarm"]) == 2
     assert "Did you mean 'xarm7'? Valid: iiwa14, iiwa7, openarm" in capsys.readouterr().err
     # an alias, as Robot() takes it
@@ -245,23 +250,23 @@ def test_the_command_names_what_can_be_fetched(capsys, wheels):
     assert main(["robot", "fetch", "xarm7", "--out", "x.toml"]) == 2
 
 
-@pytest.mark.parametrize("name", [*ROBOTS, *FETCHED])
+@pytest.mark.parametrize("name", packaged_robots())
 def test_a_cube_is_carried_well_above_the_height_that_a_pick_needs(name):
     """Carried 0.1 mm below it, openarm_right picked 3 of 100 cubes."""
     workspace = get_robot(name).workspace
     assert workspace.carry_m - Cube("cube_red", (1.0, 0.0, 0.0)).edge_m / 2 > LIFT_M + 0.005
 
 
-@pytest.mark.parametrize("name", FETCHED)
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_robot_that_is_not_fetched_says_how_to_get_it(name, tmp_path):
     robot = get_robot(name)
     assert robot.name == name
     # one source for a pair of arms and each of them
-    assert name.startswith(FETCHED[name].source.name)
-    assert FETCHED[name].source.path.is_relative_to(models_folder())
+    assert name.startswith(SOURCES[name].name)
+    assert SOURCES[name].path.is_relative_to(models_folder())
     with pytest.raises(
         ResourceNotFoundError,
-        match=f"run `strands-cosmos3 robot fetch {FETCHED[name].source.name}`",
+        match=f"run `strands-cosmos3 robot fetch {SOURCES[name].name}`",
     ):
         load_robot(robot)
     (tmp_path / "copy.toml").write_text(write_robot(robot))
@@ -269,7 +274,7 @@ def test_a_robot_that_is_not_fetched_says_how_to_get_it(name, tmp_path):
 
 
 def test_a_damaged_model_in_the_cache_says_what_to_delete(cache, capsys):
-    source = FETCHED["openarm"].source
+    source = SOURCES["openarm"]
     source.path.parent.mkdir(parents=True)
     source.path.write_text("<mujoco/>", encoding="utf-8")
     assert main(["robot", "fetch", "openarm"]) == 1

@@ -5,18 +5,22 @@ import warnings
 import numpy as np
 import pytest
 
-from strands_cosmos3.robots.fetched import FETCHED
+from strands_cosmos3.robots.catalogue import get_robot, is_present, packaged_robots, source_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.plant import PlantErrors
 from strands_cosmos3.sim.robot import ROBOTS, Robot
 
 pytestmark = pytest.mark.robots
-ARMS = sorted(name for name, one in FETCHED.items() if len(one.robot.limbs) == 1)
+ARMS = sorted(
+    name
+    for name, robot in packaged_robots().items()
+    if source_of(robot) is not None and len(robot.limbs) == 1
+)
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_fetched_arm_takes_and_places_a_cube(name):
-    if not FETCHED[name].source.path.is_file():
+    if not is_present(get_robot(name)):
         pytest.skip(f"not fetched; run `strands-cosmos3 robot fetch {name}`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)
@@ -34,7 +38,7 @@ def test_a_fetched_arm_takes_and_places_a_cube(name):
 @pytest.mark.parametrize("name", ["iiwa7", "iiwa14"])
 def test_a_low_hand_is_identified_in_free_space(name):
     """From home its sway would hit the table, which weighed as much as 16 kg."""
-    if not FETCHED[name].source.path.is_file():
+    if not is_present(get_robot(name)):
         pytest.skip(f"not fetched; run `strands-cosmos3 robot fetch {name}`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)

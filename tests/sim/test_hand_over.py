@@ -10,7 +10,7 @@ from strands_cosmos3 import Robot
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.catalogue import DUAL_PANDA
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.sim.scene import BAR, Layout, Scene
@@ -25,6 +25,8 @@ from strands_cosmos3.worlds.table.instruction import (
     parse_instruction,
 )
 from strands_cosmos3.worlds.table.tasks import Judge, get_task
+
+DUAL_PANDA = get_robot("dual_panda")
 
 ROBOT = Robot("dual_panda", task="hand_over")
 SCENE = ROBOT.scene

@@ -10,16 +10,17 @@ import pytest
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import UR5E, get_robot
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.model import load_with_obstacles
 from strands_cosmos3.robots.panda import FER, FR3
-from strands_cosmos3.robots.spec import Figures, ModelPart
-from strands_cosmos3.robots.spec_file import write_robot
+from strands_cosmos3.robots.spec import Figures, ModelPart, ServoGains
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.robot import ROBOTS, ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
+
+UR5E = get_robot("ur5e")
 
 
 class Heard(ScriptedBackend):
@@ -115,7 +116,7 @@ def test_a_robot_from_a_file_is_simulated(tmp_path):
     limits = replace(
         arm.limits, q_max=Figures((4.0,) * 6, "test"), q_min=Figures((-4.0,) * 6, "test")
     )
-    gains = Figures((3000.0,) * 6, "test"), Figures((300.0,) * 6, "test")
+    gains = ServoGains(Figures((3000.0,) * 6, "test"), Figures((300.0,) * 6, "test"))
     arm = replace(arm, frame="flange", frames={"tool0": "flange"}, gains=gains, limits=limits)
     cameras = (replace(UR5E.cameras[0], body="flange"),)
     mine = replace(

@@ -11,12 +11,14 @@ import pytest
 from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ConfigError, InputError
-from strands_cosmos3.robots.catalogue import PANDA, UR5E
+from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.robots.spec import LimbLimits
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
+
+UR5E = get_robot("ur5e")
 
 
 @pytest.fixture(scope="module")

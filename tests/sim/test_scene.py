@@ -18,7 +18,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.robots.model import PHYSICS_HZ, panda_path
-from strands_cosmos3.robots.panda import FER, FINGER_TRAVEL_M, HOME_Q
+from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.sim.scene import (
     BIN,
     SEPARATION_M,
@@ -105,7 +105,7 @@ def test_bookkeeping(scene, data):
     q = HOME_Q + 0.1
     scene.reset(data, ROW, q)
     np.testing.assert_array_equal(data.ctrl[scene.arm_actuators], q)
-    np.testing.assert_array_equal(data.qpos[scene.finger_qpos], FINGER_TRAVEL_M)
+    np.testing.assert_array_equal(data.qpos[scene.finger_qpos], 0.04)
     assert data.ctrl[scene.gripper_actuator] == 255.0
     for name, (x, y) in zip(ROW.names, ROW.xy_m, strict=True):
         np.testing.assert_allclose(scene.T_world_body(data, name)[:3, 3], [x, y, 0.02], atol=1e-12)

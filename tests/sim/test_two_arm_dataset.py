@@ -25,14 +25,15 @@ from strands_cosmos3.datasets import (
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, DatasetFormatError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import DUAL_PANDA, PANDA
+from strands_cosmos3.robots.catalogue import PANDA, get_robot, write_robot
 from strands_cosmos3.robots.spec import ModelPart
-from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.types import ActionChunk, Request, Rollout
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
+
+DUAL_PANDA = get_robot("dual_panda")
 
 DUAL = get_embodiment("robomind-franka-dual")
 T_HAND_COSMOS = DUAL.tool_frame.T_parent_cosmos

@@ -31,7 +31,7 @@ from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import UR5E
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.render import Renderer
@@ -43,6 +43,8 @@ from strands_cosmos3.training.bundled.phrases import plain
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.windows import EXPERT, LABELLED, poses_of
 from strands_cosmos3.types import ActionChunk, Rollout
+
+UR5E = get_robot("ur5e")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"

@@ -26,9 +26,8 @@ from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.panda import dh_forward
-from strands_cosmos3.robots.spec_file import write_robot
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay

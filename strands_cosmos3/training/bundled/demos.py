@@ -29,11 +29,10 @@ from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.observe.composites import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.catalogue import get_robot, model_file
 from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, base_pose, load_model
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.robots.spec_file import model_file
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
