@@ -21,12 +21,11 @@ import numpy as np
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-from strands_cosmos3.environments.libero_config import OPEN, LiberoConfig  # noqa: E402
-from strands_cosmos3.environments.libero_expert import LiberoExpert  # noqa: E402
-from strands_cosmos3.environments.libero_objects import privileged  # noqa: E402
-from strands_cosmos3.environments.libero_policy import ACTION_KEYS  # noqa: E402
-from strands_cosmos3.environments.libero_world import LiberoWorld  # noqa: E402
-from strands_cosmos3.environments.suites import load_init_states, load_tasks  # noqa: E402
+from strands_cosmos3.worlds.libero.expert import LiberoExpert  # noqa: E402
+from strands_cosmos3.worlds.libero.protocol import OPEN, LiberoConfig  # noqa: E402
+from strands_cosmos3.worlds.libero.simulation import LiberoSimulation, privileged  # noqa: E402
+from strands_cosmos3.worlds.libero.suites import load_init_states, load_tasks  # noqa: E402
+from strands_cosmos3.worlds.libero.world import ACTION_KEYS  # noqa: E402
 
 ROWS = 16
 SUITE = "libero_object"
@@ -52,7 +51,7 @@ class Replay:
 def record(task: Any) -> np.ndarray:
     """Return the actions [T, 7] of one of the expert's episodes."""
     expert, actions = LiberoExpert(), []
-    with closing(LiberoWorld(task, pictures=False)) as world:
+    with closing(LiberoSimulation(task, pictures=False)) as world:
         world.reset(0)
         while not world.time_is_up:
             actions.append(expert.act(privileged(world), task.instruction))
@@ -72,7 +71,7 @@ def bare(env: Any, task: Any, actions: np.ndarray) -> float:
     return time.process_time() - started
 
 
-def pictures(world: LiberoWorld, pairs: int) -> float:
+def pictures(world: LiberoSimulation, pairs: int) -> float:
     """CPU seconds of pairs of pictures."""
     started = time.process_time()
     for _ in range(pairs):

@@ -13,8 +13,8 @@ Importing this package registers both; Gymnasium comes with the extra ``gym``, L
 from strands_cosmos3.extras import EXTRAS
 
 IDS = {
-    "strands_cosmos3/Table-v0": "table:TableEnv",
-    "strands_cosmos3/Libero-v0": "libero:LiberoEnv",
+    "strands_cosmos3/Table-v0": "environments.table:TableEnv",
+    "strands_cosmos3/Libero-v0": "worlds.libero.env:LiberoEnv",
 }
 
 
@@ -26,7 +26,7 @@ def register() -> None:
 
     for name, entry in IDS.items():
         if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point=f"{__name__}.{entry}")
+            gymnasium.register(name, entry_point=f"strands_cosmos3.{entry}")
 
 
 register()

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.environments.libero_config import CONTROL_HZ
-from strands_cosmos3.environments.suites import INIT_STATES, LiberoTask, get_suite, load_tasks
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import Assignment, episode_seed
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ
+from strands_cosmos3.worlds.libero.suites import INIT_STATES, LiberoTask, get_suite, load_tasks
 
 LIBERO_TASKS = tuple(map(str, range(10)))
 """Names of the tasks of each suite."""

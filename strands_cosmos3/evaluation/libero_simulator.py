@@ -9,11 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.environments.libero_config import CONTROL_HZ, get_protocol
-from strands_cosmos3.environments.libero_policy import next_actions
-from strands_cosmos3.environments.libero_views import as_seen, side_by_side
-from strands_cosmos3.environments.libero_world import LiberoWorld
-from strands_cosmos3.environments.suites import load_tasks
 from strands_cosmos3.evaluation.episode_runner import AS_TOLD, UNUSABLE, EpisodeRunner
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.libero_plan import told_task
@@ -23,6 +18,10 @@ from strands_cosmos3.observe.libero_prompts import caption
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, get_protocol
+from strands_cosmos3.worlds.libero.simulation import LiberoSimulation, as_seen, side_by_side
+from strands_cosmos3.worlds.libero.suites import load_tasks
+from strands_cosmos3.worlds.libero.world import next_actions
 
 _FILM_EVERY = 2  # steps
 
@@ -33,7 +32,7 @@ class LiberoSimulator(EpisodeRunner):
     def __init__(self, settings: Settings, engine: Any = None):
         super().__init__(settings, engine)
         self._config = get_protocol(settings.protocol)
-        self._world: LiberoWorld | None = None
+        self._world: LiberoSimulation | None = None
 
     def close(self) -> None:
         """Free the policy and the world."""
@@ -48,7 +47,7 @@ class LiberoSimulator(EpisodeRunner):
             "prompt": caption(assignment.policy_instruction, self._config.caption),
         }
 
-    def _world_of(self, assignment: Assignment, pictures: bool) -> LiberoWorld:
+    def _world_of(self, assignment: Assignment, pictures: bool) -> LiberoSimulation:
         """Return the world of an episode's task; the last one is kept, because making one takes
         seconds.
         """
@@ -56,7 +55,7 @@ class LiberoSimulator(EpisodeRunner):
         if world is None or world.task != task or (pictures and not world.can_draw):
             if world is not None:
                 world.close()
-            self._world = world = LiberoWorld(task, self._config, pictures)
+            self._world = world = LiberoSimulation(task, self._config, pictures)
         return world
 
     def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:

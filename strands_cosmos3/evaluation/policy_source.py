@@ -106,7 +106,7 @@ class PolicySource:
                 "service", options=steps, action_space=policy.action_space, service=options
             )
         if policy.backend == "scripted" and self._libero:
-            from strands_cosmos3.environments.libero_expert import LiberoExpert
+            from strands_cosmos3.worlds.libero.expert import LiberoExpert
 
             return LiberoExpert()
         if policy.backend not in MODEL_BACKENDS:

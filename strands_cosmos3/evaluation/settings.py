@@ -15,7 +15,6 @@ from typing import Any
 from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.checks import instance_of, seed_number
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.environments.libero_config import get_protocol
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.libero_plan import (
     LIBERO_TASKS,
@@ -38,6 +37,7 @@ from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.sim.episode import physics_steps_per_tick
+from strands_cosmos3.worlds.libero.protocol import get_protocol
 from strands_cosmos3.worlds.table.instruction import parse_instruction
 
 BACKENDS = ("scripted", "native", "diffusers", "service", "python")
@@ -110,12 +110,12 @@ class Settings:
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for
             neither.
-        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.environments.suites.SUITES`),
+        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.worlds.libero.suites.SUITES`),
             whose tasks are numbers.
         robot: Of our table: a name, or a .toml file (docs/robots.md).
         borrow_domain: Whether a model may drive a robot that Cosmos 3 has no domain for, by droid's
             rows.
-        protocol: For LIBERO: one of :data:`~strands_cosmos3.environments.libero_config.PROTOCOLS`.
+        protocol: For LIBERO: one of :data:`~strands_cosmos3.worlds.libero.protocol.PROTOCOLS`.
 
     Raises:
         ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or

@@ -22,13 +22,16 @@ from strands_cosmos3.actions.controller_rows import encode_actions
 from strands_cosmos3.datasets import ACTION, DatasetWriter
 from strands_cosmos3.datasets.spec import DONE, SUCCESS, VIDEO, DatasetSpec, Feature, camera_key
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.environments.libero_config import CONTROL_HZ, OPEN, LiberoConfig
-from strands_cosmos3.environments.libero_expert import LiberoExpert
-from strands_cosmos3.environments.libero_objects import privileged
-from strands_cosmos3.environments.libero_views import CAMERAS, as_trained
-from strands_cosmos3.environments.libero_world import LiberoWorld
-from strands_cosmos3.environments.suites import LiberoTask, get_suite, load_tasks
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.worlds.libero.expert import LiberoExpert
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, OPEN, LiberoConfig
+from strands_cosmos3.worlds.libero.simulation import (
+    CAMERAS,
+    LiberoSimulation,
+    as_trained,
+    privileged,
+)
+from strands_cosmos3.worlds.libero.suites import LiberoTask, get_suite, load_tasks
 
 LOOK_EVERY = 6
 """Frames between pictures; training must begin its windows at multiples of it, which the dataset
@@ -99,7 +102,7 @@ def record_libero(
             if world is None or world.task != scene:
                 if world is not None:
                     world.close()
-                world = LiberoWorld(scene, config)
+                world = LiberoSimulation(scene, config)
                 # loading the scene anew takes seconds and changes nothing
                 world.simulation.hard_reset = False
             _record(
@@ -114,7 +117,11 @@ def record_libero(
 
 
 def _record(
-    writer: DatasetWriter, world: LiberoWorld, asked: LiberoTask, layout: int, note: dict[str, int]
+    writer: DatasetWriter,
+    world: LiberoSimulation,
+    asked: LiberoTask,
+    layout: int,
+    note: dict[str, int],
 ) -> None:
     expert, rng = LiberoExpert(), np.random.default_rng([note["seed"], note["episode"]])
     world.reset(None, layout)
@@ -143,7 +150,7 @@ def _record(
         episode.discard()
 
 
-def _wander(world: LiberoWorld, rng: np.random.Generator) -> None:
+def _wander(world: LiberoSimulation, rng: np.random.Generator) -> None:
     """Move in a random direction for some steps, hardly down, and look at the end."""
     direction = rng.uniform((-1, -1, -0.3), 1)
     steps = int(rng.integers(1, _WANDER_STEPS + 1))

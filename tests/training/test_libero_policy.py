@@ -21,7 +21,6 @@ from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
-from strands_cosmos3.environments.libero_views import CAMERAS, side_by_side
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import libero_demos, libero_policy
 from strands_cosmos3.training.bundled.stages import digest
@@ -34,6 +33,7 @@ from strands_cosmos3.training.libero_policy import (
 )
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side
 
 SENTENCES = (
     "pick up the milk and place it in the basket",

@@ -17,15 +17,20 @@ from gymnasium.utils.env_checker import check_env
 
 import strands_cosmos3.environments  # noqa: F401 - registers
 from strands_cosmos3.actions.controller_rows import controller_rows, decode_rows
-from strands_cosmos3.environments.libero_config import CLOSE, OPEN, LiberoConfig
-from strands_cosmos3.environments.libero_expert import LiberoExpert
-from strands_cosmos3.environments.libero_objects import TCP, privileged
-from strands_cosmos3.environments.libero_policy import next_actions
-from strands_cosmos3.environments.libero_views import CAMERAS, as_seen, as_trained
-from strands_cosmos3.environments.libero_world import LiberoWorld
-from strands_cosmos3.environments.suites import SUITES, load_init_states, load_tasks
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.worlds.libero.expert import LiberoExpert
+from strands_cosmos3.worlds.libero.protocol import CLOSE, OPEN, LiberoConfig
+from strands_cosmos3.worlds.libero.simulation import (
+    CAMERAS,
+    TCP,
+    LiberoSimulation,
+    as_seen,
+    as_trained,
+    privileged,
+)
+from strands_cosmos3.worlds.libero.suites import SUITES, load_init_states, load_tasks
+from strands_cosmos3.worlds.libero.world import next_actions
 
 pytestmark = pytest.mark.libero
 STILL = [0, 0, 0, 0, 0, 0, OPEN]
@@ -35,7 +40,7 @@ STILL = [0, 0, 0, 0, 0, 0, OPEN]
 def world():
     """Task 0 of libero_object, with pictures."""
     with closing(
-        LiberoWorld(load_tasks("libero_object")[0], LiberoConfig(picture_px=128))
+        LiberoSimulation(load_tasks("libero_object")[0], LiberoConfig(picture_px=128))
     ) as world:
         yield world
 
@@ -97,7 +102,7 @@ def test_an_episode_does_not_depend_on_what_was_before(world):
 def test_a_fresh_world_plays_the_same_episode_with_pictures_and_without(world):
     world.reset(3)
     first = play(world)
-    with closing(LiberoWorld(world.task, pictures=False)) as other:
+    with closing(LiberoSimulation(world.task, pictures=False)) as other:
         other.reset(3)
         assert (play(other) == first).all()
         with pytest.raises(ConfigError, match="pictures=True"):
@@ -105,7 +110,7 @@ def test_a_fresh_world_plays_the_same_episode_with_pictures_and_without(world):
 
 
 def test_fixtures_stand_where_the_seed_puts_them_and_nobody_elses_numbers_change():
-    with closing(LiberoWorld(load_tasks("libero_goal")[0], pictures=False)) as world:
+    with closing(LiberoSimulation(load_tasks("libero_goal")[0], pictures=False)) as world:
 
         def fixtures(seed):
             np.random.seed(1)  # noqa: NPY002
@@ -123,7 +128,7 @@ def test_fixtures_stand_where_the_seed_puts_them_and_nobody_elses_numbers_change
 def test_objects_have_fallen_when_the_policy_begins(world):
     world.reset(0)
     assert np.abs(play_still(world)).max() < 5e-4
-    with closing(LiberoWorld(world.task, LiberoConfig(wait_steps=0), pictures=False)) as hasty:
+    with closing(LiberoSimulation(world.task, LiberoConfig(wait_steps=0), pictures=False)) as hasty:
         hasty.reset(0)
         assert np.abs(play_still(hasty)).max() > 2e-3
         assert hasty.horizon == 280
@@ -282,7 +287,7 @@ def test_rows_with_the_gripper_turned_round_do_not_succeed(world):
 
 
 def _seen(world):
-    from strands_cosmos3.environments.libero_policy import _observation
+    from strands_cosmos3.worlds.libero.world import _observation
 
     return _observation(world, {}, True)
 

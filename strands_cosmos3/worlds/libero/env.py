@@ -9,11 +9,15 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
-from strands_cosmos3.environments.libero_config import CONTROL_HZ, LiberoConfig
-from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
-from strands_cosmos3.environments.libero_world import LiberoWorld
-from strands_cosmos3.environments.suites import INIT_STATES, load_tasks
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, LiberoConfig
+from strands_cosmos3.worlds.libero.simulation import (
+    LiberoSimulation,
+    as_seen,
+    as_trained,
+    side_by_side,
+)
+from strands_cosmos3.worlds.libero.suites import INIT_STATES, load_tasks
 
 Observation = dict[str, Any]
 """Arrays by name."""
@@ -56,7 +60,7 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         if task not in range(len(tasks)):
             raise ConfigError(f"{suite} has tasks 0 to {len(tasks) - 1}, got {task!r}.")
         self.render_mode, self.pictures, self.task = render_mode, pictures, tasks[task]
-        self.world = LiberoWorld(self.task, config, pictures or render_mode is not None)
+        self.world = LiberoSimulation(self.task, config, pictures or render_mode is not None)
         px = self.world.config.picture_px
         views = (
             {name: Box(0, 255, (px, px, 3), np.uint8) for name in ("agentview", "wrist")}

@@ -16,10 +16,10 @@ from strands_cosmos3.actions.controller_rows import normalize_actions
 from strands_cosmos3.actions.kernels import log
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
-from strands_cosmos3.environments.libero_config import CLOSE, OPEN
-from strands_cosmos3.environments.libero_objects import TCP
 from strands_cosmos3.errors import BackendError, InstructionError
 from strands_cosmos3.types import ActionChunk, Request
+from strands_cosmos3.worlds.libero.protocol import CLOSE, OPEN
+from strands_cosmos3.worlds.libero.simulation import TCP
 
 BASKET = "basket"
 _FINGERS_DOWN = np.diag([1.0, -1.0, -1.0])  # at yaw 0
@@ -73,7 +73,7 @@ class LiberoExpert(Backend):
         )
 
     def act(self, state: Mapping[str, F64], instruction: str) -> F64:
-        """Return the next action [7] for a state as :func:`.libero_objects.privileged` returns
+        """Return the next action [7] for a state as :func:`.simulation.privileged` returns
         it. Errors as :meth:`infer`.
         """
         scene = {name: extent for name, extent in state.items() if name != TCP}

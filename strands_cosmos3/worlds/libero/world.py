@@ -9,13 +9,16 @@ import numpy as np
 from strands_cosmos3.actions.controller_rows import controller_rows, decode_rows
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
-from strands_cosmos3.environments.libero_config import CONTROL_HZ
-from strands_cosmos3.environments.libero_objects import privileged
-from strands_cosmos3.environments.libero_views import as_trained, side_by_side
-from strands_cosmos3.environments.libero_world import LiberoWorld
 from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.types import ActionChunk, Observation
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ
+from strands_cosmos3.worlds.libero.simulation import (
+    LiberoSimulation,
+    as_trained,
+    privileged,
+    side_by_side,
+)
 
 ACTION_KEYS = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
 """What another project's policy calls the columns of an action in its steps; the gripper opens
@@ -23,11 +26,11 @@ at -1.
 """
 
 
-def next_actions(policy: Policy, world: LiberoWorld, instruction: str) -> F64:
+def next_actions(policy: Policy, world: LiberoSimulation, instruction: str) -> F64:
     """Ask a policy once and return its actions [T, 7], as many as it wants executed.
 
     This package's policies answer normalised rows of the ``libero`` domain. Others are asked with
-    the observation of :class:`~strands_cosmos3.environments.libero.LiberoEnv` and both views side
+    the observation of :class:`~strands_cosmos3.worlds.libero.env.LiberoEnv` and both views side
     by side as ``image``; they return steps with :data:`ACTION_KEYS`.
 
     Raises:
@@ -52,7 +55,7 @@ def next_actions(policy: Policy, world: LiberoWorld, instruction: str) -> F64:
     return decode_rows(controller_rows(chunk))[: policy.replan_rows]
 
 
-def _observation(world: LiberoWorld, image: dict[str, Any], with_state: bool) -> Observation:
+def _observation(world: LiberoSimulation, image: dict[str, Any], with_state: bool) -> Observation:
     seen, now_s = world.observed, world.steps / CONTROL_HZ
     gripper = float(
         np.clip(PANDA_FINGER.to_fraction(np.abs(seen["robot0_gripper_qpos"]).mean()), 0, 1)

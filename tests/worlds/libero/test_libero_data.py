@@ -12,11 +12,6 @@ pytest.importorskip("mujoco")
 
 from strands_cosmos3.actions.controller_rows import normalize_actions
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.environments.libero_config import PROTOCOLS, LiberoConfig
-from strands_cosmos3.environments.libero_expert import named_object
-from strands_cosmos3.environments.libero_policy import ACTION_KEYS, next_actions
-from strands_cosmos3.environments.libero_views import as_seen, as_trained, side_by_side
-from strands_cosmos3.environments.suites import SUITES, LiberoTask, get_suite
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
@@ -27,6 +22,11 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.observe.libero_prompts import caption, client_prompt
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.types import ActionChunk
+from strands_cosmos3.worlds.libero.expert import named_object
+from strands_cosmos3.worlds.libero.protocol import PROTOCOLS, LiberoConfig
+from strands_cosmos3.worlds.libero.simulation import as_seen, as_trained, side_by_side
+from strands_cosmos3.worlds.libero.suites import SUITES, LiberoTask, get_suite
+from strands_cosmos3.worlds.libero.world import ACTION_KEYS, next_actions
 
 
 def test_suites_and_their_horizons():

@@ -6,6 +6,10 @@ and the gripper's ramp outlive a state that is merely set, so the reset comes fi
 for some steps before the first action. And what robosuite observes after a step, poses and pictures
 alike, was sampled some physics steps earlier; how many depends on how often the environment was
 reset, so here the clocks of all sensors start anew, as in a fresh environment.
+
+LIBERO's pictures have the bottom row first. Everybody trains on pictures turned by 180 degrees,
+which are upright but mirrored left to right (cosmos-framework ``closed_loop_eval.py`` 396-397,
+openpi ``main.py`` 115-122, lerobot ``LiberoProcessorStep``).
 """
 
 from __future__ import annotations
@@ -14,19 +18,29 @@ import os
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from strands_cosmos3.actions.kernels import assemble, from_scipy
 from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
-from strands_cosmos3.environments.libero_config import CONTROL_HZ, OPEN, LiberoConfig
-from strands_cosmos3.environments.libero_views import CAMERAS, Picture
-from strands_cosmos3.environments.suites import INIT_STATES, Goal, LiberoTask, load_init_states
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.sim.render import choose_gl
+from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, OPEN, LiberoConfig
+from strands_cosmos3.worlds.libero.suites import INIT_STATES, Goal, LiberoTask, load_init_states
 
+Picture = NDArray[np.uint8]
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""View -> robosuite's camera, in the order in which they stand side by side (cosmos-framework
+``closed_loop_eval.py`` 404).
+"""
+TCP = "tcp"
+"""Key of the pose [4, 4] of the point between the fingers in the world; every other key is an
+object's extent [2, 3].
+"""
 _MOST_STEPS = 10_000  # robosuite refuses to go on after its own horizon; ours ends episodes
 
 
-class LiberoWorld:
+class LiberoSimulation:
     """Steps one task. Call :meth:`reset` first; :meth:`close` frees OpenGL, which otherwise leaks.
 
     Args:
@@ -167,7 +181,7 @@ class LiberoWorld:
 
     def views(self) -> dict[str, Picture]:
         """Return the pictures of the last step, or of the reset, bottom row first:
-        :mod:`.libero_views` turns them.
+        :func:`as_trained` and :func:`as_seen` turns them.
 
         Raises:
             ConfigError: That step did not look.
@@ -217,3 +231,45 @@ def _rotation_vector(xyzw: F64) -> F64:
     w = float(np.clip(xyzw[3], -1, 1))
     sine = np.sqrt(1 - w * w)
     return np.zeros(3) if np.isclose(sine, 0) else xyzw[:3] * 2 * np.arccos(w) / sine
+
+
+def as_trained(rendered: Picture) -> Picture:
+    """Return a rendered picture [H, W, 3] turned by 180 degrees: upright and mirrored."""
+    return np.ascontiguousarray(rendered[::-1, ::-1])
+
+
+def as_seen(rendered: Picture) -> Picture:
+    """Return a rendered picture upright and not mirrored."""
+    return np.ascontiguousarray(rendered[::-1])
+
+
+def side_by_side(views: dict[str, Picture]) -> Picture:
+    """Return the views in one picture [H, 2 W, 3], third person left, wrist right."""
+    return np.concatenate([views[name] for name in CAMERAS], axis=1)
+
+
+def privileged(world: LiberoSimulation) -> dict[str, F64]:
+    """Return the pose of the hand and the lowest and highest corner [2, 3] in m of every
+    object's collision geoms.
+    """
+    from scipy.spatial.transform import Rotation
+
+    R = from_scipy(Rotation.from_quat(world.observed["robot0_eef_quat"][None]), ())
+    simulation = world.simulation
+    extents = {
+        name: _extent(simulation, body.root_body) for name, body in simulation.objects_dict.items()
+    }
+    return {TCP: assemble(R, world.observed["robot0_eef_pos"]), **extents}
+
+
+def _extent(simulation: Any, root_body: str) -> F64:
+    model, data = simulation.sim.model._model, simulation.sim.data._data
+    root = simulation.sim.model.body_name2id(root_body)
+    geoms = np.flatnonzero(
+        (model.body_rootid[model.geom_bodyid] == root) & (model.geom_contype > 0)
+    )
+    R = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    boxes = model.geom_aabb[geoms]
+    centre = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", R, boxes[:, :3])
+    reach = np.einsum("gij,gj->gi", np.abs(R), boxes[:, 3:])
+    return np.array([(centre - reach).min(axis=0), (centre + reach).max(axis=0)])

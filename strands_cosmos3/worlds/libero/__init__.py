@@ -1,0 +1,1 @@
+"""The LIBERO benchmark as a world: its suites, protocol, simulation and an expert."""
