@@ -30,7 +30,7 @@ test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the ex
 	  tests/training/test_libero_policy.py
 
 libero-policy: $(VENV)-libero/.train  ## a small policy for LIBERO from nothing, in out/libero-policy; again, to go on. TINY=1: a trial run in minutes
-	$(VENV)-libero/bin/python -m strands_cosmos3.training.libero_policy --out $(OUT)/libero-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
+	$(VENV)-libero/bin/python -m recipes.libero_policy --out $(OUT)/libero-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
 
 test: $(VENV)/.dev  ## the test suite on two cores; more with WORKERS=N
 	$(PYTEST)
@@ -90,14 +90,10 @@ lock: $(VENV)/.dev  ## requirements-ci.txt: what CI installs, each package by it
 	PYTHONPATH=tests $(BIN)/python -m helpers.lock
 
 bench: $(VENV)/.sim  ## the figures in the README
-	$(BIN)/strands-cosmos3 bench ik
-	$(BIN)/strands-cosmos3 bench tracking
-	$(BIN)/strands-cosmos3 bench loop
-	$(BIN)/strands-cosmos3 bench sim
-	$(BIN)/strands-cosmos3 bench tasks
+	for name in ik tracking loop sim tasks; do $(BIN)/python benchmarks/$$name.py > $(OUT)/bench-$$name.json || exit; done
 
 bundled-policy: $(VENV)/.dev  ## the bundled policy from nothing, in out/bundled-policy: hours; again, to go on. TINY=1: a trial run in minutes
-	$(BIN)/python -m strands_cosmos3.training.bundled --out $(OUT)/bundled-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
+	$(BIN)/python -m recipes.table_policy --out $(OUT)/bundled-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
 
 doctor: $(VENV)/.sim
 	$(BIN)/strands-cosmos3 doctor

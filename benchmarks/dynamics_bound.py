@@ -30,9 +30,8 @@ from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.observe.composites import CanvasComposite, canvas_composite
 from strands_cosmos3.sim.film import VIEW_HW
-from strands_cosmos3.training.bundled.windows import latent_columns
 from strands_cosmos3.training.release import load_vae
-from strands_cosmos3.training.vae import to_pixels
+from strands_cosmos3.training.windows import latent_columns, to_pixels
 
 TIER, ROWS, TICKS_PER_ROW, CONTROL_HZ = 128, 16, 4, 60.0
 NAMES = (

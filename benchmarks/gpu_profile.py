@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import nano_latency
 import torch
-from gpu_kernels import milliseconds
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import nano_latency
+from gpu_kernels import milliseconds
 from strands_cosmos3.engine import transformer
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions

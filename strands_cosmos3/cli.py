@@ -30,7 +30,6 @@ COMMANDS = {
     "train": ("train", "Train"),
     "robot": ("robot", "RobotModels"),
     "checkpoint": ("checkpoint", "Checkpoint"),
-    "bench": ("bench", "Bench"),
     "doctor": ("doctor", "Doctor"),
 }
 """Subcommand -> (module in ``commands``, class)."""

@@ -75,8 +75,6 @@ MAY_IMPORT = {
     "environments": SIMULATED | {"worlds"},
     "evaluation": SIMULATED | {"engine", "parallel", "environments", "worlds"},
     "training": SIMULATED | {"engine", "parallel", "environments", "evaluation", "worlds"},
-    "bench": BASE
-    | {"actions", "robots", "control", "observe", "engine", "serving", "backends", "policy", "sim"},
     "commands": BASE
     | {
         "actions",
@@ -90,7 +88,6 @@ MAY_IMPORT = {
         "backends",
         "policy",
         "sim",
-        "bench",
     }
     | {"view", "environments", "evaluation", "training", "worlds"},
     "cli": BASE | {"commands", "parallel"},  # parallel: only how a rank exits
@@ -98,16 +95,16 @@ MAY_IMPORT = {
 }
 """Package -> packages it may import, beside itself."""
 HEAVY = {
-    "torch": {"engine", "parallel", "training", "backends", "bench", "commands"},
-    "diffusers": {"engine", "training", "backends", "bench"},
+    "torch": {"engine", "parallel", "training", "backends", "commands"},
+    "diffusers": {"engine", "training", "backends"},
     "transformers": {"engine"},
     "safetensors": {"engine", "parallel", "training"},
     "huggingface_hub": {"engine", "commands"},
-    "mujoco": {"robots", "control", "sim", "worlds", "view", "bench", "commands"},
-    "mink": {"control", "bench"},
+    "mujoco": {"robots", "control", "sim", "worlds", "view", "commands"},
+    "mink": {"control"},
     "qpsolvers": {"control"},
     "av": {"sim", "engine", "datasets"},
-    "PIL": {"sim", "engine", "backends", "bench", "serving"},
+    "PIL": {"sim", "engine", "backends", "serving"},
     "matplotlib": {"sim"},
     "pyarrow": {"datasets"},
     "viser": {"view"},
@@ -118,7 +115,7 @@ HEAVY = {
     "strands_robots": {"policy"},
     "peft": {"training"},
     "msgpack": {"serving"},
-    "websockets": {"serving", "bench", "view"},
+    "websockets": {"serving", "view"},
     "tyro": {"commands", "cli"},
     "rich": {"commands"},
 }

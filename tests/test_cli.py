@@ -30,8 +30,8 @@ EXPERT = ["rollout", "--backend", "scripted"]
 
 def recording(path: Path) -> Path:
     """A short recording of the project's own, so that replay can be tested anywhere."""
-    from strands_cosmos3.bench.motions import SLOW_DEG, SLOW_M
-    from strands_cosmos3.bench.tracking import recording_of_motion
+    from motions import SLOW_DEG, SLOW_M
+    from tracking import recording_of_motion
 
     recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG).save_npz(path)
     return path
@@ -281,27 +281,6 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--cuda-graphs", "--device", "cpu"], "cuda_graphs needs a CUDA device"),
         ([*EXPERT, "--model", "x"], "--model x belongs to"),
         (["rollout", "--backend", "diffusers"], "--backend diffusers needs --model"),
-        (["bench", "ik", "--chunks", "0"], "--chunks"),
-        (
-            ["bench", "robustness", "--episodes", "3"],
-            "--episodes belongs to bench sim or tasks or engine --part bfloat16-rollouts, not to "
-            "bench robustness",
-        ),
-        (
-            ["bench", "ik", "--plant-errors"],
-            "--plant-errors belongs to bench tasks, not to bench ik",
-        ),
-        (
-            ["bench", "ik", "--episode", "/nope.json"],
-            "--episode belongs to bench tracking or robustness",
-        ),
-        (["bench", "loop", "--tier", "256"], "--tier belongs to bench engine"),
-        (["bench", "engine", "--seed", "0"], "--seed belongs to bench"),
-        (["bench", "robustness", "--episode", "/nope.json"], "no recording at '/nope.json'"),
-        (
-            ["bench", "tracking", "--episode", "a.json", "--json", "./a.json"],
-            "--json would overwrite 'a.json', which --episode",
-        ),
         (
             [*EXPERT, "--json", "a.json", "--dataset", "a.json"],
             "--json 'a.json' and --dataset 'a.json' name the same path",
@@ -327,7 +306,6 @@ def test_a_failed_task_is_status_one():
             ["infer", "--action-file", "a_action.json", "--out", "a", "--mode", "forward_dynamics"],
             "--out would overwrite 'a_action.json', which --action-file reads",
         ),
-        (["bench", "service", "--exchanges", "0"], "--exchanges"),
     ],
 )
 def test_bad_usage_is_status_two_and_one_line(
@@ -362,8 +340,8 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "default" in printed or command == "doctor"
-    # which bench; where to; what and which; what
-    needed = {"bench": 1, "demos": 1, "train": 1, "checkpoint": 2, "robot": 1}
+    # where to; where to, from what and on what; what and which; what
+    needed = {"demos": 1, "train": 3, "checkpoint": 2, "robot": 1}
     assert printed.count("(required)") == needed.get(command, 0)
 
 
@@ -434,15 +412,6 @@ def test_doctor_names_what_is_broken_and_the_remedy(
     findings = {f["what"]: f for f in json.loads((tmp_path / "d.json").read_text())["findings"]}
     assert findings["rendering"]["state"] == "broken"
     assert "libegl1" in findings["rendering"]["remedy"]
-
-
-def test_bench_measures_against_another_reference(tmp_path: Path):
-    assert main(["bench", "ik", "--chunks", "2", "--json", str(tmp_path / "b.json")]) == 0
-    figures = json.loads((tmp_path / "b.json").read_text())
-    assert figures["auto"]["position_max_mm"] < 1e-3
-    assert figures["auto"]["rotation_max_deg"] < 1e-4
-    assert figures["auto"]["hard_velocity_ratio_max"] <= 1.001
-    assert figures["plain_mink_ms"] > 0
 
 
 def test_view_without_a_display_says_what_to_do(

@@ -65,13 +65,11 @@ COMMANDS = [
         "evaluate --out r",
         "evaluate --backend scripted --out r",
     ),
-    *("evaluate --backend service --out r", "demos --out d", "train --out t --demos d"),
-    *("train --out t --checkpoint x --dataset d", "train --out t --demos d --lora-rank 2"),
+    *("evaluate --backend service --out r", "demos --out d"),
     *(
-        f"bench {what}"
-        for what in ("ik", "tracking", "robustness", "sim", "tasks", "engine", "service")
+        "train --out t --model x --dataset d",
+        "train --out t --model x --dataset d --lora-rank 2",
     ),
-    *("bench service --clients 2", "bench engine --part bfloat16"),
     "checkpoint inspect x",
 ]
 

@@ -102,6 +102,6 @@ def test_what_is_neither_a_folder_nor_a_name_is_refused_without_a_network(
 ):
     with pytest.raises(DatasetNotFoundError, match=r"--demos .* neither a folder nor a dataset"):
         locate_dataset(name, "--demos")
-    assert main(["train", "--out", str(tmp_path / "run"), "--demos", name]) == 2
+    assert main(["train", "--out", str(tmp_path / "run"), "--model", "x", "--dataset", name]) == 2
     assert "neither a folder nor a dataset" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

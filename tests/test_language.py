@@ -17,7 +17,7 @@ from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.language import Language
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.training.bundled.phrases import TRAINED, VALIDATION
+from strands_cosmos3.training.phrases import TRAINED, VALIDATION
 from strands_cosmos3.worlds.table.instruction import Verb, normalize, parse_instruction
 
 REFUSED = (

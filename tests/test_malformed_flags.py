@@ -86,20 +86,6 @@ COMMANDS = {
             "--port": ["x", "99999"],
         },
     ),
-    "bench": (
-        ["ik", "--chunks", "1"],
-        {
-            "--seed": SEEDS,
-            "--chunks": COUNTS,
-            "--episodes": COUNTS,
-            "--exchanges": COUNTS,
-            "--repeats": COUNTS,
-            "--steps": COUNTS,
-            "--tier": CHOICE,
-            "--part": CHOICE,
-            "--json": ROLLOUT["--json"],
-        },
-    ),
     "demos": (
         ["--out", "{out}", "--episodes", "1"],
         {
@@ -114,22 +100,17 @@ COMMANDS = {
         },
     ),
     "train": (
-        ["--out", "{out}", "--demos", "nothing"],
+        ["--out", "{out}", "--model", "nothing", "--dataset", "nothing"],
         {
             "--out": [*PLACES, "{file}"],
             "--seed": SEEDS,
             "--steps": COUNTS,
             "--batch": COUNTS,
-            "--vae-steps": COUNTS,
-            "--joint-steps": COUNTS,
-            "--policy-batch": COUNTS,
-            "--hidden": COUNTS,
-            "--layers": COUNTS,
             "--lr": ["0", "-1", "nan", "x"],
             "--lora-rank": ["-1", "x"],
-            "--checkpoint": ["nothing"],
+            "--model": ["nothing"],
             "--dataset": ["nothing"],
-            "--until": CHOICE,
+            "--stats": CHOICE,
         },
     ),
     "checkpoint": (

@@ -7,25 +7,24 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
 from strands_cosmos3.checks import seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
+from strands_cosmos3.commands.progress import progress_bar, terminated_as_interrupted
 from strands_cosmos3.commands.push import push_folder, require_repository
-from strands_cosmos3.commands.train import progress_bar, terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import locked
 
 if TYPE_CHECKING:
-    from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
+    from strands_cosmos3.training.demos import DemoCollector, DemoConfig
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
@@ -99,11 +98,6 @@ class Demos:
     """
     tier: int = 128
     """Resolution tier of the composites."""
-
-    RENAMED_FLAGS: ClassVar[Mapping[str, str]] = {
-        "--bend": "--perturbed",
-        "--look": "--visual-randomization",
-    }
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -237,8 +231,8 @@ class Demos:
         """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot
         be recorded.
         """
-        from strands_cosmos3.training.bundled.demos import DemoConfig
-        from strands_cosmos3.training.bundled.phrases import GOALS
+        from strands_cosmos3.training.demos import DemoConfig
+        from strands_cosmos3.training.phrases import GOALS
 
         goals = tuple(index for index, (verb, _) in enumerate(GOALS) if verb in self.tasks)
         options = {name: getattr(self, name) for name in _OPTIONS}
@@ -265,7 +259,7 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         os.replace(hidden, root)
         return
     from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
+    from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
 
     config = options.config()
     episodes = options.episodes_of(first)
@@ -291,6 +285,6 @@ def _collector(config: DemoConfig) -> DemoCollector:
     """Return this worker process's collector: building its scenes takes longer than recording a
     part.
     """
-    from strands_cosmos3.training.bundled.demos import DemoCollector
+    from strands_cosmos3.training.demos import DemoCollector
 
     return DemoCollector(config)

@@ -140,14 +140,14 @@ def _arm() -> tuple[str, str]:
 def _kinematics() -> tuple[str, str]:
     import numpy as np
 
-    from strands_cosmos3.bench.motions import feasible_chunk
     from strands_cosmos3.control.ik import MinkIKBridge
     from strands_cosmos3.robots.model import load_panda
+    from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 
-    q, poses = feasible_chunk(np.random.default_rng(0))
+    q_rad = HOME_Q + 0.2 * np.sin(np.linspace(0, np.pi / 2, 33))[:, None]
     bridge = MinkIKBridge(load_panda())
-    start = np.zeros(bridge.model.nq)
-    start[bridge.q_address] = q
+    start, poses = np.zeros(bridge.model.nq), dh_forward(q_rad[1:])
+    start[bridge.q_address] = q_rad[0]
     worst = max(
         float(bridge.solve(poses, start, None, method).residual_m.max())
         for method in ("auto", "mink")

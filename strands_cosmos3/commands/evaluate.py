@@ -287,7 +287,7 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     """
     if not settings.clips:
         return None
-    from strands_cosmos3.training.bundled.dynamics import judge_on_expert, require_video
+    from strands_cosmos3.training.dynamics import judge_on_expert, require_video
 
     checkpoint = Path(str(settings.policy.model))
     require_video(checkpoint)

@@ -21,6 +21,7 @@ from strands_cosmos3.actions.rotations import (
     se3,
     se3_between,
 )
+from strands_cosmos3.actions.stats import normalize_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.errors import ConfigError
@@ -98,6 +99,18 @@ def raw_rows(T_base_cosmos: F64, gripper_command: F64) -> F64:
     )
 
 
+def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return rows [n, rows, 10] in the model's scale, of pose deltas [n, rows, 4, 4] and gripper
+    commands [n, rows].
+    """
+    raw = np.concatenate([encode_pose_delta(deltas), gripper[..., None]], axis=-1)
+    return (
+        normalize_chunk(raw.reshape(-1, raw.shape[-1]), "droid_lerobot")
+        .reshape(raw.shape)
+        .astype(np.float32)
+    )
+
+
 def pose7(T: F64) -> F64:
     """Return [n, 7] position and quaternion xyzw of poses [n, 4, 4]."""
     return np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
@@ -107,6 +120,24 @@ def poses_of(columns: Any) -> F64:
     """Return [n, 4, 4] poses of positions and quaternions xyzw [n, 7]."""
     values = np.asarray(columns, dtype=np.float64)
     return se3(quaternion_to_matrix(values[:, 3:]), values[:, :3])
+
+
+def latent_columns(canvas_hw: tuple[int, int]) -> int:
+    """Return the number of latent columns that contain pictures; DROID's composite is 640 x 540,
+    the rest is padding.
+    """
+    height, width = canvas_hw
+    return max(int(min(width / 640, height / 540) * 640 + 0.5) // 16, 1)
+
+
+def to_pixels(frames: NDArray[np.uint8], device: torch.device | None = None) -> torch.Tensor:
+    """Convert uint8 pictures [B, H, W, 3] or clips [B, F, H, W, 3] to pixels [B, 3, F, H, W] in
+    [-1, 1], on a device.
+    """
+    clips = torch.from_numpy(
+        np.require(frames if frames.ndim == 5 else frames[:, None], requirements="W")
+    )
+    return clips.to(device).float().permute(0, 4, 1, 2, 3).div_(127.5).sub_(1)
 
 
 def cached_latents(

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from motions import feasible_chunk
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording
-from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,

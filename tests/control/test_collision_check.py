@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.panda_oracle import Q_MAX, Q_MIN, PandaOracle, between, random_chunk
-from strands_cosmos3.bench.motions import feasible_chunk
+from motions import feasible_chunk
 from strands_cosmos3.collision import CollisionOutcome, Obstacle
 from strands_cosmos3.control.collision_check import CLEARANCE_M
 from strands_cosmos3.control.ik import DETOUR_M, MinkIKBridge

@@ -5,8 +5,7 @@ motion.
 import numpy as np
 import pytest
 
-from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M
-from strands_cosmos3.bench.tracking import recording_of_motion
+from motions import BRISK_DEG, BRISK_M
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.identification import SWAY_RAD, fit, identify, sway
 from strands_cosmos3.control.trajectory import JointState
@@ -24,6 +23,7 @@ from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.types import JointTrajectory
+from tracking import recording_of_motion
 
 SCENE = Scene()
 BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.bench.motions import feasible_chunk
+from motions import feasible_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
 from strands_cosmos3.errors import (
     ConfigError,

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.bench.motions import feasible_chunk
+from motions import feasible_chunk
 from strands_cosmos3.control.ik import METHODS, MinkIKBridge
 from strands_cosmos3.errors import FrameError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import qpsolvers
 
+from motions import elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.actions.rotations import interpolate_poses
-from strands_cosmos3.bench.motions import elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, ROW_TOLERANCE, MinkIKBridge
 from strands_cosmos3.control.look_ahead import StepBounds, solve_banded_program
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.bench.motions import BRISK_DEG, BRISK_M, SLOW_DEG, SLOW_M, feasible_chunk
+from motions import BRISK_DEG, BRISK_M, SLOW_DEG, SLOW_M, feasible_chunk
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.trajectory import JointState

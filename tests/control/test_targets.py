@@ -9,9 +9,9 @@ import mujoco
 import numpy as np
 import pytest
 
+from motions import feasible_chunk
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.backends.replay import load_recording
-from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import (
     decode_cosmos_chunk_to_targets,

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.bench import tasks
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, ContractError, UnknownNameError
@@ -265,11 +264,6 @@ def test_a_checkpoint_of_another_domain_is_refused_before_anything_is_written(
     ):
         evaluate(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_bench_of_tasks_is_of_one_arm():
-    with pytest.raises(ConfigError, match="tasks of one arm, and robot 'dual_panda' has several"):
-        tasks.run(1, 0, lambda _: None, name="dual_panda")
 
 
 def test_the_page_says_which_robot_it_was(tmp_path: Path):

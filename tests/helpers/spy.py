@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
+from motions import feasible_chunk
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.bench.motions import feasible_chunk
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk

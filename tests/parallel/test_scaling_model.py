@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from helpers import rank_cases as cases
 from scaling_model import (
     Work,
     decode_exchanges,
@@ -15,8 +17,6 @@ from scaling_model import (
     transformer_exchanges,
     weight_bytes,
 )
-
-from helpers import rank_cases as cases
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.parallel.config import ParallelConfig

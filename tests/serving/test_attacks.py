@@ -27,10 +27,10 @@ from test_server import dial, get
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from fleet import family
 from helpers.environments import TESTS
 from helpers.serving import libero_request, observation
 from helpers.transcripts import exchange_http
-from strands_cosmos3.bench.fleet import family
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import decode, encode
 

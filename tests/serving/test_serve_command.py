@@ -202,11 +202,3 @@ def test_a_rollout_without_a_server_ends_in_one_line(capsys: pytest.CaptureFixtu
     assert status == 1
     assert "no policy server" in " ".join((printed.out + printed.err).split())
     assert "Traceback" not in printed.err
-
-
-def test_bench_compares_with_a_bare_exchange_of_the_same_bytes(tmp_path: Path):
-    assert main(["bench", "service", "--exchanges", "5", "--json", str(tmp_path / "b.json")]) == 0
-    figures = json.loads((tmp_path / "b.json").read_text())
-    assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
-    assert figures["composite"]["ratio_to_echo"] > 0
-    assert figures["three_views"]["bare_ms"]["p50"] > 0

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from helpers.training_data import CANVAS, EPISODES, TICKS
+from recipes.table_policy.captions import fresh_tokenizer, read_captions
+from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
+from recipes.table_policy.windows import state_row_of
+from recipes.vae_training import VaeSizes, convolve_flat, make_vae
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.training.bundled.captions import fresh_tokenizer, read_captions
-from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
-from strands_cosmos3.training.bundled.windows import state_row_of
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.release import export, fresh_policy
-from strands_cosmos3.training.vae import VaeSizes, convolve_flat, make_vae
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from strands_cosmos3.training.ahead import Ahead
+from recipes.table_policy.prefetch import Ahead
 
 
 def test_each_step_has_its_own_value_and_the_next_one_is_made_in_another_thread():

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from recipes.table_policy.auxiliary_head import PARTS, AnsweringPolicy, without_answers
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
-from strands_cosmos3.training.bundled.answers import PARTS, AnsweringPolicy, without_answers
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.release import fresh_policy, policy_sizes
 from strands_cosmos3.training.windows import Batch

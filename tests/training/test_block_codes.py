@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from strands_cosmos3.training.block_codes import BlockCodes, blocks
+from recipes.table_policy.block_codes import BlockCodes, blocks
+from recipes.vae_training import VaeSizes, make_vae, train_only
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
-from strands_cosmos3.training.vae import VaeSizes, make_vae, train_only
 
 CODES = 6
 

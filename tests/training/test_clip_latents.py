@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from strands_cosmos3.engine.wan import WanConfig
-from strands_cosmos3.training.bundled.clip_latents import (
+from recipes.table_policy.clip_latents import (
     BLOCK,
     ClipLatents,
     clip_frames,
     encoded_ticks,
 )
-from strands_cosmos3.training.vae import VaeSizes, make_vae
+from recipes.vae_training import VaeSizes, make_vae
+from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.training.windows import ROWS
 
 LENGTHS = (40, 23, 17, 5, 32)

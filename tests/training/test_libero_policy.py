@@ -15,6 +15,14 @@ pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `mak
 
 import torch
 
+from recipes.libero_policy.recipe import (
+    TINY,
+    LiberoRecipe,
+    card,
+    pictures_of,
+    write_start,
+)
+from recipes.pipeline import digest
 from strands_cosmos3.actions.controller_rows import decode_rows, encode_actions, normalize_actions
 from strands_cosmos3.cli import COMMANDS, _union
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter, Feature
@@ -23,14 +31,6 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import libero_demos, libero_policy
-from strands_cosmos3.training.bundled.stages import digest
-from strands_cosmos3.training.libero_policy import (
-    TINY,
-    LiberoRecipe,
-    card,
-    pictures_of,
-    write_start,
-)
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from strands_cosmos3.training.bundled.pixel_metric import pixel_metric
+from recipes.table_policy.pixel_metric import pixel_metric
 
 C, F, H, W = 6, 3, 2, 3
 

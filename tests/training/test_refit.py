@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recipes.table_policy.refit import refit_projections
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.sequence import patchify
-from strands_cosmos3.training.bundled.refit import refit_projections
 from strands_cosmos3.training.release import fresh_policy, policy_sizes
 
 C = 6

@@ -37,9 +37,9 @@ from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.training.arm_windows import _without_pixels
-from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec
-from strands_cosmos3.training.bundled.phrases import plain
+from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.phrases import plain
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.windows import EXPERT, LABELLED, poses_of
 from strands_cosmos3.types import ActionChunk, Rollout

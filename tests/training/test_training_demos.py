@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from helpers.training_data import EPISODES, TICKS
+from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
+from recipes.table_policy.windows import executed_rows, undisturbed
 from strands_cosmos3.actions.decode import decode_pose_trajectory, encode_chunk
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.actions.stats import denormalize_chunk
@@ -31,14 +33,12 @@ from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay
-from strands_cosmos3.training.bundled import demos as demos_module
-from strands_cosmos3.training.bundled.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.bundled.lerobot import VIDEO, add_record, demo_spec, unpack
-from strands_cosmos3.training.bundled.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
-from strands_cosmos3.training.bundled.random_stage import WRIST_JITTER_M, RandomStage
-from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
-from strands_cosmos3.training.bundled.windows import executed_rows, undisturbed
-from strands_cosmos3.training.validation import chunk_errors
+from strands_cosmos3.training import demos as demos_module
+from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec, unpack
+from strands_cosmos3.training.demos import DemoCollector, DemoConfig
+from strands_cosmos3.training.dynamics import chunk_errors
+from strands_cosmos3.training.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
+from strands_cosmos3.training.randomized_scene import WRIST_JITTER_M, RandomStage
 from strands_cosmos3.worlds.table.instruction import Verb, parse_instruction
 
 
@@ -558,12 +558,12 @@ def test_a_part_that_was_interrupted_is_recorded_again(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         add_record(writer, record, seed, episode)
 
-    monkeypatch.setattr("strands_cosmos3.training.bundled.lerobot.add_record", killed)
+    monkeypatch.setattr("strands_cosmos3.training.demo_dataset.add_record", killed)
     options = DemosCommand(tmp_path / "demos", episodes=2)
     with pytest.raises(KeyboardInterrupt):
         record_part(options, tmp_path / "000000", 0)
     assert not (tmp_path / "000000").exists()
-    monkeypatch.setattr("strands_cosmos3.training.bundled.lerobot.add_record", add_record)
+    monkeypatch.setattr("strands_cosmos3.training.demo_dataset.add_record", add_record)
     for _ in range(2):  # the second time it is there
         record_part(options, tmp_path / "000000", 0)
     with Dataset(tmp_path / "000000") as dataset:

@@ -14,8 +14,8 @@ from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.bundled import dynamics
-from strands_cosmos3.training.bundled.dynamics import control_rows, judge_on_expert, require_video
+from strands_cosmos3.training import dynamics
+from strands_cosmos3.training.dynamics import control_rows, judge_on_expert, require_video
 from strands_cosmos3.training.windows import ROWS
 
 

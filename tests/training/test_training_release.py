@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from helpers.training_data import CANVAS
+from recipes.table_policy.captions import caption
+from recipes.table_policy.predictions import predict_rows
+from recipes.table_policy.vae_trainer import encoder_of
+from recipes.table_policy.windows import PictureWindows, state_row_of
 from strands_cosmos3.actions.rotations import matrix_to_rot6d
 from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions
@@ -29,14 +33,9 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
-from strands_cosmos3.training.bundled.captions import caption
-from strands_cosmos3.training.bundled.phrases import TRAINED
-from strands_cosmos3.training.bundled.vae_stage import encoder_of
-from strands_cosmos3.training.bundled.windows import PictureWindows, state_row_of
+from strands_cosmos3.training.phrases import TRAINED
 from strands_cosmos3.training.release import export, released_weights
-from strands_cosmos3.training.vae import to_pixels
-from strands_cosmos3.training.validation import predict_rows
-from strands_cosmos3.training.windows import state_columns
+from strands_cosmos3.training.windows import state_columns, to_pixels
 from strands_cosmos3.types import Request
 
 

@@ -20,6 +20,16 @@ from rich.console import Console
 from rich.progress import TextColumn
 from safetensors.torch import load_file
 
+from recipes.table_policy import dynamics, vae_stage
+from recipes.table_policy import predictions as decoder_stage
+from recipes.table_policy import run as run_module
+from recipes.table_policy.block_codes import BlockCodes
+from recipes.table_policy.colour_gate import ColourGate
+from recipes.table_policy.run import TrainingRun
+from recipes.table_policy.run_config import RunConfig, tier_of
+from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
+from recipes.table_policy.windows import executed_rows
+from recipes.vae_training import convolve_flat
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.train import Train, plot, progress_bar
 from strands_cosmos3.embodiments import get_embodiment
@@ -31,22 +41,13 @@ from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop
-from strands_cosmos3.training.block_codes import BlockCodes
-from strands_cosmos3.training.bundled import decoder_stage, dynamics, vae_stage
-from strands_cosmos3.training.bundled import run as run_module
-from strands_cosmos3.training.bundled.colour_gate import ColourGate
-from strands_cosmos3.training.bundled.run import TrainingRun
-from strands_cosmos3.training.bundled.run_config import RunConfig, tier_of
-from strands_cosmos3.training.bundled.shards import Demos, pack, shard_path, write_shard
-from strands_cosmos3.training.bundled.windows import executed_rows
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.loop import Loop
 from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.release import load_policy, load_vae
 from strands_cosmos3.training.state import read_state
-from strands_cosmos3.training.vae import convolve_flat, to_pixels
-from strands_cosmos3.training.windows import FORWARD, Batch
+from strands_cosmos3.training.windows import FORWARD, Batch, to_pixels
 
 TINY = RunConfig(
     hidden=64,

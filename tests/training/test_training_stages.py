@@ -21,15 +21,7 @@ import pytest
 import tyro
 
 from helpers.environments import ROOT
-from strands_cosmos3.cli import COMMANDS, _union
-from strands_cosmos3.commands.demos import Demos
-from strands_cosmos3.commands.train import _alone
-from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.errors import ConfigError, TrainingError
-from strands_cosmos3.resources import locked
-from strands_cosmos3.training.bundled import __main__ as program_module
-from strands_cosmos3.training.bundled.recipe import TINY, Recipe
-from strands_cosmos3.training.bundled.stages import (
+from recipes.pipeline import (
     Stage,
     digest,
     make,
@@ -37,6 +29,14 @@ from strands_cosmos3.training.bundled.stages import (
     read_record,
     run_stages,
 )
+from recipes.table_policy import __main__ as program_module
+from recipes.table_policy.recipe import TINY, Recipe
+from strands_cosmos3.cli import COMMANDS, _union
+from strands_cosmos3.commands.demos import Demos
+from strands_cosmos3.commands.train import _alone
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.resources import locked
 from strands_cosmos3.training.cost import seconds_of
 from strands_cosmos3.training.matching import DataShard
 
@@ -337,9 +337,7 @@ def test_the_command_makes_another_policy_with_another_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked = list[Stage]()
-    monkeypatch.setattr(
-        "strands_cosmos3.training.bundled.stages.make", lambda folder, stages: asked.extend(stages)
-    )
+    monkeypatch.setattr("recipes.pipeline.make", lambda folder, stages: asked.extend(stages))
     for seed in (0, 3):
         assert program_module.main(["--out", str(tmp_path), "--seed", str(seed)]) == 0
         assert all(f"--seed {seed} " in stage.command for stage in asked[:6])

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from strands_cosmos3.errors import TrainingError
-from strands_cosmos3.training.bundled.colour_gate import ColourGate, colour_gate
-from strands_cosmos3.training.release import plain_state
-from strands_cosmos3.training.vae import (
+from recipes.table_policy.colour_gate import ColourGate, colour_gate
+from recipes.vae_training import (
     VaeLoss,
     VaeSizes,
     convolve_flat,
     make_vae,
-    to_pixels,
     train_only,
     weighted_error,
 )
+from strands_cosmos3.errors import TrainingError
+from strands_cosmos3.training.release import plain_state
+from strands_cosmos3.training.windows import to_pixels
 
 
 class Through:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.table_policy.windows import ClipWindows, PictureWindows, executed_rows
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.engine.state import StateRow
-from strands_cosmos3.training.bundled.phrases import GOALS
-from strands_cosmos3.training.bundled.windows import ClipWindows, PictureWindows, executed_rows
+from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.windows import POLICY
 
 

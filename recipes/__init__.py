@@ -1,0 +1,1 @@
+"""Recipes of small policies: run them with ``python -m recipes.NAME``."""

@@ -1,0 +1,1 @@
+"""Recipe of a small policy for LIBERO."""

@@ -1,0 +1,1 @@
+"""Recipe of the bundled policy, which knows one simulated table."""

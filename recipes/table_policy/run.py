@@ -1,0 +1,623 @@
+"""Train a small policy from table demonstrations, stage by stage.
+
+A stage resumes from what the run's folder holds::
+
+    vae/        pictures, then clips; the gate           final.pt, latent_stats.json, gate.json
+    latents/    pictures and clips, encoded once         pictures.npy, looks.npy, clips.npy
+    preview/    the preview decoder                      state.pt, checkpoint/
+    policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
+    joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
+    decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
+
+``settings.json`` holds its options; apart from numbers of steps, they cannot change.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recipes.table_policy.auxiliary_head import AnsweringPolicy, without_answers
+from recipes.table_policy.captions import Captions, fresh_tokenizer, read_captions
+from recipes.table_policy.clip_latents import ClipLatents, LatentCache, clip_pixels
+from recipes.table_policy.pixel_metric import pixel_metric
+from recipes.table_policy.predictions import (
+    MATRIX_RATE,
+    RATE,
+    TRUE,
+    decoder_loss,
+    predict_rows,
+    predicted_latents,
+    raw_latents,
+)
+from recipes.table_policy.prefetch import Ahead
+from recipes.table_policy.refit import fit_to_vae, require_sizes
+from recipes.table_policy.run_config import RunConfig, tier_of
+from recipes.table_policy.shards import Demos, shard_indices
+from recipes.table_policy.vae_trainer import OnStep, VaeStage, step_noise
+from recipes.table_policy.windows import ClipWindows, PictureWindows, state_row_of
+from recipes.vae_training import train_only
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.factory import transformer_config
+from strands_cosmos3.engine.preview import PreviewDecoder
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
+from strands_cosmos3.training.dynamics import chunk_errors, judge_dynamics
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.loop import (
+    Loop,
+    LossMetrics,
+    Metrics,
+    TrainLoopConfig,
+    require_tensorboard,
+)
+from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add_noise, noised_loss
+from strands_cosmos3.training.phrases import GOALS, LANGUAGE
+from strands_cosmos3.training.precision import lower_precision
+from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
+from strands_cosmos3.training.release import (
+    DOMAIN,
+    export,
+    fresh_policy,
+    load_policy,
+    policy_sizes,
+    released_steps,
+    with_vae,
+)
+from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
+from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
+from strands_cosmos3.training.state import has_state, read_state
+from strands_cosmos3.training.windows import ROWS, Batch, to_pixels
+
+Preview = PreviewDecoder | None
+_BEFORE = {
+    "latent_patch": 2,
+    "end_points": 0.0,
+    "dynamics_from_frame": False,
+    "pixel_metric": False,
+}
+_BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
+"""Options of runs that do not record them."""
+_CHECKPOINT_STEPS = 500
+_RECORDED_CLIPS = 64
+_METRIC_CLIPS = 192
+_CPU_TOKENS = 12_000  # of a part
+_VALIDATION_WINDOWS = 384
+_VALIDATION_FRACTION = 0.04
+
+
+class TrainingRun:
+    """A run of the bundled policy's recipe.
+
+    Args:
+        folder, demos: Folders of the run and of the demonstrations' shards.
+        shard: This process's share of the data. Train the VAE and encode the latents with one
+            process first.
+        start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state
+            row and weights.
+        tensorboard: Whether curves are written for TensorBoard, too.
+        closed_loop: Episodes in simulation that judge the policy during its stages.
+
+    Raises:
+        ConfigError: There are no demonstrations, or the folder holds a run with other options or
+            demonstrations.
+        MissingDependencyError: TensorBoard is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        demos: Path,
+        config: RunConfig | None = None,
+        on_step: OnStep | None = None,
+        shard: DataShard | None = None,
+        start: Path | None = None,
+        tensorboard: bool = False,
+        closed_loop: ClosedLoop | None = None,
+    ):
+        if tensorboard:
+            require_tensorboard()
+        self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
+        self._closed_loop = closed_loop or ClosedLoop()
+        self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
+        self._on_step = on_step or (lambda *_: None)
+        self._start = None if start is None else Checkpoint.open(start)
+        if self._start is not None:
+            require_sizes(self._start, self.config)
+        self._require_prefixes(demos)
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
+        fixed = self.config.fixed
+        optional = (
+            []
+            if has_state(folder / "joint")
+            else [name for name in fixed if name.startswith("joint_")]
+        )
+        keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
+        # shards recorded later belong to a later run
+        shards = read_or_write(folder / "shards.json", shard_indices(demos))
+        self.demos = Demos.open(demos, shards)
+        where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
+        keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _require_prefixes(self, demos: Path) -> None:
+        wanted = self.config.prefix_rows
+        if wanted and (longest := int(Demos.open(demos).prefix_rows.max())) < wanted:
+            raise ConfigError(
+                f"--prefix-rows is {wanted}, and the longest action prefix of these "
+                f"demonstrations has {longest} rows; record "
+                f"them with `demos --prefix-rows {wanted}`, or give {longest}."
+            )
+
+    @cached_property
+    def canvas_hw(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        height, width = self.demos.canvas_hw
+        if (height, width) not in TIERS.get(self.config.tier, ()):
+            raise ConfigError(
+                f"demonstrations are {height} x {width}, which is not a canvas of tier "
+                f"{self.config.tier} but of "
+                f"{tier_of(height, width)}."
+            )
+        return height, width
+
+    @property
+    def vae_stage(self) -> VaeStage:
+        """The first stage."""
+        return VaeStage(
+            self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how
+        )
+
+    @property
+    def _of_policy(self) -> dict[str, Any]:
+        """Options of the policy and joint stages' optimisation."""
+        return {"matrix_decay": self.config.matrix_decay, **self._how}
+
+    def train_policy(self, vae: Any) -> Path:
+        """Train on frame 0 and actions; return the checkpoint."""
+        config = self.config
+        windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
+        policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
+        parts = self._parts(windows)
+        loss = self._loss(policy, config.seed, parts, windows)
+        more = {
+            "matrix_lr": config.policy_matrix_lr,
+            "accumulate": config.accumulate * parts,
+            **self._of_policy,
+        }
+        how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
+        return self._fit(
+            Loop(policy, loss, how, self.folder / "policy"),
+            vae,
+            config.policy_batch,
+            (1,),
+            validation,
+        )
+
+    def train_joint(self, vae: Any) -> Path:
+        """Continue from the policy stage's averaged weights with the future and both dynamics;
+        return the checkpoint.
+        """
+        config, seed = self.config, self.config.seed
+        latents = self._latents(vae).clips(config.clip_every)
+        ticks = latents.ticks
+        n_train = self._training_windows(ticks)
+        windows = self._clip_windows(latents.among(slice(n_train)), config.joint_batch, seed)
+        preview = self.train_preview(vae)
+        pictures, validation = self._pictures(vae, config.joint_pictures)
+        policy = self._first_policy(vae)
+        if has_state(self.folder / "policy"):
+            policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
+        policy = shard_policy(policy.to(self.device), self.shard.ranks)
+        channels = (
+            self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
+        )
+        parts = self._parts(windows, pictures)
+        loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
+        more = {
+            "matrix_lr": config.joint_matrix_lr,
+            "accumulate": config.accumulate * parts,
+            **self._of_policy,
+        }
+        how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
+        loop = Loop(policy, loss, how, self.folder / "joint")
+        checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
+        if not self.shard.rank:
+            self._record_dynamics(checkpoint, ticks[n_train:])
+        return checkpoint
+
+    def train_decoder(self, vae: Any, last: Path) -> Path:
+        """Train the VAE's decoder on, on clips that the last stage's checkpoint predicts; return
+        the new checkpoint.
+        """
+        steps, folder = self.config.decoder_steps, self.folder / "decoder"
+        with rank_0_first(self.shard):  # which also exports the last stage's checkpoint
+            opened = Checkpoint.open(last)
+            keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
+            latents = self._latents(vae).clips(self.config.clip_every)
+            latents = latents.among(np.isin(latents.ticks, self.demos.label_ticks))
+            predicted = self._predicted(opened, self._clip_windows(latents))
+        ticks, n_train = latents.ticks, self._training_windows(latents.ticks)
+        train_only(vae, "post_quant_conv", "decoder")
+        to_raw = raw_latents(vae)
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            rng = np.random.default_rng([self.config.seed, 8, step])
+            source = latents if rng.random() < TRUE else predicted
+            chosen = rng.integers(n_train, size=self.config.decoder_batch)
+            return decoder_loss(
+                vae,
+                to_raw(self._tensor(source[chosen])),
+                clip_pixels(self.demos, ticks[chosen], self.device),
+            )
+
+        how = TrainLoopConfig(
+            steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how
+        )
+        loop = Loop(vae, loss, how, folder)
+        loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
+        loop.take_average()
+        vae.requires_grad_(False)
+        checkpoint = folder / "checkpoint"
+        if not self.shard.rank:
+            self.vae_stage.check_colours(vae, folder / "gate.json")
+            with_vae(opened, vae, checkpoint)
+            self._record_dynamics(checkpoint, ticks[n_train:])
+        return checkpoint
+
+    def _record_dynamics(self, checkpoint: Path, held_out: NDArray[np.int64]) -> None:
+        """Write the figures of a checkpoint on every n-th of the held-out clips to
+        ``dynamics.json`` beside it.
+        """
+        clips = self.demos.dynamics_clips(held_out[:: max(1, len(held_out) // _RECORDED_CLIPS)])
+        report = judge_dynamics(checkpoint, clips, on_clip=self._progress("dynamics"))
+        write_json(checkpoint.parent / "dynamics.json", asdict(report))
+
+    def _predicted(self, last: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
+        """Return the latents that a checkpoint predicts for the windows' clips."""
+        path = self.folder / "decoder/predicted.npy"
+        if not path.exists():
+            policy = load_policy(last, get_embodiment(DOMAIN).domain_id).to(self.device)
+            made = predicted_latents(
+                policy, windows, last.dynamics_from_frame, self._progress("predictions")
+            )
+            write_whole(path, lambda hidden: np.save(hidden, made))
+        return np.load(path, mmap_mode="r")
+
+    def train_preview(self, vae: Any) -> Preview:
+        """Train the decoder of films on the clips' latents; without steps that of ``start``, or
+        None.
+        """
+        config, steps = self.config, self.config.preview_steps
+        if not steps:
+            return (
+                None
+                if self._start is None
+                else self._start.load_preview(self.device, torch.float32)
+            )
+        latents = self._latents(vae).clips(self.config.clip_every)
+        n_train = self._training_windows(latents.ticks)
+        decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            chosen = np.random.default_rng([config.seed, 7, step]).integers(
+                n_train, size=config.preview_batch
+            )
+            return preview_loss(
+                decoder,
+                self._tensor(latents[chosen]),
+                clip_pixels(self.demos, latents.ticks[chosen], self.device),
+            )
+
+        how = TrainLoopConfig(
+            steps,
+            config.preview_lr,
+            matrix_lr=10 * config.preview_lr,
+            weight_decay=0.0,
+            ema=0.995,
+            **self._how,
+        )
+        loop = Loop(decoder, loss, how, self.folder / "preview")
+        loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
+        loop.take_average()
+        return decoder
+
+    def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
+        """Return the quantile of the reconstruction's errors on held-out pictures."""
+        ticks = self.demos.label_ticks
+        latents = self._latents(vae).pictures()[ticks]
+        unseen = np.arange(self._training_windows(ticks), len(ticks))
+        pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
+        chosen = torch.from_numpy(latents[unseen].astype(np.float32))
+        return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
+
+    def _latents(self, vae: Any) -> LatentCache:
+        return LatentCache(
+            self.folder / "latents", self.demos, vae, self.device, self._progress("latents")
+        )
+
+    def _clip_windows(self, latents: ClipLatents, batch: int = 1, seed: int = 0) -> ClipWindows:
+        config = self.config
+        return ClipWindows(
+            *(self.demos, latents.ticks, latents, self.state, self.captions, batch),
+            forward=config.joint_forward,
+            inverse=config.joint_inverse,
+            seed=seed,
+            prefix_rows=config.prefix_rows,
+        )
+
+    def _tensor(self, latents: NDArray[np.float16]) -> torch.Tensor:
+        return torch.from_numpy(latents).to(self.device).float()
+
+    def _pixel_metric(self, latents: ClipLatents) -> torch.Tensor:
+        """Return what the channels' errors in the video are multiplied by."""
+        path = self.folder / "latents/pixel_metric.npy"
+        if not path.exists():
+            chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
+            parts = np.array_split(chosen, -(-len(chosen) // 8))
+            pairs = (
+                (self._tensor(latents[i]), clip_pixels(self.demos, latents.ticks[i], self.device))
+                for i in parts
+            )
+            made = pixel_metric(pairs)
+            write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
+        return torch.from_numpy(np.load(path)).to(self.device)
+
+    def _first_policy(self, vae: Any) -> TrainedPolicy:
+        """Return the policy that training starts with."""
+        if self._start is None:
+            policy = fresh_policy(self.transformer_config, self.config.seed)
+        else:
+            policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
+            fit_to_vae(policy, self._start, vae, self.demos)
+        return (
+            AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
+        )
+
+    def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
+        """Return windows of frame 0 to train on, and held-out ones."""
+        ticks = self.demos.label_ticks
+        latents = self._latents(vae).pictures()[ticks]
+        n_train = self._training_windows(ticks)
+        args = self.demos, latents[:, :, 0], self.state, self.captions, batch
+        looks = self._latents(vae).looks()[:, :, 0]
+        more: dict[str, Any] = {
+            "among": range(n_train),
+            "prefix_rows": self.config.prefix_rows,
+            "looks": looks,
+        }
+        more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
+        windows = PictureWindows(*args, seed=self.config.seed, **more)
+        return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
+
+    def _progress(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._on_step(stage, done, total, {})
+
+    def _training_windows(self, ticks: NDArray[np.int64]) -> int:
+        """Return the number of windows to train on, given their first ticks; whole episodes at
+        the end are held out.
+        """
+        ends = self.demos.last[ticks]
+        n = int(len(ticks) * (1 - _VALIDATION_FRACTION))
+        while n > 0 and ends[n] == ends[n - 1]:
+            n -= 1
+        if n == 0:
+            raise ConfigError("too few demonstrations to hold an episode out; record more.")
+        return n
+
+    def _parts(self, *sources: PictureWindows | ClipWindows) -> int:
+        """Return in how many parts a step's windows are computed: on a CPU, so many that a
+        process takes 2 GB.
+        """
+        tokens = (
+            sum(source.batch(0).latents[:, 0].numel() for source in sources)
+            / self.config.latent_patch**2
+        )
+        return 1 if self.device.type == "cuda" else ceil(tokens / _CPU_TOKENS)
+
+    def _loss(
+        self,
+        policy: TrainedPolicy,
+        seed: int,
+        parts: int,
+        windows: PictureWindows | ClipWindows,
+        *pictures: PictureWindows,
+        channels: torch.Tensor | None = None,
+    ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
+        """Return the loss of a step's windows, or by turns of its parts, of which it is the
+        mean; for clips, plus pictures'.
+        """
+        config = self.config
+        how = FlowConfig(
+            dynamics_from_frame=config.dynamics_from_frame,
+            video=config.video,
+            forward=config.joint_forward_weight,
+            end_points=config.end_points,
+            channels=channels,
+        )
+
+        def draw(step: int) -> list[tuple[Batch, Noised]]:
+            batches, noise = (
+                [source.batch(step) for source in (windows, *pictures)],
+                step_noise(seed, step),
+            )
+            return [
+                (batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches
+            ]
+
+        drawn = Ahead(draw) if self.device.type == "cuda" else lru_cache(1)(draw)
+
+        def loss(turn: int) -> tuple[torch.Tensor, LossMetrics]:
+            step, part = divmod(turn, parts)
+            batches = drawn(step)
+            share = DataShard(self.shard.rank + self.shard.ranks * part, self.shard.ranks * parts)
+
+            def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
+                value, metrics = one(gathered, *batches[0])
+                for other in batches[1:]:
+                    more, seen = one(gathered, *other)
+                    total = metrics["loss"] + seen["loss"]
+                    value, metrics = (
+                        value + more,
+                        {**seen, **metrics, "loss": total, "alone": seen["action"]},
+                    )
+                return value, metrics
+
+            def one(
+                gathered: TrainedPolicy, batch: Batch, noised: Noised
+            ) -> tuple[torch.Tensor, LossMetrics]:
+                value, metrics = noised_loss(gathered, batch, noised, how, share)
+                if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
+                    return value, metrics
+                error = gathered.answers_error(batch, share.rank, share.ranks)
+                return value + self.config.answers * error, {**metrics, "answers": error.detach()}
+
+            with lower_precision(self.device, cpu=True):
+                value, metrics = policy(job)
+            return value, mean_over_ranks(metrics, self.shard.ranks)
+
+        return loss
+
+    def _fit(
+        self,
+        loop: Loop,
+        vae: Any,
+        windows: int,
+        frames: tuple[int, ...],
+        validation: Batch,
+        preview: Preview = None,
+    ) -> Path:
+        """Run a stage's loop, with a validation and a checkpoint every now and then; return the
+        checkpoint.
+        """
+        stage, steps = loop.folder.name, loop.config.steps
+        checkpoint = loop.folder / "checkpoint"
+
+        def validate() -> None:
+            average = without_answers(loop.average())
+            if self.shard.rank:
+                return
+            self._validate(average, loop, windows, validation)
+            label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
+            args = (
+                checkpoint,
+                self.config_json,
+                average,
+                vae,
+                self.tokenizer,
+                self.state,
+                self.config.tier,
+            )
+            more: dict[str, Any] = {
+                "prefix_rows": self.config.prefix_rows,
+                "language": LANGUAGE,
+                "preview": preview,
+            }
+            more["dynamics_from_frame"] = self.config.dynamics_from_frame
+            more["novelty"] = None if preview is None else self._novelty(vae, preview)
+            export(*args, frames=frames, label=label, steps=loop.step, **more)
+
+        def on_step(step: int, metrics: Metrics) -> None:
+            self._on_step(stage, step, steps, metrics)
+            judged = self._closed_loop.due(step, steps)
+            if step % _CHECKPOINT_STEPS == 0 or step == steps or judged:
+                validate()
+            if judged:
+                judge()
+
+        def judge() -> None:
+            if not self.shard.rank and (found := measure_apart(checkpoint, self._closed_loop)):
+                loop.record(CLOSED_LOOP, found)
+
+        unjudged = (
+            self._closed_loop.due(loop.step, steps) and loop.step > 0 and loop.lacks(CLOSED_LOOP)
+        )
+        # interrupted during its export
+        if (loop.step >= steps or unjudged) and released_steps(checkpoint) != loop.step:
+            validate()
+        if unjudged:
+            judge()
+        loop.run(on_step=on_step)
+        return checkpoint
+
+    def _validate(
+        self, average: dict[str, torch.Tensor], loop: Loop, windows: int, validation: Batch
+    ) -> None:
+        """Append the errors of averaged weights on held-out windows to the stage's
+        ``validation.jsonl``.
+        """
+        policy = fresh_policy(self.transformer_config)
+        policy.load_state_dict(average)
+        errors = asdict(chunk_errors(predict_rows(policy, validation), validation.rows))
+        loop.record("validation", {"windows": loop.step * windows, **errors})
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        folder = self.folder / "tokenizer"
+        if not (folder / "tokenizer.json").exists():
+            if self._start is None:
+                fresh_tokenizer(folder, self.canvas_hw)
+            else:
+                shutil.copytree(self._start.root / "text_tokenizer", folder, dirs_exist_ok=True)
+        return folder
+
+    @cached_property
+    def captions(self) -> Captions:
+        """Token ids of every caption."""
+        return read_captions(self.tokenizer, self.canvas_hw)
+
+    @cached_property
+    def config_json(self) -> dict[str, Any]:
+        """Content of ``transformer/config.json``."""
+        if self._start is not None:
+            return json.loads(
+                (self._start.root / "transformer/config.json").read_text(encoding="utf-8")
+            )
+        tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
+        size = max(
+            len(tokenizer["model"]["vocab"]),
+            1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
+        )
+        config = self.config
+        sizes = policy_sizes(
+            config.hidden,
+            config.layers,
+            config.latent_channels,
+            config.latent_patch,
+            config.rope_theta,
+        )
+        return transformer_config(sizes, "silu", size)
+
+    @property
+    def transformer_config(self) -> TransformerConfig:
+        """The same, typed."""
+        return TransformerConfig.from_dict(self.config_json)
+
+    @cached_property
+    def state(self) -> StateRow:
+        """Scale of the state row."""
+        if self._start is not None and self._start.state_row is not None:
+            return self._start.state_row
+        path = self.folder / "state_row.json"
+        if not path.exists():
+            write_json(path, state_row_of(self.demos).to_metadata())
+        state = StateRow.from_metadata({"state": json.loads(path.read_text())})
+        assert state is not None
+        return state

@@ -1,0 +1,121 @@
+"""``python -m recipes.table_policy.train``: train the table policy on demonstrations, stage by stage.
+
+Train the VAE, check that it preserves colours, encode every picture and clip, train on frame 0 and
+actions (<out>/policy/checkpoint), jointly with the future and both dynamics
+(<out>/joint/checkpoint), and then the VAE's decoder on what that predicts
+(<out>/decoder/checkpoint). The state is saved every two minutes, on Ctrl-C and on SIGTERM; run the
+command again to resume.
+
+On several processes, after the VAE and the latents are made:
+torchrun --nproc-per-node N -m recipes.table_policy.train ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+
+from recipes.table_policy.run import TrainingRun
+from recipes.table_policy.run_config import RunConfig, tier_of
+from recipes.table_policy.shards import Demos, shard_indices
+from recipes.table_policy.unpack import unpack
+from strands_cosmos3.commands.fetch import locate_dataset
+from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
+from strands_cosmos3.commands.train import locked_run, plot_curves
+from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.training.closed_loop import ClosedLoop
+from strands_cosmos3.training.sharding import processes
+
+STAGES = ("vae", "vae_decoder", "policy", "preview", "joint", "decoder")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of the command."""
+
+    out: Path  # folder of the run
+    # dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name[@revision] on the hub
+    demos: str
+    vae: Path | None = None  # run whose VAE is used: for a second policy, or more demonstrations
+    # checkpoint of this recipe to continue from; --policy-steps 0 skips to the joint stage
+    start: Path | None = None
+    until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"  # last stage
+    tensorboard: bool = True  # write the curves for TensorBoard, too
+    evaluate_every: int = 0  # steps between episodes in simulation, which join the curves; 0: none
+    evaluate_tasks: tuple[str, ...] = ("reach", "pick")  # tasks of these episodes
+    evaluate_episodes: int = 4  # episodes of each task
+    run: tyro.conf.OmitArgPrefixes[RunConfig] = field(default_factory=RunConfig)
+
+
+def train(options: TrainOptions, console: Console) -> Path | None:
+    """Train the stages up to the last one; return the checkpoint, None after the VAE."""
+    closed_loop = ClosedLoop(
+        options.evaluate_every, options.evaluate_tasks, options.evaluate_episodes
+    )
+    demos = locate_dataset(options.demos, "--demos")
+    shards = demos if shard_indices(demos) else options.out / "unpacked"
+    with (
+        processes() as shard,
+        locked_run(options.out, shard),
+        training_progress(console, shard.rank == 0) as show,
+    ):
+        if shards != demos:
+            unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
+        tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
+        config = replace(options.run, tier=tier)
+        run = TrainingRun(
+            options.out,
+            shards,
+            config,
+            show,
+            shard,
+            options.start,
+            options.tensorboard,
+            closed_loop,
+        )
+        stage = run.vae_stage
+        vae = stage.train() if options.vae is None else stage.copy_from(options.vae)
+        if options.until == "vae":
+            return None
+        checkpoint = run.train_policy(vae) if config.policy_steps else None
+        if options.until == "preview":
+            run.train_preview(vae)
+        if options.until not in ("joint", "decoder"):
+            return checkpoint
+        checkpoint = run.train_joint(vae)
+        if options.until == "decoder" and config.decoder_steps:
+            checkpoint = run.train_decoder(vae, checkpoint)
+        return checkpoint
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, and print the path of the checkpoint; return an exit status."""
+    options = tyro.cli(TrainOptions, args=arguments, description=__doc__)
+    console = Console()
+    try:
+        with terminated_as_interrupted():
+            checkpoint = train(options, console)
+    except Cosmos3Error as error:
+        print(f"table policy: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
+    except KeyboardInterrupt:
+        print("table policy: interrupted.", file=sys.stderr)
+        return 130
+    if int(os.environ.get("RANK", "0")) == 0:
+        plot_curves(options.out, {stage: stage for stage in STAGES})
+        console.print(f"checkpoint: {checkpoint}" if checkpoint else "the VAE is trained")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        exit_rank(status)
+    sys.exit(status)

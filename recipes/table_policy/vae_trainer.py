@@ -1,0 +1,303 @@
+"""The VAE stage: an encoder that computes linear codes, a decoder that draws pixels from them,
+and a check of colours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.table_policy.block_codes import BlockCodes
+from recipes.table_policy.colour_gate import colour_gate
+from recipes.table_policy.run_config import RunConfig
+from recipes.table_policy.shards import Demos
+from recipes.vae_training import (
+    VaeLoss,
+    VaeSizes,
+    convolve_flat,
+    make_vae,
+    psnr,
+    train_only,
+    weighted_error,
+)
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.vae import frame_scale
+from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
+from strands_cosmos3.training.precision import lower_precision
+from strands_cosmos3.training.release import load_vae, plain_state
+from strands_cosmos3.training.windows import ROWS, latent_columns, to_pixels
+
+OnStep = Callable[[str, int, int, Metrics], None]
+"""Called with stage, steps done, steps in total and metrics."""
+_LOSS = VaeLoss(chroma=1.0, saturated=3.0, dark=1.0, changing=1.0, edges=0.0, magnitudes=0.0)
+"""Squares: with magnitudes the decoder answers medians, and pictures had 26 instead of 28 dB."""
+_FILES = ("gate.json", "latent_stats.json", "codes.pt", "final.pt")
+_GATE_PICTURES = 160
+_STATISTICS_CLIPS = 192
+
+
+@dataclass(frozen=True, eq=False)
+class VaeStage:
+    """The VAE stage of a run."""
+
+    folder: Path  # of the run
+    demos: Demos
+    config: RunConfig
+    start: Checkpoint | None  # its VAE is used instead of training one on pictures
+    device: torch.device
+    on_step: OnStep
+    how: Mapping[str, Any]  # options of its loops
+
+    def train(self) -> Any:
+        """Train the VAE, or load the finished one. Raises TrainingError if colours do not
+        survive.
+        """
+        final, config = self.folder / "vae/final.pt", self.config
+        sizes = VaeSizes(
+            config.latent_channels, config.vae_base, config.vae_decoder_base, config.vae_patch
+        )
+        vae: Any = make_vae(sizes) if self.start is None else load_vae(self.start)
+        convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
+        vae.to(self.device)
+        if final.exists():
+            vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
+        else:
+            if self.start is None:
+                self._fit_encoder(vae)
+                self._fit_decoder(vae)
+            self.check_colours(vae, self.folder / "vae/gate.json")
+            write_whole(final, partial(torch.save, vae.state_dict()))
+        vae.eval().requires_grad_(False)
+        return self._with_latent_statistics(vae)
+
+    def check_colours(self, vae: Any, path: Path) -> None:
+        """Write how a VAE preserves colours, and raise TrainingError if it loses them."""
+        gate = colour_gate(
+            vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int))
+        )
+        write_json(path, asdict(gate))
+        if self.config.gate:
+            gate.require()
+
+    def copy_from(self, run: Path) -> Any:
+        """Use the finished VAE of another run. Raises ConfigError if it has none, or one with
+        other sizes.
+        """
+        if not (run / "vae/final.pt").exists():
+            raise ConfigError(
+                f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train "
+                "--until vae."
+            )
+        settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+        sizes = {
+            name: (settings.get(name), getattr(self.config, name))
+            for name in ("latent_channels", "vae_base", "vae_decoder_base", "vae_patch", "tier")
+        }
+        if other := [
+            f"{name} {theirs} (here {ours})"
+            for name, (theirs, ours) in sizes.items()
+            if theirs != ours
+        ]:
+            raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
+        for name in _FILES:
+            if not (run / "vae" / name).exists():  # the VAE of its start, which need not have codes
+                continue
+            copy, content = self.folder / "vae" / name, (run / "vae" / name).read_bytes()
+            if copy.exists() and copy.read_bytes() != content:
+                raise ConfigError(f"{copy} differs from that of {run}; choose another folder.")
+            write_whole(copy, partial(Path.write_bytes, data=content))
+        return self.train()
+
+    def _codes(self) -> BlockCodes:
+        """Return the linear codes that latents are."""
+        path = self.folder / "vae/codes.pt"
+        if not path.exists():
+            width = 16 * latent_columns(self.demos.canvas_hw)
+            clips = (
+                to_pixels(self.demos.frames(range(t, t + ROWS + 1))[None])[..., :width]
+                for t in self._spread_clips()
+            )
+            made = BlockCodes.fit(
+                (clip.to(self.device) for clip in clips), self.config.latent_channels
+            )
+            write_whole(
+                path,
+                partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}),
+            )
+        return BlockCodes(**torch.load(path, weights_only=True))
+
+    def _fit_encoder(self, vae: Any) -> None:
+        """Train the encoder until its latents are the linear codes."""
+        codes = self._codes()
+        train_only(vae, "quant_conv", "encoder")
+
+        def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+            apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
+            return apart, {"loss": apart.detach()}
+
+        self._fit(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
+
+    def _fit_decoder(self, vae: Any) -> None:
+        """Train the decoder on the encoder's latents."""
+        train_only(vae, "post_quant_conv", "decoder")
+
+        def loss(pixels: torch.Tensor) -> tuple[torch.Tensor, LossMetrics]:
+            with torch.no_grad():
+                latents = vae.encode(pixels).latent_dist.mean
+            drawn = vae.decode(latents).sample
+            error = weighted_error(drawn, pixels, _LOSS)
+            return error, {
+                "loss": error.item(),
+                "psnr": psnr((drawn.detach().clamp(-1, 1) - pixels).square().mean()),
+            }
+
+        self._fit(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
+
+    def _pixels(self, stage: str, step: int) -> torch.Tensor:
+        """Draw pictures, half of them second ones, or clips of 5 or 17 frames, in turn: [n, 3, F,
+        H, W].
+
+        With 9 frames at most latents drifted in longer clips: the last of 17 was off by 0.5 of a
+        code's deviation.
+        """
+        frames, starts = (1, 5, ROWS + 1)[step % 3], self.demos.clips(ROWS)
+        rng = np.random.default_rng([self.config.seed, len(stage), step])
+        count = max(1, self.config.vae_batch // frames)
+        if frames > 1:
+            chosen = starts[rng.integers(len(starts), size=count)]
+            return to_pixels(
+                np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]),
+                self.device,
+            )
+        looks = [
+            self.demos.look(int(label))
+            for label in rng.integers(len(self.demos.label_ticks), size=count // 2)
+        ]
+        own = self.demos.frames(rng.integers(len(self.demos), size=count - count // 2))
+        return to_pixels(np.stack([*own, *looks]), self.device)
+
+    def _fit(
+        self,
+        vae: Any,
+        stage: str,
+        error: Callable[[torch.Tensor], tuple[torch.Tensor, LossMetrics]],
+        steps: int,
+        **options: float,
+    ) -> None:
+        """Train on pixels that each step draws; the averaged weights remain."""
+        width = 16 * latent_columns(self.demos.canvas_hw)
+
+        def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
+            pixels = self._pixels(stage, step)[..., :width]
+            with lower_precision(self.device, cpu=True):
+                return error(pixels)
+
+        lr = self.config.vae_lr
+        how = TrainLoopConfig(
+            steps, lr, weight_decay=0.0, matrix_lr=10 * lr, **{**self.how, **options}
+        )
+        loop = Loop(vae, loss, how, self.folder / stage)
+        loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
+        loop.take_average()
+
+    def _with_latent_statistics(self, vae: Any) -> Any:
+        """Record mean and standard deviation of the latents in the VAE's config."""
+        path = self.folder / "vae/latent_stats.json"
+        # the policy was trained with these statistics
+        if self.start is not None and not path.exists():
+            known = self.start.vae_config
+            frames = {"frames": known["latent_frames"]} if "latent_frames" in known else {}
+            write_json(
+                path,
+                {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])} | frames,
+            )
+        if not path.exists():
+            ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
+            with torch.no_grad():
+                parts = (
+                    to_pixels(self.demos.frames(part)).to(self.device)
+                    for part in np.array_split(ticks, 8)
+                    if len(part)
+                )
+                raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
+            latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
+            write_json(
+                path,
+                {
+                    "mean": latents.mean((0, 2, 3, 4)).tolist(),
+                    "std": latents.std((0, 2, 3, 4)).tolist(),
+                },
+            )
+        statistics = json.loads(path.read_text())
+        vae.register_to_config(latents_mean=statistics["mean"], latents_std=statistics["std"])
+        if "frames" not in statistics and self.start is None:
+            statistics["frames"] = self._frame_statistics(encoder_of(vae))
+            write_json(path, statistics)
+        if frames := statistics.get("frames"):
+            vae.register_to_config(latent_frames=frames)
+        return vae
+
+    def _spread_clips(self) -> list[int]:
+        """Return the first ticks of some clips, spread over the demonstrations."""
+        starts = self.demos.clips(ROWS)
+        return starts[
+            np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)
+        ].tolist()
+
+    def _frame_statistics(
+        self, encode: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[dict[str, list[float]]]:
+        """Return mean and deviation of the normalised latents of each frame of a clip; frame 0
+        keeps its own.
+        """
+        columns = latent_columns(self.demos.canvas_hw)
+        with torch.no_grad():
+            clips = (
+                to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None])
+                for tick in self._spread_clips()
+            )
+            latents = torch.cat([encode(clip)[..., :columns] for clip in clips])
+        mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
+        mean[:, 0], std[:, 0] = 0.0, 1.0
+        return [
+            {"mean": mean[:, f].tolist(), "std": std[:, f].tolist()} for f in range(mean.shape[1])
+        ]
+
+
+def encoder_of(vae: Any, scaled: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from pixels to latents, normalised by the VAE's recorded statistics,
+    through the engine's VAE.
+
+    ``scaled``: Whether those of a clip's frames have the scale of frames, too.
+    """
+    mean, std = (
+        torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1)
+        for name in ("latents_mean", "latents_std")
+    )
+    device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
+    of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
+    engine.load_state_dict(plain_state(vae))
+
+    def encode(pixels: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            raw = engine.encode(pixels.to(device)).cpu()
+        latents = (raw - mean) / std
+        frame_mean, frame_std = of_frames(latents) if scaled else (0.0, 1.0)
+        return (latents - frame_mean) / frame_std
+
+    return encode
+
+
+def step_noise(seed: int, step: int) -> torch.Generator:
+    """Return the noise generator of a step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 7919 + 3)

@@ -1,0 +1,346 @@
+"""Windows of table demonstrations: labelled pictures for the policy stage, clips with their
+future for the joint stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recipes.table_policy.captions import Captions
+from recipes.table_policy.shards import Demos
+from strands_cosmos3.actions.rotations import se3_between
+from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.training.phrases import GOALS
+from strands_cosmos3.training.windows import (
+    FORWARD,
+    INVERSE,
+    POLICY,
+    RAW_WIDTH,
+    ROWS,
+    Batch,
+    scaled_rows,
+    state_columns,
+)
+
+# fraction of pictures that are labelled for the goal of their episode; the others draw any goal
+_OWN_GOAL = 0.5
+# additional fraction of pictures whose answer opens closed fingers, which few ticks show
+_RELEASES = 0.1
+_DROPOUT = 0.08  # fraction of windows that read the empty caption
+# fraction of pictures with another table, colours, light and cameras than their episode
+_OTHER_LOOKS = 0.65
+_NO_PREFIX = 0.5  # fraction of a policy's windows without an action prefix
+# fraction of those with a prefix whose prefix is a hand at rest, after which it goes on
+_WAITS = 0.25
+
+
+def state_row_of(demos: Demos) -> StateRow:
+    """Return the scale of the state row: the translation's mean and deviation, round numbers for
+    rotation and opening.
+    """
+    columns = state_columns(demos.T_base_cosmos, demos.gripper_opening)
+    mean, std = np.zeros(RAW_WIDTH), np.ones(RAW_WIDTH)
+    mean[:3], std[:3] = columns[:, :3].mean(0).round(4), columns[:, :3].std(0).round(4)
+    mean[9], std[9] = 0.5, 0.5
+    return StateRow(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> NDArray[np.float32]:
+    """Return [n, rows, 10] executed after each tick, in the model's scale: deltas of measured
+    poses, gripper commands.
+    """
+    index = ticks[:, None] + np.arange(rows + 1)
+    poses = demos.T_base_cosmos[index]
+    return scaled_rows(
+        se3_between(poses[:, :-1], poses[:, 1:]), demos.gripper_command[index[:, :-1]]
+    )
+
+
+def _after_rest(
+    rows: NDArray[np.float32], rest: NDArray[np.float32], waiting: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return [n, rows, 10] that begin so many rows later, after the row of a hand at rest [n,
+    10].
+    """
+    index = np.arange(rows.shape[1]) - waiting[:, None]
+    later = np.take_along_axis(rows, np.maximum(index, 0)[..., None], axis=1)
+    return np.where((index < 0)[..., None], rest[:, None], later)
+
+
+def undisturbed(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return [n] whether the chunk after each tick pursues one goal and is not perturbed."""
+    span = ticks[:, None] + np.arange(ROWS)
+    return ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
+
+
+class Latents(Protocol):
+    """Latents of windows; chosen ones are read when they are drawn."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float16]: ...
+
+
+class _DemoWindows:
+    """Windows of demonstrations; subclasses draw them."""
+
+    def __init__(
+        self,
+        demos: Demos,
+        ticks: NDArray[np.int64],
+        latents: Latents,
+        state: StateRow,
+        captions: Captions,
+        batch: int,
+        dropout: float,
+        seed: int,
+        prefix_rows: int,
+    ):
+        self._latents, self._captions, self._batch, self._dropout, self._seed = (
+            latents,
+            captions,
+            batch,
+            dropout,
+            seed,
+        )
+        self._prefix_rows = prefix_rows
+        columns = state_columns(demos.T_base_cosmos[ticks], demos.gripper_opening[ticks])
+        self._state, self._goal = (
+            state.scaled(columns).astype(np.float32),
+            demos.goal[ticks].astype(np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self._latents)
+
+    def _draw_prompts(
+        self, rng: np.random.Generator, goal: NDArray[np.int64]
+    ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.int64]]:
+        """Draw a sentence for each goal, and for each window its sentence's index; some windows
+        read the empty caption.
+        """
+        drawn = (
+            sentences[int(rng.integers(len(sentences)))] for sentences in self._captions.by_goal
+        )
+        return (*drawn, self._captions.empty), np.where(
+            rng.random(self._batch) < self._dropout, len(GOALS), goal
+        )
+
+    def _windows(
+        self,
+        chosen: NDArray[np.int64],
+        rows: NDArray[np.float32],
+        prompts: tuple[tuple[int, ...], ...],
+        prompt: NDArray[np.int64],
+        mode: NDArray[np.int64] | None = None,
+        prefix: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
+        return Batch(
+            latents if latents.ndim == 5 else latents[:, :, None],
+            torch.from_numpy(self._state[chosen]),
+            torch.from_numpy(np.clip(rows, -3, 3)),
+            prompts,
+            torch.from_numpy(prompt),
+            None if mode is None else torch.from_numpy(mode),
+            None if prefix is None else torch.from_numpy(prefix),
+        )
+
+    def _draw_prefix(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the length of each window's action prefix: none for half of them, any length for
+        the others.
+        """
+        rows = rng.integers(1, max(self._prefix_rows, 1), endpoint=True, size=self._batch)
+        none = (rng.random(self._batch) < _NO_PREFIX) | (self._prefix_rows == 0)
+        return np.where(none, 0, rows)
+
+
+class PictureWindows(_DemoWindows):
+    """Windows of a single picture with the expert's labels for every goal.
+
+    Args:
+        latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks
+            (None: none).
+        batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the
+            empty caption.
+        looks_from: First step that shows other looks. answers: Whether batches have the rows of
+            every goal.
+    """
+
+    def __init__(
+        self,
+        demos: Demos,
+        latents: NDArray[np.float16],
+        state: StateRow,
+        captions: Captions,
+        batch: int = 64,
+        dropout: float = _DROPOUT,
+        seed: int = 0,
+        among: range | None = None,
+        prefix_rows: int = 0,
+        looks: NDArray[np.float16] | None = None,
+        looks_from: int = 0,
+        answers: bool = False,
+    ):
+        super().__init__(
+            demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows
+        )
+        self._looks, self._answers = latents if looks is None else looks, answers
+        self._looks_from = float("inf") if looks is None else looks_from
+        self._demos, self._lengths = demos, demos.prefix_rows
+        self.pursued = self._goal
+        ticks, before = demos.label_ticks, np.maximum(demos.label_ticks - 1, 0)
+        command = demos.gripper_command[
+            np.where(demos.last[before] == demos.last[ticks], before, ticks)
+        ]
+        self._rest = scaled_rows(
+            np.broadcast_to(np.eye(4), (len(ticks), 1, 4, 4)), command[:, None]
+        )[:, 0]
+        self._among = range(len(latents)) if among is None else among
+        fingers = demos.labels[np.arange(len(ticks)), self.pursued, :, 9]
+        releases = (fingers[:, 0] < 0) & (fingers > 0).any(1)
+        self._releasing = np.flatnonzero(releases & np.isin(np.arange(len(ticks)), self._among))
+
+    def batch(self, step: int) -> Batch:
+        """Return the windows of a step, drawn by (seed, step)."""
+        rng = np.random.default_rng([self._seed, step])
+        chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
+        releases = rng.random(self._batch) < (_RELEASES if len(self._releasing) else 0)
+        chosen[releases] = self._releasing[
+            rng.integers(max(len(self._releasing), 1), size=releases.sum())
+        ]
+        own = (rng.random(self._batch) < _OWN_GOAL) | releases
+        goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
+        prompts = self._draw_prompts(rng, goal)
+        length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
+        prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
+        other = rng.random(self._batch) < (_OTHER_LOOKS if step >= self._looks_from else 0)
+        answers = self._of(other, chosen, self._demos.labels, self._demos.looks_labels)
+        after = self._of(other, chosen, self._demos.continued, self._demos.looks_continued)
+        after, asked = (of_goals[np.arange(self._batch), goal] for of_goals in (after, answers))
+        # its fingers do not move
+        waits = (rng.random(self._batch) < _WAITS) & (asked[:, 0, 9] * self._rest[chosen, 9] > 0)
+        after[waits] = _after_rest(asked, self._rest[chosen], prefix)[waits]
+        rows = np.where((prefix > 0)[:, None, None], after, asked)
+        windows = self._windows(chosen, rows, *prompts, prefix=prefix)
+        windows.latents[torch.from_numpy(other)] = torch.from_numpy(
+            self._looks[chosen[other]].astype(np.float32)
+        )[:, :, None]
+        return (
+            replace(windows, answers=torch.from_numpy(np.clip(answers, -3, 3)))
+            if self._answers
+            else windows
+        )
+
+    def _of(
+        self,
+        other: NDArray[np.bool_],
+        chosen: NDArray[np.int64],
+        own: NDArray[np.float32],
+        looks: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Return [B, goals, rows, 10] of chosen pictures, or of their other looks."""
+        rows = own[chosen]
+        rows[other] = looks[chosen[other]]
+        return rows
+
+    def pick(
+        self,
+        chosen: NDArray[np.int64],
+        goal: NDArray[np.int64],
+        prompts: tuple[tuple[int, ...], ...],
+        prompt: NDArray[np.int64],
+    ) -> Batch:
+        """Return windows by index, each with a goal and the index of its prompt."""
+        return self._windows(chosen, self._demos.labels[chosen, goal], prompts, prompt)
+
+    def held_out(self, first: int, count: int) -> Batch:
+        """Return windows from an index on, the same each time, half of them with the goal of
+        their episode.
+        """
+        rng = np.random.default_rng(5)
+        chosen = rng.integers(first, len(self), size=count)
+        drawn = rng.integers(len(GOALS), size=count)
+        goal = np.where(np.arange(count) % 2 == 0, self.pursued[chosen], drawn)
+        return self.pick(
+            chosen, goal, tuple(sentences[0] for sentences in self._captions.by_goal), goal
+        )
+
+
+class ClipWindows(_DemoWindows):
+    """Clips with their future, executed rows and goal; the policy learns from undisturbed ones
+    (ConfigError if there are none).
+
+    Windows of dynamics begin at any tick and read the empty caption: an expert's future follows
+    from its goal, not only from the actions. A policy's begin at labelled ticks. Its rows after an
+    action prefix are those that were executed; without one they are the expert's label, which the
+    first picture explains.
+
+    Args:
+        ticks, latents: [n] first tick of each clip; their latents, of which chosen ones are [k, C,
+            F, H, W] float16.
+        forward, inverse: Fractions of windows that train forward and inverse dynamics.
+    """
+
+    def __init__(
+        self,
+        demos: Demos,
+        ticks: NDArray[np.int64],
+        latents: Latents,
+        state: StateRow,
+        captions: Captions,
+        batch: int = 32,
+        forward: float = 0.15,
+        inverse: float = 0.15,
+        seed: int = 0,
+        prefix_rows: int = 0,
+    ):
+        super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed, prefix_rows)
+        self._rows, self._labels = executed_rows(demos, ticks), demos.labels
+        self._label = np.searchsorted(demos.label_ticks[:-1], ticks)
+        self._undisturbed = np.flatnonzero(
+            undisturbed(demos, ticks) & np.isin(ticks, demos.label_ticks)
+        )
+        if not len(self._undisturbed):
+            raise ConfigError(
+                "no labelled clip shows the expert undisturbed for a whole chunk; record more "
+                "demonstrations."
+            )
+        self._forward, self._inverse = forward, inverse
+
+    def batch(self, step: int) -> Batch:
+        """Return the windows of a step, drawn by (seed, step)."""
+        rng = np.random.default_rng([self._seed, step, 1])
+        draw = rng.random(self._batch)
+        mode = np.where(
+            draw < self._forward, FORWARD, np.where(draw > 1 - self._inverse, INVERSE, POLICY)
+        )
+        free, clean = (
+            rng.integers(len(self), size=self._batch),
+            rng.integers(len(self._undisturbed), size=self._batch),
+        )
+        chosen = np.where(mode == POLICY, self._undisturbed[clean], free)
+        prompts, prompt = self._draw_prompts(rng, self._goal[chosen])
+        # a world does not follow from a sentence
+        prompt = np.where(mode == POLICY, prompt, len(GOALS))
+        prefix = np.where(mode == POLICY, self._draw_prefix(rng), 0)
+        answers = self._labels[self._label[chosen], self._goal[chosen]]
+        rows = np.where(
+            ((mode == POLICY) & (prefix == 0))[:, None, None], answers, self._rows[chosen]
+        )
+        return self._windows(chosen, rows, prompts, prompt, mode, prefix)
+
+    def forward_dynamics(self, chosen: NDArray[np.int64]) -> Batch:
+        """Return windows of forward dynamics by index: their executed rows are given, and they
+        read the empty caption.
+        """
+        mode = np.full(len(chosen), FORWARD)
+        return self._windows(
+            chosen, self._rows[chosen], (self._captions.empty,), np.zeros_like(chosen), mode
+        )

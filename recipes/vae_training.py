@@ -1,0 +1,175 @@
+"""A small Wan VAE that preserves small, coloured objects.
+
+With a plain loss, blue and green cubes look alike and the fingers vanish. Errors are therefore
+measured in luminance and chroma, with more weight on chroma and on saturated (cubes) and dark
+(fingers) pixels. Pixels are [B, 3, F, H, W] in [-1, 1], F being 1 or 4 n + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+from torch import nn
+from torch.nn import functional as F
+
+from strands_cosmos3.engine.factory import fresh_vae
+from strands_cosmos3.training.loop import LossMetrics
+
+_LUMA = (0.299, 0.587, 0.114)
+_SATURATED = 0.32
+_DARK = 0.16
+_CHANGE = 0.15
+
+
+@dataclass(frozen=True)
+class VaeSizes:
+    """Latent channels, and base widths of encoder and decoder."""
+
+    latent_channels: int = 48
+    base: int = 32
+    decoder_base: int = 32
+    patch: int = 4  # width of the patches of pixels that it begins with
+
+
+@dataclass(frozen=True)
+class VaeLoss:
+    """Weights of the reconstruction loss."""
+
+    chroma: float = 2.0  # of each chroma channel; luminance has 1
+    saturated: float = 7.0  # added to that of saturated pixels
+    dark: float = 2.0  # added to that of dark pixels
+    changing: float = 4.0  # added to that of pixels that differ from the clip's first frame
+    edges: float = 0.5  # of differences between neighbouring pixels
+    magnitudes: float = 1.0  # of the errors' magnitudes, beside their squares
+    kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
+
+
+def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
+    """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a
+    picture at first.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels, sizes.patch)
+    with torch.no_grad():
+        for module in vae.modules():
+            if (
+                isinstance(module, nn.Conv3d)
+                and module.kernel_size[0] == 3
+                and module.kernel_size[1] == 3
+            ):
+                module.weight[:, :, :-1] = 0
+    return vae
+
+
+def train_only(vae: AutoencoderKLWan, *parts: str) -> None:
+    """Freeze a VAE apart from some of its parts."""
+    vae.requires_grad_(False)
+    for part in parts:
+        vae.get_submodule(part).requires_grad_(True)
+
+
+def reconstruction_loss(
+    vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator, config: VaeLoss
+) -> tuple[torch.Tensor, LossMetrics]:
+    """Return the weighted reconstruction error plus the divergence, and metrics."""
+    posterior = vae.encode(pixels).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
+    mean, std = posterior.mean, posterior.std
+    latents = mean + std * torch.randn(mean.shape, generator=noise).to(mean.device)
+    decoded = vae.decode(latents).sample  # pyright: ignore[reportAttributeAccessIssue]
+    kl = 0.5 * (mean.pow(2) + std.pow(2) - 1 - 2 * std.log()).mean()
+    error = weighted_error(decoded, pixels, config)
+    reached = psnr((decoded.detach().clamp(-1, 1) - pixels).square().mean())
+    return error + config.kl * kl, {"loss": error.item(), "psnr": reached, "kl": kl.item()}
+
+
+def psnr(squared_error: torch.Tensor) -> float:
+    """Return the peak signal-to-noise ratio [dB] of a mean squared error of pixels in [-1, 1]."""
+    return -10 * float(torch.log10(squared_error.detach() / 4))
+
+
+def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
+    """Return the mean error of pixels, weighted by what they show."""
+    unit = (pixels + 1) / 2
+    weight = colour_weight(pixels, config.saturated)
+    weight = weight + config.dark * (unit.mean(1) < _DARK).float()
+    weight = weight + config.changing * ((unit - unit[:, :, :1]).abs().amax(1) / _CHANGE).clamp(
+        0, 1
+    )
+    weight = weight / weight.mean()
+    error = decoded - pixels
+    luma = torch.stack([part * error[:, i] for i, part in enumerate(_LUMA)]).sum(0)
+    chroma = [error[:, 2] - luma, error[:, 0] - luma]  # Cb and Cr up to scale
+    cost = partial(_cost, magnitudes=config.magnitudes)
+    parts = [cost(luma), *(config.chroma * cost(c) for c in chroma)]
+    edges = sum(cost(luma.diff(dim=axis)).mean() for axis in (-1, -2))
+    return (torch.stack(parts).sum(0) * weight).mean() + config.edges * edges
+
+
+def colour_weight(pixels: torch.Tensor, saturated: float) -> torch.Tensor:
+    """Return weights [B, F, H, W] of pixels [B, 3, F, H, W] in [-1, 1]: 1 for grey, 1 +
+    ``saturated`` for a strong colour.
+    """
+    saturation = (pixels.amax(1) - pixels.amin(1)) / 2
+    return 1 + saturated * ((saturation - _SATURATED) / 0.15).clamp(0, 1)
+
+
+def _cost(x: torch.Tensor, magnitudes: float) -> torch.Tensor:
+    return magnitudes * (x * x + 1e-3**2).sqrt() + x * x
+
+
+class FlatConv(nn.Module):
+    """diffusers' ``WanCausalConv3d`` as a convolution of single frames.
+
+    The frames that the kernel sees before each one are given as more channels: backwards, on CPUs,
+    a convolution in two dimensions is three times as fast as one in three.
+    """
+
+    def __init__(self, conv: nn.Conv3d):
+        super().__init__()
+        self.conv = conv
+        # in diffusers: width and height twice each, and all frames before
+        padding: Any = conv._padding
+        self._padding, self._before = (padding[2], padding[0]), padding[4]
+
+    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+        weight, (in_time, *stride) = self.conv.weight, self.conv.stride
+        # a first frame, before which there are zeros
+        if x.shape[2] == 1 and cache_x is None and in_time == 1:
+            return F.conv2d(
+                x[:, :, 0], weight[:, :, -1], self.conv.bias, tuple(stride), self._padding
+            )[:, :, None]
+        if self._before:
+            earlier = [] if cache_x is None else [cache_x]
+            zeros = [torch.zeros_like(x[:, :, :1])] * (
+                self._before - sum(frames.shape[2] for frames in earlier)
+            )
+            x = torch.cat([*zeros, *earlier, x], dim=2)
+        taps, n = weight.shape[2], (x.shape[2] - weight.shape[2]) // in_time + 1
+        frames = x.permute(0, 2, 3, 4, 1)  # channels last
+        seen = torch.cat(
+            [frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1
+        )
+        kernels = weight.permute(0, 2, 1, 3, 4).flatten(1, 2)
+        made = F.conv2d(
+            seen.flatten(0, 1).permute(0, 3, 1, 2),
+            kernels,
+            self.conv.bias,
+            tuple(stride),
+            self._padding,
+        )
+        return made.unflatten(0, (len(x), n)).transpose(1, 2)
+
+
+def convolve_flat(model: nn.Module) -> None:
+    """Replace every causal convolution of a VAE, in place, by a :class:`FlatConv` that shares
+    its weights.
+    """
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Conv3d):
+                setattr(owner, name, FlatConv(child))

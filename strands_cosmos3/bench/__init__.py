@@ -1,1 +1,0 @@
-"""Benchmarks: the figures of the README, measured by the code that users run."""

@@ -1,0 +1,122 @@
+"""Demonstrations as a LeRobot v3 dataset: the columns of any arm's episode and the expert's labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetWriter, VideoConfig
+from strands_cosmos3.datasets.spec import DONE, SUCCESS, DatasetSpec, Feature, arm_spec, camera_key
+from strands_cosmos3.training.demos import DemoConfig, EpisodeRecord
+from strands_cosmos3.training.phrases import GOALS, plain, sentence
+from strands_cosmos3.training.windows import (
+    EXPERT,
+    INSTRUCTIONS,
+    LABELLED,
+    RAW_WIDTH,
+    ROWS,
+    pose7,
+    raw_rows,
+)
+
+COMPOSITE, LOOKS = camera_key("composite"), camera_key("composite_looks")
+PERTURBED, GOAL = "perturbed", "goal"
+CONTINUED, PREFIX_ROWS = "expert.continued", "expert.prefix_rows"
+LOOKS_EXPERT, LOOKS_CONTINUED = "expert.looks_rows", "expert.looks_continued"
+VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
+"""Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
+
+
+def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> DatasetSpec:
+    """Return the schema of demonstrations with pictures of a size: composites, or those of the
+    embodiment's only camera.
+    """
+    config = config or DemoConfig()
+    robot, embodiment = config.spec, config.embodiment
+    names = [f"{verb}_{colour}" for verb, colour in GOALS]
+    labels: dict[str, Any] = {
+        "goals": [names[goal] for goal in config.labelled],
+        "rows": ROWS,
+        "width": RAW_WIDTH,
+    }
+    labels |= {"normalized": f"{embodiment.stats} quantiles"}
+    if embodiment.rig is None:
+        labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
+    answers, lengths = (
+        Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
+        Feature("int64", (len(GOALS),)),
+    )
+    of_rig = {LOOKS_EXPERT: answers}
+    if config.prefix_rows:
+        of_rig |= {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_CONTINUED: answers}
+    extra = {
+        EXPERT: answers,
+        **(of_rig if embodiment.rig is not None else {}),
+        LABELLED: Feature("bool", (1,)),
+        PERTURBED: Feature("bool", (1,)),
+        GOAL: Feature("int64", (1,), None, {"goals": names}),
+    }
+    cameras = (
+        ("composite", "composite_looks")
+        if embodiment.rig is not None
+        else embodiment.view_names[:1]
+    )
+    return arm_spec(
+        dict.fromkeys(cameras, picture_hw),
+        embodiment,
+        None,
+        len(robot.limb().joints),
+        robot.name,
+        extra,
+    )
+
+
+def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode: int) -> int:
+    """Add an episode, with a sentence for its first goal as its task. The last frame's action is
+    to stay.
+    """
+    n = len(record.gripper_opening)
+    labelled, done = np.zeros(n, bool), np.zeros(n, bool)
+    labelled[record.label_ticks] = True
+    done[-1] = True
+    given: dict[str, NDArray[Any]] = {
+        EXPERT: record.labels,
+        CONTINUED: record.continued,
+        PREFIX_ROWS: record.prefix_rows,
+    }
+    given |= {LOOKS_EXPERT: record.looks_labels, LOOKS_CONTINUED: record.looks_continued}
+    given = {
+        name: _at_ticks(values, record.label_ticks, n)
+        for name, values in given.items()
+        if name in writer.spec.features
+    }
+    columns: dict[str, Any] = {
+        STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(
+            np.float32
+        ),
+        EE_POSE: pose7(record.T_base_cosmos).astype(np.float32),
+        ACTION: raw_rows(record.T_base_cosmos, record.gripper_command).astype(np.float32),
+        DONE: done,
+        SUCCESS: np.zeros(n, bool),
+        **given,
+        LABELLED: labelled,
+        PERTURBED: record.perturbed,
+        GOAL: record.goal.astype(np.int64),
+    }
+    task = sentence(int(record.goal[0]), np.random.default_rng([seed, episode, 7]))
+    shown = record.looks[
+        np.maximum(np.searchsorted(record.label_ticks, np.arange(n), side="right") - 1, 0)
+    ]
+    # a robot's only camera has no other looks
+    videos = dict(zip(writer.spec.cameras, (record.frames, shown), strict=False))
+    return writer.add_episode(columns, videos, task, {"seed": seed, "episode": episode})
+
+
+def _at_ticks(values: NDArray[Any], ticks: NDArray[np.int16], n: int) -> NDArray[Any]:
+    """Return [n, numbers] with the values [L, ...] of some ticks, and zeros at the others."""
+    flat = values.reshape(len(ticks), -1)
+    out = np.zeros((n, flat.shape[1]), np.float32 if flat.dtype == np.float32 else np.int64)
+    out[ticks] = flat
+    return out

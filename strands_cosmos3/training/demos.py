@@ -1,0 +1,523 @@
+"""Demonstrations: the scripted expert on random tables, sometimes perturbed, with labels of the
+undisturbed expert.
+
+An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start
+over the table. Some chunks drift at random, so that states beside the expert's path are seen as
+well (DART), and some episodes wander about, so that a world model sees what no goal explains. At
+every fourth tick the expert, which is stateless, also answers for *each* goal: nine labels per
+picture. Everything random follows from (seed, episode). Another robot's rows have its embodiment's
+rate and camera.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.actions.decode import encode_chunk
+from strands_cosmos3.actions.rotations import se3, se3_inverse, so3_exp
+from strands_cosmos3.backends.base import Backend, BackendInfo
+from strands_cosmos3.checks import F64
+from strands_cosmos3.control.executor import ExecutorState
+from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.targets import tool_frame_in_ee
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.errors import ControlError, InputError
+from strands_cosmos3.observe.composites import canvas_composite
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.catalogue import get_robot, model_file
+from strands_cosmos3.robots.limits import limits_of_arm
+from strands_cosmos3.robots.model import PHYSICS_HZ, base_pose, load_model
+from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.sim.appearance import Appearance
+from strands_cosmos3.sim.dataset import rollout_spec
+from strands_cosmos3.sim.film import VIEW_HW
+from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.sim.scene import SEPARATION_M, Layout
+from strands_cosmos3.sim.scene_builder import nominal
+from strands_cosmos3.training.phrases import GOALS, plain
+from strands_cosmos3.training.randomized_scene import RandomStage
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
+from strands_cosmos3.worlds.table.expert import ScriptedBackend
+from strands_cosmos3.worlds.table.instruction import Verb
+
+# where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
+_OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
+_HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
+_PREFIX_DRIFT = (0.0, 0.2, 0.5)  # of a prefix's rows, in the units below
+# of a row: about half of what DROID's fastest rows move and turn
+_DRIFT_M, _DRIFT_RAD = 0.007, 0.012
+_SETTLED_RAD_S = 0.03
+_TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
+CLOSE_M = 0.06
+"""Least distance between the centres of two cubes where some are close."""
+EDGES_M = (0.030, 0.036, 0.043, 0.050)
+# heights of starts near a cube; low ones: a policy that came down beside it learns to rise again
+_NEAR_M = (0.02, 0.22)
+_YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
+_WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Options of demonstrations."""
+
+    tier: int = 128  # resolution tier of the pictures
+    ticks: int = 60  # longest episode, in rows; twice that for the bin, which is far
+    label_every: int = 4  # ticks between labels
+    perturbed: float = 0.4  # fraction of chunks
+    wandering: float = 0.15  # fraction of episodes that move at random
+    # fraction of episodes that start near home; the others start anywhere over the table
+    home: float = 0.35
+    # fraction of episodes with additional cubes of other colours and sizes
+    distractors: float = 0.25
+    close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
+    edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
+    goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
+    appearance: Appearance | None = None  # nominal; None: that of rollouts
+    # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
+    visual_randomization: float = 1.0
+    looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
+    turns: bool = True  # whether the expert's hand turns to the cube's yaw
+    # for the DROID rig, fraction of episodes in which it does: labels take cubes askew
+    turning: float = 0.3
+    prefix_rows: int = 0  # longest action prefix of additional labels; 0: there are none
+    robot: str = "panda"  # a name, or the path of its TOML file
+
+    @property
+    def spec(self) -> RobotSpec:
+        """The robot."""
+        return get_robot(self.robot)
+
+    @property
+    def embodiment(self) -> Embodiment:
+        """Embodiment of the rows."""
+        return get_embodiment(self.spec.embodiment or "droid")
+
+    @property
+    def labelled(self) -> tuple[int, ...]:
+        """Goals that each label answers: all for the DROID rig, as the bundled policy's recipe
+        expects.
+        """
+        return tuple(range(len(GOALS))) if self.embodiment.rig is not None else self.goals
+
+    @property
+    def nominal(self) -> Appearance:
+        """The nominal appearance."""
+        return self.appearance or nominal(self.spec)
+
+
+@dataclass
+class EpisodeRecord:
+    """One episode of T ticks, L of them with labels."""
+
+    frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
+    # [L, H, W, 3] those of labelled ticks with another table, light, cameras and places of cubes
+    looks: NDArray[np.uint8]
+    q_rad: F64  # [T, n] measured
+    T_base_cosmos: F64  # [T, 4, 4] measured
+    gripper_opening: F64  # [T] measured open fractions
+    gripper_command: F64  # [T] open fraction commanded for the row that follows
+    goal: NDArray[np.int8]  # [T] index of the goal pursued
+    perturbed: NDArray[np.bool_]  # [T] whether the row that follows is perturbed
+    label_ticks: NDArray[np.int16]  # [L]
+    labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
+    # [L, goals, rows, 10] the same after an action prefix, or the same
+    continued: NDArray[np.float32]
+    prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix; 0: none
+    # as labels, where the pictures have other looks, and the cubes other places
+    looks_labels: NDArray[np.float32]
+    looks_continued: NDArray[np.float32]  # as continued there
+
+
+class PerturbedExpert(Backend):
+    """The scripted expert for a goal that the collector sets, whatever the instruction; some of its
+    chunks are perturbed.
+
+    Args:
+        yaw_rad: Yaw that its hand keeps; None: it turns to the cube's.
+        shift_m: Of the robot's workspace [3], from one around (0.5, 0).
+        funnel: Whether it descends the lower the closer it is, although it turns.
+    """
+
+    info = BackendInfo(name="perturbed expert", needs_privileged=True, requires_images=False)
+
+    def __init__(self, yaw_rad: float | None, shift_m: F64, funnel: bool = False) -> None:
+        self.expert = ScriptedBackend(turns=yaw_rad is None, funnel=funnel or yaw_rad is not None)
+        self._yaw: dict[str, F64] = {} if yaw_rad is None else {"grasp_yaw_rad": np.array(yaw_rad)}
+        self.shift_m = shift_m
+        self.rng = np.random.default_rng(0)
+        self.goal = 0
+        self.share = 0.0
+        self.perturbed = False
+        self.wandering = False
+        self.askew = False
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the expert's chunk for the goal, perturbed or not, or a random motion."""
+        if self.wandering:
+            self.perturbed = True
+            return self._wander(request)
+        chunk = self.answer(request, self.goal, askew=self.askew)
+        self.perturbed = bool(self.rng.random() < self.share)
+        return (
+            replace(chunk, action=self._perturb(np.array(chunk.action)))
+            if self.perturbed
+            else chunk
+        )
+
+    def answer(
+        self,
+        request: Request,
+        goal: int,
+        state: Mapping[str, F64] | None = None,
+        cruises: bool = False,
+        drift: F64 | None = None,
+        askew: bool = False,
+    ) -> ActionChunk:
+        """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the
+        simulator's.
+        """
+        privileged = (
+            None
+            if request.privileged is None
+            else {**request.privileged, **self._yaw, **(state or {})}
+        )
+        return self.expert.plan(
+            replace(request, instruction=plain(goal), privileged=privileged), cruises, drift, askew
+        )
+
+    def _perturb(self, rows: F64) -> F64:
+        ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
+        size = self.rng.choice([0.2, 0.5, 0.9])
+        rows[:, :3] += ramp * self.rng.normal(0, size, 3)  # 1 is about 1.4 cm per row
+        rows[:, 3:9] += ramp * self.rng.normal(0, 0.3 * size, 6)  # 1 is about 2.7 degrees per row
+        if self.rng.random() < 0.08:  # sometimes the fingers do the opposite
+            rows[:, 9] = -rows[:, 9]
+        return np.clip(rows, -3, 3)
+
+    def _wander(self, request: Request) -> ActionChunk:
+        """Move towards a random place, at a random speed, turning about a random axis."""
+        rng, start = self.rng, request.T_base_cosmos
+        assert start is not None  # the policy has an arm
+        place = np.array([rng.uniform(*span) for span in _WANDER_M]) + self.shift_m - start[:3, 3]
+        step_m = place / max(float(np.linalg.norm(place)), 0.05) * rng.uniform(0.0, 0.013)
+        turn_rad = rng.normal(0, np.deg2rad(0.6), 3)
+        ramp = np.cumsum(np.minimum(np.arange(1, request.n_rows + 1) / 3, 1.0))
+        poses = [start]
+        for steps in ramp:
+            R = so3_exp(turn_rad * steps) @ start[:3, :3]
+            poses.append(se3(R, start[:3, 3] + step_m * steps))
+        gripper = np.full(request.n_rows, float(rng.random() < 0.5))
+        rows = encode_chunk(np.stack(poses), gripper, request.embodiment)
+        return ActionChunk(
+            np.clip(rows, -3, 3), request.action_space, request.embodiment, seed=request.seed
+        )
+
+
+class DemoCollector:
+    """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that
+    made it.
+    """
+
+    def __init__(self, config: DemoConfig | None = None):
+        self.config = config or DemoConfig()
+        self._stages: dict[tuple[bool, float], RandomStage] = {}
+        robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
+        self.composite = None
+        if embodiment.rig is not None:
+            self.composite = canvas_composite(
+                embodiment.rig, (VIEW_HW,) * len(embodiment.view_names), self.config.tier
+            )
+        self.steps_per_row = PHYSICS_HZ // rollout_spec(embodiment, robot).fps
+        model = load_model(model_file(robot.model[0]))
+        self._bridge = MinkIKBridge(
+            model, limb.frame, limb.frame_type, limits=limits_of_arm(model, robot)
+        )
+        self._T_base_world = se3_inverse(base_pose(model, limb))
+        self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
+        self._embodiment = replace(
+            embodiment, tool_frame=replace(embodiment.tool_frame, parent=limb.frame)
+        )
+        R_home = (self._bridge.ee_pose(self._configuration(self._home)) @ limb.T_frame_tool)[:3, :3]
+        yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
+        self._start_yaw_rad = (
+            np.deg2rad(robot.workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
+        )
+        workspace = robot.workspace
+        shift_m = np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0])
+        self.expert = PerturbedExpert(yaw_rad, shift_m, funnel=embodiment.rig is not None)
+        self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
+
+    def record(self, seed: int, episode: int) -> EpisodeRecord | None:
+        """Record one episode, or return None if it ended within two ticks because the arm cannot
+        reach its start.
+        """
+        rng, config = np.random.default_rng([seed, episode]), self.config
+        crowded = bool(rng.random() < config.distractors)
+        edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
+        stage = self._stage(crowded, edge_m)
+        stage.randomize(rng, config.visual_randomization)
+        layout = stage.robot.scene.sample_layout(
+            rng, CLOSE_M if rng.random() < config.close else SEPARATION_M
+        )
+        stage.robot.reset(q_rad=self._start(rng, layout), layout=layout)
+        self.expert.rng, self.expert.share = rng, config.perturbed
+        self.expert.goal = int(rng.choice(config.goals))
+        self.expert.wandering = bool(rng.random() < config.wandering)
+        self.expert.askew = config.embodiment.rig is not None and bool(
+            rng.random() >= config.turning
+        )
+        self._policy.reset(0)
+        recorder = EpisodeRecorder(self, stage, rng)
+        try:
+            self._play(stage.robot, recorder)
+        except (ControlError, InputError):  # the start is at the edge of the workspace
+            if len(recorder.frames) < 2:
+                return None
+        return recorder.record()
+
+    def _stage(self, crowded: bool, edge_m: float) -> RandomStage:
+        if (crowded, edge_m) not in self._stages:
+            self._stages[crowded, edge_m] = RandomStage.make(
+                self.config.nominal, edge_m, crowded, self.config.robot
+            )
+        return self._stages[crowded, edge_m]
+
+    def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
+        """Run until the time is over or the recorder ends the episode; every tick is one row
+        long.
+        """
+        executor, horizon = robot.executor, 0
+        far = GOALS[self.expert.goal][0] is Verb.PLACE and not self.expert.wandering
+        recorder.tick(robot)  # the first picture shows the start
+        for _ in range(self.config.ticks * (2 if far else 1)):
+            spent = (
+                executor.state is not ExecutorState.RUNNING
+                or executor.steps_to_row(horizon - 1) < self.steps_per_row
+            )
+            if spent:
+                plan = self._policy.plan(robot.observation(), plain(0))
+                assert isinstance(plan, JointTrajectory)  # the policy has an arm
+                executor.accept(plan)
+                horizon = recorder.horizon
+            before = executor.reference
+            robot.execute(executor.advance(self.steps_per_row), before)
+            if not recorder.tick(robot):
+                break
+
+    def _start(self, rng: np.random.Generator, layout: Layout) -> F64:
+        """Draw the start [n]: near home, or with the hand pointing down anywhere over the table
+        or near a cube.
+        """
+        if rng.random() < self.config.home:
+            return self._home + rng.normal(0, 0.03, len(self._home))
+        place = np.array([rng.uniform(*span) for span in _OVER_TABLE_M]) + self.expert.shift_m
+        if rng.random() < 0.6:  # near a cube, where precision matters
+            centre = layout.xy_m[int(rng.integers(len(layout.xy_m)))]
+            place = np.array([*(centre + rng.normal(0, 0.03, 2)), rng.uniform(*_NEAR_M)])
+        spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
+        yaw = self._start_yaw_rad + rng.uniform(-spread_rad, spread_rad)
+        tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
+        down = np.array(
+            [[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]]
+        )
+        target = se3(tilt @ down, place) @ self._T_tcp_frame
+        solved = self._bridge.solve(np.stack([target] * 3), self._configuration(self._home))
+        return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else self._home
+
+    def _configuration(self, q_rad: F64) -> F64:
+        q = np.zeros(self._bridge.model.nq)
+        q[self._bridge.q_address] = q_rad
+        return q
+
+    def request(self, observation: Observation) -> Request:
+        """Return a policy's request; the caller replaces its instruction."""
+        q = self._configuration(observation.q_rad)
+        return Request(
+            embodiment=self._embodiment,
+            action_space=self._embodiment.action_space("midtrain"),
+            instruction=plain(0),
+            n_rows=self._embodiment.chunk_rows("midtrain"),
+            q_rad=observation.q_rad,
+            gripper=observation.gripper,
+            T_base_cosmos=self._T_base_world
+            @ self._bridge.ee_pose(q)
+            @ tool_frame_in_ee(self._embodiment, self._bridge, q),
+            privileged=observation.privileged,
+        )
+
+    def answer(self, request: Request, goal: int) -> F64:
+        """Return the undisturbed expert's rows [rows, width] for a goal.
+
+        One picture does not show the arm's speed, which would turn the next rows by several
+        centimetres, nor, from above, the yaw of a cube. For the bundled policy's recipe the expert
+        therefore answers as if the arm had the speed that it would reach, and takes cubes without
+        turning to them; for others it answers as if the arm stood still.
+        """
+        if self.config.embodiment.rig is not None:
+            return self.expert.answer(request, goal, cruises=True, askew=True).action
+        return self.expert.answer(request, goal, {"tcp_twist": np.zeros(6)}).action
+
+    def continuation(self, request: Request, goal: int, rows: int, rng: np.random.Generator) -> F64:
+        """Return the expert's rows [rows, width] from the measured speed, which drift at first; a
+        prefix shows both.
+
+        A prefix that led straight to the goal would give it away: the policy would go on with it
+        and forget the picture.
+        """
+        size = rng.choice(_PREFIX_DRIFT)
+        drift = np.concatenate(
+            [rng.normal(0, size * _DRIFT_M, 3), rng.normal(0, size * _DRIFT_RAD, 3)]
+        )
+        ramp = np.minimum(np.arange(1, rows + 1) / 3, 1.0)[:, None]
+        return self.expert.answer(request, goal, drift=ramp * drift, askew=True).action
+
+    def close(self) -> None:
+        """Release the OpenGL contexts."""
+        for stage in self._stages.values():
+            stage.renderer.close()
+        self._stages.clear()
+        self._policy.close()
+
+    def __enter__(self) -> DemoCollector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EpisodeRecorder:
+    """Record one episode, tick by tick. ``horizon`` is the number of rows to execute of the next
+    chunk.
+    """
+
+    def __init__(self, collector: DemoCollector, stage: RandomStage, rng: np.random.Generator):
+        self._collector, self._stage, self._rng = collector, stage, rng
+        self.frames: list[NDArray[np.uint8]] = []
+        self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
+        # gripper command and perturbation of the row before each tick
+        self._commands: list[tuple[float, bool]] = []
+        self._labels: dict[int, tuple[NDArray[Any], ...]] = {}  # tick -> what _label returns
+        self._settled = 0
+        self.horizon = 0
+
+    def tick(self, robot: Robot) -> bool:
+        """Record the robot's current state; return whether the episode continues."""
+        collector, expert = self._collector, self._collector.expert
+        if self.frames:
+            command = float(
+                robot.scene.gripper.command.to_fraction(
+                    float(robot.data.ctrl[robot.scene.gripper_actuator])
+                )
+            )
+            self._commands.append((command, expert.perturbed))
+        observation = robot.observation()
+        request = collector.request(observation)
+        assert request.T_base_cosmos is not None
+        tick = len(self.frames)
+        self.frames.append(self._picture(robot))
+        self._states.append(
+            (observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal)
+        )
+        if tick % collector.config.label_every == 0:
+            self._labels[tick] = self._label(robot, request)
+        return self._choose(observation)
+
+    def _picture(self, robot: Robot, data: Any = None) -> NDArray[np.uint8]:
+        views = [
+            self._stage.renderer.render(data or robot.data, name) for name in robot.scene.view_names
+        ]
+        composite = self._collector.composite
+        return views[0] if composite is None else composite.padded(views)
+
+    def _label(self, robot: Robot, request: Request) -> tuple[NDArray[Any], ...]:
+        """Return labels, those after a prefix, its rows, a picture with other looks, and both
+        labels of that picture.
+        """
+        collector, rng, goals = self._collector, self._rng, self._collector.config.labelled
+        if collector.composite is None:
+            answers = np.stack([collector.answer(request, goal) for goal in goals])
+            return (
+                answers,
+                answers,
+                np.zeros(len(goals), np.int64),
+                self.frames[-1],
+                answers,
+                answers,
+            )
+        longest = collector.config.prefix_rows
+        length = rng.integers(min(longest, 1), longest, endpoint=True, size=len(goals))
+        own = self._answers(request, length)
+        with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
+            moved = self._stage.other_layout(
+                rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M
+            )
+            look = self._picture(robot, moved)
+        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
+        return (
+            *own,
+            length,
+            look,
+            *self._answers(
+                replace(request, privileged={**(request.privileged or {}), **cubes}), length
+            ),
+        )
+
+    def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
+        """Return the expert's rows for each goal [goals, rows, width], and after prefixes of
+        some lengths [goals], if any.
+        """
+        collector, goals = self._collector, self._collector.config.labelled
+        rows = np.stack([collector.answer(request, goal) for goal in goals])
+        if not collector.config.prefix_rows:
+            return rows, rows
+        after = [
+            collector.continuation(request, goal, int(n), self._rng)
+            for goal, n in zip(goals, length, strict=True)
+        ]
+        return rows, np.stack(after)
+
+    def _choose(self, observation: Observation) -> bool:
+        """Draw the next chunk's length and, once the arm has settled, a new goal or the end of
+        the episode.
+        """
+        rng = self._rng
+        self.horizon = int(rng.integers(*_HORIZONS, endpoint=True))
+        settled = (
+            observation.qd_rad_s is not None and np.abs(observation.qd_rad_s).max() < _SETTLED_RAD_S
+        )
+        self._settled = self._settled + 1 if settled else 0
+        if self._settled >= _TICKS_SETTLED:
+            if rng.random() < 0.5:
+                return False
+            self._settled = 0
+            self._collector.expert.goal = int(rng.choice(self._collector.config.goals))
+        return True
+
+    def record(self) -> EpisodeRecord:
+        """Return the record without the last tick, whose row was never executed."""
+        n = len(self._commands)
+        labels = {tick: rows for tick, rows in self._labels.items() if tick < n}
+        q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
+        commands, perturbed = zip(*self._commands, strict=True)
+        rows, after, length, looks, *other = (
+            np.stack(part) for part in zip(*labels.values(), strict=True)
+        )
+        return EpisodeRecord(
+            *(
+                np.stack(self.frames[:n]),
+                looks,
+                np.stack(q_rad),
+                np.stack(poses),
+                np.array(openings),
+                np.array(commands),
+            ),
+            *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
+            *(rows.astype(np.float32), after.astype(np.float32), length.astype(np.int8)),
+            *(part.astype(np.float32) for part in other),
+        )

@@ -1,0 +1,184 @@
+"""Benchmarks run as scripts, and compare like with like; how fast anything is is nobody's promise
+here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bfloat16
+import engine
+import loop
+import robustness
+import service
+import table_policy
+import tasks
+from strands_cosmos3.actions.decode import decode_chunk
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.factory import FactorySizes
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.panda import HOME_Q, dh_forward
+from strands_cosmos3.types import Request
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_script_prints_its_figures_and_the_machine():
+    done = script("ik", "--chunks", "2")
+    figures = json.loads(done.stdout)
+    assert figures["auto"]["position_max_mm"] < 1e-3
+    assert figures["auto"]["rotation_max_deg"] < 1e-4
+    assert figures["auto"]["hard_velocity_ratio_max"] <= 1.001
+    assert figures["plain_mink_ms"] > 0
+    assert {"platform", "python"} == figures["machine"].keys()
+    assert "straight elbows" in done.stderr
+
+
+def test_a_script_says_what_is_wrong_in_one_line():
+    done = script("tracking", "--episode", "/nope.json")
+    assert done.returncode == 1
+    assert "no recording at '/nope.json'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_wire_is_compared_with_a_bare_exchange_of_the_same_bytes():
+    figures = service.run(exchanges=5)
+    assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
+    assert figures["composite"]["ratio_to_echo"] > 0
+    assert figures["three_views"]["bare_ms"]["p50"] > 0
+
+
+def test_tasks_are_of_one_arm():
+    with pytest.raises(ConfigError, match="tasks of one arm are counted, and robot 'dual_panda'"):
+        tasks.run(1, robot="dual_panda")
+
+
+@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
+@pytest.mark.parametrize(
+    ("robot", "joints", "grippers"), [("ur5e", 6, ()), ("dual_panda", 14, (2,))]
+)
+def test_the_loop_of_another_robot_is_timed(robot, joints, grippers):
+    limits, home, opening = loop._of(robot)
+    assert (limits.velocity.shape, home.shape) == ((joints,), (joints,))
+    assert getattr(opening, "shape", ()) == grippers
+    assert (home == get_robot(robot).home_rad).all()
+    figures = loop.run(2, 0, robot)
+    assert (figures["robot"], figures["chunks"], figures["counters"]["rejected"]) == (robot, 2, 0)
+    assert "robot" not in loop.run(1)
+
+
+def test_the_bench_runs_and_both_sides_agree():
+    figures = engine.measure("256", steps=2, repeats=1, sizes=FactorySizes())
+    assert figures["generation_tokens"] == 266
+    assert figures["largest_action_difference"] < 2e-4
+    assert set(figures["cpu_s"]) == {"native", "native_cold", "pipeline_latent", "pipeline_decoded"}
+    assert figures["cpu_s"]["pipeline_latent"] < figures["cpu_s"]["pipeline_decoded"]
+
+
+def test_the_targets_are_the_projects():
+    assert [(s.target_decoded, s.target_latent) for s in engine.SETTINGS.values()] == [
+        (2.4, 1.45),
+        (4.5, 2.4),
+    ]
+
+
+@pytest.mark.slow
+def test_the_part_about_the_bundled_policy():
+    figures = table_policy.run(repeats=1)
+    assert figures["film"]["frames"] == 9, "the given frame and one for each of eight rows"
+    assert set(figures["film"]["chunk_cpu_ms"]) == {"without", "shown", "all"}
+    assert set(figures["batch"]["cpu_ms"]) == {"one", "one_by_one", "together", "candidates"}
+    assert set(figures["compose"]) == {"320x180", "640x360"}
+
+
+def test_both_dtypes_answer_the_same_request():
+    figures = bfloat16.compare("256", FactorySizes(), 2, 2)
+    assert set(figures["cpu_s"]) == {"float32", "bfloat16"}
+    assert len(figures["ratio_each"]) == 2
+    assert 0 < figures["largest_action_difference"] < figures["actions_rms"]
+
+
+def test_few_episodes_show_nothing():
+    """Exact binomial bounds: 28 episodes without a loss leave 10 % possible, 29 do not."""
+    margin, most_lost = bfloat16.MARGIN, bfloat16.most_lost
+    assert most_lost(0, 28) > margin > most_lost(0, 29)
+    assert most_lost(0, 4) > 0.5
+    assert most_lost(3, 3) == 1.0
+    assert 1 - most_lost(0, 10) == pytest.approx(0.05**0.1)
+
+
+def test_a_payload_shows_and_its_compensation_takes_it_out(monkeypatch):
+    monkeypatch.setattr(robustness, "HOLD_S", 3.0)
+    monkeypatch.setattr(robustness, "LOOPS", 1)
+    monkeypatch.setattr(robustness, "FEED_FORWARD", ("velocity",))
+    monkeypatch.setattr(
+        robustness, "PLANTS", {name: robustness.PLANTS[name] for name in ("none", "payload 1 kg")}
+    )
+    out = robustness.run(chunks=1)
+    none, payload, carried = out["cases"]
+    assert [case["compensated"] for case in out["cases"]] == [False, False, True]
+    assert none["hold"]["max_mm"] < 0.01
+    assert payload["hold"]["last_second_mm"] > 0.8
+    assert carried["hold"]["last_second_mm"] < 0.1
+    assert payload["slow"]["tracking_mean_mm"] > 0.5
+    assert carried["slow"]["tracking_mean_mm"] < 0.2
+    assert none["loops"]["end_mm"] < 0.5
+
+
+def test_the_deltas_do_not_depend_on_where_the_arm_is():
+    """A model that does not see the hand's error cannot correct it; a replay would."""
+    droid, backend = get_embodiment("droid"), robustness.DeltaBackend(robustness.circles(1))
+    T = dh_forward(HOME_Q) @ droid.tool_frame.T_parent_cosmos
+    away = T.copy()
+    away[2, 3] -= 0.01
+    here, there = (
+        backend.infer(
+            Request(
+                droid,
+                droid.action_space("midtrain"),
+                "turn",
+                16,
+                HOME_Q,
+                1.0,
+                T_base_cosmos=pose,
+                t_motion_s=0.5,
+            )
+        )
+        for pose in (T, away)
+    )
+    np.testing.assert_array_equal(here.action, there.action)
+    poses = decode_chunk(here, backend.recording.at(np.array([0.5]))[0][0]).T_base_frame
+    np.testing.assert_allclose(
+        poses, backend.recording.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6
+    )
+
+
+def test_rollout_takes_errors_and_compensates_them(tmp_path):
+    tracked = {}
+    for how in ("none", "identified"):
+        file = tmp_path / f"{how}.json"
+        common = [
+            "rollout",
+            "--backend",
+            "scripted",
+            "--task",
+            "reach",
+            "--duration",
+            "1",
+            "--plant",
+            "all-errors",
+        ]
+        main([*common, "--compensate", how, "--json", str(file)])
+        tracked[how] = json.loads(file.read_text())["episodes"][0]["tracking"]["mean_mm"]
+    assert tracked["identified"] < 0.6 * tracked["none"]
