@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bfloat16
@@ -162,23 +163,3 @@ def test_the_deltas_do_not_depend_on_where_the_arm_is():
     np.testing.assert_allclose(
         poses, backend.recording.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6
     )
-
-
-def test_rollout_takes_errors_and_compensates_them(tmp_path):
-    tracked = {}
-    for how in ("none", "identified"):
-        file = tmp_path / f"{how}.json"
-        common = [
-            "rollout",
-            "--backend",
-            "scripted",
-            "--task",
-            "reach",
-            "--duration",
-            "1",
-            "--plant",
-            "all-errors",
-        ]
-        main([*common, "--compensate", how, "--json", str(file)])
-        tracked[how] = json.loads(file.read_text())["episodes"][0]["tracking"]["mean_mm"]
-    assert tracked["identified"] < 0.6 * tracked["none"]

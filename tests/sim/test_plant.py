@@ -2,12 +2,14 @@
 nothing of them.
 """
 
+import json
 from dataclasses import replace
 
 import mujoco
 import numpy as np
 import pytest
 
+from strands_cosmos3.cli import main
 from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ConfigError, InputError
@@ -258,3 +260,23 @@ def test_an_arm_is_identified_in_free_space():
     assert found.payload_kg == pytest.approx(0.5, rel=0.1)
     assert found.delay_s == pytest.approx(0.010, abs=0.002)
     np.testing.assert_array_equal(robot.model.geom_contype, solid)
+
+
+def test_rollout_takes_errors_and_compensates_them(tmp_path):
+    tracked = {}
+    for how in ("none", "identified"):
+        file = tmp_path / f"{how}.json"
+        common = [
+            "rollout",
+            "--backend",
+            "scripted",
+            "--task",
+            "reach",
+            "--duration",
+            "1",
+            "--plant",
+            "all-errors",
+        ]
+        main([*common, "--compensate", how, "--json", str(file)])
+        tracked[how] = json.loads(file.read_text())["episodes"][0]["tracking"]["mean_mm"]
+    assert tracked["identified"] < 0.6 * tracked["none"]

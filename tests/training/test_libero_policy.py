@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `mak
 
 import torch
 
+from recipes.libero_policy.__main__ import main
 from recipes.libero_policy.recipe import (
     TINY,
     LiberoRecipe,
@@ -30,7 +31,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training import libero_demos, libero_policy
+from strands_cosmos3.training import libero_demos
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side
@@ -211,10 +212,10 @@ def test_the_card_has_every_figure_and_its_command(tmp_path):
 def test_all_stages_of_the_tiny_recipe(tmp_path, capsys):
     pytest.importorskip("libero", reason="LIBERO has an environment of its own: make test-libero")
     out = tmp_path / "made"
-    assert libero_policy.main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
+    assert main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
     Checkpoint.open(out / "checkpoint").verify()
     assert "| plain | 0 | 0 of 1" in (out / "checkpoint/README.md").read_text()
     before = digest(out / "checkpoint")
-    assert libero_policy.main(["--out", str(out), "--tiny"]) == 0
+    assert main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 8
     assert digest(out / "checkpoint") == before

@@ -18,6 +18,7 @@ import torch
 
 from helpers.training_data import EPISODES, TICKS
 from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
+from recipes.table_policy.unpack import unpack
 from recipes.table_policy.windows import executed_rows, undisturbed
 from strands_cosmos3.actions.decode import decode_pose_trajectory, encode_chunk
 from strands_cosmos3.actions.rotations import so3_exp
@@ -34,7 +35,7 @@ from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay
 from strands_cosmos3.training import demos as demos_module
-from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec, unpack
+from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
 from strands_cosmos3.training.demos import DemoCollector, DemoConfig
 from strands_cosmos3.training.dynamics import chunk_errors
 from strands_cosmos3.training.phrases import GOALS, TRAINED, VALIDATION, plain, sentence

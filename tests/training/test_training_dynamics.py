@@ -37,7 +37,7 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
 
 
 def test_controls_are_another_clip_the_inverse_motion_and_none(demos):
-    rows = control_rows(demos, demos.clips(ROWS)[:4])
+    rows = control_rows(demos.dynamics_clips(demos.clips(ROWS)[:4]))
     np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
     deltas = {
         name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9])

@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,18 +20,21 @@ from rich.console import Console
 from rich.progress import TextColumn
 from safetensors.torch import load_file
 
-from recipes.table_policy import dynamics, vae_stage
 from recipes.table_policy import predictions as decoder_stage
 from recipes.table_policy import run as run_module
+from recipes.table_policy import vae_trainer as vae_stage
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import ColourGate
 from recipes.table_policy.run import TrainingRun
 from recipes.table_policy.run_config import RunConfig, tier_of
 from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
+from recipes.table_policy.train import STAGES
+from recipes.table_policy.train import main as train_main
 from recipes.table_policy.windows import executed_rows
 from recipes.vae_training import convolve_flat
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.train import Train, plot, progress_bar
+from strands_cosmos3.commands.progress import progress_bar
+from strands_cosmos3.commands.train import plot_curves
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -40,7 +43,7 @@ from strands_cosmos3.engine.sequence import patchify
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
-from strands_cosmos3.training import closed_loop
+from strands_cosmos3.training import closed_loop, dynamics
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.loop import Loop
 from strands_cosmos3.training.matching import FlowConfig, add_noise
@@ -80,7 +83,7 @@ def few_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vae_stage, "_GATE_PICTURES", 8)
         patch.setattr(run_module, "_VALIDATION_WINDOWS", 16)
-        patch.setattr(dynamics, "_RECORDED_CLIPS", 1)
+        patch.setattr(run_module, "_RECORDED_CLIPS", 1)
         yield
 
 
@@ -113,6 +116,11 @@ class Trained:
     again: Path
     again_weights: dict[str, torch.Tensor]
     joint: Path
+
+
+def plotted(folder: Path) -> Path:
+    plot_curves(folder, {stage: stage for stage in STAGES})
+    return folder / "curves.png"
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -181,10 +189,9 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
         "--policy-batch",
         "4",
     ]
-    assert main(["train", "--out", str(tmp_path / "one"), *small]) == 0
+    assert train_main(["--out", str(tmp_path / "one"), *small]) == 0
     assert "one/policy/checkpoint" in capsys.readouterr().out.replace("\n", "")
     second = [
-        "train",
         "--out",
         str(tmp_path / "two"),
         *small,
@@ -193,7 +200,7 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
         "--seed",
         "1",
     ]
-    assert main(second) == 0
+    assert train_main(second) == 0
     vae = "vae/diffusion_pytorch_model.safetensors"
     transformer = "transformer/diffusion_pytorch_model.safetensors"
     one, two = (tmp_path / name / "policy/checkpoint" for name in ("one", "two"))
@@ -259,7 +266,7 @@ def test_the_curve_has_the_parts_of_the_loss(trained):
     last = lines_of(trained.folder / "joint/curve.jsonl")[-1]
     assert {"loss", "action", "ends", "alone"} <= set(last)
     assert {"video", "forward"} & set(last)  # so few windows may all be of one kind
-    assert plot(trained.folder).stat().st_size > 5_000
+    assert plotted(trained.folder).stat().st_size > 5_000
 
 
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
@@ -336,7 +343,7 @@ def test_episodes_in_simulation_change_no_weight(trained, shards, tmp_path):
     weights = weights_of(checkpoint)
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in weights.items())
     assert lines_of(tmp_path / "run/policy/closed_loop.jsonl") == [{"step": 4, "reach": 0.0}]
-    assert plot(tmp_path / "run").stat().st_size > 5_000
+    assert plotted(tmp_path / "run").stat().st_size > 5_000
 
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_path, monkeypatch):
@@ -505,18 +512,15 @@ def test_the_engine_answers_forward_dynamics_as_training_does(trained, shards):
         policy, windows.forward_dynamics(np.arange(1)), True, torch.Generator()
     )
     with Cosmos3Engine.from_pretrained(trained.joint, dtype=torch.float32) as engine:
-        clip = dynamics._ClipJudge(
-            engine, PromptTokenizer(trained.joint / "text_tokenizer"), run.demos, 1
-        )
-        frames = to_pixels(run.demos.frames(range(ticks[0], ticks[0] + 17))[None])
+        judge = dynamics._ClipJudge(engine, PromptTokenizer(trained.joint / "text_tokenizer"), 1)
+        (clip,) = run.demos.dynamics_clips(ticks[:1])
+        common = judge._common(clip, to_pixels(clip.frames[None]))
         rows = torch.from_numpy(executed_rows(run.demos, ticks[:1]))[0]
-        asked = Cosmos3ActionRequest(
-            mode="forward_dynamics", cond_action=rows, **clip._common(int(ticks[0]), frames)
-        )
+        asked = Cosmos3ActionRequest(mode="forward_dynamics", cond_action=rows, **common)
         made, again = (engine.step(replace(asked, seed=seed))["video"] for seed in (0, 1))
         torch.testing.assert_close(made, expected, atol=0.02, rtol=0)
         torch.testing.assert_close(again, made)
-        policy_request = Cosmos3ActionRequest(mode="policy", **clip._common(int(ticks[0]), frames))
+        policy_request = Cosmos3ActionRequest(mode="policy", **common)
         by_seed = [engine.step(replace(policy_request, seed=seed))["video"] for seed in (0, 1)]
         assert not torch.allclose(*by_seed, atol=0.05)  # a policy starts at noise all the same
         noise = torch.randn(made.shape, generator=torch.Generator().manual_seed(0))
@@ -599,26 +603,6 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
         TrainingRun(
             tmp_path / "on", shards, replace(TINY, latent_patch=2), start=trained.checkpoint
         )
-
-
-def test_options_of_the_command_reach_the_run(shards, tmp_path):
-    own = {field.name for field in fields(RunConfig)} & {field.name for field in fields(Train)}
-    values = {name: getattr(Train, name) + 1 for name in own} | {"gate": False}
-    made = []
-
-    class Stop(Exception):
-        pass
-
-    def run(_folder, _demos, config, *_):
-        made.append(config)
-        raise Stop
-
-    command = Train(out=tmp_path / "run", demos=str(shards), **values)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "TrainingRun", run)
-        with pytest.raises(Stop):
-            command.run()
-    assert {name: getattr(made[0], name) for name in own} == values
 
 
 FORWARDS = torch.full((2,), FORWARD)
@@ -796,8 +780,7 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
         (tmp_path / str(tier)).mkdir()
         write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
         assert (
-            main(["train", "--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))])
-            == 2
+            train_main(["--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
         )
     assert seen == [128, 256]
     with pytest.raises(ConfigError, match=r"not a canvas of any tier.*128, 256"):
@@ -807,15 +790,15 @@ def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "--out", "x"], "give --demos"),
-        (["train", "--out", "x", "--demos", "d", "--dataset", "e"], "must be given together"),
-        (["train", "--out", "x", "--demos", "d", "--policy-batch", "0"], "--policy-batch"),
+        (["train", "--out", "x", "--model", "m", "--dataset", "d", "--batch", "0"], "--batch"),
         (
             [
                 "train",
                 "--out",
                 "x",
-                "--demos",
+                "--model",
+                "m",
+                "--dataset",
                 "d",
                 "--evaluate-every",
                 "5",
@@ -852,39 +835,13 @@ def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
         "64",
     ]
     few += ["--preview-steps", "2", "--decoder-steps", "2"]
-    assert main(["train", "--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
+    assert train_main(["--out", str(out), "--demos", str(demos), *few, "--layers", "2"]) == 0
     made = [
         Checkpoint.open(out / stage / "checkpoint").metadata["label"]
         for stage in ("joint", "decoder")
     ]
     assert [label.split("stage ")[1].split()[0] for label in made] == ["joint,", "joint,"]
     assert (out / "curves.png").exists()
-
-
-def test_renamed_flags_still_work_and_warn(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(DeprecationWarning, match="--bend is renamed to --perturbed"):
-        assert main(["demos", "--out", "x", "--look", "0.5", "--bend=2"]) == 2
-    said = capsys.readouterr().err
-    assert "--perturbed must be a fraction in 0..1, got 2.0" in said
-    assert "--look is deprecated; use --visual-randomization" in said
-    with pytest.warns(DeprecationWarning, match="--held-out is renamed to --validation-fraction"):
-        assert (
-            main(
-                [
-                    "train",
-                    "--out",
-                    "y",
-                    "--held-out",
-                    "2",
-                    "--checkpoint",
-                    "nowhere",
-                    "--dataset",
-                    "nothing",
-                ]
-            )
-            > 0
-        )
 
 
 def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
@@ -901,7 +858,7 @@ def test_without_tensorboard_nothing_begins(shards, tmp_path, monkeypatch):
 def test_progress_in_a_file_is_a_line_a_minute(monkeypatch):
     """Bars are for terminals: a log of hours would be empty without lines."""
     clock = [0.0]
-    monkeypatch.setattr("strands_cosmos3.commands.train.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("strands_cosmos3.commands.progress.time.monotonic", lambda: clock[0])
     lines = {}
     for terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=120)

@@ -33,7 +33,7 @@ from recipes.table_policy import __main__ as program_module
 from recipes.table_policy.recipe import TINY, Recipe
 from strands_cosmos3.cli import COMMANDS, _union
 from strands_cosmos3.commands.demos import Demos
-from strands_cosmos3.commands.train import _alone
+from strands_cosmos3.commands.train import locked_run
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.resources import locked
@@ -175,14 +175,14 @@ def test_a_second_process_is_kept_out_of_a_folder(line: Line, tmp_path: Path):
         (parts, Demos(tmp_path / "demos", episodes=1).run),
         (
             tmp_path / "run",
-            partial(ExitStack().enter_context, _alone(tmp_path / "run", DataShard())),
+            partial(ExitStack().enter_context, locked_run(tmp_path / "run", DataShard())),
         ),
     ):
         folder.mkdir()
         with locked(folder, "--out"), pytest.raises(ConfigError, match=busy):
             work()
     # not the first of its processes
-    with locked(tmp_path / "run", "--out"), _alone(tmp_path / "run", DataShard(1, 2)):
+    with locked(tmp_path / "run", "--out"), locked_run(tmp_path / "run", DataShard(1, 2)):
         assert line.make() == ["a", "b", "c"]
 
 
@@ -264,7 +264,7 @@ def test_ctrl_c_reaches_the_stage_once_and_it_ends_by_itself(tmp_path: Path):
     command = [
         sys.executable,
         "-m",
-        "strands_cosmos3.training.bundled",
+        "recipes.table_policy",
         "--out",
         str(tmp_path / "made"),
         "--tiny",
