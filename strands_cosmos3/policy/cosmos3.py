@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -528,6 +529,7 @@ class Cosmos3Policy(BatchAnswers):
         raw_actions: Any = None,
         video: Any = None,
         action_prefix: Any = None,
+        caption: str | None = None,
     ) -> JointTrajectory | ActionChunk:
         """The next chunk as a joint trajectory for the robot, or raw where the policy has none.
 
@@ -541,6 +543,7 @@ class Cosmos3Policy(BatchAnswers):
             action_prefix: [rows, D] rows that the arm executes during this inference, counted from
                 the observation, in the model's scale (rows of the last ``last_rollout["action"]``),
                 at most :attr:`prefix_rows`. The chunk begins with them and continues.
+            caption: The exact caption for the model, instead of its own around the instruction.
 
         Raises:
             ConfigError: The backend takes no action prefix, or none that long.
@@ -563,6 +566,8 @@ class Cosmos3Policy(BatchAnswers):
             request = self._request(
                 observation, instruction or self.prompt, raw_actions, video, action_prefix
             )
+            if caption is not None:
+                request = replace(request, prompt=caption)
             started = time.perf_counter()
             chunk = self.backend.infer(request)
             return self._solved(chunk, observation, (time.perf_counter() - started) * 1e3)

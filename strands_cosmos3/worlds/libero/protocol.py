@@ -59,6 +59,7 @@ PROTOCOLS: Mapping[str, LiberoConfig] = MappingProxyType(
     {"openpi": LiberoConfig(), "nvidia": LiberoConfig(wait_counts=True, caption="nvidia_server")}
 )
 """Whole protocols by name."""
+DEFAULT_PROTOCOL = "openpi"
 
 
 def get_protocol(name: str) -> LiberoConfig:

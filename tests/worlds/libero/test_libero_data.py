@@ -197,7 +197,7 @@ class Answers(Backend):
         )
 
 
-def pretend_world():
+def pretend_world(config=PROTOCOLS["openpi"]):
     """What a policy is shown of a world, with views of one colour at the bottom left as
     robosuite renders them.
     """
@@ -208,7 +208,9 @@ def pretend_world():
         "robot0_joint_vel": np.zeros(7),
         "robot0_gripper_qpos": np.array([0.02, -0.02]),
     }
-    return SimpleNamespace(views=lambda: views, observed=pose, state=np.arange(8.0), steps=40)
+    return SimpleNamespace(
+        views=lambda: views, observed=pose, state=np.arange(8.0), steps=40, config=config
+    )
 
 
 def test_a_checkpoint_is_shown_one_picture_and_its_rows_become_actions():
