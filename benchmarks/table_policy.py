@@ -19,8 +19,7 @@ import torch
 
 import report
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.observe.composites import compose_for_tier
-from strands_cosmos3.observe.views import Image, canvas_hw, compose, to_canvas
+from strands_cosmos3.observe.views import Image, canvas_hw, compose, compose_for_tier, to_canvas
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.film import frames_shown

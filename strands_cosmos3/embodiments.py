@@ -1,42 +1,41 @@
-"""Table of the Cosmos 3 embodiments: action columns, tool frames, units, gripper conventions,
-rates, sampling presets.
+"""The Cosmos 3 embodiments: action columns, tool frames, units, grippers, cameras, rates, sampling
+presets.
 
-This module is data only: ``actions`` decodes rows, ``observe`` composes camera views and the
-backends choose sampling settings from it. Robots differ by entries of the table, not by branches in
-the code.
-
-Source of the values: NVIDIA cosmos-framework (release 2026-08-21: ``domain_utils``, ``pose_utils``,
-``action_policy_server_robolab``) and the Cosmos 3 model cards. A tool frame with ``checked=False``
-is taken from there and not verified on recorded data; DROID's was verified on a recorded episode.
+The values are data in ``embodiments.toml``, with their sources; this module reads them. ``actions``
+decodes rows, ``observe`` composes camera views and the backends choose sampling settings from them.
+Robots differ by entries of the table, not by branches in the code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.action_columns import MODEL_GRIPPER as MODEL_GRIPPER
-from strands_cosmos3.action_columns import PANDA_FINGER as PANDA_FINGER
-from strands_cosmos3.action_columns import PANDA_TENDON as PANDA_TENDON
-from strands_cosmos3.action_columns import POSE9 as POSE9
-from strands_cosmos3.action_columns import UMI_WIDTH as UMI_WIDTH
-from strands_cosmos3.action_columns import WIRE_GRIPPER as WIRE_GRIPPER
-from strands_cosmos3.action_columns import GripperConvention as GripperConvention
-from strands_cosmos3.action_columns import LimbColumns as LimbColumns
-from strands_cosmos3.action_columns import ToolFrame as ToolFrame
-from strands_cosmos3.action_columns import tool_frame as _tool
-from strands_cosmos3.checks import instance_of, positive, typed, typed_fields, whole_number
+from strands_cosmos3.checks import finite_array, instance_of, typed_fields, whole_number
 from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
+from strands_cosmos3.tables import from_table, read_toml
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
-_MAX_ROWS = 100_000
+POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
+"""Columns of a pose delta: translation [m], then the first two columns of the rotation matrix
+(rot6d).
+"""
+CAMERA_LIMBS = ("head", "camera")
+"""Limbs that carry only a camera."""
+NUM_DOMAINS = 32
+"""Number of domains in the model's domain-aware heads."""
+ACTION_DIM = 64
+"""Width of the model's action rows; an embodiment uses the leading columns."""
+_FINGER_TIPS = 15
+_TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 
 
 @dataclass(frozen=True)
@@ -68,53 +67,103 @@ class ActionSpace:
         return len(self.columns)
 
     def row_times_s(self, n_rows: int, fps: float) -> NDArray[np.float64]:
-        """Return when each row is due, in seconds after the observation: [n_rows]; InputError
-        for another count or rate.
+        """Return when each row is due, in seconds after the observation: [n_rows]."""
+        return (np.arange(n_rows) + self.row_lead) / fps
+
+
+@dataclass(frozen=True)
+class GripperConvention:
+    """Linear map between a gripper value and the open fraction in [0, 1] (1 = open) that the
+    package uses internally.
+
+    Args:
+        open_value: Value of the open gripper.
+        closed_value: Value of the closed gripper.
+        unit: Unit of the value, e.g. ``"fraction"``, ``"m"``, ``"ctrl"``.
+
+    Raises:
+        InputError: The two values are equal, or not finite numbers.
+    """
+
+    open_value: float
+    closed_value: float
+    unit: str = "fraction"
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        if (
+            not np.isfinite(self.open_value - self.closed_value)
+            or self.open_value == self.closed_value
+        ):
+            raise InputError(
+                f"open_value {self.open_value!r} and closed_value {self.closed_value!r} must be "
+                "finite and differ."
+            )
+
+    def to_fraction(self, value: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the open fraction of a gripper value, clipped to [0, 1], with the shape of
+        ``value``.
+
+        Raises:
+            InputError, NonFiniteError: The value is not numeric, or holds NaN or infinity, which
+                clipping would hide.
         """
-        rows = np.arange(whole_number(n_rows, "n_rows", 1, _MAX_ROWS))
-        return (rows + self.row_lead) / positive(fps, "fps")
+        fraction = (finite_array(value, "a gripper value", None) - self.closed_value) / (
+            self.open_value - self.closed_value
+        )
+        return np.minimum(np.maximum(fraction, 0.0), 1.0)
+
+    def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the gripper value of an open fraction, with the shape of ``fraction``."""
+        return self.closed_value + np.asarray(fraction, np.float64) * (
+            self.open_value - self.closed_value
+        )
 
 
-JOINT_POS = ActionSpace(
-    "joint_pos",
-    "joint_position",
-    (*(f"joint_{i}" for i in range(7)), "gripper"),
-    False,
-    True,
-    0,
-    row_lead=0,
-)
-POSE_ABS = ActionSpace(
-    "pose_abs",
-    "pose_absolute",
-    ("x", "y", "z", "qx", "qy", "qz", "qw", "gripper"),
-    False,
-    False,
-    1,
-    row_lead=1,
-)
+@dataclass(frozen=True, eq=False)
+class ToolFrame:
+    """Pose of the Cosmos frame, the frame whose motion the model predicts, on the robot.
+
+    Args:
+        parent: Body or link of the robot to which the frame is fixed.
+        T_parent_cosmos: [4, 4] pose of the Cosmos frame in the parent's frame (right-multiplied
+            onto the parent's pose).
+        checked: Whether the transform was verified on recorded data.
+        source: Origin of the transform.
+    """
+
+    parent: str
+    T_parent_cosmos: NDArray[np.float64]
+    checked: bool
+    source: str
 
 
-def _midtrain(columns: tuple[str, ...], meaning: Meaning, normalized: bool) -> ActionSpace:
-    return ActionSpace("midtrain", meaning, columns, normalized, False, 1, row_lead=1)
+@dataclass(frozen=True, eq=False)
+class LimbColumns:
+    """The columns of a row that belong to one limb: a pose delta and, for some limbs, a gripper or
+    finger tips.
 
+    Args:
+        name: Name by which it is joined to a robot's limb: ``"arm"``, ``"left"``, ``"right"``,
+            ``"head"`` or ``"camera"``.
+        pose: The nine columns of its pose delta.
+        tool_frame: Frame whose motion they are.
+        gripper_column: Index of its gripper's column, or None.
+        gripper: Convention of that column, or None.
+        finger_tips: Columns of the positions of five finger tips in the tool frame, or None.
+    """
 
-_IDENTITY = _tool("ee", checked=False, source="cosmos-framework pose_utils: no correction")
-_DROID_TOOL = _tool(
-    "hand",
-    135.0,
-    checked=True,
-    source="panda_link8 (hand Rz(+45)) then Rz(+90); DROID success_48330",
-)
-_BRIDGE_TO_OPENCV = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
-# rotation of link_gripper in link_gripper_tcp: a calibrated tilt of 0.27 degrees
-_FRACTAL_TCP_TO_GRIPPER = np.array(
-    [
-        [0.9999897671, -0.0008686425, 0.0044397163],
-        [0.0008745501, 0.9999987346, -0.0013288658],
-        [-0.0044385564, 0.0013327349, 0.9999892615],
-    ]
-)
+    name: str
+    pose: slice
+    tool_frame: ToolFrame
+    gripper_column: int | None = None
+    gripper: GripperConvention | None = None
+    finger_tips: slice | None = None
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether the limb carries a camera and nothing to act with; a robot may lack it."""
+        return self.name in CAMERA_LIMBS
 
 
 @dataclass(frozen=True)
@@ -144,7 +193,6 @@ class Sampling:
         if self.num_steps is not None and self.num_steps < 1:
             raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
 
-    @typed()
     def over(self, preset: Sampling) -> Sampling:
         """Return the preset, overridden by the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(Sampling)}
@@ -153,43 +201,31 @@ class Sampling:
         )
 
 
-MIDTRAIN_PRESET = Sampling(num_steps=30, guidance_scale=1.0, flow_shift=10.0)
-POLICY_PRESET = Sampling(num_steps=4, guidance_scale=3.0, flow_shift=5.0)
-EDGE_POLICY_PRESET = replace(POLICY_PRESET, guidance_interval=(960.0, 1001.0))
-
-
 @dataclass(frozen=True)
 class CameraRig:
-    """Camera views on which an embodiment was trained, in the order in which they are composed.
+    """Camera views on which an embodiment was trained, and the composite that is made of them.
 
     Args:
-        views: Names of the views.
+        views: Names of the views, in the order in which they are composed.
         wire_names: Keys of the same views in the openpi / RoboLab protocol.
         view_hw: (height, width) in pixels to which each view is letterboxed before composition.
+        boxes: Place of each view in the composite: (top, left, height, width) in pixels.
+        layout: Sentence of a caption that describes the composite, or empty.
     """
 
     views: tuple[str, ...]
     wire_names: tuple[str, ...]
     view_hw: tuple[int, int]
+    boxes: tuple[tuple[int, int, int, int], ...]
+    layout: str = ""
 
-
-DROID_RIG = CameraRig(
-    ("wrist", "exterior_1", "exterior_2"),
-    (
-        "observation/wrist_image_left",
-        "observation/exterior_image_1_left",
-        "observation/exterior_image_2_left",
-    ),
-    (360, 640),
-)
-DUAL_RIG = CameraRig(
-    ("front", "left", "right"),
-    ("observation/front_image", "observation/left_image", "observation/right_image"),
-    (360, 640),
-)
-"""RoboMIND's two Frankas: camera_front above camera_left and camera_right. Where these two stand
-is not stated.
-"""
+    @property
+    def composite_hw(self) -> tuple[int, int]:
+        """(height, width) of the composite in pixels."""
+        return (
+            max(top + height for top, _, height, _ in self.boxes),
+            max(left + width for _, left, _, width in self.boxes),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +259,7 @@ class Embodiment:
     view_point: ViewPoint | None
     gripper: GripperConvention | None
     tool_frame: ToolFrame
-    presets: Mapping[str, Sampling] = field(
-        default_factory=lambda: MappingProxyType({"midtrain": MIDTRAIN_PRESET})
-    )
+    presets: Mapping[str, Sampling]
     stats: str | None = None
     rig: CameraRig | None = None
     translation_scale: float | None = 1.0
@@ -246,7 +280,6 @@ class Embodiment:
         """
         return self.translation_scale is None
 
-    @typed()
     def action_space(self, name: str | None = None) -> ActionSpace:
         """Return an action space by name; None returns the default.
 
@@ -256,7 +289,7 @@ class Embodiment:
         """
         if name is None:
             return next(iter(self.spaces.values()))
-        if name not in self.spaces:
+        if name not in tuple(self.spaces):  # an unhashable name too
             available = ", ".join(self.spaces)
             raise ActionSpaceError(
                 f"embodiment {self.name!r} has no action space {name!r}; it has: {available}."
@@ -265,7 +298,7 @@ class Embodiment:
 
     def preset(self, action_space: str | None = None) -> Sampling:
         """Return the sampling preset of an action space."""
-        return self.presets.get(self.action_space(action_space).name, MIDTRAIN_PRESET)
+        return self.presets[self.action_space(action_space).name]
 
     def chunk_rows(self, action_space: str | None = None) -> int:
         """Return the number of rows per inference in an action space."""
@@ -277,289 +310,133 @@ class Embodiment:
         return self.action_space().columns
 
 
-def _prefix(prefix: str, columns: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{prefix}_{column}" for column in columns)
+def _space(name: str, columns: tuple[str, ...] = (), **values: Any) -> ActionSpace:
+    """An action space; ``columns`` are an embodiment's own, of midtrain rows."""
+    table = {**_TABLES["spaces"][name], **values}
+    return ActionSpace(name, columns=tuple(table.pop("columns", columns)), **table)
 
 
-def _numbered(prefix: str, n: int) -> tuple[str, ...]:
-    return tuple(f"{prefix}_{i}" for i in range(n))
-
-
-_ARM = (*POSE9, "grasp")
-_DUAL = (*_prefix("left", _ARM), *_prefix("right", _ARM))
-_AGIBOT = (*_prefix("head", POSE9), *_prefix("right", _ARM), *_prefix("left", _ARM))
-_HAND = (
-    *_prefix("camera", POSE9),
-    *_prefix("right_wrist", POSE9),
-    *_numbered("right_hand", 15),
-    *_prefix("left_wrist", POSE9),
-    *_numbered("left_hand", 15),
-)
-_AS_DROID = replace(_DROID_TOOL, checked=False, source="cosmos-framework: as DROID")
-_AGIBOT_SOURCE = "cosmos-framework agibot_fk, agibot_spec; poses include the base's motion"
-_WRIST = _tool(
-    "wrist",
-    -90.0,
-    checked=False,
-    source="cosmos-framework human_hand_pose_lerobot_dataset: wrist Rz(-90)",
-)
+def _tool(name: str) -> ToolFrame:
+    table = _TABLES["tools"][name]
+    yaw_rad = np.deg2rad(table.get("yaw_deg", 0.0))
+    c, s = np.cos(yaw_rad), np.sin(yaw_rad)
+    T = np.eye(4)
+    T[:3, :3] = np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+    if "rotation" in table:  # published digits are rounded: take the nearest rotation
+        U, _, Vt = np.linalg.svd(np.array(table["rotation"]))
+        T[:3, :3] = U @ Vt
+    T[:3, 3] = table.get("xyz_m", 0.0)
+    T.setflags(write=False)
+    return ToolFrame(table["parent"], T, table["checked"], table["source"])
 
 
 def _limb(
-    name: str,
     columns: tuple[str, ...],
+    name: str,
+    prefix: str,
     tool: ToolFrame,
-    gripper: GripperConvention | None = None,
-    prefix: str | None = None,
+    gripper: GripperConvention | None,
+    fingers: str | None = None,
 ) -> LimbColumns:
-    """The columns that begin at ``<prefix>_tx`` (``tx`` if the prefix is empty); finger tips
-    follow a human wrist.
-    """
-    prefix = name if prefix is None else prefix
-    first = columns.index(f"{prefix}_tx" if prefix else "tx")
-    after, fingers = first + len(POSE9), f"{name}_hand_0"
-    tips = (
-        slice(columns.index(fingers), columns.index(fingers) + 15) if fingers in columns else None
-    )
-    return LimbColumns(
-        name, slice(first, after), tool, None if gripper is None else after, gripper, tips
-    )
+    """The columns from ``<prefix>tx`` on: a pose delta, and then the gripper's if it has one."""
+    first = columns.index(f"{prefix}tx")
+    end = first + len(POSE9)
+    tips = None
+    if fingers is not None:
+        first_tip = columns.index(f"{fingers}_0")
+        tips = slice(first_tip, first_tip + _FINGER_TIPS)
+    column = None if gripper is None else end
+    return LimbColumns(name, slice(first, end), tool, column, gripper, tips)
 
 
-_DUAL_LIMBS = tuple(_limb(side, _DUAL, _AS_DROID, MODEL_GRIPPER) for side in ("left", "right"))
-_AGIBOT_LIMBS = (
-    _limb("head", _AGIBOT, _tool("head_camera_link", checked=False, source=_AGIBOT_SOURCE)),
-    _limb(
-        "right",
-        _AGIBOT,
-        _tool("gripper_r_base_link", 90.0, checked=False, source=_AGIBOT_SOURCE),
-        MODEL_GRIPPER,
-    ),
-    _limb(
-        "left",
-        _AGIBOT,
-        _tool("gripper_l_base_link", -90.0, checked=False, source=_AGIBOT_SOURCE),
-        MODEL_GRIPPER,
-    ),
-)
-_HAND_LIMBS = (
-    _limb("camera", _HAND, _IDENTITY),
-    _limb("right", _HAND, _WRIST, prefix="right_wrist"),
-    _limb("left", _HAND, _WRIST, prefix="left_wrist"),
-)
-# UR's frame 6; attachment_site of cosmos-framework's model
-_UR_TOOL = replace(_IDENTITY, parent="tool0")
-_UMI_TOOL = _tool(
-    "camera", xyz_m=(0.0, 0.086, 0.09), checked=False, source="cosmos-framework: UMI camera -> EEF"
-)
-_FRACTAL_TOOL = _tool(
-    "link_gripper_tcp",
-    xyz_m=(-0.0050618476, -0.0016717725, -0.1635144743),
-    rotation=_FRACTAL_TCP_TO_GRIPPER
-    @ np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]),
-    checked=False,
-    source="cosmos-framework fractal_lerobot_dataset: TCP -> link_gripper, then Rz(-90); from "
-    "link_gripper it is Rz(-90) alone",
-)
-_BRIDGE_TOOL = _tool(
-    "gripper_link",
-    rotation=_BRIDGE_TO_OPENCV,
-    checked=False,
-    source="cosmos-framework bridge_orig_lerobot_dataset: x right, z forward; from "
-    "ee_gripper_link also (-0.093575, 0, 0) m",
-)
-
-
-def _domain(
-    name: str,
-    domain_id: int,
-    columns: tuple[str, ...],
-    *,
-    meaning: Meaning = "pose_delta",
-    fps: float | None = None,
-    chunk: int = 16,
-    view: ViewPoint | None = None,
-    gripper: GripperConvention | None = None,
-    tool: ToolFrame = _IDENTITY,
-    stats: str | None = None,
-    normalized: bool = True,
-    translation_scale: float | None = 1.0,
-    limbs: tuple[LimbColumns, ...] = (),
-    rig: CameraRig | None = None,
-    camera: str | None = None,
-) -> Embodiment:
-    normalized = normalized and meaning != "raw"
+def _limbs(columns: tuple[str, ...], table: Mapping[str, Any]) -> tuple[LimbColumns, ...]:
+    gripper, tool = GRIPPERS.get(table.get("gripper", "")), _tool(table["tool"])
     if columns[: len(POSE9)] == POSE9:
-        limbs = (_limb("camera" if gripper is None else "arm", columns, tool, gripper, prefix=""),)
-    return Embodiment(
-        name,
-        domain_id,
-        MappingProxyType({"midtrain": _midtrain(columns, meaning, normalized)}),
-        fps,
-        MappingProxyType({"midtrain": chunk}),
-        view,
-        gripper,
-        tool,
-        stats=stats,
-        translation_scale=translation_scale,
-        limbs=limbs,
-        rig=rig,
-        camera=camera,
+        return (_limb(columns, "camera" if gripper is None else "arm", "", tool, gripper),)
+    return tuple(
+        _limb(
+            columns,
+            limb["name"],
+            f"{limb['columns']}_",
+            _tool(limb["tool"]),
+            GRIPPERS.get(limb.get("gripper", "")),
+            limb.get("fingers"),
+        )
+        for limb in table.get("limbs", ())
     )
 
 
-_DROID = replace(
-    _domain(
-        "droid_lerobot",
-        8,
-        _ARM,
-        fps=15,
-        view="concat",
-        gripper=MODEL_GRIPPER,
-        tool=_DROID_TOOL,
-        stats="droid_lerobot",
-    ),
-    spaces=MappingProxyType(
-        {
-            "midtrain": _midtrain(_ARM, "pose_delta", True),
-            "joint_pos": JOINT_POS,
-            "pose_abs": POSE_ABS,
-        }
-    ),
-    chunk=MappingProxyType({"midtrain": 16, "joint_pos": 32, "pose_abs": 16}),
-    presets=MappingProxyType(
-        {"midtrain": MIDTRAIN_PRESET, "joint_pos": POLICY_PRESET, "pose_abs": MIDTRAIN_PRESET}
-    ),
-    rig=DROID_RIG,
-)
+def _embodiment(table: Mapping[str, Any]) -> Embodiment:
+    columns = tuple(_TABLES["columns"][table["columns"]])
+    meaning = table.get("meaning", "pose_delta")
+    midtrain = _space(
+        "midtrain",
+        columns,
+        meaning=meaning,
+        normalized=table.get("normalized", meaning != "raw"),
+    )
+    own_spaces: dict[str, Any] = table.get("spaces", {})
+    spaces = {"midtrain": {"chunk": table["chunk"], "preset": "midtrain"}, **own_spaces}
+    return Embodiment(
+        name=table["name"],
+        domain_id=table["domain_id"],
+        spaces=MappingProxyType(
+            {"midtrain": midtrain, **{name: _space(name) for name in own_spaces}}
+        ),
+        fps=table.get("fps"),
+        chunk=MappingProxyType({name: space["chunk"] for name, space in spaces.items()}),
+        view_point=table.get("view_point"),
+        gripper=GRIPPERS.get(table.get("gripper", "")),
+        tool_frame=_tool(table["tool"]),
+        presets=MappingProxyType(
+            {name: PRESETS[space["preset"]] for name, space in spaces.items()}
+        ),
+        stats=table.get("stats"),
+        rig=RIGS[table["rig"]] if "rig" in table else None,
+        translation_scale=(
+            None if table.get("in_controller_units") else table.get("translation_scale", 1.0)
+        ),
+        limbs=_limbs(columns, table),
+        camera=table.get("camera"),
+    )
 
-_DOMAINS = (
-    _domain("no_action", 0, (), meaning="raw"),
-    _domain("av", 1, POSE9, fps=10, chunk=60, view="ego", normalized=False, translation_scale=1.35),
-    _domain("camera_pose", 2, POSE9, fps=30, chunk=60, view="ego", normalized=False),
-    _domain("hand_pose", 3, _HAND, fps=15, view="ego", stats="hand_pose", limbs=_HAND_LIMBS),
-    _domain("pusht", 4, ("x", "y"), meaning="raw"),
-    # translations reach 0.94 per row at 20 Hz, so they are in controller units, not metres
-    _domain(
-        "libero",
-        5,
-        _ARM,
-        fps=20,
-        view="concat",
-        gripper=MODEL_GRIPPER,
-        stats="libero",
-        translation_scale=None,
-    ),
-    _domain(
-        "umi",
-        6,
-        (*POSE9, "width"),
-        fps=20,
-        view="wrist",
-        gripper=UMI_WIDTH,
-        tool=_UMI_TOOL,
-        stats="umi",
-    ),
-    _domain(
-        "bridge_orig_lerobot",
-        7,
-        _ARM,
-        fps=5,
-        view="ego",
-        gripper=MODEL_GRIPPER,
-        tool=_BRIDGE_TOOL,
-        stats="bridge_orig_lerobot",
-    ),
-    _DROID,
-    _domain(
-        "robomind-franka",
-        8,
-        _ARM,
-        fps=10,
-        view="concat",
-        gripper=MODEL_GRIPPER,
-        tool=_AS_DROID,
-        stats="robomind-franka",
-    ),
-    _domain("galbot", 9, _numbered("joint", 30), meaning="raw"),
-    _domain(
-        "robomind-franka-dual",
-        12,
-        _DUAL,
-        fps=10,
-        view="concat",
-        gripper=MODEL_GRIPPER,
-        tool=_AS_DROID,
-        stats="robomind-franka-dual",
-        limbs=_DUAL_LIMBS,
-        rig=DUAL_RIG,
-    ),
-    _domain(
-        "robomind-ur",
-        13,
-        _ARM,
-        fps=10,
-        view="third_person",
-        gripper=MODEL_GRIPPER,
-        tool=_UR_TOOL,
-        stats="robomind-ur",
-        camera="camera_top",
-    ),
-    *(
-        _domain(
-            name,
-            15,
-            _AGIBOT,
-            fps=10,
-            view="concat",
-            gripper=MODEL_GRIPPER,
-            stats="agibotworld",
-            limbs=_AGIBOT_LIMBS,
-        )
-        for name in ("agibotworld", "agibot_gear_gripper", "agibot_gear_gripper_ext")
-    ),
-    _domain("xdof_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
-    _domain("molmoact2_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
-    _domain("abc_yam", 16, _DUAL, gripper=MODEL_GRIPPER),
-    _domain("robotwin", 17, _numbered("joint", 14), meaning="raw"),
-    _domain(
-        "fractal",
-        20,
-        _ARM,
-        fps=3,
-        view="ego",
-        gripper=MODEL_GRIPPER,
-        tool=_FRACTAL_TOOL,
-        stats="fractal",
-    ),
-    _domain("drawanything", 21, _numbered("action", 3), meaning="raw"),
-    _domain("behavior1k_lerobot", 22, _numbered("action", 23), meaning="raw"),
-    _domain("maniparena", 23, _numbered("action", 20), meaning="raw"),
-)
-_EMBODIMENTS: Mapping[str, Embodiment] = MappingProxyType({row.name: row for row in _DOMAINS})
-_ALIASES: Mapping[str, str] = MappingProxyType(
+
+def _embodiment_tables() -> dict[str, dict[str, Any]]:
+    """The tables of embodiments by name; one that is like another has the other's values too."""
+    defaults = {"chunk": 16, "tool": "end_effector"}
+    tables: dict[str, dict[str, Any]] = {}
+    for table in _TABLES["embodiments"]:
+        similar = tables.get(table.get("like", ""), {})
+        tables[table["name"]] = {**defaults, **similar, "aliases": [], **table}
+    return tables
+
+
+GRIPPERS: Mapping[str, GripperConvention] = MappingProxyType(
     {
-        "droid": "droid_lerobot",
-        "franka": "droid_lerobot",
-        "panda": "droid_lerobot",
-        "bridge": "bridge_orig_lerobot",
-        "widowx": "bridge_orig_lerobot",
-        "umi_lerobot": "umi",
-        "fractal_lerobot": "fractal",
-        "google_robot": "fractal",
-        "agibot": "agibotworld",
-        "agibotworld_beta": "agibotworld",
-        "human_hand_pose": "hand_pose",
-        "embodiment_b": "galbot",
-        "robomind_franka": "robomind-franka",
-        "robomind_franka_dual": "robomind-franka-dual",
-        "robomind_ur": "robomind-ur",
+        name: from_table(GripperConvention, table, name)
+        for name, table in _TABLES["grippers"].items()
     }
 )
-NUM_DOMAINS = 32
-"""Number of domains in the model's domain-aware heads."""
-ACTION_DIM = 64
-"""Width of the model's action rows; an embodiment uses the leading columns."""
+"""Units in which grippers are counted, by name."""
+MODEL_GRIPPER = GRIPPERS["fraction"]
+WIRE_GRIPPER = GRIPPERS["closed_fraction"]
+PANDA_FINGER = GRIPPERS["finger_m"]
+PRESETS: Mapping[str, Sampling] = MappingProxyType(
+    {name: from_table(Sampling, table, name) for name, table in _TABLES["presets"].items()}
+)
+RIGS: Mapping[str, CameraRig] = MappingProxyType(
+    {name: from_table(CameraRig, table, name) for name, table in _TABLES["rigs"].items()}
+)
+MIDTRAIN_PRESET = PRESETS["midtrain"]
+POLICY_PRESET = PRESETS["policy"]
+EDGE_POLICY_PRESET = PRESETS["edge_policy"]
+JOINT_POS = _space("joint_pos")
+POSE_ABS = _space("pose_abs")
+DROID_RIG = RIGS["droid"]
+_EMBODIMENTS = {name: _embodiment(table) for name, table in _embodiment_tables().items()}
+_ALIASES = {
+    alias: name for name, table in _embodiment_tables().items() for alias in table["aliases"]
+}
 
 
 def list_embodiments() -> tuple[str, ...]:
@@ -591,4 +468,9 @@ def raw_embodiment(domain_id: int, width: int) -> Embodiment:
     """
     domain_id = whole_number(domain_id, "domain id", 0, NUM_DOMAINS - 1)
     width = whole_number(width, "raw width", 1, ACTION_DIM)
-    return _domain(f"domain_{domain_id}", domain_id, _numbered("action", width), meaning="raw")
+    columns = tuple(f"action_{i}" for i in range(width))
+    raw = get_embodiment("no_action")
+    spaces = {"midtrain": replace(raw.action_space(), columns=columns)}
+    return replace(
+        raw, name=f"domain_{domain_id}", domain_id=domain_id, spaces=MappingProxyType(spaces)
+    )

@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
 BASE = {
     "errors",
     "extras",
-    "action_columns",
     "checks",
     "collision",
     "resources",
@@ -43,8 +42,7 @@ MAY_IMPORT = {
     "tables": {"errors", "resources"},
     "embedded": {"errors", "resources"},
     "language": {"errors", "resources"},
-    "action_columns": {"checks", "errors"},
-    "embodiments": {"action_columns", "checks", "errors"},
+    "embodiments": {"checks", "errors", "tables"},
     "collision": {"checks", "errors"},
     "episode_summary": set(),
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},

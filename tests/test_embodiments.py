@@ -7,11 +7,10 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from strands_cosmos3.embodiments import (
+    GRIPPERS,
     MODEL_GRIPPER,
     PANDA_FINGER,
-    PANDA_TENDON,
     POSE9,
-    UMI_WIDTH,
     WIRE_GRIPPER,
     get_embodiment,
     list_embodiments,
@@ -228,8 +227,8 @@ def test_composite_domains_put_their_arms_where_the_contract_says():
         (MODEL_GRIPPER, 0.2),
         (WIRE_GRIPPER, 0.8),
         (PANDA_FINGER, 0.008),
-        (PANDA_TENDON, 51.0),
-        (UMI_WIDTH, 0.01934),
+        (GRIPPERS["tendon"], 51.0),
+        (get_embodiment("umi").gripper, 0.01934),
     ],
 )
 def test_gripper_polarity_both_ways(convention, number_at_a_fifth_open):

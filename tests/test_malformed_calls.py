@@ -533,15 +533,6 @@ DATA_ONLY = [
     Call(parse_instruction, {"text": "stack the red cube on the blue cube"}),
     Call(get_embodiment, {"name": "droid"}),
     Call(raw_embodiment, {"domain_id": 8, "width": 10}),
-    Call(DROID.action_space, {"name": "midtrain"}),
-    Call(DROID.preset, {"action_space": "midtrain"}),
-    Call(DROID.chunk_rows, {"action_space": "midtrain"}),
-    Call(DROID.action_space().row_times_s, {"n_rows": 4, "fps": 15.0}),
-    Call(
-        embodiments.GripperConvention, {"open_value": 1.0, "closed_value": 0.0, "unit": "fraction"}
-    ),
-    Call(embodiments.MODEL_GRIPPER.to_fraction, {"value": 0.5}),
-    Call(embodiments.MODEL_GRIPPER.from_fraction, {"fraction": 0.5}),
     Call(
         embodiments.Sampling,
         {
@@ -551,7 +542,6 @@ DATA_ONLY = [
             "guidance_interval": (960.0, 1001.0),
         },
     ),
-    Call(embodiments.Sampling().over, {"preset": embodiments.POLICY_PRESET}),
 ]
 CALLS = {
     "actions": ACTIONS,

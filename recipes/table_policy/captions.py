@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.factory import write_tokenizer
 from strands_cosmos3.engine.tokens import PromptTokenizer
-from strands_cosmos3.observe.prompts import DROID_LAYOUT, VIEW_SENTENCES
+from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 from strands_cosmos3.training.dynamics import caption
 from strands_cosmos3.training.phrases import GOALS, TRAINED
 from strands_cosmos3.worlds.table.instruction import COLOURS
@@ -34,7 +35,7 @@ def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
     rest = caption("x", canvas_hw).removeprefix("x.")
     fixed = [
         f" {VIEW_SENTENCES['concat']}",
-        *(f" {s}" for s in DROID_LAYOUT.replace(". ", ".|").split("|")),
+        *(f" {s}" for s in DROID_RIG.layout.replace(". ", ".|").split("|")),
     ]
     length, size = rest.removeprefix("".join(fixed)).split(" This video is of ")
     phrases = [*fixed, length, f" This video is of {size}", "user\n", "assistant\n"]

@@ -21,7 +21,7 @@ from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.processor import DEFAULT_TIER, Cosmos3PolicyProcessor
 from strands_cosmos3.errors import BackendError, InputError
-from strands_cosmos3.observe.composites import compose_for_tier
+from strands_cosmos3.observe.views import compose_for_tier
 from strands_cosmos3.types import Mode, Request
 
 

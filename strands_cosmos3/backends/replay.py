@@ -15,7 +15,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from strands_cosmos3.action_columns import ToolFrame
 from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
 from strands_cosmos3.backends.base import Backend, BackendInfo
@@ -28,7 +27,7 @@ from strands_cosmos3.checks import (
     typed,
     whole_number,
 )
-from strands_cosmos3.embodiments import WIRE_GRIPPER, get_embodiment
+from strands_cosmos3.embodiments import WIRE_GRIPPER, ToolFrame, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Request

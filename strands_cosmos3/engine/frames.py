@@ -1,9 +1,9 @@
 """Read pictures and clips into one array. Ambiguous input raises an error.
 
 ``framework`` composition is that of cosmos-framework's policy server
-(``action_policy_server_robolab``): the wrist view as it is, exteriors stretched to half its size,
-the result stretched to 540 x 640, both bilinear, without antialiasing and with fractions of grey
-levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
+(``action_policy_server_robolab``): the first view as it is, the others stretched to their boxes
+beside it, the result stretched to the rig's composite, both bilinear, without antialiasing and with
+fractions of grey levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strands_cosmos3.errors import (
     ResourceNotFoundError,
     ShapeError,
 )
-from strands_cosmos3.observe.views import DROID_COMPOSITE, Composition, as_uint8, compose, rig_views
+from strands_cosmos3.observe.views import Composition, as_uint8, compose, rig_views
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -44,7 +44,7 @@ def read_frames(
             leading frame axis; uint8, or floating in [0, 1]), a list of those with equal sizes, or
             a mapping from view names to uint8 pictures.
         rig: Composition of views.
-        composition: ``framework`` also stretches a rig's pictures to 540 x 640, and takes numbers
+        composition: ``framework`` also stretches pictures to a rig's composite, and takes numbers
             in 0..255 of any type.
 
     Raises:
@@ -61,7 +61,7 @@ def read_frames(
     else:
         frames = _sequence(images, composition)
     return (
-        _stretched(frames, DROID_COMPOSITE)
+        _stretched(frames, rig.composite_hw)
         if composition == "framework" and rig is not None
         else frames
     )
@@ -75,7 +75,7 @@ def compose_views(
 
     Raises:
         ConfigError: No such composition.
-        ShapeError: ``framework`` with a first view of odd width, below which two halves do not fit.
+        ShapeError: ``framework`` with a first view beside which the others' boxes do not fit.
     """
     if composition not in get_args(Composition):
         raise ConfigError(
@@ -84,18 +84,37 @@ def compose_views(
         )
     if composition == "letterbox":
         return compose(views, rig)
-    top, left, right = (
+    pictures = [
         image_array(as_uint8(view), f"view {name!r}")
         for name, view in rig_views(views, rig).items()
+    ]
+    boxes = _boxes_beside(pictures[0], rig)
+    composite = np.zeros(
+        (max(box[0] + box[2] for box in boxes), max(box[1] + box[3] for box in boxes), 3), np.uint8
     )
-    if top.shape[1] % 2:
+    for picture, (top, left, height, width) in zip(pictures, boxes, strict=True):
+        place = slice(top, top + height), slice(left, left + width)
+        composite[place] = _stretched(picture[None], (height, width))[0]
+    return composite
+
+
+def _boxes_beside(first: NDArray[np.uint8], rig: CameraRig) -> list[tuple[int, int, int, int]]:
+    """The rig's boxes, scaled so that the first view keeps its size."""
+    (height, width), (_, _, box_height, box_width) = first.shape[:2], rig.boxes[0]
+    if any(edge * width % box_width for box in rig.boxes for edge in (box[1], box[3])):
         raise ShapeError(
-            f"view {rig.views[0]!r} is {top.shape[1]} pixels wide; two halves below it need an "
-            "even width."
+            f"view {rig.views[0]!r} is {width} pixels wide, of which the boxes beside it are no "
+            f"whole numbers of pixels; resize it to {box_width}, or to another even width."
         )
-    half = top.shape[0] // 2, top.shape[1] // 2
-    below: Any = [_stretched(view[None], half)[0] for view in (left, right)]
-    return np.concatenate([top, np.concatenate(below, axis=1)])
+    return [
+        (
+            top * height // box_height,
+            left * width // box_width,
+            box_rows * height // box_height,
+            box_columns * width // box_width,
+        )
+        for top, left, box_rows, box_columns in rig.boxes
+    ]
 
 
 def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:

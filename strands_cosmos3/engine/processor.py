@@ -17,7 +17,6 @@ from strands_cosmos3.actions.normalization import Affine, Method
 from strands_cosmos3.actions.stats import ActionStats, load_action_stats
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import (
-    DROID_RIG,
     MODEL_GRIPPER,
     CameraRig,
     Embodiment,
@@ -396,6 +395,7 @@ class Cosmos3PolicyProcessor:
         task = _text(raw, ("task", "prompt"))
         if task is None:
             raise _missing(raw, "'task' or 'prompt'")
+        rig = call.embodiment.rig
         return compose_prompt(
             task,
             prompt_format=self._prompt_format,
@@ -403,7 +403,7 @@ class Cosmos3PolicyProcessor:
             num_frames=call.action_chunk + 1,
             fps=call.fps,
             canvas_hw=(hw[0], hw[1]),
-            droid_layout=call.embodiment.rig == DROID_RIG and call.view == "concat",
+            layout=rig.layout if rig is not None and call.view == "concat" else "",
         )
 
     def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:

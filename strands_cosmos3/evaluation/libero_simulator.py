@@ -14,7 +14,7 @@ from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.libero_plan import told_task
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.observe.libero_prompts import caption
+from strands_cosmos3.observe.prompts import libero_caption
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import Outcome
@@ -44,7 +44,7 @@ class LiberoSimulator(EpisodeRunner):
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
         return {
             "embodiment": self.settings.embodiment,
-            "prompt": caption(assignment.policy_instruction, self._config.caption),
+            "prompt": libero_caption(assignment.policy_instruction, self._config.caption),
         }
 
     def _world_of(self, assignment: Assignment, pictures: bool) -> LiberoSimulation:

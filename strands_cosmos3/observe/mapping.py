@@ -3,14 +3,16 @@ action dictionaries.
 
 The canonical names are those of the ``joint_pos`` space: ``joint_0`` .. ``joint_6`` and
 ``gripper``. A mapping says which key of the robot stands behind each, and in what unit its gripper
-is.
+is. A view that the model was trained on is found under its own name (``wrist``), under its key on
+the openpi wire (``observation/wrist_image_left``, with or without ``observation/``), under LeRobot's
+(``observation.images.wrist``), or under the name that the user maps to it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,11 +22,9 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.embodiments import (
+    GRIPPERS,
     JOINT_POS,
     MODEL_GRIPPER,
-    PANDA_FINGER,
-    PANDA_TENDON,
-    WIRE_GRIPPER,
     CameraRig,
     GripperConvention,
 )
@@ -35,25 +35,113 @@ from strands_cosmos3.errors import (
     ResourceNotFoundError,
     UnknownNameError,
 )
-from strands_cosmos3.observe.cameras import CameraMapping, cameras_of
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import Observation
 
+ONE_VIEW = "image"
+"""The view of a domain that composes none: its only picture."""
+
+
+@dataclass(frozen=True)
+class CameraMapping:
+    """The views of a rig and the names under which they are found.
+
+    Args:
+        views: View -> the names under which it is looked for, in this order.
+        mapped: View -> key, for views that the user mapped; they are looked for under that key
+            only.
+    """
+
+    views: Mapping[str, tuple[str, ...]]
+    mapped: Mapping[str, str]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Every name that stands for a view -> the view."""
+        return {name: view for view, names in self.views.items() for name in names}
+
+    def with_mapped(self, given: Mapping[str, str]) -> CameraMapping:
+        """The same views, those in ``given`` (view -> key) looked for under that key."""
+        return CameraMapping(self.views, {**self.mapped, **given})
+
+    def unmapped(self) -> tuple[str, ...]:
+        """Views that the user's mapping leaves out; none if there is no such mapping."""
+        return tuple(view for view in self.views if view not in self.mapped) if self.mapped else ()
+
+    def key_of(self, view: str, names: Iterable[str]) -> str | None:
+        """The name that holds a view, or None."""
+        have = set(names)
+        return next((name for name in self._candidates(view) if name in have), None)
+
+    def require(self, names: Iterable[str]) -> None:
+        """Refuse names among which a view is not.
+
+        Raises:
+            ObservationError: The message says which views are missing, what there is, and how to
+                map it.
+        """
+        names = tuple(names)
+        if missing := [view for view in self.views if self.key_of(view, names) is None]:
+            raise _lacks([self._candidates(view)[0] for view in missing], missing, names)
+
+    def read(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """The pictures by view.
+
+        Raises:
+            ObservationError: One is missing; the message says which, what there is, and how to map
+                it.
+        """
+        cameras = [str(name) for name, value in flat.items() if getattr(value, "ndim", 0) == 3]
+        found = {view: self.key_of(view, flat) for view in self.views}
+        if found.get(ONE_VIEW, "") is None and len(cameras) == 1:
+            found[ONE_VIEW] = cameras[0]
+        if missing := [view for view, key in found.items() if key is None]:
+            raise _lacks([self._candidates(view)[0] for view in missing], missing, cameras)
+        return {view: flat[key] for view, key in found.items() if key is not None}
+
+    def _candidates(self, view: str) -> tuple[str, ...]:
+        return (self.mapped[view],) if view in self.mapped else self.views[view]
+
+
+def cameras_of(rig: CameraRig | None) -> CameraMapping:
+    """The views of a rig, found by name; without a rig, the one picture that there is."""
+    if rig is None:
+        return CameraMapping(
+            {ONE_VIEW: (ONE_VIEW, "observation/image", "observation.images.image")}, {}
+        )
+    views = {
+        view: (view, wire, wire.removeprefix("observation/"), f"observation.images.{view}")
+        for view, wire in zip(rig.views, rig.wire_names, strict=True)
+    }
+    return CameraMapping(views, {})
+
+
+def _lacks(looked_for: list[str], views: list[str], cameras: Iterable[str]) -> ObservationError:
+    of = "" if looked_for == views else f" (view {', '.join(map(repr, views))})"
+    return ObservationError(
+        f"the observation lacks camera {', '.join(map(repr, looked_for))}{of}; it has: "
+        f"{', '.join(cameras) or 'no camera'}. "
+        f"Map another name to it with observation_mapping={{{views[0]!r}: '<its camera>'}}."
+    )
+
+
+def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
+    """Return the picture of an embodiment that composes no views; ObservationError if there is
+    none, or more than one.
+    """
+    if ONE_VIEW in images:
+        return images[ONE_VIEW]
+    if len(images) != 1:
+        raise ObservationError(
+            f"embodiment {embodiment!r} composes no views and takes one picture, got "
+            f"{', '.join(images) or 'none'}."
+        )
+    return next(iter(images.values()))
+
+
 CANONICAL = JOINT_POS.columns
 _GRIPPER = CANONICAL[-1]
-
-GRIPPER_UNITS: Mapping[str, GripperConvention] = MappingProxyType(
-    {
-        "fraction": MODEL_GRIPPER,
-        "closed_fraction": WIRE_GRIPPER,
-        "finger_m": PANDA_FINGER,
-        "tendon": PANDA_TENDON,
-    }
-)
-"""How a robot may count its gripper: 1 = open; 1 = closed; metres a Panda's finger is out; its
-tendon actuator's 0..255.
-"""
 
 
 def _limb_keys(limb: Limb, prefix: str = "") -> dict[str, str]:
@@ -275,7 +363,7 @@ def resolve_mapping(
             ``observation/wrist_image_left``.
         action_mapping: Canonical name -> key of the action.
         rig: The cameras of the embodiment.
-        observed_gripper: One of :data:`GRIPPER_UNITS`, or a convention. None is that of the robot's
+        observed_gripper: One of :data:`~.embodiments.GRIPPERS`, or a convention. None is that of the robot's
             finger joint (metres for a Panda's), else the fraction.
         commanded_gripper: Likewise.
 
@@ -468,9 +556,9 @@ def _gripper(
         return own.opening if own is not None and key in own.joints else MODEL_GRIPPER
     if isinstance(given, GripperConvention):
         return given
-    if not isinstance(given, str) or given not in GRIPPER_UNITS:
-        raise UnknownNameError("gripper unit", given, GRIPPER_UNITS)
-    return GRIPPER_UNITS[given]
+    if not isinstance(given, str) or given not in GRIPPERS:
+        raise UnknownNameError("gripper unit", given, GRIPPERS)
+    return GRIPPERS[given]
 
 
 def require_state_keys(state_keys: object) -> None:

@@ -1,12 +1,17 @@
-"""The exact texts that Cosmos 3 action models were trained on: plain and JSON captions around an
+"""The exact captions that Cosmos 3 action models were trained on: plain and JSON text around an
 instruction.
 
 Sources: cosmos-framework (``viewpoint_utils``, the DROID policy server) and diffusers 0.42.1
-(``_build_action_json_prompt``). A caption tells the length of the clip (chunk + 1 frames) and the
+(``_build_action_json_prompt``). A caption states the length of the clip (chunk + 1 frames) and the
 size of the padded canvas, not of the picture on it. A blank instruction is a valid caption: an
 empty description in JSON, as diffusers writes it; empty text in the plain format, as
 cosmos-framework leaves it. The robot policy refuses it
 (:mod:`strands_cosmos3.backends.model_input`).
+
+For LIBERO, NVIDIA's client appends two sentences about the views to the instruction, and the server
+puts all of that into ``description``. In training the sentence about the layout is part of
+``framing``. Sources: cosmos-framework @5eee9ed5 ``closed_loop_eval.py`` 75-106,
+``action_policy_server_libero.py`` 844-864, ``libero_lerobot_dataset.py`` 291-296.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from strands_cosmos3.checks import positive
 from strands_cosmos3.embodiments import ViewPoint
@@ -38,13 +43,6 @@ VIEW_SENTENCES: Mapping[ViewPoint, str] = MappingProxyType(
 )
 """View point -> the sentence that names it."""
 
-DROID_LAYOUT = (
-    "The top row is from the wrist-mounted camera. The bottom row contains two horizontally "
-    "concatenated third-person "
-    "perspective views of the scene from opposite sides, with the robot visible."
-)
-"""What follows the view sentence where the picture is DROID's composite."""
-
 _ASPECTS = ("1,1", "4,3", "3,4", "16,9", "9,16")
 
 
@@ -55,9 +53,9 @@ def view_point(name: str) -> ViewPoint:
         UnknownNameError: No such view point.
     """
     key = name.removesuffix("_view")
-    for known in VIEW_SENTENCES:
-        if key == known:
-            return known
+    for view in VIEW_SENTENCES:
+        if key == view:
+            return view
     raise UnknownNameError("view point", name, VIEW_SENTENCES)
 
 
@@ -69,7 +67,7 @@ def compose_prompt(
     num_frames: int,
     fps: float,
     canvas_hw: tuple[int, int],
-    droid_layout: bool = False,
+    layout: str = "",
 ) -> str:
     """The caption for an instruction.
 
@@ -81,14 +79,14 @@ def compose_prompt(
         num_frames: Frames of the clip, the given one included: chunk + 1.
         fps: Their rate.
         canvas_hw: Height and width of the padded canvas.
-        droid_layout: Whether the picture is DROID's composite, whose layout is then told.
+        layout: Sentence that describes the composite (``CameraRig.layout``), if the picture is one.
 
     Raises:
         UnknownNameError: No such format or view point.
         InputError: A number is not above zero.
     """
     text = instruction.strip()
-    framing = VIEW_SENTENCES[view_point(view)] + (f" {DROID_LAYOUT}" if droid_layout else "")
+    framing = VIEW_SENTENCES[view_point(view)] + (f" {layout}" if layout else "")
     fps, seconds = positive(fps, "fps"), positive(num_frames, "num_frames") / positive(fps, "fps")
     height, width = canvas_hw
     if prompt_format == "plain":
@@ -123,3 +121,44 @@ def _json_caption(
 def _ratio(aspect: str) -> float:
     width, height = aspect.split(",")
     return int(width) / int(height)
+
+
+LiberoCaption = Literal["checkpoint", "nvidia_server", "nvidia_training"]
+LIBERO_CAPTIONS = get_args(LiberoCaption)
+_LIBERO_VIEWS = VIEW_SENTENCES["concat"]
+_LIBERO_LAYOUT = (
+    "The left half shows the third-person view; the right half shows the wrist-mounted camera."
+)
+
+
+def libero_client_prompt(instruction: str) -> str:
+    """Return a LIBERO instruction with the sentences about the views, as NVIDIA's client does."""
+    text = instruction.strip()
+    return f"{text}{' ' if text.endswith('.') else '. '}{_LIBERO_VIEWS} {_LIBERO_LAYOUT}"
+
+
+def libero_caption(instruction: str, style: LiberoCaption) -> str | None:
+    """Return the whole caption of a chunk of 16 rows of LIBERO on the canvas of 192 x 320; None
+    leaves it to the checkpoint.
+    """
+    if style == "checkpoint":
+        return None
+    trained = style == "nvidia_training"
+    text = instruction.strip().removesuffix(".") + "."
+    fields = {
+        "cinematography": {
+            "framing": f"{_LIBERO_VIEWS} {_LIBERO_LAYOUT}" if trained else _LIBERO_VIEWS
+        },
+        "actions": [
+            {
+                "time": "0:00-0:01",
+                "description": text if trained else libero_client_prompt(instruction),
+                "idle_frame": "0 out of 16.",
+            }
+        ],
+        "duration": "0s",  # 17 frames at 20 Hz, truncated
+        "fps": 20.0,
+        "resolution": {"H": 192, "W": 320},
+        "aspect_ratio": "16,9",
+    }
+    return json.dumps(fields)

@@ -21,9 +21,9 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.observe.cameras import only_picture
 from strands_cosmos3.observe.mapping import (
     RobotMapping,
+    only_picture,
     rename_columns,
     require_state_keys,
     resolve_mapping,
@@ -70,7 +70,7 @@ class Cosmos3Policy(BatchAnswers):
             key.
         cameras: Names of the robot's cameras, if known, so that a missing view is an error here.
         observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``,
-            ``finger_m`` or ``tendon`` (:data:`~strands_cosmos3.observe.mapping.GRIPPER_UNITS`), or
+            ``finger_m`` or ``tendon`` (:data:`~strands_cosmos3.embodiments.GRIPPERS`), or
             a ``GripperConvention``; None is metres for a Panda's finger joint, else the open
             fraction.
         commanded_gripper: Unit of the action's gripper, likewise; None also follows a host's model

@@ -9,8 +9,8 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.checks import typed
+from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import joints_to, model_path

@@ -14,9 +14,9 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.checks import F64, instance_of, typed, whole_number
 from strands_cosmos3.collision import Obstacle
+from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,

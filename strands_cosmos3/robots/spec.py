@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.action_columns import GripperConvention, LimbColumns
 from strands_cosmos3.checks import F64, finite_array, positive, typed_fields
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.embodiments import Embodiment, GripperConvention, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 
 RATES = ("velocity", "acceleration", "jerk", "torque")

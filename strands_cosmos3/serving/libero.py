@@ -36,8 +36,7 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
-from strands_cosmos3.observe.libero_prompts import client_prompt
-from strands_cosmos3.observe.prompts import VIEW_SENTENCES
+from strands_cosmos3.observe.prompts import VIEW_SENTENCES, libero_client_prompt
 from strands_cosmos3.observe.views import resize
 from strands_cosmos3.serving.wire import (
     MAX_PROMPT_CHARACTERS,
@@ -115,7 +114,7 @@ def encode_request(request: Request) -> dict[str, Any]:
             "a LIBERO server requires a picture (third person left, wrist right), and the request "
             "has none."
         )
-    prompt = request.prompt or client_prompt(request.instruction)
+    prompt = request.prompt or libero_client_prompt(request.instruction)
     return {
         "image": _to_png(request.composite),
         "prompt": prompt,

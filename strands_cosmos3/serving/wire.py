@@ -170,7 +170,7 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
 def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
     """Return what vLLM-Omni calls ``policy_server_config``, for clients that came to its path."""
     rig = embodiment.rig
-    height, width = (256, 256) if rig is None else (rig.view_hw[0] * 3 // 2, rig.view_hw[1])
+    height, width = (256, 256) if rig is None else rig.composite_hw
     return {
         "image_resolution": [height, width],
         "n_external_cameras": 0 if rig is None else len(rig.views) - 1,

@@ -13,7 +13,6 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.action_columns import LimbColumns
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
 from strands_cosmos3.checks import F64, instance_of, typed
@@ -29,7 +28,7 @@ from strands_cosmos3.datasets.spec import (
     camera_key,
 )
 from strands_cosmos3.datasets.writer import DatasetWriter
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.embodiments import Embodiment, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ

@@ -27,7 +27,7 @@ from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
-from strands_cosmos3.observe.composites import canvas_composite
+from strands_cosmos3.observe.views import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot, model_file
 from strands_cosmos3.robots.limits import limits_of_arm

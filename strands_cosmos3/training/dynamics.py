@@ -20,7 +20,7 @@ from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.actions.rotations import geodesic_angle, se3_between
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.checks import F64, whole_number
-from strands_cosmos3.embodiments import Sampling, get_embodiment
+from strands_cosmos3.embodiments import DROID_RIG, Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
@@ -100,7 +100,7 @@ def caption(instruction: str, canvas_hw: tuple[int, int]) -> str:
         view="concat",
         num_frames=ROWS + 1,
         fps=FPS,
-        droid_layout=True,
+        layout=DROID_RIG.layout,
     )
 
 

@@ -23,7 +23,7 @@ from strands_cosmos3.engine.tokens import SYSTEM_PROMPT
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 from strands_cosmos3.observe.prompts import compose_prompt
-from strands_cosmos3.observe.views import DROID_COMPOSITE, compose
+from strands_cosmos3.observe.views import compose
 from strands_cosmos3.serving import wire
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -40,7 +40,7 @@ def pictures(name):
 
 
 def assert_as_recorded(made, name):
-    assert made.shape == (*DROID_COMPOSITE, 3)
+    assert made.shape == (*DROID_RIG.composite_hw, 3)
     assert made.dtype == np.uint8
     off = np.abs(made[::29, ::31].astype(int) - np.array(GOLDEN["composites"][name]["pixels"]))
     assert off.max() == 0 if CASES[name][2] else (off.max() <= 1 and (off > 0).mean() < 0.01)
@@ -68,10 +68,10 @@ def test_pictures_through_a_served_policy(released, name):
         message, DROID, DROID.spaces["joint_pos"], images=True, compose=released.compose
     )
     processed = released(read, "native")
-    assert processed.video_shape == (33, *DROID_COMPOSITE)
-    canvas = processed.pixel_values[0, :, 0, : DROID_COMPOSITE[0], : DROID_COMPOSITE[1]].permute(
-        1, 2, 0
-    )
+    assert processed.video_shape == (33, *DROID_RIG.composite_hw)
+    canvas = processed.pixel_values[
+        0, :, 0, : DROID_RIG.composite_hw[0], : DROID_RIG.composite_hw[1]
+    ].permute(1, 2, 0)
     assert_as_recorded(((canvas + 1) * 127.5).round().byte().numpy(), name)
     assert processed.prompt.startswith("go!. This video contains")
 
@@ -106,7 +106,7 @@ def test_a_composed_picture_precedes_views(released):
         wire.JOINTS: np.zeros(7),
         wire.GRIPPER: 0,
     }
-    whole = picture(9, DROID_COMPOSITE, "uint8")
+    whole = picture(9, DROID_RIG.composite_hw, "uint8")
     read = wire.decode_request(
         {**message, wire.COMPOSITE: whole},
         DROID,
@@ -150,7 +150,7 @@ def test_captions(case):
         num_frames=frames,
         fps=fps,
         canvas_hw=tuple(hw),
-        droid_layout=view == "concat_view",
+        layout=DROID_RIG.layout if view == "concat_view" else "",
     )
     # the framework drops the caption, diffusers keeps it without a description
     if kind == "json" and not instruction:

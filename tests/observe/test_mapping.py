@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strands_cosmos3.embodiments import DROID_RIG, UMI_WIDTH
+from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,
@@ -204,7 +204,7 @@ def test_an_action_mapping_is_a_renaming():
         ("closed_fraction", 0.8),
         ("finger_m", 0.008),
         ("tendon", 51.0),
-        (UMI_WIDTH, 0.2 * 0.0967),
+        (get_embodiment("umi").gripper, 0.2 * 0.0967),
     ],
 )
 def test_gripper_units(unit, value):

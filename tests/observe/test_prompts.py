@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import InputError, UnknownNameError
 from strands_cosmos3.observe.prompts import compose_prompt
 
@@ -10,7 +11,7 @@ DROID = {
     "num_frames": 33,
     "fps": 15,
     "canvas_hw": (544, 736),
-    "droid_layout": True,
+    "layout": DROID_RIG.layout,
 }
 LAYOUT = (
     "This video contains concatenated views from multiple camera perspectives. The top row is "

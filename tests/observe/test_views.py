@@ -3,13 +3,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from strands_cosmos3.embodiments import DROID_RIG
+from strands_cosmos3.embodiments import DROID_RIG, CameraRig
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
 from strands_cosmos3.observe.views import (
-    DROID_COMPOSITE,
     TIERS,
+    canvas_composite,
     canvas_hw,
     compose,
+    compose_for_tier,
     letterbox,
     resize,
     to_canvas,
@@ -27,7 +28,7 @@ def views(height=360, width=640):
 def test_composite():
     given = views()
     made = compose(given, DROID_RIG)
-    assert made.shape == (*DROID_COMPOSITE, 3)
+    assert made.shape == (*DROID_RIG.composite_hw, 3)
     assert np.array_equal(made[:360], given["wrist"])
     for view, left in (("exterior_1", 0), ("exterior_2", 320)):
         quarter = given[view].reshape(180, 2, 320, 2, 3).mean((1, 3))
@@ -209,3 +210,104 @@ def test_refusals():
         letterbox(picture(64, 64).astype(np.float32), (32, 32))
     with pytest.raises(ShapeError):
         resize(picture(64, 64), (0, 5), "bilinear")
+
+
+SIDE_BY_SIDE = CameraRig(
+    ("agent", "wrist"),
+    ("observation/image", "observation/wrist_image"),
+    (256, 256),
+    ((0, 0, 192, 192), (0, 192, 192, 192)),
+    "The left half shows the scene.",
+)
+"""Another layout than the packaged rigs': two views beside each other, both smaller."""
+
+
+def test_a_composite_follows_the_rig_s_boxes():
+    pictures = {
+        name: np.full((240, 240, 3), level, np.uint8)
+        for name, level in zip(SIDE_BY_SIDE.views, (40, 90), strict=True)
+    }
+    composite = compose(pictures, SIDE_BY_SIDE)
+    assert SIDE_BY_SIDE.composite_hw == composite.shape[:2] == (192, 384)
+    assert (composite[:, :192] == 40).all()
+    assert (composite[:, 192:] == 90).all()
+    with pytest.raises(ObservationError, match="wrist are missing"):
+        compose({"agent": pictures["agent"]}, SIDE_BY_SIDE)
+
+
+GREY_LEVELS = 1.5
+
+
+def pictures(*sizes):
+    rng = np.random.default_rng(0)
+    made = [rng.integers(0, 256, (*hw, 3)).astype(np.uint8) for hw in sizes]
+    return dict(zip(DROID_RIG.views, made, strict=True))
+
+
+@pytest.mark.parametrize("tier", [128, 256])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ((180, 320),) * 3,
+        ((360, 640),) * 3,
+        ((480, 640), (360, 640), (90, 400)),
+        ((100, 70), (720, 1280), (181, 321)),
+    ],
+)
+def test_a_composite_for_a_tier_is_the_composite_on_its_canvas(sizes, tier):
+    """The worst case is noise: each of three roundings hits every pixel."""
+    require_equal_canvases(pictures(*sizes), DROID_RIG, tier)
+
+
+def test_a_composite_for_a_tier_follows_any_rig_s_boxes():
+    views = dict(zip(SIDE_BY_SIDE.views, pictures(*((200, 240),) * 3).values(), strict=False))
+    require_equal_canvases(views, SIDE_BY_SIDE, 128)
+
+
+def require_equal_canvases(views, rig, tier):
+    whole = compose(views, rig)
+    expected = to_canvas(whole[None], canvas_hw(*whole.shape[:2], tier))
+    height, width = expected.content_hw
+    quick = compose_for_tier(views, rig, tier)
+    assert quick.shape == (height, width, 3)
+    levels = np.clip((expected.frames[0] + 1) * 127.5, 0, 255)
+    apart = np.abs(levels[:height, :width] - quick)
+    assert apart.max() < GREY_LEVELS
+    assert apart.mean() < 0.4
+    again = to_canvas(quick[None], canvas_hw(height, width, tier))
+    assert (again.content_hw, again.frames.shape) == (expected.content_hw, expected.frames.shape)
+    assert np.abs((again.frames[0] + 1) * 127.5 - levels).max() < GREY_LEVELS, "the padding too"
+
+
+def test_views_keep_their_places_for_a_tier():
+    views = {
+        name: np.full((90, 160, 3), v, np.uint8)
+        for name, v in zip(DROID_RIG.views, (10, 20, 30), strict=True)
+    }
+    made = compose_for_tier(views, DROID_RIG, 128)
+    assert [int(made[y, x, 0]) for y, x in ((40, 75), (110, 30), (110, 120))] == [10, 20, 30]
+    other = compose_for_tier(views | {"exterior_2": views["wrist"]}, DROID_RIG, 128)
+    assert int(other[110, 120, 0]) == 10, "the maps are kept, the pictures are not"
+
+
+def test_a_large_canvas_takes_the_composite_as_it_is():
+    views = pictures(*((180, 320),) * 3)
+    assert np.array_equal(compose_for_tier(views, DROID_RIG, 480), compose(views, DROID_RIG))
+
+
+def test_training_pads_it_as_the_canvas_is_padded():
+    views = pictures(*((180, 320),) * 3)
+    quick = canvas_composite(DROID_RIG, ((180, 320),) * 3, 128)
+    assert (quick.canvas_hw, quick.content_hw) == ((128, 160), (128, 152))
+    padded = quick.padded(list(views.values()))
+    canvas = to_canvas(quick(list(views.values()))[None], (128, 160)).frames[0]
+    assert np.abs((canvas + 1) * 127.5 - padded).max() < 1e-3
+
+
+def test_errors_for_a_tier_are_those_of_the_composite():
+    views = pictures(*((180, 320),) * 3)
+    with pytest.raises(ShapeError, match="exterior_1"):
+        compose_for_tier(views | {"exterior_1": views["exterior_1"][..., 0]}, DROID_RIG, 128)
+    del views["exterior_2"]
+    with pytest.raises(ObservationError, match="exterior_2 are missing"):
+        compose_for_tier(views, DROID_RIG, 128)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.spy import Spy
-from strands_cosmos3.action_columns import GripperConvention
-from strands_cosmos3.embodiments import DROID_RIG, MODEL_GRIPPER, WIRE_GRIPPER
+from strands_cosmos3.embodiments import DROID_RIG, MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import resource

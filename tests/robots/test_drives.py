@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from strands_cosmos3.action_columns import GripperConvention
 from strands_cosmos3.cli import main
+from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import get_robot, list_robots, write_robot

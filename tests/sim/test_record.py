@@ -7,8 +7,7 @@ import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
-from strands_cosmos3.observe.composites import compose_for_tier
-from strands_cosmos3.observe.views import compose, resize
+from strands_cosmos3.observe.views import compose, compose_for_tier, resize
 from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import Quality

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.errors import UnknownNameError
-from strands_cosmos3.observe.libero_prompts import CAPTIONS, Caption
+from strands_cosmos3.observe.prompts import LIBERO_CAPTIONS, LiberoCaption
 
 CONTROL_HZ = 20
 """Steps per second; a step is 25 physics steps of 2 ms (robosuite 1.4.0, LIBERO's
@@ -42,13 +42,13 @@ class LiberoConfig:
     wait_steps: int = 10
     wait_counts: bool = False
     picture_px: int = 256
-    caption: Caption = "checkpoint"
+    caption: LiberoCaption = "checkpoint"
 
     def __post_init__(self) -> None:
         whole_number(self.wait_steps, "wait_steps", 0, 200)
         whole_number(self.picture_px, "picture_px", 16, 1024)
-        if self.caption not in CAPTIONS:
-            raise UnknownNameError("caption", self.caption, CAPTIONS)
+        if self.caption not in LIBERO_CAPTIONS:
+            raise UnknownNameError("caption", self.caption, LIBERO_CAPTIONS)
 
     def steps(self, horizon: int) -> int:
         """Return the most actions of an episode with that horizon."""

@@ -19,7 +19,7 @@ from strands_cosmos3.errors import (
     InstructionError,
     UnknownNameError,
 )
-from strands_cosmos3.observe.libero_prompts import caption, client_prompt
+from strands_cosmos3.observe.prompts import libero_caption, libero_client_prompt
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.types import ActionChunk
 from strands_cosmos3.worlds.libero.expert import named_object
@@ -66,10 +66,11 @@ def test_captions_differ_in_where_the_layout_stands():
     layout = (
         "The left half shows the third-person view; the right half shows the wrist-mounted camera."
     )
-    assert client_prompt("lift it") == f"lift it. {views} {layout}"
-    assert client_prompt("lift it.") == f"lift it. {views} {layout}"
+    assert libero_client_prompt("lift it") == f"lift it. {views} {layout}"
+    assert libero_client_prompt("lift it.") == f"lift it. {views} {layout}"
     server, training = (
-        json.loads(caption("lift it", style)) for style in ("nvidia_server", "nvidia_training")
+        json.loads(libero_caption("lift it", style))
+        for style in ("nvidia_server", "nvidia_training")
     )
     assert server["cinematography"] == {"framing": views}
     assert server["actions"] == [
@@ -96,7 +97,7 @@ def test_captions_differ_in_where_the_layout_stands():
         "resolution",
         "aspect_ratio",
     ]
-    assert caption("lift it", "checkpoint") is None
+    assert libero_caption("lift it", "checkpoint") is None
 
 
 SCENE = dict.fromkeys(
@@ -239,7 +240,7 @@ def test_a_condition_reaches_the_request_and_a_caption_replaces_the_models_own()
     from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
 
     inner = Answers()
-    said = caption("lift that", "nvidia_server")
+    said = libero_caption("lift that", "nvidia_server")
     policy = Cosmos3Policy(
         embodiment="libero",
         backend=PerturbedBackend(inner, Perturbation.parse("blank"), "lift that", said),
