@@ -57,7 +57,7 @@ def main() -> None:
         }
         for backend, times in zip(backends, took, strict=True):
             composite = backend.compose(views, DROID_RIG)
-            what = {"T_base_cosmos": T, "composite": composite, "seed": i, "decode_frames": 0}
+            what = {"limb_poses": {"arm": T}, "composite": composite, "seed": i, "decode_frames": 0}
             request = Request(embodiment, space, "pick up the red cube", 16, None, 1.0, **what)
             start = time.perf_counter()
             backend.infer(request)

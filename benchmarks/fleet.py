@@ -213,7 +213,7 @@ def _frames(clients: int, seed: int) -> list[bytes]:
         )
         T_base_cosmos = se3(facing_down, np.array([0.4, 0.0, 0.4]) + rng.uniform(-0.05, 0.05, 3))
         shown: dict[str, Any] = {
-            "T_base_cosmos": T_base_cosmos,
+            "limb_poses": {"arm": T_base_cosmos},
             "composite": picture,
             "seed": number,
         }

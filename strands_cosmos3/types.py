@@ -1,5 +1,4 @@
-"""What flows through the package: six frozen dataclasses, checked when they are made and never
-again.
+"""Validated value types: what flows through the package.
 
 ::
 
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +51,7 @@ from strands_cosmos3.errors import (
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
 
+_T = TypeVar("_T")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -93,6 +93,11 @@ def _fraction(value: Any) -> float | F64:
     several = cast("NDArray[Any]", value)
     near = several.dtype.kind == "f" and bool((np.abs(several - 0.5) <= 0.5 + 1e-6).all())
     return open_fractions(np.clip(several, 0.0, 1.0) if near else several)
+
+
+def _only(by_limb: Mapping[str, _T]) -> _T | None:
+    """The value of the only limb; None of none or of several."""
+    return next(iter(by_limb.values())) if len(by_limb) == 1 else None
 
 
 def _image(value: Any, name: str) -> NDArray[np.uint8]:
@@ -183,9 +188,6 @@ class Request:
         q_rad: [n] joint angles, or None if only a pose is known.
         gripper: Open fraction; of an embodiment with several grippers, [G] in the order of its
             limbs.
-        T_base_cosmos: [4, 4] measured pose of the Cosmos frame, or None without an arm model.
-        T_base_anchor: [4, 4] pose of that frame from which the first row departs; None is
-            ``T_base_cosmos``.
         mode: What is asked.
         prompt: The exact caption for the model, or empty to compose it from the instruction.
         composite: [H, W, 3] uint8 picture composed from the views, or None for a backend that needs
@@ -200,8 +202,10 @@ class Request:
             only.
         decode_frames: Frames of the predicted video that are wanted, from the first on; None is all
             that the backend decodes.
-        limb_poses, limb_anchors: Of a robot with several limbs instead of ``T_base_cosmos`` and
-            ``T_base_anchor``: [4, 4] by limb, in the limb's base.
+        limb_poses: By limb, [4, 4] measured pose of its Cosmos frame in its base; empty without an
+            arm model.
+        limb_anchors: By limb, [4, 4] pose of that frame from which the first row departs; empty is
+            the measured one.
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
@@ -213,7 +217,6 @@ class Request:
     n_rows: int
     q_rad: F64 | None
     gripper: float | F64
-    T_base_cosmos: F64 | None = None
     mode: Mode = Mode.POLICY
     prompt: str = ""
     composite: NDArray[np.uint8] | None = None
@@ -224,7 +227,6 @@ class Request:
     conditioning_actions: F64 | None = None
     clip: NDArray[np.uint8] | str | Path | None = None
     action_prefix: F64 | None = None
-    T_base_anchor: F64 | None = None
     decode_frames: int | None = None
     limb_poses: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
     limb_anchors: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
@@ -243,19 +245,25 @@ class Request:
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )
         self._check_conditions()
-        for name in ("T_base_cosmos", "T_base_anchor"):
-            if getattr(self, name) is not None:
-                _set(self, **{name: rigid_transform(getattr(self, name), name)})
         for name in ("limb_poses", "limb_anchors"):
-            given = cast("Mapping[str, F64]", instance_of(getattr(self, name), Mapping, name))
-            _set(
-                self,
-                **{
-                    name: {
-                        limb: rigid_transform(T, f"{name} of {limb!r}") for limb, T in given.items()
-                    }
-                },
-            )
+            poses: Mapping[str, F64] = instance_of(getattr(self, name), Mapping, name)
+            checked = {limb: rigid_transform(T, f"{name}[{limb!r}]") for limb, T in poses.items()}
+            _set(self, **{name: checked})
+
+    @property
+    def grippers(self) -> F64:
+        """[G] open fractions, of one gripper too."""
+        return np.atleast_1d(self.gripper)
+
+    @property
+    def departures(self) -> dict[str, F64]:
+        """By limb, [4, 4] pose of its Cosmos frame from which the first row departs."""
+        return {**self.limb_poses, **self.limb_anchors}
+
+    @property
+    def T_base_cosmos(self) -> F64 | None:
+        """[4, 4] measured pose of the Cosmos frame of the only limb; None without one."""
+        return _only(self.limb_poses)
 
     def _check_conditions(self) -> None:
         """Known actions and an observed clip belong to one mode each, and are needed there."""
@@ -436,7 +444,8 @@ class JointTrajectory:
             not negative.
         gripper: [T] open fractions, or None; of a robot with another number of grippers than one,
             [T, G] in its limbs' order.
-        poses: The commanded poses of the driven body, where there were any.
+        limb_poses: By limb, the commanded poses of its driven body in its base; empty where there
+            were none.
         residual_m: [T] position the solution misses its pose by; zeros without poses.
         residual_rad: [T] rotation it misses by.
         converged: [T] whether the residual is within tolerance.
@@ -444,21 +453,18 @@ class JointTrajectory:
         t_capture_s: The observation's time stamp.
         collision: What the check of the rows against the arm itself and its static surroundings
             found.
-        limb_poses: Of a robot with several limbs instead of ``poses``, by limb, each in the limb's
-            base.
     """
 
     q_rad: F64
     t_s: F64
     gripper: F64 | None = None
-    poses: PoseTrajectory | None = None
+    limb_poses: Mapping[str, PoseTrajectory] = field(default_factory=lambda: _NOTHING)
     residual_m: F64 | None = None
     residual_rad: F64 | None = None
     converged: NDArray[np.bool_] | None = None
     clamped: NDArray[np.bool_] | None = None
     t_capture_s: float = 0.0
     collision: CollisionReport = field(default_factory=CollisionReport)
-    limb_poses: Mapping[str, PoseTrajectory] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None, None))
@@ -481,6 +487,11 @@ class JointTrajectory:
         _set(
             self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks
         )
+
+    @property
+    def poses(self) -> PoseTrajectory | None:
+        """The commanded poses of the only limb; None without any, and of several limbs."""
+        return _only(self.limb_poses)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -152,7 +152,7 @@ def test_the_deltas_do_not_depend_on_where_the_arm_is():
                 16,
                 HOME_Q,
                 1.0,
-                T_base_cosmos=pose,
+                limb_poses={"arm": pose},
                 t_motion_s=0.5,
             )
         )

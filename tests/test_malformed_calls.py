@@ -19,20 +19,15 @@ import pytest
 import strands_cosmos3
 from helpers.malformed import JUNK, Call
 from strands_cosmos3 import embodiments
-from strands_cosmos3.actions import decode, normalization, rotations, stats
+from strands_cosmos3.actions import decode, stats
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed
-from strands_cosmos3.control.collision_check import CollisionCheck
-from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.executor import ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.control.targets import (
     decode_cosmos_chunk_to_targets,
-    solve_chunk,
-    tool_frame_in_ee,
 )
-from strands_cosmos3.control.trajectory import JointState, braking_position, plan_motion, plan_stop
+from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
 from strands_cosmos3.errors import Cosmos3Error
@@ -52,7 +47,7 @@ from strands_cosmos3.sim.render import Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.robot import ControlConfig, Robot
 from strands_cosmos3.sim.scene import DEFAULT_CUBES, Cube, Layout, Scene
 from strands_cosmos3.sim.scene_builder import build
-from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, PoseTrajectory
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 from strands_cosmos3.worlds.table.handling import cube_state
 from strands_cosmos3.worlds.table.instruction import parse_instruction
 from strands_cosmos3.worlds.table.tasks import TASKS, Judge, get_task
@@ -62,7 +57,6 @@ DROID = get_embodiment("droid")
 MODEL = load_panda()
 BRIDGE = MinkIKBridge(MODEL)
 FULL = np.r_[HOME_Q, 0.04, 0.04]
-EYES = np.tile(np.eye(4), (3, 1, 1))
 POSES = np.tile(BRIDGE.ee_pose(FULL), (3, 1, 1))
 STAY = np.array([-0.0110, 0.0762, 0.0231, 1, 0.0007, 0.0016, -0.0005, 1, -0.0448, 0])
 ROWS = np.tile(STAY, (4, 1))
@@ -80,9 +74,7 @@ class Stays(Backend):
         )
 
 
-LIMBS = LimbIK("panda")
 STATS = stats.load_action_stats("droid")
-CHUNK = ActionChunk(ROWS, DROID.action_space(), DROID)
 JOINTS = ActionChunk(np.tile(np.r_[HOME_Q, 1.0], (4, 1)), DROID.action_space("joint_pos"), DROID)
 PLAN = JointTrajectory(np.tile(HOME_Q, (4, 1)), TIMES, np.ones(4))
 SEEN = Observation(HOME_Q, 1.0)
@@ -102,22 +94,8 @@ SCRIPTED = {"embodiment": "droid", "backend": "scripted"}
 
 REST = JointState.at_rest(HOME_Q)
 STATES = np.tile(HOME_Q, (3, 1))
-STATE = {"q_rad": HOME_Q, "qd_rad_s": np.full(7, 0.1), "qdd_rad_s2": np.zeros(7)}
 FILM = VideoRecorder(SCENE, None, 50.0)
 ROLLOUT = ROBOT.run_policy(policy_config=SCRIPTED, task="pick", duration=0.06)
-
-
-def executor(**given):
-    return Executor(**{"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0, **given})
-
-
-def take_up(prepared):
-    made = executor()
-    return made.take_up(
-        made.takeover().prepare(PLAN)
-        if isinstance(prepared, str) and prepared == "good"
-        else prepared
-    )
 
 
 def record(writer, embodiment):
@@ -132,69 +110,13 @@ def execute(before=REST, **block):
 
 
 ACTIONS = [
-    Call(rotations.rot6d_to_matrix, {"rot6d": STAY[3:9]}),
-    Call(rotations.matrix_to_rot6d, {"R": np.eye(3)}),
-    Call(rotations.quaternion_to_matrix, {"xyzw": np.array([0, 0, 0, 1.0])}),
-    Call(rotations.matrix_to_quaternion, {"R": np.eye(3)}),
-    Call(rotations.euler_xyz_to_matrix, {"angles_rad": np.array([0.1, 0.2, 0.3])}),
-    Call(rotations.so3_exp, {"w": np.array([0.1, 0.2, 0.3])}),
-    Call(rotations.so3_log, {"R": np.eye(3)}),
-    Call(rotations.geodesic_angle, {"R_a": np.eye(3), "R_b": np.eye(3)}),
-    Call(rotations.se3, {"R": np.eye(3), "p": np.zeros(3)}),
-    Call(rotations.se3_inverse, {"T": np.eye(4)}),
-    Call(rotations.se3_between, {"T_a": np.eye(4), "T_b": EYES}),
-    Call(
-        rotations.interpolate_poses,
-        {"T": EYES, "t_s": np.array([0.1, 0.2, 0.3]), "at_s": np.array([0.15, 0.2])},
-    ),
     Call(stats.load_action_stats, {"source": "droid", "domain": None}),
-    Call(stats.stats_for, {"embodiment": "droid", "stats": STATS}),
     Call(stats.normalize_quantile, {"a": ROWS, "q01": STATS.q01, "q99": STATS.q99, "clip": True}),
     Call(stats.denormalize_quantile, {"z": ROWS, "q01": STATS.q01, "q99": STATS.q99}),
-    Call(
-        stats.denormalize_chunk,
-        {"action": ROWS, "embodiment": "droid", "stats": STATS, "method": "quantile"},
-    ),
-    Call(
-        stats.normalize_chunk,
-        {"action": ROWS, "embodiment": "droid", "stats": None, "method": "quantile", "clip": True},
-    ),
-    Call(STATS.first, {"width": 9}),
-    Call(STATS.normalizer, {"method": "quantile"}),
-    Call(
-        normalization.ActionStats,
-        {"domain": STATS.domain, "columns": STATS.columns, "q01": STATS.q01, "q99": STATS.q99},
-    ),
     Call(decode.decode_pose_delta, {"rows": ROWS[:, :9]}),
-    Call(decode.encode_pose_delta, {"T": EYES}),
     Call(
         decode.decode_pose_trajectory,
         {"deltas": ROWS[:, :9], "T_0": np.eye(4), "convention": "framewise"},
-    ),
-    Call(decode.encode_pose_trajectory, {"T": EYES, "convention": "anchored"}),
-    Call(
-        decode.decode_chunk,
-        {"chunk": CHUNK, "T_base_anchor_cosmos": np.eye(4), "stats": None, "method": "quantile"},
-    ),
-    Call(decode.decode_joint_chunk, {"chunk": JOINTS}),
-    Call(
-        decode.to_frame,
-        {
-            "trajectory": PoseTrajectory(EYES, np.array([0.1, 0.2, 0.3]), "cosmos", np.eye(4)),
-            "T_cosmos_ee": np.eye(4),
-            "name": "hand",
-        },
-    ),
-    Call(
-        decode.encode_chunk,
-        {
-            "T_base_cosmos": EYES,
-            "gripper": np.ones(2),
-            "embodiment": "droid",
-            "stats": None,
-            "method": "quantile",
-            "clip": True,
-        },
     ),
 ]
 ROBOTS = [Call(get_robot, {"robot": "panda"})]
@@ -217,23 +139,7 @@ CONTROL = [
     Call(BRIDGE.solve, {"T_world_ee": POSES, "q_init": FULL, "dt_s": 0.1, "method": "auto"}),
     Call(BRIDGE.solve_trajectory, {"poses": POSES, "q_init": FULL}),
     Call(BRIDGE.residuals, {"poses": POSES, "qpos_traj": np.tile(FULL, (len(POSES), 1))}),
-    Call(LimbIK, {"robot": "panda", "check_collisions": True, "model": None}),
-    Call(LIMBS.forward, {"qpos": FULL}),
-    Call(LIMBS.solve, {"T_base_frame": {"arm": POSES}, "q_init": FULL, "dt_s": 0.1}),
-    Call(LIMBS.plan, {"chunk": CHUNK, "q_anchor": FULL, "stats": None, "t_capture_s": 0.0}),
     Call(BRIDGE.tracking_error, {"poses": POSES, "qpos_traj": np.tile(FULL, (len(POSES), 1))}),
-    Call(tool_frame_in_ee, {"embodiment": DROID, "bridge": BRIDGE, "qpos": FULL}),
-    Call(
-        solve_chunk,
-        {
-            "chunk": CHUNK,
-            "bridge": BRIDGE,
-            "q_anchor": FULL,
-            "stats": None,
-            "t_capture_s": 0.0,
-            "T_world_base": np.eye(4),
-        },
-    ),
     Call(
         decode_cosmos_chunk_to_targets,
         {
@@ -248,57 +154,8 @@ CONTROL = [
             "reanchor": False,
         },
     ),
-    Call(Executor, {"limits": FER, "dt_s": 1 / 600, "q_rad": HOME_Q, "gripper": 1.0}),
-    Call(lambda **given: executor().accept(**given), {"trajectory": PLAN}, name="Executor.accept"),
-    Call(lambda **given: executor().advance(**given), {"n_steps": 12}, name="Executor.advance"),
-    Call(
-        lambda **given: executor().steps_to_row(**given), {"row": 0}, name="Executor.steps_to_row"
-    ),
-    Call(lambda **given: executor().takeover(**given), {"steps": 12}, name="Executor.takeover"),
-    Call(
-        lambda **given: executor().takeover(**given).reference,
-        {"steps": 12},
-        name="Takeover.reference",
-    ),
-    Call(
-        lambda trajectory: executor().takeover().prepare(trajectory),
-        {"trajectory": PLAN},
-        name="Takeover.prepare",
-    ),
-    Call(take_up, {"prepared": "good"}),
-    Call(lambda **given: executor().fault(**given), {"followed": True}, name="Executor.fault"),
-    Call(
-        plan_motion,
-        {"start": REST, "q_rad": PLAN.q_rad, "t_s": TIMES, "limits": FER, "dt_s": 1 / 600},
-    ),
-    Call(
-        lambda **given: plan_motion(JointState(**given), PLAN.q_rad, TIMES, FER, 1 / 600),
-        STATE,
-        name="plan_motion of",
-    ),
-    Call(plan_stop, {"start": REST, "limits": FER}),
-    Call(lambda **given: plan_stop(JointState(**given), FER), STATE, name="plan_stop of"),
-    Call(braking_position, {"q": HOME_Q, "v": HOME_Q, "a": np.zeros(7), "limits": FER}),
-    Call(drop_elapsed, {"trajectory": PLAN, "elapsed_s": 0.1}),
-    Call(
-        blend_chunk,
-        {
-            "trajectory": PLAN,
-            "q_departure": HOME_Q,
-            "elapsed_s": 0.1,
-            "reference": REST,
-            "limits": FER,
-            "blend_s": 0.4,
-        },
-    ),
-    Call(CollisionCheck, {"model": MODEL, "joints": range(7)}),
-    Call(BRIDGE.collisions.distances, {"q_rad": np.tile(FULL, (2, 1))}),
-    Call(BRIDGE.collisions.examine, {"q_start": FULL, "q_rad": np.tile(FULL, (2, 1))}),
-    Call(BRIDGE.collisions.hold, {"q_start": FULL, "q_rad": np.tile(FULL, (2, 1)), "n_rows": 3}),
     Call(BRIDGE.stop_before_collision, {"q": FULL, "q_rad": np.tile(FULL, (2, 1))}),
     Call(LoopConfig, {"hz": 50.0, "replan_rows": 8, "latency_s": 0.0, "patience_s": 1.0}),
-    Call(JointState.at_rest, {"q_rad": HOME_Q}),
-    Call(JointState, {"q_rad": HOME_Q, "qd_rad_s": np.zeros(7), "qdd_rad_s2": np.zeros(7)}),
 ]
 POLICIES = [
     Call(create_policy, {"provider": "cosmos3", "robot": "panda"}, {"backend": "scripted"}),
@@ -575,14 +432,14 @@ def run(calls, n):
 
 
 def public_names():
-    """Public functions and classes of four packages that take an argument, by the rule of
+    """Public functions and classes of two packages that take an argument, by the rule of
     docs/architecture.md.
     """
     page = (Path(strands_cosmos3.__file__).parents[1] / "docs/architecture.md").read_text()
     (trusting,) = re.findall(r"as do the whole\s+modules (.*?)\.\n", page, re.DOTALL)
     internal = {f"strands_cosmos3.{name}" for name in re.findall(r"`([\w.]+)`", trusting)}
     found = {}
-    for package in ("actions", "control", "policy", "sim"):
+    for package in ("policy", "sim"):
         path = [str(Path(strands_cosmos3.__file__).parent / package)]
         for module in (
             importlib.import_module(f"strands_cosmos3.{package}.{one.name}")
@@ -631,7 +488,7 @@ def test_every_public_name_refuses_junk():
                 continue
             except Exception as error:
                 found.append(f"{name}({given!r:.100}): {type(error).__name__}: {error!s:.100}")
-    assert n > 400
+    assert n > 100
     assert not found, "\n".join(found)
 
 

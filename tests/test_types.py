@@ -83,13 +83,13 @@ def test_request_refuses_a_bad_pose_and_no_rows():
         "q_rad": [0.0],
         "gripper": 1,
     }
-    assert Request(**good, n_rows=16, T_base_cosmos=EYE).mode is Mode.POLICY
+    assert Request(**good, n_rows=16, limb_poses={"arm": EYE}).mode is Mode.POLICY
     with pytest.raises(InputError):
         Request(**good, n_rows=0)
     with pytest.raises(InputError, match="rigid"):
-        Request(**good, n_rows=1, T_base_cosmos=np.diag([1.0, 1, -1, 1]))
+        Request(**good, n_rows=1, limb_poses={"arm": np.diag([1.0, 1, -1, 1])})
     with pytest.raises(InputError, match="last row"):
-        Request(**good, n_rows=1, T_base_cosmos=np.vstack([EYE[:3], [0, 0, 1, 1]]))
+        Request(**good, n_rows=1, limb_poses={"arm": np.vstack([EYE[:3], [0, 0, 1, 1]])})
 
 
 def test_chunk_takes_the_embodiment_s_rate_and_its_space_s_times():

@@ -24,12 +24,11 @@ from strands_cosmos3.actions.kernels import assemble, invert, nearest_rotation, 
 from strands_cosmos3.actions.normalization import ActionStats, Method, require_in_range
 from strands_cosmos3.actions.rotations import quaternion_to_matrix
 from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, instance_of, typed
+from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.embodiments import (
     POSE9,
     ActionSpace,
     Embodiment,
-    GripperConvention,
     LimbColumns,
     get_embodiment,
 )
@@ -121,24 +120,9 @@ def decode_chunk(
         ActionSpaceError: The rows are joint angles, undecodable, or of more than one arm.
         StatisticsError: The statistics are of another domain or width, or there are none.
     """
-    chunk = instance_of(chunk, ActionChunk, "chunk")
-    anchor = rigid(T_base_anchor_cosmos, "T_base_anchor_cosmos", leading=0)
-    space = chunk.action_space
-    if space.meaning == "pose_delta":
-        convention = _gripper_of(chunk.embodiment, space)
-        units = _units(chunk.embodiment, space)
-        rows = _in_metres(chunk, units, stats, method)
-        poses = _integrate(anchor, _poses_of(rows[:, :_POSE]))
-        gripper = None if convention is None else convention.to_fraction(rows[:, _POSE])
-    elif space.meaning == "pose_absolute":
-        rows = trailing(chunk.action, "action", (8,))
-        poses = assemble(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
-        if chunk.T_base_departure is not None:
-            poses = anchor @ invert(chunk.T_base_departure) @ poses
-        gripper = np.clip(rows[:, 7], 0.0, 1.0)
-    else:
-        raise _wrong_decoder(chunk, "decode_chunk", "'midtrain' deltas and 'pose_abs' poses")
-    return PoseTrajectory(poses, chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
+    _require_poses(chunk, "decode_chunk")
+    limb = only_limb(chunk.embodiment, chunk.action_space, "decode_chunk")
+    return decode_limbs(chunk, {limb: T_base_anchor_cosmos}, stats, method).by_limb[limb]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,37 +152,43 @@ class LimbPoses:
         return np.stack(columns, axis=1) if columns else np.empty((n, 0))
 
 
-@typed()
 def decode_limbs(
     chunk: ActionChunk,
     T_base_anchor_cosmos: Mapping[str, Any],
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
 ) -> LimbPoses:
-    """Decode a chunk of pose deltas into the poses of each limb; a single arm's limb is ``"arm"``.
+    """Decode a chunk of pose deltas or poses into the poses of each limb; a single arm's limb is
+    ``"arm"``.
 
     Args:
-        chunk: ``midtrain`` rows in the model's own scale.
+        chunk: ``midtrain`` rows in the model's own scale, or ``pose_abs`` rows of a single arm.
         T_base_anchor_cosmos: By the limb's name, [4, 4] pose of its Cosmos frame in its own base,
             which row 0 departs from. A limb that carries only a camera may be left out; it is not
             decoded then.
         stats, method: As in :func:`decode_chunk`.
 
     Raises:
-        ActionSpaceError: The rows are not deltas, or the source does not state which columns belong
-            to which limb.
+        ActionSpaceError: The rows are neither deltas nor poses, or the source does not state which
+            columns belong to which limb.
         UnknownNameError, InputError: An anchor is of no limb of the embodiment, or that of an arm
             is missing.
         StatisticsError: As in :func:`decode_chunk`.
     """
-    space, embodiment = chunk.action_space, chunk.embodiment
-    if space.meaning != "pose_delta":
-        raise _wrong_decoder(chunk, "decode_limbs", "'midtrain' deltas")
-    limbs = _limbs_of(embodiment, T_base_anchor_cosmos)
-    rows = _in_metres(chunk, _limb_units(embodiment, space), stats, method)
+    _require_poses(chunk, "decode_limbs")
+    space = chunk.action_space
+    limbs = _limbs_of(chunk.embodiment, T_base_anchor_cosmos)
+    anchors = {
+        limb.name: rigid(T_base_anchor_cosmos[limb.name], f"the anchor of {limb.name!r}", leading=0)
+        for limb in limbs
+    }
+    if space.meaning == "pose_absolute":
+        name = only_limb(chunk.embodiment, space, "decode_limbs")
+        return LimbPoses({name: _absolute(chunk, anchors[name])}, {})
+    rows = _in_metres(chunk, _units(chunk.embodiment, space), stats, method)
     poses: dict[str, PoseTrajectory] = {}
     for limb in limbs:
-        anchor = rigid(T_base_anchor_cosmos[limb.name], f"the anchor of {limb.name!r}", leading=0)
+        anchor = anchors[limb.name]
         steps = _poses_of(rows[:, limb.pose])
         gripper = (
             None if limb.gripper is None else limb.gripper.to_fraction(rows[:, limb.gripper_column])
@@ -214,13 +204,25 @@ def decode_limbs(
     return LimbPoses(poses, tips)
 
 
-@typed()
+def _absolute(chunk: ActionChunk, anchor: F64) -> PoseTrajectory:
+    """The poses of ``pose_abs`` rows, those that a server integrated from its own departure moved
+    to the anchor.
+    """
+    rows = chunk.action
+    poses = assemble(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
+    if chunk.T_base_departure is not None:
+        poses = anchor @ invert(chunk.T_base_departure) @ poses
+    gripper = np.clip(rows[:, 7], 0.0, 1.0)
+    return PoseTrajectory(poses, chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
+
+
 def encode_limbs(
     T_base_cosmos: Mapping[str, Any],
     grippers: Mapping[str, Any],
     embodiment: Embodiment | str,
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
+    clip: bool = False,
 ) -> F64:
     """Encode poses of several limbs as [T, D] ``midtrain`` rows; the inverse of
     :func:`decode_limbs`.
@@ -229,7 +231,7 @@ def encode_limbs(
         T_base_cosmos: By the limb's name, [T + 1, 4, 4] poses of its Cosmos frame, the anchor
             first. A camera that is left out stays where it is.
         grippers: By the limb's name, [T] open fractions of each limb with a gripper.
-        embodiment, stats, method: As in :func:`encode_chunk`.
+        embodiment, stats, method, clip: As in :func:`encode_chunk`.
 
     Raises:
         ActionSpaceError: As in :func:`decode_limbs`, or the rows hold finger tips.
@@ -238,7 +240,7 @@ def encode_limbs(
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
-    limbs = _limbs_of(embodiment, T_base_cosmos)
+    units, limbs = _units(embodiment, space), _limbs_of(embodiment, T_base_cosmos)
     if any(limb.finger_tips is not None for limb in limbs):
         raise ActionSpaceError(
             f"rows of {embodiment.name!r} hold finger tips, which poses and grippers do not give."
@@ -251,12 +253,11 @@ def encode_limbs(
         rows[:, limb.pose] = finite_array(
             deltas.get(limb.name, still), f"deltas of {limb.name!r}", (n, _POSE)
         )
-        if limb.gripper is not None:
-            column = _gripper_column(grippers.get(limb.name), n, embodiment, limb.gripper)
-            rows[:, limb.gripper_column] = column[:, 0]
+        if (column := _gripper_column(grippers.get(limb.name), n, embodiment, limb)) is not None:
+            rows[:, limb.gripper_column] = column
     if not space.normalized:
-        return rows / _limb_units(embodiment, space)
-    normalised = normalize_chunk(rows, embodiment, stats, method)
+        return rows / units
+    normalised = normalize_chunk(rows, embodiment, stats, method, clip)
     require_in_range(normalised, space.columns)
     return normalised
 
@@ -270,7 +271,6 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
     Raises:
         ActionSpaceError, InputError: The rows are poses or deltas, or a magnitude exceeds 1e9.
     """
-    chunk = instance_of(chunk, ActionChunk, "chunk")
     space = chunk.action_space
     if space.meaning != "joint_position":
         raise _wrong_decoder(chunk, "decode_joint_chunk", "'joint_pos' angles")
@@ -291,19 +291,14 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
     Raises:
         FrameError: The trajectory is not of the Cosmos frame.
     """
-    trajectory = instance_of(trajectory, PoseTrajectory, "trajectory")
-    T = rigid(T_cosmos_ee, "T_cosmos_ee", leading=0)
     if trajectory.frame != COSMOS_FRAME:
         raise FrameError(
             f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}."
         )
-    if not instance_of(name, str, "name"):
-        raise InputError("name must not be empty; it names the body that the poses are of.")
-    moved, anchor = trajectory.T_base_frame @ T, trajectory.T_base_anchor @ T
+    moved, anchor = trajectory.T_base_frame @ T_cosmos_ee, trajectory.T_base_anchor @ T_cosmos_ee
     return PoseTrajectory(moved, trajectory.t_s, name, anchor, trajectory.gripper)
 
 
-@typed()
 def encode_chunk(
     T_base_cosmos: Any,
     gripper: Any,
@@ -330,17 +325,9 @@ def encode_chunk(
             fit the embodiment.
     """
     embodiment = get_embodiment(embodiment)
-    space = embodiment.action_space("midtrain")
-    convention, units = _gripper_of(embodiment, space), _units(embodiment, space)
-    rows = encode_pose_trajectory(T_base_cosmos)
-    rows = np.concatenate(
-        [rows, _gripper_column(gripper, len(rows), embodiment, convention)], axis=1
-    )
-    if not space.normalized:
-        return rows / units
-    normalised = normalize_chunk(rows, embodiment, stats, method, clip)
-    require_in_range(normalised, space.columns)
-    return normalised
+    limb = only_limb(embodiment, embodiment.action_space("midtrain"), "encode_chunk")
+    grippers = {} if gripper is None else {limb: gripper}
+    return encode_limbs({limb: T_base_cosmos}, grippers, embodiment, stats, method, clip)
 
 
 def _in_metres(
@@ -378,14 +365,6 @@ def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColu
     return [limb for limb in embodiment.limbs if limb.name in given]
 
 
-def _limb_units(embodiment: Embodiment, space: ActionSpace) -> F64:
-    """[D] as :func:`_units`, for every limb's translation."""
-    scale, units = _units(embodiment, space)[0], np.ones(space.width)
-    for limb in embodiment.limbs:
-        units[limb.pose.start : limb.pose.start + 3] = scale
-    return units
-
-
 def _poses_of(rows: F64) -> F64:
     return assemble(nearest_rotation(rows[..., 3:]), rows[..., :3])
 
@@ -402,46 +381,51 @@ def _integrate(anchor: F64, steps: F64) -> F64:
     return poses
 
 
-def _gripper_column(
-    gripper: Any, n: int, embodiment: Embodiment, convention: GripperConvention | None
-) -> F64:
-    """[n, 1] open fractions in the embodiment's own convention, or [n, 0] for one without a
-    gripper.
-    """
-    if (gripper is None) != (convention is None):
-        wants = "no gripper" if convention is None else "a gripper of open fractions [T]"
-        raise InputError(f"rows of {embodiment.name!r} take {wants}, got {type(gripper).__name__}.")
-    if convention is None:
-        return np.empty((n, 0))
+def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, limb: LimbColumns) -> F64 | None:
+    """[n] open fractions in the limb's own convention; None for one without a gripper."""
+    if (gripper is None) != (limb.gripper is None):
+        takes = "no gripper" if limb.gripper is None else "a gripper of open fractions [T]"
+        raise InputError(
+            f"rows of {embodiment.name!r} take {takes} for {limb.name!r}, got "
+            f"{type(gripper).__name__}."
+        )
+    if limb.gripper is None:
+        return None
     fraction = finite_array(gripper, "gripper", (n,))
     if fraction.min() < 0 or fraction.max() > 1:
         raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
-    return convention.from_fraction(fraction)[:, None]
+    return limb.gripper.from_fraction(fraction)
 
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:
-    """[D] unit of each unnormalised column: metres for translations, one for the others."""
+    """[D] unit of each column: metres for the translations of unnormalised rows, one for the
+    others.
+    """
     if embodiment.translation_scale is None:
         raise ActionSpaceError(
             f"the translations of {embodiment.name!r} are in its controller's own unit, not in "
             "metres; use the raw columns."
         )
-    return np.array([embodiment.translation_scale] * 3 + [1.0] * (space.width - 3))
+    units = np.ones(space.width)
+    for limb in embodiment.limbs:
+        units[limb.pose.start : limb.pose.start + 3] = embodiment.translation_scale
+    return units
 
 
-def _gripper_of(embodiment: Embodiment, space: ActionSpace) -> GripperConvention | None:
-    """Gripper convention of a single arm's last column; None for rows without a gripper."""
-    if space.meaning == "pose_delta" and space.columns[:_POSE] == POSE9:
-        if space.width == _POSE:
-            return None
-        if space.width == _POSE + 1 and embodiment.gripper is not None:
-            return embodiment.gripper
+def only_limb(embodiment: Embodiment, space: ActionSpace, function: str) -> str:
+    """Return the name of the only limb that rows of poses move; ActionSpaceError of others."""
+    if len(embodiment.limbs) == 1:
+        return embodiment.limbs[0].name
     raise ActionSpaceError(
         f"{space.name!r} rows of {embodiment.name!r} have {space.width} columns "
-        f"({', '.join(space.columns[:10])}...): "
-        "not one arm's pose delta and gripper. Use decode_limbs, which decodes every limb's "
-        "columns."
+        f"({', '.join(space.columns[:10])}...): not one arm's pose delta and gripper, as "
+        f"{function} takes them. Use decode_limbs and encode_limbs, by limb."
     )
+
+
+def _require_poses(chunk: ActionChunk, decoder: str) -> None:
+    if chunk.action_space.meaning not in ("pose_delta", "pose_absolute"):
+        raise _wrong_decoder(chunk, decoder, "'midtrain' deltas and 'pose_abs' poses")
 
 
 def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> ActionSpaceError:

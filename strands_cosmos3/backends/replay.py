@@ -345,7 +345,7 @@ class ReplayBackend(Backend):
         fps = self.recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
         poses, gripper = self.recording.at(due_s)
-        anchor = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
+        (anchor,) = request.departures.values()
         rows = encode_chunk(np.concatenate((anchor[None], poses)), gripper, request.embodiment)
         return ActionChunk(
             rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed
@@ -353,11 +353,10 @@ class ReplayBackend(Backend):
 
 
 def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
-    """Rows from each limb's anchor along its recording; a single arm's anchor has no name."""
-    anchors = {**request.limb_poses, **request.limb_anchors}
-    measured = request.T_base_cosmos if request.T_base_anchor is None else request.T_base_anchor
-    if measured is not None and len(recording.by_limb) == 1:
-        anchors = dict.fromkeys(recording.by_limb, measured)
+    """Rows from each limb's anchor along its recording; two single arms need no common name."""
+    anchors = request.departures
+    if len(anchors) == len(recording.by_limb) == 1:
+        anchors = dict(zip(recording.by_limb, anchors.values(), strict=True))
     embodiment = get_embodiment(recording.embodiment)
     if request.embodiment.name != embodiment.name or set(anchors) != set(recording.by_limb):
         raise BackendError(

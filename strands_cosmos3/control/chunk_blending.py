@@ -32,14 +32,14 @@ def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajecto
     first = int(np.searchsorted(trajectory.t_s, elapsed_s + _NOW_S, side="right"))
     if first >= len(trajectory.t_s):
         return None
-    poses, t_s = trajectory.poses, trajectory.t_s[first:] - elapsed_s
+    t_s = trajectory.t_s[first:] - elapsed_s
     gripper = None if trajectory.gripper is None else trajectory.gripper[first:]
-    poses = None if poses is None else _remaining(poses, first, elapsed_s, t_s)
     limb_poses = {
-        name: _remaining(one, first, elapsed_s, t_s) for name, one in trajectory.limb_poses.items()
+        name: _remaining(poses, first, elapsed_s, t_s)
+        for name, poses in trajectory.limb_poses.items()
     }
     rows = {name: getattr(trajectory, name)[first:] for name in _BY_ROW}
-    return replace(trajectory, t_s=t_s, gripper=gripper, poses=poses, limb_poses=limb_poses, **rows)
+    return replace(trajectory, t_s=t_s, gripper=gripper, limb_poses=limb_poses, **rows)
 
 
 def _remaining(poses: PoseTrajectory, first: int, elapsed_s: float, t_s: F64) -> PoseTrajectory:

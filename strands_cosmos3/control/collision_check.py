@@ -12,6 +12,7 @@ Legend: R rows, P pairs, nq the model's configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
@@ -186,6 +187,16 @@ class CollisionCheck:
                 break
             row -= 1
         return np.vstack((q[1 : row + 1], np.repeat(q[row][None], n_rows - row, axis=0))), row
+
+    def stop(self, q_start: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
+        """Return the rows [R, nq] from a start [nq], held ahead of the first in collision, and the
+        report.
+        """
+        report = self.examine(q_start, q_rad)
+        if report.row is None:
+            return q_rad, report
+        rows, held_from = self.hold(q_start, q_rad[: report.row], len(q_rad))
+        return rows, replace(report, held_from=held_from)
 
     def _require_path(self, q_start: F64, q_rad: F64) -> None:
         require_rows(self.model.nq, q_start, axes=1)

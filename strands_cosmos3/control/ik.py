@@ -1,7 +1,7 @@
 """Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the
 control step.
 
-Levenberg-Marquardt (``lm.py``) is several times faster while no bound is active; mink's quadratic
+Levenberg-Marquardt (``levenberg_marquardt.py``) is several times faster while no bound is active; mink's quadratic
 program with :class:`StepBoxLimit` handles active bounds and collisions. ``"auto"`` turns to the
 latter when a bound becomes active.
 """
@@ -20,12 +20,11 @@ import qpsolvers
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, require_rows
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
-from strands_cosmos3.control.lm import LevenbergMarquardt
-from strands_cosmos3.control.look_ahead import StepBounds, look_ahead
-from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
+from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
+from strands_cosmos3.control.look_ahead import StepBounds, at_bound, look_ahead
 from strands_cosmos3.errors import FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import is_franka, limits_of
@@ -38,7 +37,6 @@ Method = Literal["auto", "mink"]
 METHODS = ("auto", "mink")
 POSITION_TOLERANCE_M = 1e-6
 ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
-LIMIT_MARGIN_RAD = 0.01
 # a row that misses by more, in metres and radians together, calls for a second pass over the chunk
 ROW_TOLERANCE = 1e-3
 _HOPELESS = 0.1  # a pose that far off is out of reach, and no second pass helps
@@ -173,7 +171,7 @@ class MinkIKBridge:
         if self.solver not in qpsolvers.available_solvers:
             raise UnknownNameError("qpsolvers solver", solver, qpsolvers.available_solvers)
         self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
-        self._frame_id = _frame_id(model, ee_frame_name, ee_frame_type)
+        self.frame = ee_frame_type, _frame_id(model, ee_frame_name, ee_frame_type)
         self._joints = _chain(model, self.body_id)
         self.joint_names = tuple(model.joint(j).name for j in self._joints)
         if not self._joints:
@@ -181,7 +179,9 @@ class MinkIKBridge:
                 f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."
             )
         self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
-        dof_address = np.array([model.jnt_dofadr[j] for j in self._joints], dtype=np.intp)
+        self.dof_address = dof_address = np.array(
+            [model.jnt_dofadr[j] for j in self._joints], dtype=np.intp
+        )
         self.limits = limits_of(model, self._joints, limits, self.body_id)
         self.posture_rad = (
             self._home()
@@ -204,9 +204,7 @@ class MinkIKBridge:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
         check = CollisionCheck(model, self._joints) if check_collisions else None
         self.collisions = check if check is not None and len(check.pairs) else None
-        self._lm = LevenbergMarquardt(
-            model, self._frame_id, ee_frame_type, self.q_address, dof_address
-        )
+        self._lm = LevenbergMarquardt(model, [self.frame], self.q_address, self.dof_address)
 
     def _home(self) -> F64:
         key = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, "home")
@@ -218,27 +216,13 @@ class MinkIKBridge:
             else (self.limits.q_min + self.limits.q_max) / 2
         )
 
-    def _self_motion(self, angles_rad: F64) -> F64:
-        """Return the step [n] towards the posture, of which a row makes the part in the null
-        space.
-        """
-        return posture_step(self.posture_rad, angles_rad)
-
-    def linearize(self, T_world_ee: F64, q_rad: F64, angles_rad: F64) -> tuple[F64, F64]:
-        """Return the error [6] (m, rad, in world axes) of angles [n] and its Jacobian [6, n];
-        other joints as in ``q_rad``.
-        """
-        require_rows(self.model.nq, q_rad)
-        require_rows(len(self._joints), angles_rad)
-        return self._lm.linearize(rigid(T_world_ee, "T_world_ee", leading=0), q_rad, angles_rad)
-
     @property
     def body_id(self) -> int:
         """Id of the body that carries the driven frame."""
-        if self.ee_frame_type == "body":
-            return self._frame_id
-        owner = self.model.site_bodyid if self.ee_frame_type == "site" else self.model.geom_bodyid
-        return int(owner[self._frame_id])
+        kind, index = self.frame
+        if kind == "body":
+            return index
+        return int((self.model.site_bodyid if kind == "site" else self.model.geom_bodyid)[index])
 
     def ee_pose(self, qpos: F64) -> F64:
         """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``; errors as :meth:`configuration`."""
@@ -302,17 +286,7 @@ class MinkIKBridge:
         )
         dt_s = dt_s if dt_s is None else positive(dt_s, "dt_s")
         how = self.method if method is None else _method(method)
-        angles = q[self.q_address]
-        if (outside := self.limits.outside(angles, START_TOLERANCE_RAD)) is not None:
-            raise InputError(
-                f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its "
-                "home position."
-            )
-        bounds = StepBounds(  # a start within the margin is not pushed out of it
-            np.minimum(self.limits.q_min + LIMIT_MARGIN_RAD, angles),
-            np.maximum(self.limits.q_max - LIMIT_MARGIN_RAD, angles),
-            None if dt_s is None else self.limits.velocity * dt_s,
-        )
+        bounds = StepBounds.of(self.limits, q[self.q_address], dt_s)
         solution = self._row_by_row(targets, q, bounds, how, self._mink_limits)
         if how == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
             solution = self._look_ahead(targets, q, bounds, solution)
@@ -347,7 +321,7 @@ class MinkIKBridge:
                 f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}."
             )
         found = np.array(
-            [self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)]
+            [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
         )
         return found[:, 0], found[:, 1]
 
@@ -400,12 +374,10 @@ class MinkIKBridge:
         rows = np.repeat(q[None], len(targets), axis=0)
         rows[:, self.q_address] = angles
         residuals = np.array(
-            [self._lm.residual(target, row) for target, row in zip(targets, rows, strict=True)]
+            [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
         )
-        before = np.vstack((q[self.q_address], angles[:-1]))
-        ends = [bounds.around(last) for last in before]
-        clamped = [_at_bound(now, *end) for now, end in zip(angles, ends, strict=True)]
-        return IKSolution(rows, residuals[:, 0], residuals[:, 1], np.array(clamped), iterations)
+        clamped = bounds.active(q[self.q_address], angles).any(axis=1)
+        return IKSolution(rows, residuals[:, 0], residuals[:, 1], np.asarray(clamped), iterations)
 
     def _clear_of_collisions(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
@@ -457,23 +429,19 @@ class MinkIKBridge:
         Errors as :meth:`configuration`.
         """
         q, q_rad = self.configuration(q, "q"), trailing(q_rad, "q_rad", (self.model.nq,), leading=1)
-        if self.collisions is None:
-            return q_rad, CollisionReport()
-        found = self.collisions.examine(q, q_rad)
-        if found.row is None:
-            return q_rad, found
-        rows, held_from = self.collisions.hold(q, q_rad[: found.row], len(q_rad))
-        return rows, replace(found, held_from=held_from)
+        return (
+            (q_rad, CollisionReport())
+            if self.collisions is None
+            else self.collisions.stop(q, q_rad)
+        )
 
     def _step(
         self, target: F64, q: F64, lower: F64, upper: F64, how: Method, limits: list[mink.Limit]
     ) -> tuple[F64, float, float, bool, int]:
         spent = 0
         if how == "auto":
-            self._lm.data.qpos[:] = q
-            start = q[self.q_address]
-            angles, residual_m, residual_rad, spent = self._lm.solve(
-                target, start, self._self_motion(start)
+            angles, [(residual_m, residual_rad)], spent = self._lm.solve(
+                [target], q, posture_step(self.posture_rad, q[self.q_address])
             )
             reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
             if reached and (angles > lower).all() and (angles < upper).all():
@@ -483,7 +451,7 @@ class MinkIKBridge:
             q,
             residual_m,
             residual_rad,
-            _at_bound(q[self.q_address], lower, upper),
+            bool(at_bound(q[self.q_address], lower, upper).any()),
             spent + iterations,
         )
 
@@ -501,7 +469,7 @@ class MinkIKBridge:
         task.set_target(mink.SE3.from_matrix(target))
         configuration.update(q)
         posture = q.copy()
-        posture[self.q_address] += self._self_motion(q[self.q_address])
+        posture[self.q_address] += posture_step(self.posture_rad, q[self.q_address])
         self._posture.set_target(posture)
         best, cost, change, iteration = q, np.inf, np.zeros(self.model.nv), 0
         for iteration in range(_MAX_ITERATIONS + 1):
@@ -532,19 +500,14 @@ class MinkIKBridge:
         # removes the solver's tolerance, a few ulp
         best[self.q_address] = np.clip(best[self.q_address], lower, upper)
         # the twist's length is not the distance
-        residual_m, residual_rad = self._lm.residual(target, best)
+        [(residual_m, residual_rad)] = self._lm.residual([target], best)
         return best, residual_m, residual_rad, iteration
 
 
 def posture_step(posture_rad: F64, angles_rad: F64) -> F64:
     """Return the step [n] towards a posture that a row covers at most."""
-    require_rows(len(angles_rad), posture_rad)
     step = POSTURE_GAIN * (posture_rad - angles_rad)
     return step * min(1.0, _POSTURE_STEP_RAD / max(float(np.abs(step).max()), 1e-12))
-
-
-def _at_bound(angles: F64, lower: F64, upper: F64) -> bool:
-    return bool(((angles <= lower + 1e-9) | (angles >= upper - 1e-9)).any())
 
 
 def _method(name: object) -> Method:

@@ -1,9 +1,8 @@
 """Inverse kinematics of a robot's limbs: poses of every limb in, the angles of all joints out.
 
-Independent limbs are solved alone, each exactly as a single arm is; limbs that share joints, such
-as a waist, are solved together. All joints form one trajectory, and one factor stretches its time
-for all of them, so that two hands keep their relative pose. Limbs are joined with an embodiment's
-columns by name.
+Independent limbs are solved one by one; limbs that share joints, such as a waist, are solved
+together. All joints form one trajectory, and one factor stretches its time for all of them, so that
+two hands keep their relative pose. Limbs are joined with an embodiment's columns by name.
 
 Legend: L limbs in the robot's order, T rows, n joints of all limbs, nq the model's configuration.
 """
@@ -12,38 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, to_frame
-from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.checks import F64, of_grippers, positive, typed
+from strands_cosmos3.actions.arrays import rigid
+from strands_cosmos3.actions.decode import LimbPoses, decode_joint_chunk
+from strands_cosmos3.checks import F64, of_grippers
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
-from strands_cosmos3.control.ik import (
-    LIMIT_MARGIN_RAD,
-    START_TOLERANCE_RAD,
-    IKSolution,
-    MinkIKBridge,
-)
+from strands_cosmos3.control.ik import IKSolution, MinkIKBridge, posture_step
+from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds
-from strands_cosmos3.control.stacked import StackedSolver
-from strands_cosmos3.control.targets import MAX_STRETCH
-from strands_cosmos3.embodiments import LimbColumns
+from strands_cosmos3.control.targets import DrivenFrame, Stats, driven_poses, tool_frame_in_ee
+from strands_cosmos3.embodiments import Embodiment, LimbColumns
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
-from strands_cosmos3.robots.model import base_pose, home_configuration, load_robot
+from strands_cosmos3.robots.model import base_pose, load_robot
 from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
-__all__ = ["LimbIK", "LimbPlan", "LimbSolution"]
+__all__ = ["MAX_STRETCH", "LimbIK", "LimbPlan", "LimbSolution"]
+
+MAX_STRETCH = 4.0  # multiple of the joints' speed limits that a row of a plan may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +57,25 @@ class LimbSolution:
     @property
     def residual_m(self) -> F64:
         """[L, T] distances from the poses."""
-        return np.stack([one.residual_m for one in self.by_limb.values()])
+        return self._by_limb("residual_m")
 
     @property
     def residual_rad(self) -> F64:
         """[L, T] angles from the poses."""
-        return np.stack([one.residual_rad for one in self.by_limb.values()])
+        return self._by_limb("residual_rad")
 
     @property
     def converged(self) -> NDArray[np.bool_]:
         """[L, T] whether both residuals are within tolerance."""
-        return np.stack([one.converged for one in self.by_limb.values()])
+        return self._by_limb("converged")
 
     @property
     def clamped(self) -> NDArray[np.bool_]:
         """[L, T] whether a joint or velocity bound is active."""
-        return np.stack([one.clamped for one in self.by_limb.values()])
+        return self._by_limb("clamped")
+
+    def _by_limb(self, name: str) -> NDArray[Any]:
+        return np.stack([getattr(solution, name) for solution in self.by_limb.values()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +106,8 @@ class LimbIK:
         model: The robot's model, if it is compiled already.
         shared_weight: How readily joints turn that limbs share, from 0 (they stay where they are)
             to 1 (as all others).
+        limits: By the limb's name, limits in place of the robot's, as :class:`MinkIKBridge` takes
+            them.
 
     Attributes:
         limits: Limits of all joints, limb by limb, for :func:`control.trajectory.plan_motion`.
@@ -114,34 +115,27 @@ class LimbIK:
         q_address: [n] addresses of the joints in ``qpos``.
         home: [nq] configuration at home, grippers open; T_world_base: [4, 4] pose of each limb's
             base, by name.
-        between: The check of several limbs; None for one, if it is off, or if the model has no
-            collision geometry.
+        collisions: The check of the rows; None if it is off or the model has no collision geometry.
 
     Raises:
         ConfigError, UnknownNameError, InputError, FrameError: The robot or its model cannot be
             used.
     """
 
-    @typed()
     def __init__(
         self,
         robot: RobotSpec | str | Path = "panda",
         check_collisions: bool = True,
         model: mujoco.MjModel | None = None,
         shared_weight: float = 0.0,
+        limits: Mapping[str, JointLimits | None] | None = None,
     ):
         self.robot = get_robot(robot)
         self.model = load_robot(self.robot) if model is None else model
-        alone = len(self.robot.limbs) == 1
-        limits = robot_limits(self.model, self.robot)
-        of_limbs = [limb.joints for limb in self.robot.limbs]
-        self.limits: JointLimits = (
-            next(iter(limits.values())) if alone else joined_limits(list(limits.values()), of_limbs)
-        )
-        self.home: F64 = home_configuration(self.model, self.robot)
-        self.T_world_base: Mapping[str, F64] = {
-            limb.name: base_pose(self.model, limb) for limb in self.robot.limbs
-        }
+        if not 0 <= shared_weight <= 1:
+            raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
+        limbs, alone = self.robot.limbs, len(self.robot.limbs) == 1
+        limits = robot_limits(self.model, self.robot) if limits is None else limits
         self.bridges = {
             limb.name: MinkIKBridge(
                 self.model,
@@ -151,15 +145,44 @@ class LimbIK:
                 posture_rad=limb.home_rad,
                 check_collisions=check_collisions and alone,
             )
-            for limb in self.robot.limbs
+            for limb in limbs
         }
+        parts = [bridge.limits for bridge in self.bridges.values()]
+        self.limits: JointLimits = (
+            parts[0] if alone else joined_limits(parts, [limb.joints for limb in limbs])
+        )
         joints = [self.model.joint(name).id for name in self.robot.joints]
         self.q_address: NDArray[np.intp] = self.model.jnt_qposadr[joints].astype(np.intp)
-        if not 0 <= shared_weight <= 1:
-            raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
-        self.shared_weight = shared_weight
-        between = CollisionCheck(self.model, joints) if check_collisions and not alone else None
-        self.between = between if between is not None and len(between.pairs) else None
+        self.home = self._home()
+        self.T_world_base: Mapping[str, F64] = {
+            limb.name: base_pose(self.model, limb) for limb in limbs
+        }
+        self.collisions: CollisionCheck | None = self.bridges[limbs[0].name].collisions
+        if check_collisions and not alone:
+            check = CollisionCheck(self.model, joints)
+            self.collisions = check if len(check.pairs) else None
+        shared = self.robot.shared_joints
+        self._weight = np.array(
+            [shared_weight if name in shared else 1.0 for name in self.robot.joints]
+        )
+
+    @cached_property
+    def _together(self) -> LevenbergMarquardt:
+        """The solver of limbs that share joints."""
+        joints = [self.model.joint(name).id for name in self.robot.joints]
+        frames = [bridge.frame for bridge in self.bridges.values()]
+        dof_address = self.model.jnt_dofadr[joints].astype(np.intp)
+        return LevenbergMarquardt(self.model, frames, self.q_address, dof_address, self._weight)
+
+    def _home(self) -> F64:
+        q = np.array(self.model.qpos0)
+        q[self.q_address] = self.robot.home_rad
+        names = [self.model.joint(joint).name for joint in range(self.model.njnt)]
+        for gripper in (limb.gripper for limb in self.robot.limbs if limb.gripper is not None):
+            for joint, name in enumerate(names):
+                if name.endswith(gripper.joints):  # a host may put a prefix before
+                    q[self.model.jnt_qposadr[joint]] = gripper.opening.open_value
+        return q
 
     def forward(self, qpos: F64) -> dict[str, F64]:
         """Return the pose [4, 4] of each limb's frame in its base, at a configuration [nq]."""
@@ -168,13 +191,21 @@ class LimbIK:
             for name, bridge in self.bridges.items()
         }
 
+    def join(self, embodiment: Embodiment) -> tuple[tuple[Limb, LimbColumns], ...]:
+        """Return each limb with its columns, by name; a single limb is joined with a single one
+        whatever they are called.
+        """
+        if len(self.robot.limbs) == len(embodiment.limbs) == 1:
+            return ((self.robot.limbs[0], embodiment.limbs[0]),)
+        return join_limbs(self.robot, embodiment)
+
     def tool_frame(self, limb: Limb, columns: LimbColumns, qpos: F64) -> F64:
         """Return ``T_frame_cosmos`` [4, 4] of a limb's columns; FrameError if the robot lacks
         the frame they are fixed to.
         """
         tool = columns.tool_frame
-        bridge = self.bridges[self.robot.limb(limb.name).name]
-        return bridge.frame_in_ee(limb.frame_called(tool.parent), qpos) @ tool.T_parent_cosmos
+        parent = limb.frame_called(tool.parent)
+        return tool_frame_in_ee(replace(tool, parent=parent), self.bridges[limb.name], qpos)
 
     def solve(
         self, T_base_frame: Mapping[str, F64], q_init: F64, dt_s: float | None = None
@@ -193,95 +224,78 @@ class LimbIK:
         """
         targets = self._in_world(T_base_frame)
         q = next(iter(self.bridges.values())).configuration(q_init, "q_init")
-        dt_s = None if dt_s is None else positive(dt_s, "dt_s")
         if self.robot.shared_joints:
-            return self._stopped_together(targets, q, self._solve_stacked(targets, q, dt_s))
-        found = {
-            name: bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()
-        }
+            by_limb = self._solve_together(targets, q, dt_s)
+        else:
+            by_limb = {
+                name: bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()
+            }
         rows = np.repeat(q[None], len(next(iter(targets.values()))), axis=0)
         for name, bridge in self.bridges.items():
-            rows[:, bridge.q_address] = found[name].q_rad[:, bridge.q_address]
-        if self.between is None:
-            return LimbSolution(rows, found, next(iter(found.values())).collision)
-        return self._stopped_together(
-            targets, q, LimbSolution(rows, found, self.between.examine(q, rows))
-        )
+            rows[:, bridge.q_address] = by_limb[name].q_rad[:, bridge.q_address]
+        if len(self.bridges) == 1 or self.collisions is None:
+            return LimbSolution(rows, by_limb, next(iter(by_limb.values())).collision)
+        rows, report = self.collisions.stop(q, rows)
+        if report.row is not None:
+            by_limb = {
+                name: self._with_residuals(solution, name, targets[name], rows)
+                for name, solution in by_limb.items()
+            }
+        return LimbSolution(rows, by_limb, report)
 
-    def _solve_stacked(self, targets: dict[str, F64], q: F64, dt_s: float | None) -> LimbSolution:
+    def _with_residuals(
+        self, solution: IKSolution, limb: str, targets: F64, rows: F64
+    ) -> IKSolution:
+        residual_m, residual_rad = self.bridges[limb].residuals(targets, rows)
+        return replace(solution, q_rad=rows, residual_m=residual_m, residual_rad=residual_rad)
+
+    def _solve_together(
+        self, targets: dict[str, F64], q: F64, dt_s: float | None
+    ) -> dict[str, IKSolution]:
         """Solve for all limbs together; shared joints turn as readily as ``shared_weight`` lets
         them.
         """
-        limits, start, names = self.limits, q[self.q_address], self.robot.joints
-        if (outside := limits.outside(start, START_TOLERANCE_RAD)) is not None:
-            raise InputError(
-                f"the rows cannot start here: {outside}. Move the arms inside first, e.g. to "
-                "their home."
-            )
-        low, high = limits.q_min + LIMIT_MARGIN_RAD, limits.q_max - LIMIT_MARGIN_RAD
-        reach = None if dt_s is None else limits.velocity * dt_s
-        bounds = StepBounds(np.minimum(low, start), np.maximum(high, start), reach)
-        own = {
-            limb.name: np.array([names.index(joint) for joint in limb.joints])
-            for limb in self.robot.limbs
+        start, joints = q[self.q_address], self.robot.joints
+        bounds = StepBounds.of(self.limits, start, dt_s)
+        columns = {
+            limb.name: [joints.index(joint) for joint in limb.joints] for limb in self.robot.limbs
         }
-        weight = np.array(
-            [self.shared_weight if name in self.robot.shared_joints else 1.0 for name in names]
-        )
         posture = start.copy()
-        for name, joints in own.items():
-            posture[joints] = self.bridges[name].posture_rad
-        solver = StackedSolver(
-            [bridge.linearize for bridge in self.bridges.values()], list(own.values()), weight
-        )
-        angles, iterations = solver.solve(list(targets.values()), q, start, bounds, posture)
-        rows = np.repeat(q[None], len(angles), axis=0)
-        rows[:, self.q_address] = angles
-        before = np.vstack((start, angles[:-1]))
-        ends = np.array([bounds.around(row) for row in before])
-        at_bound = (weight > 0) & ((angles <= ends[:, 0] + 1e-9) | (angles >= ends[:, 1] - 1e-9))
-        by_limb = {
+        for name, bridge in self.bridges.items():
+            posture[columns[name]] = bridge.posture_rad
+        n_rows = len(next(iter(targets.values())))
+        rows, iterations = np.repeat(q[None], n_rows, axis=0), np.zeros(n_rows, dtype=int)
+        angles, before = start, q
+        for i, T in enumerate(zip(*targets.values(), strict=True)):
+            angles, _, iterations[i] = self._together.solve(
+                T, before, posture_step(posture, angles), bounds.around(angles)
+            )
+            rows[i, self.q_address] = angles
+            before = rows[i]
+        active = bounds.active(start, rows[:, self.q_address]) & (self._weight > 0)
+        return {
             name: IKSolution(
                 rows,
                 *bridge.residuals(targets[name], rows),
-                np.asarray(at_bound[:, own[name]].any(axis=1)),
+                np.asarray(active[:, columns[name]].any(axis=1)),
                 iterations,
             )
             for name, bridge in self.bridges.items()
         }
-        report = CollisionReport() if self.between is None else self.between.examine(q, rows)
-        return LimbSolution(rows, by_limb, report)
 
-    def _in_world(self, T_base_frame: object) -> dict[str, F64]:
+    def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
         names = list(self.bridges)
-        given = cast("Mapping[str, Any]", T_base_frame if isinstance(T_base_frame, Mapping) else {})
-        if set(given) != set(names):
+        if not isinstance(T_base_frame, Mapping) or set(T_base_frame) != set(names):
             raise InputError(
                 f"poses must be given by limb, for {', '.join(names)}; got {T_base_frame!r:.80}."
             )
-        poses = {name: rigid(given[name], f"poses of {name!r}", leading=1) for name in names}
+        poses = {name: rigid(T_base_frame[name], f"poses of {name!r}", 1) for name in names}
         if len({len(T) for T in poses.values()}) > 1:
             raise InputError(
                 "limbs need as many poses each, got "
-                f"{', '.join(f'{len(T)} of {k}' for k, T in poses.items())}."
+                f"{', '.join(f'{len(T)} of {name}' for name, T in poses.items())}."
             )
         return {name: self.T_world_base[name] @ T for name, T in poses.items()}
-
-    def _stopped_together(
-        self, targets: dict[str, F64], q: F64, solution: LimbSolution
-    ) -> LimbSolution:
-        """Hold all limbs ahead of the first row in collision."""
-        report, check = solution.collision, self.between
-        if check is None or report.row is None:
-            return solution
-        rows, held_from = check.hold(q, solution.q_rad[: report.row], len(solution.q_rad))
-        by_limb: dict[str, IKSolution] = {}
-        for name, one in solution.by_limb.items():
-            residual_m, residual_rad = self.bridges[name].residuals(targets[name], rows)
-            by_limb[name] = replace(
-                one, q_rad=rows, residual_m=residual_m, residual_rad=residual_rad
-            )
-        return LimbSolution(rows, by_limb, replace(report, held_from=held_from))
 
     def _grippers(self, driven: Mapping[str, PoseTrajectory]) -> F64 | None:
         """Open fractions of the robot's grippers, or None if the rows move none of them."""
@@ -298,19 +312,15 @@ class LimbIK:
             )
         return of_grippers(np.stack(moved, axis=-1)) if moved else None
 
-    @typed()
     def plan(
-        self,
-        chunk: ActionChunk,
-        q_anchor: F64,
-        stats: ActionStats | str | Path | None = None,
-        t_capture_s: float = 0.0,
+        self, chunk: ActionChunk, q_anchor: F64, stats: Stats = None, t_capture_s: float = 0.0
     ) -> LimbPlan:
-        """Return the motion of all limbs that follows a chunk of pose deltas from a configuration
-        [nq].
+        """Return the motion of all limbs that follows a chunk of poses or their deltas from a
+        configuration [nq].
 
         Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for
-        all limbs at once.
+        all limbs at once. Rows from the first in collision on hold the arms before it, and
+        ``collision`` says so.
 
         Raises:
             ConfigError: The robot and the chunk's embodiment have different limbs.
@@ -318,32 +328,49 @@ class LimbIK:
             ActionSpaceError, StatisticsError, InputError: As :func:`decode_limbs` and
                 :meth:`solve`.
         """
-        q = trailing(q_anchor, "q_anchor", (self.model.nq,), leading=0)
-        joined, here = join_limbs(self.robot, chunk.embodiment), self.forward(q)
-        tools = {limb.name: self.tool_frame(limb, columns, q) for limb, columns in joined}
-        poses = decode_limbs(chunk, {name: here[name] @ T for name, T in tools.items()}, stats)
-        driven = {
-            limb.name: to_frame(
-                poses.by_limb[limb.name], np.linalg.inv(tools[limb.name]), limb.frame
+        poses_now, joined = self.forward(q_anchor), self.join(chunk.embodiment)
+        frames = {
+            columns.name: DrivenFrame(
+                limb.frame, poses_now[limb.name], self.tool_frame(limb, columns, q_anchor)
             )
-            for limb, _ in joined
+            for limb, columns in joined
         }
+        cosmos, by_columns = driven_poses(chunk, frames, stats)
+        driven = {limb.name: by_columns[columns.name] for limb, columns in joined}
         assert chunk.fps is not None  # ActionChunk resolved it
         solution = self.solve(
-            {name: one.T_base_frame for name, one in driven.items()}, q, MAX_STRETCH / chunk.fps
+            {name: poses.T_base_frame for name, poses in driven.items()},
+            q_anchor,
+            MAX_STRETCH / chunk.fps,
         )
-        only = driven[joined[0][0].name] if len(joined) == 1 else None
         trajectory = JointTrajectory(
             solution.q_rad[:, self.q_address],
             chunk.row_times_s,
             self._grippers(driven),
-            only,
+            driven,
             solution.residual_m.max(axis=0),
             solution.residual_rad.max(axis=0),
             np.asarray(solution.converged.all(axis=0)),
             np.asarray(solution.clamped.any(axis=0)),
             t_capture_s,
             solution.collision,
-            {} if only is not None else driven,
         )
-        return LimbPlan(trajectory, poses, solution)
+        return LimbPlan(trajectory, cosmos, solution)
+
+    def follow(
+        self, chunk: ActionChunk, q_anchor: F64, t_capture_s: float = 0.0
+    ) -> JointTrajectory:
+        """Return the joint angles that follow a chunk of any kind: as :meth:`plan`, or those of
+        ``joint_pos`` rows, which are commands already and have no anchor.
+        """
+        if chunk.action_space.meaning != "joint_position":
+            return self.plan(chunk, q_anchor, t_capture_s=t_capture_s).trajectory
+        trajectory = replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
+        if trajectory.q_rad.shape[1] != len(self.q_address):
+            return trajectory  # the executor rejects it
+        rows = np.repeat(q_anchor[None], len(trajectory.q_rad), axis=0)
+        rows[:, self.q_address] = trajectory.q_rad
+        if self.collisions is None:
+            return trajectory
+        rows, collision = self.collisions.stop(q_anchor, rows)
+        return replace(trajectory, q_rad=rows[:, self.q_address], collision=collision)

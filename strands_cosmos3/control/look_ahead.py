@@ -16,11 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.control.lm import LevenbergMarquardt
+from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
+from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
+from strands_cosmos3.errors import InputError
+from strands_cosmos3.robots.joints import JointLimits
 
+LIMIT_MARGIN_RAD = 0.01
 _PASSES = 20
 _DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-4, 1e-9, 1.0
 _SMOOTHING = 1e-6  # weight of the squared steps: it keeps the redundant joint quiet
@@ -29,6 +34,7 @@ _ITERATIONS = 40
 _GAP = 1e-12  # of the quadratic program
 _cholesky_banded: Any = getattr(lapack, "dpbtrf")  # noqa: B009 - scipy creates the names at import
 _solve_banded: Any = getattr(lapack, "dpbtrs")  # noqa: B009
+_AT_BOUND_RAD = 1e-9
 _SNAP_RAD = 2e-7  # an interior point method ends just inside a bound
 
 
@@ -40,6 +46,27 @@ class StepBounds:
     upper: F64
     reach_rad: F64 | None
 
+    @classmethod
+    def of(cls, limits: JointLimits, start_rad: F64, dt_s: float | None) -> StepBounds:
+        """Return the bounds of rows that follow angles [n], ``dt_s`` apart (None: at any speed).
+
+        Targets keep :data:`LIMIT_MARGIN_RAD` from a joint's end; a start within it is not pushed
+        out.
+
+        Raises:
+            InputError: The start lies outside the range by more than :data:`START_TOLERANCE_RAD`.
+        """
+        if (outside := limits.outside(start_rad, START_TOLERANCE_RAD)) is not None:
+            raise InputError(
+                f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its "
+                "home position."
+            )
+        return cls(
+            np.minimum(limits.q_min + LIMIT_MARGIN_RAD, start_rad),
+            np.maximum(limits.q_max - LIMIT_MARGIN_RAD, start_rad),
+            None if dt_s is None else limits.velocity * dt_s,
+        )
+
     def around(self, angles_rad: F64) -> tuple[F64, F64]:
         """Bounds of the row after ``angles_rad`` [n]."""
         if self.reach_rad is None:
@@ -47,6 +74,16 @@ class StepBounds:
         return np.maximum(self.lower, angles_rad - self.reach_rad), np.minimum(
             self.upper, angles_rad + self.reach_rad
         )
+
+    def active(self, start_rad: F64, angles_rad: F64) -> NDArray[np.bool_]:
+        """[T, n] whether angles [T, n] lie at a bound of their row."""
+        ends = [self.around(before) for before in (start_rad, *angles_rad[:-1])]
+        return np.array([at_bound(row, *end) for row, end in zip(angles_rad, ends, strict=True)])
+
+
+def at_bound(angles_rad: F64, lower: F64, upper: F64) -> NDArray[np.bool_]:
+    """[n] whether angles lie at a bound."""
+    return (angles_rad <= lower + _AT_BOUND_RAD) | (angles_rad >= upper - _AT_BOUND_RAD)
 
 
 def look_ahead(
@@ -77,7 +114,7 @@ class _Chunk:
     def linearize(self, angles_rad: F64) -> tuple[F64, F64]:
         """[T, 6] errors and [T, 6, n] Jacobians at angles [T, n]."""
         rows = [
-            self.solver.linearize(T, self.q_start, q)
+            self.solver.linearize([T], self.q_start, q)
             for T, q in zip(self.targets, angles_rad, strict=True)
         ]
         return np.stack([error for error, _ in rows]), np.stack([J for _, J in rows])

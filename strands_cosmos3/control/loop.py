@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol, TypeVar
 
@@ -68,13 +68,6 @@ _COUNTERS = (
         if outcome is not CollisionOutcome.CLEAR
     ),
 )
-_OLD_COUNTER_NAMES = {
-    "requested": "asked",
-    "rejected": "refused",
-    "expired": "stale",
-    "limited_by_joint_end": "cornered",
-    "abandoned_inferences": "abandoned",
-}
 ANCHOR_TOLERANCE_RAD = 0.05
 """Distance of a joint from its reference, up to which a chunk departs from the reference: ten
 times the sag under a payload of 0.5 kg, and a few centimetres at the hand.
@@ -83,16 +76,6 @@ MAX_LATENCY_S = 60.0
 _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
 _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
-
-
-def with_old_names(counters: Mapping[str, int]) -> dict[str, int]:
-    """Counters for a report, with the names of 0.1 beside the present ones. To be removed after
-    0.2.
-    """
-    return {
-        **counters,
-        **{old: counters[name] for name, old in _OLD_COUNTER_NAMES.items() if name in counters},
-    }
 
 
 class Arm(Protocol):
@@ -243,9 +226,8 @@ class AcceptedChunk:
             observation.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning. seam_rad_s: See ``Rollout``.
-        q_reference_rad, T_base_anchor: The reference [n] at the observation, and the pose [4, 4]
-            that the chunk departs from; None for a plan without poses, or of several limbs, whose
-            anchors are in ``limb_anchors``.
+        q_reference_rad, limb_anchors: The reference [n] at the observation, and by limb the pose
+            [4, 4] that the chunk departs from; none for a plan without poses.
     """
 
     plan: JointTrajectory
@@ -257,8 +239,7 @@ class AcceptedChunk:
     wall_ms: float
     seam_rad_s: float
     q_reference_rad: F64
-    T_base_anchor: F64 | None
-    limb_anchors: Mapping[str, F64] = field(default_factory=dict[str, F64])
+    limb_anchors: Mapping[str, F64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -582,12 +563,9 @@ class ControlLoop:
             )
             seam_rad_s = seam_speed(plan, pending.q_departure_rad, since_s, takeover.reference)
             timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
-            anchor = None if plan.poses is None else plan.poses.T_base_anchor
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
             self._on_accepted(
-                AcceptedChunk(
-                    rest, motion.motion, *timing, pending.q_reference_rad, anchor, anchors
-                ),
+                AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchors),
                 begun,
             )
         return True

@@ -1,11 +1,10 @@
-"""The arm of a policy: measured poses, joint targets, and the model of a simulator that drives
-it.
+"""The arms of a policy: measured poses, joint targets, and the model of a simulator that drives
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,23 @@ from strands_cosmos3.observe.mapping import RobotMapping
 from strands_cosmos3.policy.resample import resample
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
-from strands_cosmos3.robots.spec import Limb, RobotSpec
+from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
 _START_TOLERANCE_RAD = 0.02
 
 
 class PolicyArm:
-    """Inverse kinematics and limits of the arm that a policy answers targets for.
+    """Kinematics and limits of the limbs that a policy answers targets for, joined with the
+    embodiment's columns by name.
 
     Args:
-        arm_model: Its MuJoCo model, path or name; None is the packaged one.
-        limits: Joint limits; None is the Panda's table.
+        arm_model: Their MuJoCo model, path or name; None is the packaged one.
+        limits: Limits of all joints; None is the robot's own.
         servo_lead: Whether targets for a bound simulator's position servos lead the motion by those
             servos' lag.
-        obstacles: What it must not meet; None is what :meth:`surround` tells, else nothing.
-        robot: The robot, of one limb; ``LimbArm`` is for several.
+        obstacles: What they must not meet; None is what :meth:`surround` tells, else nothing.
+        robot: The robot.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
@@ -50,6 +50,7 @@ class PolicyArm:
     ):
         self._model, self._limits, self._takes_obstacles = arm_model, limits, obstacles is None
         self._robot = get_robot(robot)
+        self._robot.require_independent("a policy")
         self._build(tuple(obstacles or ()))
         self._servo_lead = servo_lead
         self._lead_s: F64 | None = None
@@ -57,22 +58,22 @@ class PolicyArm:
         self._begun = False
 
     def _build(self, obstacles: tuple[Obstacle, ...]) -> None:
-        with needed_by("joint angles"):
-            from strands_cosmos3.control.ik import MinkIKBridge
+        with needed_by("inverse kinematics"):
+            from strands_cosmos3.control.limb_ik import LimbIK
             from strands_cosmos3.robots.limits import limits_of_arm
             from strands_cosmos3.robots.model import load_model, load_with_obstacles
-        self._obstacles, self._limb = obstacles, self._robot.limb()
-        limb, own = self._limb, self._model is None
-        model = (
-            load_with_obstacles(None, self._robot, obstacles)
-            if own
-            else load_model(self._model, obstacles)
-        )
-        limits = limits_of_arm(model, self._robot) if self._limits is None else self._limits
-        self._bridge = MinkIKBridge(model, limb.frame, limb.frame_type, limits=limits)
-        self._all_limits: JointLimits = self._bridge.limits
-        self._q_open = _fingers_open(model, limb)
-        self._T_world_base = _base_pose(model, limb) if own else None
+        self._obstacles, robot = obstacles, self._robot
+        alone, limits = len(robot.limbs) == 1, self._limits
+        if alone and self._model is not None:
+            model = load_model(self._model, obstacles)
+        else:
+            model = load_with_obstacles(self._model, robot, obstacles)
+        if alone:
+            own = limits_of_arm(model, robot) if limits is None else limits
+            self._ik = LimbIK(robot, model=model, limits={robot.limbs[0].name: own})
+        else:
+            self._ik = LimbIK(robot, model=model)
+        self._all_limits = self._ik.limits if alone or limits is None else limits
 
     def surround(self, obstacles: Sequence[Obstacle]) -> None:
         """Take what a robot knows of its surroundings, unless obstacles were given or the model
@@ -85,15 +86,10 @@ class PolicyArm:
             and not is_compiled(self._model)
             and tuple(obstacles) != self._obstacles
         ):
-            postures = self._postures()
+            postures = {name: bridge.posture_rad for name, bridge in self._ik.bridges.items()}
             self._build(tuple(obstacles))
-            self._set_postures(postures)
-
-    def _postures(self) -> list[F64]:
-        return [self._bridge.posture_rad]
-
-    def _set_postures(self, postures: list[F64]) -> None:
-        (self._bridge.posture_rad,) = postures
+            for name, posture_rad in postures.items():
+                self._ik.bridges[name].posture_rad = posture_rad
 
     def reset(self) -> None:
         """Start a new episode: its first configuration becomes the posture that redundant joints
@@ -102,67 +98,48 @@ class PolicyArm:
         self._begun = False
 
     def known(self, observation: Observation, embodiment: Embodiment) -> dict[str, Any]:
-        """Return what a :class:`~strands_cosmos3.types.Request` says of the arm: its gripper,
-        its pose and the anchor's.
+        """Return what a :class:`~strands_cosmos3.types.Request` says of the limbs: their poses and
+        anchors by name, their grippers in the order of the columns.
         """
-        poses = {"T_base_cosmos": self.T_base_cosmos, "T_base_anchor": self.T_base_anchor}
+        joined = self._ik.join(embodiment)
+        owners = [limb.name for limb in self._robot.limbs if limb.gripper is not None]
+        names = {columns.name: limb.name for limb, columns in joined}
+        order = [
+            owners.index(names[columns.name])
+            for columns in embodiment.limbs
+            if names.get(columns.name) in owners
+        ]
+        gripper = observation.gripper
         return {
-            "gripper": observation.gripper,
-            **{name: pose(observation, embodiment) for name, pose in poses.items()},
+            "gripper": gripper[order] if isinstance(gripper, np.ndarray) else gripper,
+            "limb_poses": self.T_base_cosmos(observation.q_rad, embodiment),
+            "limb_anchors": {}
+            if observation.q_anchor_rad is None
+            else self.T_base_cosmos(observation.q_anchor_rad, embodiment),
         }
 
-    def T_base_cosmos(self, observation: Observation, embodiment: Embodiment) -> F64:
-        """Return the measured pose [4, 4] of the frame whose deltas the model predicts."""
-        return self._T_base_cosmos(observation.q_rad, embodiment)
-
-    def T_base_anchor(self, observation: Observation, embodiment: Embodiment) -> F64 | None:
-        """Return the pose [4, 4] of that frame from which the deltas depart; None is the
-        measured one.
+    def T_base_cosmos(self, q_rad: F64, embodiment: Embodiment) -> dict[str, F64]:
+        """Return the poses [4, 4] of the frames whose deltas the model predicts, by the name of
+        their columns, at joint angles [n].
         """
-        return (
-            None
-            if observation.q_anchor_rad is None
-            else self._T_base_cosmos(observation.q_anchor_rad, embodiment)
-        )
-
-    def _T_base_cosmos(self, q_rad: F64, embodiment: Embodiment) -> F64:
-        from strands_cosmos3.control.targets import tool_frame_in_ee
-
         q = self._configuration(q_rad)
-        T_world_cosmos = self._bridge.ee_pose(q) @ tool_frame_in_ee(
-            self._named(embodiment), self._bridge, q
-        )
-        return (
-            T_world_cosmos
-            if self._T_world_base is None
-            else np.linalg.inv(self._T_world_base) @ T_world_cosmos
-        )
-
-    def _named(self, embodiment: Embodiment) -> Embodiment:
-        """The embodiment with the model's name of the body that its tool frame is fixed to."""
-        tool = embodiment.tool_frame
-        name = self._limb.frame_called(tool.parent)
-        return (
-            embodiment
-            if name == tool.parent
-            else replace(embodiment, tool_frame=replace(tool, parent=name))
-        )
+        T_base_frame = self._ik.forward(q)
+        return {
+            columns.name: T_base_frame[limb.name] @ self._ik.tool_frame(limb, columns, q)
+            for limb, columns in self._ik.join(embodiment)
+        }
 
     def solve(self, chunk: ActionChunk, observation: Observation) -> JointTrajectory:
         """Joint angles that follow a chunk from the observation's anchor, at the chunk's own row
         times.
         """
-        from strands_cosmos3.control.targets import solve_chunk
-
         anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
+        q = self._configuration(anchor)
         if not self._begun:
-            self._bridge.posture_rad, self._begun = anchor, True
-        if (named := self._named(chunk.embodiment)) is not chunk.embodiment:
-            chunk = replace(chunk, embodiment=named)
-        q, captured_s = self._configuration(anchor), observation.t_capture_s
-        return solve_chunk(
-            chunk, self._bridge, q, t_capture_s=captured_s, T_world_base=self._T_world_base
-        )
+            self._begun = True
+            for bridge in self._ik.bridges.values():
+                bridge.posture_rad = q[bridge.q_address]
+        return self._ik.follow(chunk, q, observation.t_capture_s)
 
     @staticmethod
     def account(plan: JointTrajectory) -> dict[str, Any]:
@@ -227,38 +204,16 @@ class PolicyArm:
             raise self._foreign
 
     def _configuration(self, q_rad: F64) -> F64:
-        return configuration(self._q_open, self._bridge.q_address, self._all_limits, q_rad)
-
-
-def configuration(q_open: F64, q_address: Any, limits: JointLimits, q_rad: F64) -> F64:
-    """[nq] of an arm's model, from angles in range, to a tolerance. Fingers are open, as wide as
-    they can meet things.
-    """
-    q = q_open.copy()
-    if len(q_rad) != len(q_address):
-        raise InputError(f"{len(q_rad)} joint angles for an arm of {len(q_address)}.")
-    if (outside := limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
-        raise ObservationError(
-            f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe "
-            "'home'."
-        )
-    q[q_address] = q_rad
-    return q
-
-
-def _base_pose(model: Any, limb: Limb) -> F64 | None:
-    """[4, 4] the base's pose in the model's world; None at its origin."""
-    from strands_cosmos3.robots.model import base_pose
-
-    T_world_base = base_pose(model, limb)
-    return None if np.array_equal(T_world_base, np.eye(4)) else T_world_base
-
-
-def _fingers_open(model: Any, limb: Limb) -> F64:
-    """[nq] the model's initial configuration, with open fingers."""
-    q = np.array(model.qpos0)
-    for joint in range(model.njnt if limb.gripper is not None else 0):
-        # a host may put a prefix before
-        if limb.gripper is not None and model.joint(joint).name.endswith(limb.gripper.joints):
-            q[model.jnt_qposadr[joint]] = limb.gripper.opening.open_value
-    return q
+        """[nq] of the model, from angles [n] in range, to a tolerance. Fingers are open, as wide as
+        they can meet things.
+        """
+        q, limits = self._ik.home.copy(), self._all_limits
+        if len(q_rad) != len(self._ik.q_address):
+            raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._ik.q_address)}.")
+        if (outside := limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
+            raise ObservationError(
+                f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe "
+                "'home'."
+            )
+        q[self._ik.q_address] = q_rad
+        return q

@@ -33,9 +33,7 @@ from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm
 from strands_cosmos3.policy.batch import BatchAnswers
 from strands_cosmos3.policy.contract import Step
-from strands_cosmos3.policy.limb_arm import arm_of
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
-from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 # how long a call under way is waited for, and how often it is told to end
@@ -210,9 +208,7 @@ class Cosmos3Policy(BatchAnswers):
             robot, self.embodiment.name, backend, borrow_domain
         )
         self._arm = (
-            None
-            if robot is None
-            else arm_of(arm_model, limits, servo_lead, obstacles, get_robot(robot))
+            None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles, robot)
         )
         options = InferenceOptions(
             device=device,

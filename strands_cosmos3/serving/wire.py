@@ -215,7 +215,7 @@ def encode_request(
     message: dict[str, Any] = {
         PROMPT: request.instruction,
         **state,
-        GRIPPER: WIRE_GRIPPER.from_fraction(np.atleast_1d(request.gripper)).astype(np.float32),
+        GRIPPER: WIRE_GRIPPER.from_fraction(request.grippers).astype(np.float32),
         **_sent_pictures(request, dialect),
     }
     if dialect.endpoint:
@@ -292,7 +292,7 @@ def decode_request(
         n_rows=embodiment.chunk_rows(space.name),
         q_rad=q,
         gripper=_read_gripper(message, embodiment, sent not in (JOINT_POS, POSE_ABS)),
-        T_base_cosmos=pose,
+        limb_poses={} if pose is None else {embodiment.limbs[0].name: pose},
         composite=composite,
         seed=int(_number(message.get(SEED, seed), SEED)),
         t_motion_s=_number(message.get(MOTION_CLOCK, t_motion_s), MOTION_CLOCK),

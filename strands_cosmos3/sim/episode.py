@@ -13,7 +13,6 @@ from strands_cosmos3.control.loop import (
     ControlLoop,
     LoopConfig,
     Tick,
-    with_old_names,
 )
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.robots.model import PHYSICS_HZ
@@ -189,7 +188,7 @@ class Episode:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
         timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms, chunk.seam_rad_s
-        departure = chunk.q_reference_rad, chunk.T_base_anchor, chunk.limb_anchors
+        departure = chunk.q_reference_rad, chunk.limb_anchors
         self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, *departure))
         action, video = self.planner.answer
         self.planner.accepted_rows = action
@@ -249,14 +248,12 @@ class Episode:
             latency_clock=_clock_of(self.config),
             inference_ms=log.inference_ms(),
             seam_rad_s=log.seam_rad_s(),
-            counters=with_old_names(
-                {
-                    **self.arm.executor.counters,
-                    **self.loop.counters,
-                    **self._of_planner(),
-                    **log.counters,
-                }
-            ),
+            counters={
+                **self.arm.executor.counters,
+                **self.loop.counters,
+                **self._of_planner(),
+                **log.counters,
+            },
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
             model_sha256=planner.model_sha256,

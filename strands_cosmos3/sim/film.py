@@ -220,7 +220,7 @@ def observed_picture(
 @typed()
 def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
     """Return the commanded path [T, 3] of a limb's tool centre point in the world."""
-    poses = plan.limb_poses.get(limb.limb.name, plan.poses)
+    poses = plan.limb_poses.get(limb.limb.name)
     T_hand = (
         limb.kinematics.forward(plan.q_rad[:, limb.columns])
         if poses is None

@@ -52,14 +52,9 @@ class ChunkRecord:
     inference_ms: float  # wall-clock time of inference and planning
     seam_rad_s: float  # difference of the fastest joint's velocity where it joins the motion
     q_reference_rad: F64  # the reference at its observation
-    # pose of the hand that it departs from; None for a plan without poses
-    T_base_anchor: F64 | None
-    limb_anchors: Mapping[str, F64]  # the same by limb, of several
+    # by limb, the pose of the hand that it departs from; empty for a plan without poses
+    limb_anchors: Mapping[str, F64]
     rows: int = 0  # executed, including the current one
-
-    def poses(self, limb: SceneLimb) -> PoseTrajectory | None:
-        """The commanded poses of a limb."""
-        return self.plan.limb_poses.get(limb.limb.name, self.plan.poses)
 
     def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
         """Return the entries of a plan's array [T] that belong to executed rows."""
@@ -163,7 +158,12 @@ class EpisodeLog:
             for chunk, at, nominal_s in self._chunk_steps():
                 T_commanded = limb.kinematics.forward(self._q_commanded()[at, limb.columns])
                 T_intended = _intended(
-                    chunk.poses(limb), limb, chunk.motion, nominal_s, chunk.plan.t_s, T_commanded
+                    chunk.plan.limb_poses.get(limb.limb.name),
+                    limb,
+                    chunk.motion,
+                    nominal_s,
+                    chunk.plan.t_s,
+                    T_commanded,
                 )
                 distance, angle = between(T_commanded, T_intended)
                 distances.append(distance)
@@ -199,7 +199,7 @@ class EpisodeLog:
     def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
         T_join, forward = [np.eye(4)], limb.kinematics.forward
         for chunk in self.chunks:
-            jump, anchor = np.eye(4), chunk.limb_anchors.get(limb.limb.name, chunk.T_base_anchor)
+            jump, anchor = np.eye(4), chunk.limb_anchors.get(limb.limb.name)
             if anchor is not None:
                 jump = forward(chunk.q_reference_rad[limb.columns]) @ se3_inverse(anchor)
             T_join.append(T_join[-1] @ jump)

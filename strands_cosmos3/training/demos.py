@@ -347,7 +347,7 @@ class DemoCollector:
             gripper=observation.gripper,
             T_base_cosmos=self._T_base_world
             @ self._bridge.ee_pose(q)
-            @ tool_frame_in_ee(self._embodiment, self._bridge, q),
+            @ tool_frame_in_ee(self._embodiment.tool_frame, self._bridge, q),
             privileged=observation.privileged,
         )
 

@@ -339,8 +339,6 @@ def test_to_frame_crosses_over_to_the_driven_body():
     np.testing.assert_array_equal(hand.gripper, motion.gripper)
     with pytest.raises(FrameError, match="hand"):
         to_frame(hand, np.eye(4), "hand")
-    with pytest.raises(InputError, match="name"):
-        to_frame(motion, np.eye(4), "")
 
 
 def test_grippers_must_be_there_or_not():

@@ -180,7 +180,7 @@ def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, 
     )
     packaged = decode_chunk(replace(chunk, quantiles=None), np.eye(4))
     assert np.abs(decoded.T_base_frame - packaged.T_base_frame).max() > 1e-2
-    asked = question(T_base_cosmos=np.eye(4), action_space=DROID.action_space("midtrain"))
+    asked = question(limb_poses={"arm": np.eye(4)}, action_space=DROID.action_space("midtrain"))
     sent = encode_rows(chunk, asked)  # a client reads metres
     np.testing.assert_allclose(sent[:, :3], decoded.T_base_frame[:, :3, 3], atol=1e-6)
 
@@ -410,7 +410,7 @@ def test_a_checkpoints_state_and_tier(folder):
     )
     given, pose = ModelInput(found, InferenceOptions()), np.eye(4)
     pose[:3] = [[0, -1, 0, 0.4], [1, 0, 0, 0.2], [0, 0, 1, 0.3]]
-    made = given(question(T_base_cosmos=pose, gripper=0.7), "native")
+    made = given(question(limb_poses={"arm": pose}, gripper=0.7), "native")
     np.testing.assert_allclose(
         made.action_prefix[0, :10], [0.4, 0.2, 0.3, 0, 1, 0, -1, 0, 0, 0.7], atol=1e-7
     )

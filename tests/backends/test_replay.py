@@ -39,7 +39,7 @@ def request(recording, at_s=0.0, **changed):
         "n_rows": 16,
         "q_rad": HOME_Q,
         "gripper": 1.0,
-        "T_base_cosmos": recording.at(np.array([at_s]))[0][0],
+        "limb_poses": {"arm": recording.at(np.array([at_s]))[0][0]},
         "t_motion_s": at_s,
     }
     return Request(**{**fields, **changed})
@@ -58,12 +58,12 @@ def test_a_chunk_corrects_where_the_arm_is_not(recording):
     backend = ReplayBackend(recording)
     off = recording.T_base_cosmos[0].copy()
     off[:3, 3] += [0.002, -0.001, 0.003]
-    poses = decode_chunk(backend.infer(request(recording, T_base_cosmos=off)), off)
+    poses = decode_chunk(backend.infer(request(recording, limb_poses={"arm": off})), off)
     assert np.abs(poses.T_base_frame - recording.T_base_cosmos[1:17]).max() < 1e-9
     far = off.copy()
     far[0, 3] += 1.0
     with pytest.raises(ActionOutOfRangeError):
-        backend.infer(request(recording, T_base_cosmos=far))
+        backend.infer(request(recording, limb_poses={"arm": far}))
 
 
 def test_the_end_holds(recording):
@@ -84,7 +84,7 @@ def test_round_trip(recording, tmp_path):
 def test_replay_needs_a_measured_pose(recording):
     backend = ReplayBackend(recording)
     with pytest.raises(BackendError, match="panda"):
-        backend.infer(request(recording, T_base_cosmos=None))
+        backend.infer(request(recording, limb_poses={}))
     with pytest.raises(BackendError, match="midtrain"):
         backend.infer(request(recording, action_space=DROID.action_space("joint_pos")))
 
@@ -195,7 +195,7 @@ def test_a_chunk_departs_from_the_anchor_and_not_from_the_measurement(recording)
     )
     anchor = recording.T_base_cosmos[0]
     chunk = ReplayBackend(recording).infer(
-        request(recording, T_base_cosmos=measured, T_base_anchor=anchor)
+        request(recording, limb_poses={"arm": measured}, limb_anchors={"arm": anchor})
     )
     assert (
         np.abs(decode_chunk(chunk, anchor).T_base_frame - recording.T_base_cosmos[1:17]).max()

@@ -211,8 +211,7 @@ def test_an_arm_of_six_joints_is_replayed_from_its_dataset(tmp_path):
         recording,
         embodiment=ur5e,
         action_space=ur5e.action_space(),
-        limb_poses={},
-        T_base_cosmos=T,
+        limb_poses={"arm": T},
         n_rows=4,
     )
     poses = decode_limbs(ReplayBackend(recording).infer(asked), {"arm": T})

@@ -138,7 +138,7 @@ def _request(robot, **changed):
         "n_rows": 16,
         "q_rad": seen.q_rad,
         "gripper": 1.0,
-        "T_base_cosmos": np.eye(4),
+        "limb_poses": {"arm": np.eye(4)},
         "privileged": seen.privileged,
     }
     return Request(**{**fields, **changed})
@@ -157,7 +157,7 @@ def test_the_hand_turns_to_the_cube_or_keeps_its_yaw(robot, turns):
     state |= {"cube_red": cube}
     backend, yaws = ScriptedBackend(turns), []
     for _ in range(12):
-        request = replace(request, T_base_cosmos=state["tcp"], privileged=state)
+        request = replace(request, limb_poses={"arm": state["tcp"]}, privileged=state)
         end = decode_chunk(backend.infer(request), state["tcp"]).T_base_frame[-1]
         state |= {"tcp": end, "tcp_twist": np.zeros(6)}
         yaws.append(np.arctan2(end[1, 0], end[0, 0]) - state["grasp_yaw_rad"])
@@ -185,7 +185,7 @@ def test_a_hand_that_keeps_its_yaw_descends_in_a_funnel(robot, aside_m):
         ]
         state = {**request.privileged, "tcp": tcp, "tcp_twist": np.zeros(6)}
         chunk = ScriptedBackend(turns=False).infer(
-            replace(request, T_base_cosmos=tcp, privileged=state)
+            replace(request, limb_poses={"arm": tcp}, privileged=state)
         )
         first = decode_chunk(chunk, tcp).T_base_frame[0, :3, 3] - tcp[:3, 3]
         assert first[0] < -0.001
@@ -215,7 +215,7 @@ def _over_the_table(robot, aside_m=0.0, turned_rad=0.0, height_m=0.3):
     )
     tcp[:3, 3] = cube[:3, 3] + [aside_m, 0.0, height_m]
     privileged = {**state, "tcp": tcp, "tcp_twist": np.zeros(6), "cube_red": cube}
-    return replace(request, T_base_cosmos=tcp, privileged=privileged)
+    return replace(request, limb_poses={"arm": tcp}, privileged=privileged)
 
 
 def test_a_cruising_hand_starts_with_the_speed_that_it_would_reach(robot):
@@ -293,7 +293,7 @@ def test_fingers_come_down_where_they_clear_the_cube(robot, cube_deg, room_m, de
     tcp[:3, 3] = (
         request.privileged["cube_red"][:3, 3] + off_m * tcp[:3, 1] + [0.0, 0.0, edge_m / 2 + 0.006]
     )
-    at = replace(request, T_base_cosmos=tcp, privileged={**request.privileged, "tcp": tcp})
+    at = replace(request, limb_poses={"arm": tcp}, privileged={**request.privileged, "tcp": tcp})
     at = _with_cube_turned(at, np.deg2rad(cube_deg))
     assert (_steps_mm(at, askew=True, cruises=True)[0][0, 2] < 0) == descends
 
@@ -305,7 +305,7 @@ def test_a_hand_beside_a_cube_rises_before_a_finger_pushes_it(robot):
         aside = np.array(tcp)
         aside[:3, 3] += off_m * tcp[:3, 1]
         beside = replace(
-            request, T_base_cosmos=aside, privileged={**request.privileged, "tcp": aside}
+            request, limb_poses={"arm": aside}, privileged={**request.privileged, "tcp": aside}
         )
         steps, _ = _steps_mm(beside, askew=True)
         assert (steps[0, 2] > 1.0 and np.linalg.norm(steps[0, :2]) < 0.1) == rises
@@ -420,7 +420,7 @@ def test_a_held_cube_comes_down_into_the_bin_in_a_funnel(
         request,
         instruction="place the red cube in the bin",
         gripper=0.5,
-        T_base_cosmos=tcp,
+        limb_poses={"arm": tcp},
         privileged=held,
     )
     poses = decode_chunk(ScriptedBackend(funnel=funnel).infer(asked), tcp).T_base_frame
@@ -453,7 +453,7 @@ def test_what_it_needs_is_said(robot):
     with pytest.raises(BackendError, match="midtrain"):
         backend.infer(_request(robot, action_space=DROID.action_space("joint_pos")))
     with pytest.raises(BackendError, match="pose"):
-        backend.infer(_request(robot, T_base_cosmos=None))
+        backend.infer(_request(robot, limb_poses={}))
     with pytest.raises(InputError, match="cubes red, green, blue"):
         backend.infer(_request(robot, instruction="pick up the cube"))
 

@@ -16,14 +16,10 @@ from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 def chunk(from_s=0.0, n=32, first_at_once=False, poses=False):
     t_s = (np.arange(n) + (not first_at_once)) / FPS
     q = sway(from_s + t_s)
-    pose = (
-        PoseTrajectory(
-            dh_forward(q), t_s, "hand", dh_forward(sway([from_s]))[0], np.linspace(0, 1, n)
-        )
-        if poses
-        else None
-    )
-    return JointTrajectory(q, t_s, np.linspace(0, 1, n), pose, residual_m=np.arange(n, dtype=float))
+    anchor, gripper = dh_forward(sway([from_s]))[0], np.linspace(0, 1, n)
+    hand = PoseTrajectory(dh_forward(q), t_s, "hand", anchor, gripper)
+    limb_poses = {"arm": hand} if poses else {}
+    return JointTrajectory(q, t_s, gripper, limb_poses, residual_m=np.arange(n, dtype=float))
 
 
 def test_rows_that_have_passed_are_dropped_and_times_count_from_now():

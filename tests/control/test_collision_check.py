@@ -13,7 +13,8 @@ from motions import feasible_chunk
 from strands_cosmos3.collision import CollisionOutcome, Obstacle
 from strands_cosmos3.control.collision_check import CLEARANCE_M
 from strands_cosmos3.control.ik import DETOUR_M, MinkIKBridge
-from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets, solve_chunk
+from strands_cosmos3.control.limb_ik import LimbIK
+from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.control.trajectory import JointState, plan_motion
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ControlError
@@ -399,7 +400,7 @@ def test_joint_rows_are_stopped_too():
     free = FREE.solve(into_itself(), full(HOME_Q), DT_S)
     rows = np.column_stack((free.q_rad[:, :7], np.full(40, 0.2)))
     chunk = ActionChunk(rows, DROID.action_space("joint_pos"), DROID)
-    plan = solve_chunk(chunk, BRIDGE, full(HOME_Q))
+    plan = LimbIK("panda").follow(chunk, full(HOME_Q))
     held = plan.collision.held_from
     assert plan.collision.outcome == "stopped"
     assert np.array_equal(plan.q_rad[:held], rows[:held, :7])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from motions import feasible_chunk
-from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, METHODS, MinkIKBridge
+from strands_cosmos3.control.ik import METHODS, MinkIKBridge
+from strands_cosmos3.control.look_ahead import LIMIT_MARGIN_RAD
 from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,

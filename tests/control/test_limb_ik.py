@@ -15,7 +15,7 @@ from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.limb_ik import LimbIK
-from strands_cosmos3.control.targets import solve_chunk
+from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.control.trajectory import JointState, plan_motion, plan_stop
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
@@ -119,13 +119,16 @@ def test_forward_kinematics_is_the_model_s_in_each_limb_s_base(ik):
             )
 
 
-def test_a_panda_alone_moves_as_it_does_today_bit_for_bit():
+def test_a_panda_alone_moves_as_by_its_bridge_bit_for_bit():
     ik = solver("panda")
     q = feasible_motion(ik, np.random.default_rng(3), 16, 15)
     chunk = chunk_of(ik, q, {"arm": np.linspace(0, 1, 16)})
-    today, now = solve_chunk(chunk, ik.bridges["arm"], q[0]), ik.plan(chunk, q[0]).trajectory
-    for name in ("q_rad", "t_s", "gripper", "residual_m", "residual_rad", "converged", "clamped"):
-        np.testing.assert_array_equal(getattr(today, name), getattr(now, name), name)
+    plan = ik.plan(chunk, q[0]).trajectory
+    alone = decode_cosmos_chunk_to_targets(chunk.action, "droid", ik.bridges["arm"], q[0])
+    np.testing.assert_array_equal(plan.q_rad, alone["qpos"][:, ik.q_address])
+    for name in ("t_s", "gripper", "converged"):
+        np.testing.assert_array_equal(getattr(plan, name), alone[name], name)
+    np.testing.assert_array_equal(list(plan.limb_poses), ["arm"])
 
 
 def test_left_and_right_are_joined_by_name_whatever_comes_first(dual):
@@ -249,7 +252,7 @@ def test_two_arms_that_would_meet_are_held_together(dual):
     assert 0 < report.held_from <= report.row
     held = found.q_rad[report.held_from :, dual.q_address]
     np.testing.assert_array_equal(held, np.repeat(held[:1], len(held), axis=0))
-    assert dual.between.distances(found.q_rad).min() > 0
+    assert dual.collisions.distances(found.q_rad).min() > 0
     assert found.residual_m[1, -1] > 1e-3
 
 

@@ -9,8 +9,8 @@ import qpsolvers
 
 from motions import elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.actions.rotations import interpolate_poses
-from strands_cosmos3.control.ik import LIMIT_MARGIN_RAD, ROW_TOLERANCE, MinkIKBridge
-from strands_cosmos3.control.look_ahead import StepBounds, solve_banded_program
+from strands_cosmos3.control.ik import ROW_TOLERANCE, MinkIKBridge
+from strands_cosmos3.control.look_ahead import LIMIT_MARGIN_RAD, StepBounds, solve_banded_program
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.model import load_panda

@@ -13,9 +13,9 @@ from motions import feasible_chunk
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.backends.replay import load_recording
 from strands_cosmos3.control.ik import MinkIKBridge
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.targets import (
     decode_cosmos_chunk_to_targets,
-    solve_chunk,
     tool_frame_in_ee,
 )
 from strands_cosmos3.embodiments import get_embodiment
@@ -27,6 +27,7 @@ from strands_cosmos3.types import ActionChunk
 DROID = get_embodiment("droid")
 MODEL = load_panda()
 BRIDGE = MinkIKBridge(MODEL)
+PANDA = LimbIK("panda")
 EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 # written out: not the project's own
 YAW_135 = np.array([[-1, -1, 0], [1, -1, 0], [0, 0, np.sqrt(2)]]) / np.sqrt(2)
@@ -103,14 +104,16 @@ def test_the_droid_episode_with_and_without_the_tool_frame():
 
 
 def test_the_tool_frame_is_that_yaw():
-    T = tool_frame_in_ee(DROID, BRIDGE, full(HOME_Q))
+    T = tool_frame_in_ee(DROID.tool_frame, BRIDGE, full(HOME_Q))
     assert np.abs(T[:3, :3] - YAW_135).max() < 1e-12
     assert np.abs(T[:3, 3]).max() < 1e-12
     from_link7 = MinkIKBridge(MODEL, "link7", "body")
-    T = from_link7.ee_pose(full(HOME_Q)) @ tool_frame_in_ee(DROID, from_link7, full(HOME_Q))
+    T = from_link7.ee_pose(full(HOME_Q)) @ tool_frame_in_ee(
+        DROID.tool_frame, from_link7, full(HOME_Q)
+    )
     assert np.abs(T - cosmos(dh_forward(HOME_Q))).max() < 1e-12
     with pytest.raises(FrameError):
-        tool_frame_in_ee(get_embodiment("umi"), BRIDGE, full(HOME_Q))
+        tool_frame_in_ee(get_embodiment("umi").tool_frame, BRIDGE, full(HOME_Q))
 
 
 def test_driving_another_frame_gives_the_same_motion():
@@ -178,9 +181,7 @@ def test_joint_angles_pass_the_policys_path_as_they_are():
     rows = (
         np.tile(np.r_[HOME_Q, 0.2], (4, 1)) + np.arange(4)[:, None] * np.r_[np.full(7, 0.01), 0.0]
     )
-    plan = solve_chunk(
-        ActionChunk(rows, DROID.action_space("joint_pos"), DROID), BRIDGE, full(HOME_Q)
-    )
+    plan = PANDA.follow(ActionChunk(rows, DROID.action_space("joint_pos"), DROID), full(HOME_Q))
     assert np.array_equal(plan.q_rad, rows[:, :7])
     assert (plan.gripper == 0.2).all()
     np.testing.assert_allclose(plan.t_s, np.arange(4) / 15)  # row 0 is the command for now
@@ -191,7 +192,7 @@ def test_the_policys_path_keeps_rows_that_are_only_too_fast():
     q, T_hand, raw, gripper = synthetic(5)
     chunk = ActionChunk(raw, DROID.action_space(), DROID, fps=45.0)
     assert decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q), fps=60.0)["clamped"].any()
-    plan = solve_chunk(chunk, BRIDGE, full(q), t_capture_s=3.5)
+    plan = PANDA.follow(chunk, full(q), t_capture_s=3.5)
     assert plan.converged.all()
     assert plan.t_capture_s == 3.5
     assert np.abs(dh_forward(plan.q_rad)[:, :3, 3] - T_hand[:, :3, 3]).max() < 2e-6

@@ -13,7 +13,7 @@ from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import InputError, ShapeError, StatisticsError, UnknownNameError
+from strands_cosmos3.errors import ShapeError, StatisticsError, UnknownNameError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 
@@ -109,20 +109,6 @@ def test_reanchored_rows_meet_nothing():
 def test_statistics_of_another_domain_are_refused(given, says):
     with pytest.raises((StatisticsError, ShapeError), match=says):
         decode_cosmos_chunk_to_targets(rows(), DROID, BRIDGE, Q0, **given)
-
-
-def test_old_names_warn_and_work():
-    with pytest.warns(DeprecationWarning, match="raw_chunk is renamed to action_chunk"):
-        old = decode_cosmos_chunk_to_targets(
-            raw_chunk=rows(), embodiment=DROID, ik_bridge=BRIDGE, q_init=Q0
-        )
-    with pytest.warns(DeprecationWarning, match="bridge is renamed to ik_bridge"):
-        decode_cosmos_chunk_to_targets(rows(), DROID, bridge=BRIDGE, q_init=Q0)
-    with pytest.raises(InputError, match="bridge is the old name of ik_bridge"):
-        decode_cosmos_chunk_to_targets(rows(), DROID, bridge=BRIDGE, ik_bridge=BRIDGE, q_init=Q0)
-    np.testing.assert_array_equal(
-        old["qpos"], decode_cosmos_chunk_to_targets(rows(), DROID, BRIDGE, Q0)["qpos"]
-    )
 
 
 def test_the_bridge_s_solver_and_whole_trajectories():

@@ -18,7 +18,9 @@ def feasible_motion(ik: LimbIK, rng: np.random.Generator, rows: int, fps: float)
     """
     for _ in range(TRIES):
         q = _walk(ik, rng, rows, fps)
-        if q is not None and (ik.between is None or ik.between.examine(q[0], q[1:]).row is None):
+        if q is not None and (
+            ik.collisions is None or ik.collisions.examine(q[0], q[1:]).row is None
+        ):
             return q
     raise AssertionError(f"no feasible motion of {ik.robot.name} was found")
 

@@ -113,7 +113,7 @@ def request(space=JOINT_POS, **more) -> Request:
     fields = {
         "q_rad": np.linspace(-0.5, 0.5, 7),
         "gripper": 0.2,
-        "T_base_cosmos": T,
+        "limb_poses": {"arm": T},
         "images": VIEWS,
         "seed": 9,
         "t_motion_s": 2.5,

@@ -40,7 +40,7 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
     state = {
         "q_rad": np.linspace(-0.5, 0.5, 7).astype(np.float32),
         "gripper": 0.25,
-        "T_base_cosmos": T,
+        "limb_poses": {"arm": T},
         "seed": 5,
     }
     asked = {

@@ -73,7 +73,7 @@ def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect)
     motion = recording()
     service = connect(serve(ReplayBackend(motion), action_space="midtrain").port)
     at_start = request(
-        DROID.spaces["midtrain"], T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0
+        DROID.spaces["midtrain"], limb_poses={"arm": motion.T_base_cosmos[0]}, t_motion_s=0.0
     )
     chunk = service.infer(at_start)
     assert chunk.action_space.name == "pose_abs"
@@ -81,7 +81,7 @@ def test_midtrain_is_asked_with_the_pose_and_answered_with_poses(serve, connect)
     np.testing.assert_allclose(chunk.action[:, 7], motion.gripper[1:17], atol=1e-6)
     with pytest.raises(ServiceRefusedError, match="rows are not sent"):
         # too far from the recording
-        service.infer(request(DROID.spaces["midtrain"], T_base_cosmos=T))
+        service.infer(request(DROID.spaces["midtrain"], limb_poses={"arm": T}))
     assert service.infer(at_start).action.shape == (16, 8)  # dialled again
 
 
@@ -373,7 +373,7 @@ def test_a_video_of_forty_megabytes_arrives(serve, connect):
 def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, connect):
     motion = recording()
     port = serve(ReplayBackend(motion), action_space="midtrain").port
-    joints = request(T_base_cosmos=motion.T_base_cosmos[0], t_motion_s=0.0)
+    joints = request(limb_poses={"arm": motion.T_base_cosmos[0]}, t_motion_s=0.0)
     assert connect(port).infer(joints).action_space.name == "pose_abs"
     told = make_backend(
         "service", action_space="joint_pos", service=ServiceOptions("127.0.0.1", port)

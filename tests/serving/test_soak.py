@@ -92,7 +92,7 @@ def test_soak(tmp_path):
     server = Server(tmp_path / "motion.npz")
     config = ClientConfig("127.0.0.1", server.port, read_s=2.0, attempts=20)
     client = ServiceBackend(PolicyClient(config), action_space="midtrain")
-    space = {"T_base_cosmos": motion.T_base_cosmos[0], "t_motion_s": 0.0}
+    space = {"limb_poses": {"arm": motion.T_base_cosmos[0]}, "t_motion_s": 0.0}
     until, served, failed, longest_s = time.monotonic() + SOAK_S, 0, 0, 0.0
     settings = make_settings({"tasks": "reach", "seeds": 1})
     plan = settings.plan()[0]

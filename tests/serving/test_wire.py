@@ -68,7 +68,7 @@ def test_views_are_letterboxed_before_they_are_sent():
 def test_the_quaternion_on_the_wire_is_x_y_z_w():
     quarter_about_z = se3(so3_exp(np.array([0, 0, np.pi / 2])), np.zeros(3))
     message = wire.encode_request(
-        request(MIDTRAIN, T_base_cosmos=quarter_about_z), wire.ROBOLAB, "s", 1
+        request(MIDTRAIN, limb_poses={"arm": quarter_about_z}), wire.ROBOLAB, "s", 1
     )
     np.testing.assert_allclose(
         message["observation/eef_quat"], [0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-7
@@ -107,7 +107,7 @@ def test_a_composite_is_sent_where_there_are_no_views():
 
 
 @pytest.mark.parametrize(
-    ("space", "missing"), [(JOINT_POS, {"q_rad": None}), (MIDTRAIN, {"T_base_cosmos": None})]
+    ("space", "missing"), [(JOINT_POS, {"q_rad": None}), (MIDTRAIN, {"limb_poses": {}})]
 )
 def test_a_request_without_its_state_is_not_sent(space, missing):
     with pytest.raises(BackendError, match="requires"):

@@ -160,7 +160,9 @@ def test_the_model_is_told_the_measured_state_and_its_chunk_departs_from_the_ref
     np.testing.assert_allclose(
         request.T_base_cosmos, dh_forward(q_measured) @ T_HAND_COSMOS, atol=1e-6
     )
-    np.testing.assert_allclose(request.T_base_anchor, dh_forward(HOME_Q) @ T_HAND_COSMOS, atol=1e-6)
+    np.testing.assert_allclose(
+        request.limb_anchors["arm"], dh_forward(HOME_Q) @ T_HAND_COSMOS, atol=1e-6
+    )
     assert np.abs(request.q_rad - HOME_Q).max() > 5e-4
 
 
@@ -191,7 +193,7 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
     off = [
         i
         for i, request in enumerate(backend.seen)
-        if np.array_equal(request.T_base_anchor, request.T_base_cosmos)
+        if np.array_equal(request.limb_anchors["arm"], request.T_base_cosmos)
     ]
     off = [i for i in off if i]  # the first is at home, on its reference
     assert 1 <= len(off) == rollout.counters["anchored_on_measurement"] <= 5
@@ -220,9 +222,9 @@ def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
     for index, chunk in enumerate(log.chunks):
         steps = np.flatnonzero(chunk_of == index)
         chunk.q_reference_rad = q_commanded[max(steps[0] - 1, 0)]
-        chunk.T_base_anchor = dh_forward(chunk.q_reference_rad + rng.normal(0, 0.2, 7))
+        chunk.limb_anchors = {"arm": dh_forward(chunk.q_reference_rad + rng.normal(0, 0.2, 7))}
         before = dh_forward(chunk.q_reference_rad) if index == 0 else before
-        moved = np.linalg.inv(chunk.T_base_anchor) @ dh_forward(q_commanded[steps])
+        moved = np.linalg.inv(chunk.limb_anchors["arm"]) @ dh_forward(q_commanded[steps])
         joined[steps] = before @ moved
         before = joined[steps[-1]]
     gap = joined[:, :3, 3] - dh_forward(log.arrays()["q_achieved_rad"])[:, :3, 3]

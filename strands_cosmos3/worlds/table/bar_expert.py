@@ -164,14 +164,13 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
     fps, bar = request.embodiment.fps or 10.0, state["bar"].copy()
     width_m, _, height_m, grasp_m = state["bar_m"].tolist()
     order = [limb.name for limb in request.embodiment.limbs if limb.name in names]
-    opening = dict(zip(order, np.atleast_1d(request.gripper).tolist(), strict=True))
+    opening = dict(zip(order, request.grippers.tolist(), strict=True))
     hands: dict[str, Hand] = {}
     for name in names:
         T_tcp_cosmos = (
             se3_inverse(state[f"{name}_tcp"]) @ state[f"{name}_base"] @ request.limb_poses[name]
         )
-        departure = request.limb_anchors.get(name, request.limb_poses[name])
-        tcp = state[f"{name}_base"] @ departure @ se3_inverse(T_tcp_cosmos)
+        tcp = state[f"{name}_base"] @ request.departures[name] @ se3_inverse(T_tcp_cosmos)
         twist = state[f"{name}_tcp_twist"] / fps
         gap_m = float(state[f"{name}_gap_m"])
         base = state[f"{name}_base"]

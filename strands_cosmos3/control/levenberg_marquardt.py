@@ -1,0 +1,257 @@
+"""Levenberg-Marquardt on MuJoCo's Jacobians, for the frames of one or several limbs.
+
+Each iteration solves ``(J W J^T + lambda I) y = e``, ``dq = W J^T y`` (Wampler 1986) with the
+frames' errors e [6 L] and Jacobians J [6 L, n] stacked. The system is 6 L wide, whatever the number
+of joints. lambda falls after a step that reduced the error and grows otherwise. The metric W says
+how readily a joint turns. Numpy's call overhead dominates the cost for a single frame: buffers are
+reused, and scalars are Python floats.
+
+Legend: L frames, n joints of all limbs (each once), nq the model's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
+
+from strands_cosmos3.checks import F64
+
+# Slightly tighter than the convergence tolerances in ik.py.
+_POSITION_TOLERANCE_SQ = 0.9e-6**2
+_ROTATION_TOLERANCE_SQ = float(0.9 * np.deg2rad(1e-4)) ** 2
+_MAX_ITERATIONS, _MAX_ITERATIONS_IN_BOX = 30, 50  # convergence is slower along active bounds
+_LAMBDA_MIN = 1e-9
+_LAMBDA_MAX = 1e2
+_cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy creates the name at import
+_FRAME_KINDS = {
+    "body": (mujoco.mj_jacBody, ""),
+    "site": (mujoco.mj_jacSite, "site_"),
+    "geom": (mujoco.mj_jacGeom, "geom_"),
+}
+
+
+class _Frame:
+    """A driven frame: its pose in MuJoCo's data, its target, and its rows of error and Jacobian.
+
+    Attributes:
+        squares: Squared distance [m^2] and angle [rad^2] from the target, as of :meth:`update`.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, data: mujoco.MjData, kind: str, index: int, error: F64, J: F64
+    ):
+        self._model, self._data, self._id = model, data, index
+        self._jacobian, prefix = _FRAME_KINDS[kind]
+        self.position: F64 = getattr(data, f"{prefix}xpos")[index]
+        self.rotation: F64 = getattr(data, f"{prefix}xmat")[index]
+        self._error, self._error_m, self._error_rad = error, error[:3], error[3:]
+        self._J_position, self._J_rotation = J[:3], J[3:]
+        self._quat, self._target_quat, self._local_rad = np.zeros(4), np.zeros(4), np.zeros(3)
+        self._target_m = np.zeros(3)
+        self.squares = 0.0, 0.0
+
+    def aim(self, T_world_frame: F64) -> None:
+        """Set the target [4, 4]."""
+        self._target_m = T_world_frame[:3, 3]
+        mujoco.mju_mat2Quat(self._target_quat, T_world_frame[:3, :3].reshape(9))
+
+    def update(self) -> tuple[float, float]:
+        """Write the error (m, rad, in world axes) at the present kinematics, and return its
+        :attr:`squares`.
+        """
+        np.subtract(self._target_m, self.position, out=self._error_m)
+        mujoco.mju_mat2Quat(self._quat, self.rotation)
+        # rotation vector in the frame's own axes
+        mujoco.mju_subQuat(self._local_rad, self._target_quat, self._quat)
+        mujoco.mju_rotVecQuat(self._error_rad, self._local_rad, self._quat)
+        x, y, z, u, v, w = self._error.tolist()
+        self.squares = squares = x * x + y * y + z * z, u * u + v * v + w * w
+        return squares
+
+    def update_jacobian(self) -> None:
+        """Write the Jacobian at the present kinematics."""
+        self._jacobian(self._model, self._data, self._J_position, self._J_rotation, self._id)
+
+
+class LevenbergMarquardt:
+    """Solver for frames that are solved together.
+
+    Args:
+        frames: Of each frame its kind (``"body"``, ``"site"`` or ``"geom"``) and its id.
+        q_address, dof_address: [n] addresses of the joints in qpos and qvel.
+        weight: [n] diagonal of W; a joint of weight zero stays where it is. None is the identity.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        frames: Sequence[tuple[str, int]],
+        q_address: NDArray[np.intp],
+        dof_address: NDArray[np.intp],
+        weight: F64 | None = None,
+    ):
+        self.model = model
+        self.data = mujoco.MjData(model)
+        self._q_indices, self._dof_indices = _as_slice(q_address), _as_slice(dof_address)
+        self._weight = weight
+        size = 6 * len(frames)
+        self._error, self._J, self._identity = (
+            np.zeros(size),
+            np.zeros((size, model.nv)),
+            np.eye(size),
+        )
+        self._frames = [
+            _Frame(model, self.data, kind, index, error, J)
+            for (kind, index), error, J in zip(
+                frames, self._error.reshape(-1, 6), self._J.reshape(-1, 6, model.nv), strict=True
+            )
+        ]
+
+    def pose(self, q_rad: F64) -> F64:
+        """Return the pose [4, 4] of the first frame in the world at a configuration [nq]."""
+        self.data.qpos[:] = q_rad
+        mujoco.mj_kinematics(self.model, self.data)
+        T, frame = np.eye(4), self._frames[0]
+        T[:3, :3], T[:3, 3] = frame.rotation.reshape(3, 3), frame.position
+        return T
+
+    def residual(self, T_world_frame: Sequence[F64], q_rad: F64) -> list[tuple[float, float]]:
+        """Return each frame's distance [m] and angle [rad] from its target [4, 4] at a
+        configuration [nq].
+        """
+        self._start(T_world_frame, q_rad)
+        self._evaluate(q_rad[self._q_indices])
+        return self._residuals()
+
+    def solve(
+        self,
+        T_world_frame: Sequence[F64],
+        q_rad: F64,
+        self_motion_rad: F64,
+        box: tuple[F64, F64] | None = None,
+    ) -> tuple[F64, list[tuple[float, float]], int]:
+        """Solve for the frames' targets [4, 4] from a configuration [nq]; other joints keep their
+        values.
+
+        The first step also moves by the part of ``self_motion_rad`` [n] that leaves the poses as
+        they are. With a ``box``, no step leaves these bounds [n], and the start must lie inside;
+        without, there are none.
+
+        Returns:
+            The angles [n], each frame's residual in metres and radians, and the number of
+            iterations. ``data.qpos`` holds the configuration.
+        """
+        self._start(T_world_frame, q_rad)
+        angles_rad = q_rad[self._q_indices]
+        cost, reached = self._evaluate(angles_rad)
+        damping, iteration = _LAMBDA_MIN, 0
+        last = _MAX_ITERATIONS if box is None else _MAX_ITERATIONS_IN_BOX
+        while not (reached or iteration == last or damping > _LAMBDA_MAX):
+            iteration += 1
+            self_motion = self_motion_rad if iteration == 1 else None
+            trial = (
+                angles_rad + self._step(damping, self_motion)
+                if box is None
+                else self._step_inside(damping, self_motion, angles_rad, box)
+            )
+            trial_cost, trial_reached = self._evaluate(trial)
+            if trial_cost < cost:
+                angles_rad, cost, reached = trial, trial_cost, trial_reached
+                damping = max(damping * 0.1, _LAMBDA_MIN)
+            else:
+                self._evaluate(angles_rad)  # restore the state before the trial
+                damping *= 100.0
+        return angles_rad, self._residuals(), iteration
+
+    def linearize(
+        self, T_world_frame: Sequence[F64], q_rad: F64, angles_rad: F64
+    ) -> tuple[F64, F64]:
+        """Return the error [6 L] (m, rad, in world axes) of angles [n] and its Jacobian [6 L, n];
+        other joints as in ``q_rad``.
+        """
+        self._start(T_world_frame, q_rad)
+        self._evaluate(angles_rad)
+        return self._error.copy(), self._update_jacobian().copy()
+
+    def _start(self, T_world_frame: Sequence[F64], q_rad: F64) -> None:
+        self.data.qpos[:] = q_rad
+        for frame, target in zip(self._frames, T_world_frame, strict=True):
+            frame.aim(target)
+
+    def _evaluate(self, angles_rad: F64) -> tuple[float, bool]:
+        """Update the error at angles [n]; return its square and whether every frame has reached
+        its target.
+        """
+        self.data.qpos[self._q_indices] = angles_rad
+        mujoco.mj_kinematics(self.model, self.data)
+        cost, reached = 0.0, True
+        for frame in self._frames:
+            position_sq, rotation_sq = frame.update()
+            cost += position_sq + rotation_sq
+            if position_sq > _POSITION_TOLERANCE_SQ or rotation_sq > _ROTATION_TOLERANCE_SQ:
+                reached = False
+        return cost, reached
+
+    def _residuals(self) -> list[tuple[float, float]]:
+        squares = [frame.squares for frame in self._frames]
+        return [(position_sq**0.5, rotation_sq**0.5) for position_sq, rotation_sq in squares]
+
+    def _update_jacobian(self) -> F64:
+        """Return the Jacobian [6 L, n] at the current kinematics."""
+        mujoco.mj_comPos(self.model, self.data)
+        for frame in self._frames:
+            frame.update_jacobian()
+        return self._J[:, self._dof_indices]
+
+    def _step(self, damping: float, self_motion_rad: F64 | None) -> F64:
+        """Return the damped least-squares step [n] for the error at the current kinematics."""
+        J = self._update_jacobian()
+        return self._damped(
+            J, J if self._weight is None else J * self._weight, damping, self_motion_rad
+        )
+
+    def _damped(self, J: F64, JW: F64, damping: float, self_motion_rad: F64 | None) -> F64:
+        """With a self-motion z the step is ``z + W J^T (J W J^T + lambda I)^-1 (e - J z)``, which
+        adds z's projection on the null space.
+        """
+        A = JW @ J.T
+        A += damping * self._identity
+        error = self._error if self_motion_rad is None else self._error - J @ self_motion_rad
+        _, y, info = _cholesky_solve(A, error)
+        if info != 0:  # singular to working precision
+            y = np.linalg.solve(A + 1e-6 * self._identity, error)
+        return y @ JW if self_motion_rad is None else y @ JW + self_motion_rad
+
+    def _step_inside(
+        self, damping: float, self_motion_rad: F64 | None, angles_rad: F64, box: tuple[F64, F64]
+    ) -> F64:
+        """Return the angles [n] after a step inside the box; joints that it would take out stop
+        there, and the others do without them.
+        """
+        (low, high), J = box, self._update_jacobian()
+        stopped = np.zeros_like(angles_rad)  # steps of the joints that have weight zero
+        weight = np.ones_like(angles_rad) if self._weight is None else self._weight
+        step = stopped
+        for _ in angles_rad:
+            free = weight > 0
+            motion = 0.0 if self_motion_rad is None else self_motion_rad
+            step = self._damped(J, J * weight, damping, np.where(free, motion, stopped))
+            outside = free & ((angles_rad + step < low) | (angles_rad + step > high))
+            if not outside.any():
+                break
+            stopped = np.where(outside, np.clip(angles_rad + step, low, high) - angles_rad, stopped)
+            weight = np.where(outside, 0.0, weight)
+        return np.clip(angles_rad + step, low, high)
+
+
+def _as_slice(address: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Return consecutive indices as a slice, which numpy does not copy, and others unchanged."""
+    first, n = int(address[0]), len(address)
+    return (
+        slice(first, first + n) if np.array_equal(address, np.arange(first, first + n)) else address
+    )
