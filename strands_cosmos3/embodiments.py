@@ -375,8 +375,11 @@ def _embodiment(table: Mapping[str, Any]) -> Embodiment:
         meaning=meaning,
         normalized=table.get("normalized", meaning != "raw"),
     )
-    own_spaces: dict[str, Any] = table.get("spaces", {})
-    spaces = {"midtrain": {"chunk": table["chunk"], "preset": "midtrain"}, **own_spaces}
+    own_spaces: dict[str, dict[str, Any]] = table.get("spaces", {})
+    spaces: dict[str, dict[str, Any]] = {
+        "midtrain": {"chunk": table["chunk"], "preset": "midtrain"},
+        **own_spaces,
+    }
     return Embodiment(
         name=table["name"],
         domain_id=table["domain_id"],
