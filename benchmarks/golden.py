@@ -1,0 +1,344 @@
+"""Guard of a refactoring: runs the same cases in two trees and compares their results.
+
+    python benchmarks/golden.py --base 49133e3                    # with the working tree
+    python benchmarks/golden.py --base 49133e3 --head 49133e3     # that all cases are deterministic
+    python benchmarks/golden.py --base 49133e3 --only rollout.pick,wire --tolerance 1e-9
+
+Cases (golden_cases.toml) are rollouts, rollouts with a policy server, replies to recorded clients,
+evaluations, inferences, converted checkpoints and action chunks. Each runs in a process of its
+tree, by the command line or by names of ``strands_cosmos3.__all__``. The base tree makes the inputs
+of both trees once: small random checkpoints and recordings. Its results stay in ``--cache``, by
+commit, case, machine and packages, so that a second run runs the head alone. Times of the clock,
+versions and paths are not compared.
+
+With a tolerance, numbers in rad may differ by it, and other fractions (mm, m, s) by a thousand
+times as much, relative above 1; texts, counts and outcomes never. Exit status: 0 equal,
+1 different, 2 a case of the base failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+from golden_results import compare, read_results
+from golden_trees import Processes, Tree
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+# The kinds that take longest come first.
+KINDS = ("evaluate", "chunks", "service", "wire", "rollout", "infer", "checkpoint")
+REPLY_S = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of golden_cases.toml."""
+
+    kind: str
+    key: str
+    options: str | Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its name, e.g. ``rollout.pick``."""
+        return f"{self.kind}.{self.key}"
+
+    def run(self, tree: Tree, out: Path) -> None:
+        """Run it in a tree and write its results to the folder ``out``."""
+        options = {"": self.options} if isinstance(self.options, str) else self.options
+        figures = " --json OUT/figures.json --npz OUT/arrays.npz"
+        if self.kind == "wire":
+            with tree.server(options["serve"], out) as port:
+                replies = exchange(tree.inputs / f"{options['transcript']}.zip", port)
+            (out / "replies.json").write_text(json.dumps(replies))
+            return
+        if self.kind == "service":
+            with tree.server(options["serve"], out) as port:
+                call = f"--backend service --port PORT {options['rollout']}{figures}"
+                line = tree.line("rollout", call, out, port)
+                status = tree.run(line, out)
+        elif self.kind == "chunks":
+            script = str(HERE / "golden_chunks.py")
+            line = [sys.executable, script, options[""], str(tree.inputs), str(out)]
+            status = tree.run(line, out)
+        else:
+            outputs = {"rollout": figures, "evaluate": " --out OUT", "infer": " --out OUT/answer"}
+            line = tree.line(self.kind, options[""] + outputs.get(self.kind, ""), out)
+            status = tree.run(line, out, (0, 1, 2) if "refused" in self.key else (0, 1))
+        (out / "status.json").write_text(json.dumps({"exit status": status}))
+
+
+def exchange(transcript: Path, port: int) -> list[Any]:
+    """Send a recorded client's frames to a server and return its replies for JSON."""
+    replies: list[Any] = []
+    with zipfile.ZipFile(transcript) as frames:
+        entries = [name for name in frames.namelist() if re.match(r"\d+-\d+-", name)]
+        for number in sorted({int(name.split("-")[0]) for name in entries}):
+            mine = [name for name in entries if int(name.split("-")[0]) == number]
+            if frames.read(mine[0]).startswith((b"GET ", b"POST ")):
+                replies.append(exchange_http(frames.read(mine[0]), port))
+                continue
+            try:
+                address = f"ws://127.0.0.1:{port}"
+                with connect(address, compression=None, max_size=None) as connection:
+                    for name in mine:
+                        if "client" in name:
+                            connection.send(frames.read(name))
+                        else:
+                            replies.append(message(connection.recv(timeout=REPLY_S)))
+            except ConnectionClosed as end:  # after a refusal
+                replies.append({"closed": None if end.rcvd is None else end.rcvd.code})
+    return replies
+
+
+def exchange_http(request: bytes, port: int) -> Any:
+    """Send an HTTP request and return the status and the body of the reply."""
+    with socket.create_connection(("127.0.0.1", port), timeout=REPLY_S) as connection:
+        connection.sendall(request)
+        head, _, body = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    return {
+        "status": head.split()[1].decode(),
+        "body": json.loads(body) if body[:1] == b"{" else body.decode(),
+    }
+
+
+def message(data: bytes | str) -> Any:
+    """Return a message of the policy protocol for JSON; of a traceback its last line."""
+    if isinstance(data, str):
+        return data.splitlines()[-1]
+
+    def array(value: dict[Any, Any]) -> Any:
+        if b"__ndarray__" not in value:
+            return value
+        numbers = np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).tolist()
+        return {"dtype": value[b"dtype"], "shape": list(value[b"shape"]), "data": numbers}
+
+    content = msgpack.unpackb(data, object_hook=array, strict_map_key=False)
+    return json.loads(json.dumps(content, default=repr))
+
+
+@dataclass
+class Golden:
+    """A comparison of two trees: the options of the command line, and what the cases share."""
+
+    base: str
+    head: str
+    cache: Path
+    workers: int
+    tolerance_rad: float
+    cases: list[Case]
+    processes: Processes = field(default_factory=Processes)
+
+    def run(self) -> int:
+        """Run what is not cached, compare, print a table; return the exit status."""
+        commit, folder = self._checkout(self.base)
+        inputs = self._inputs(commit, folder)
+        base = Tree(folder, inputs, self.processes)
+        head = Tree(
+            ROOT if self.head == "." else self._checkout(self.head)[1], inputs, self.processes
+        )
+        results = self.cache / commit / "results"
+        digests = {case.name: self._digest(case, inputs) for case in self.cases}
+        stored = {name: results / f"{name}-{digest}" for name, digest in digests.items()}
+        fresh = {name: self.cache / "head" / name for name in digests}
+        missing = [case for case in self.cases if not stored[case.name].exists()]
+        count = f"{len(missing)} cases to run, {len(self.cases) - len(missing)} cached"
+        print(f"base {commit[:10]}: {count}", flush=True)
+        failed = self._run_all(base, missing, stored)
+        if failed:
+            for name, error in failed.items():
+                print(f"{name}: {error}", file=sys.stderr)
+            return 2
+        shutil.rmtree(self.cache / "head", ignore_errors=True)
+        print(f"head {self.head}: {len(self.cases)} cases to run", flush=True)
+        failed = self._run_all(head, self.cases, fresh)
+        different = 0
+        for case in self.cases:
+            if case.name in failed:
+                verdict = f"failed: {failed[case.name]}"
+            else:
+                words = {str(inputs): "INPUTS", str(base.folder): "TREE", str(head.folder): "TREE"}
+                pair = [read_results(out[case.name], words) for out in (stored, fresh)]
+                difference = compare(*pair, self.tolerance_rad)
+                verdict = (
+                    f"equal ({len(pair[0])} values)" if difference is None else str(difference)
+                )
+            different += not verdict.startswith("equal (")
+            print(f"{case.name:28} {verdict}", flush=True)
+        print(f"{len(self.cases) - different} of {len(self.cases)} cases are equal")
+        return int(different > 0)
+
+    def _run_all(self, tree: Tree, cases: list[Case], out: Mapping[str, Path]) -> dict[str, str]:
+        """Run cases side by side; return the errors by the case's name."""
+        commands = {"serve", "rollout", *(case.kind for case in cases)}
+        for command in commands - {"service", "wire", "chunks"} if cases else ():
+            tree.flags_of(command)
+        errors: dict[str, str] = {}
+        started = time.monotonic()
+
+        def run(case: Case) -> None:
+            begin, final = time.monotonic(), out[case.name]
+            hidden = final.with_name(f".{final.name}")
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            try:
+                case.run(tree, hidden)
+                hidden.rename(final)
+            except Exception as error:
+                errors[case.name] = f"{type(error).__name__}: {error}"
+            mark = " failed" if case.name in errors else ""
+            print(f"  {case.name:28} {time.monotonic() - begin:6.1f} s{mark}\n", end="", flush=True)
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(run, case) for case in cases]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self.processes.end_all()
+                pool.shutdown(cancel_futures=True)
+                raise
+        print(f"  {len(cases)} cases in {time.monotonic() - started:.0f} s", flush=True)
+        return errors
+
+    def _checkout(self, revision: str) -> tuple[str, Path]:
+        """Return a commit and the folder with its files, which git knows nothing of."""
+        git = ["git", "-C", str(ROOT)]
+        commit = subprocess.check_output(
+            [*git, "rev-parse", "--verify", f"{revision}^{{commit}}"], text=True
+        ).strip()
+        folder = self.cache / commit / "tree"
+        if not folder.exists():
+            hidden = folder.with_name(".tree")
+            shutil.rmtree(hidden, ignore_errors=True)
+            files = io.BytesIO(subprocess.check_output([*git, "archive", commit]))
+            with tarfile.open(fileobj=files) as archive:
+                archive.extractall(hidden, filter="data")
+            hidden.rename(folder)
+        return commit, folder
+
+    def _inputs(self, commit: str, tree: Path) -> Path:
+        """Return the folder of inputs, made by the base tree."""
+        commands = tomllib.loads((HERE / "golden_cases.toml").read_text())["inputs"]
+        sources = [
+            json.dumps(commands),
+            (HERE / "golden_chunks.py").read_text().partition("def policy_cases")[0],
+            machine(),
+        ]
+        digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
+        folder = self.cache / commit / f"inputs-{digest}"
+        if folder.exists():
+            return folder
+        print("making the inputs", flush=True)
+        hidden = folder.with_name(f".{folder.name}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        maker = Tree(tree, hidden, self.processes)
+        maker.run(
+            [sys.executable, str(HERE / "golden_chunks.py"), "make", str(hidden)], hidden, (0,)
+        )
+        for name, options in commands.items():
+            command, _, rest = options.partition(" ")
+            print(f"  {name}", flush=True)
+            maker.run(maker.line(command, rest, hidden), hidden, (0, 1))
+        for file in (
+            tree / "tests/assets/droid_episode_48330.json",
+            *(tree / "tests/serving/transcripts").glob("*.zip"),
+        ):
+            shutil.copy(file, hidden)
+        hidden.rename(folder)
+        return folder
+
+    def _digest(self, case: Case, inputs: Path) -> str:
+        """Return a digest of everything but the commit that decides a case's results."""
+        parts = [case.name, json.dumps(case.options), inputs.name, machine()]
+        parts += [(HERE / "golden_chunks.py").read_text()] if case.kind == "chunks" else []
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def machine() -> str:
+    """Return the processor and the versions of Python and all packages but this one."""
+    info = Path("/proc/cpuinfo")
+    processor = re.search(r"model name\s*:(.*)", info.read_text()) if info.exists() else None
+    packages = {f"{d.name} {d.version}" for d in distributions() if d.name != "strands-cosmos3"}
+    here = [platform.platform(), processor[1] if processor else "", sys.version]
+    return "\n".join([*here, *sorted(packages)])
+
+
+def read_cases(only: str) -> list[Case]:
+    """Return the cases whose name or kind ``only`` lists; all if it is empty."""
+    sections = tomllib.loads((HERE / "golden_cases.toml").read_text())
+    cases = [Case(kind, key, options) for kind in KINDS for key, options in sections[kind].items()]
+    names = [name for name in only.split(",") if name]
+    if unknown := set(names) - {*KINDS, *(case.name for case in cases)}:
+        raise SystemExit(f"golden: no case {', '.join(sorted(unknown))}; --list shows them.")
+    return [case for case in cases if not names or case.name in names or case.kind in names]
+
+
+def main() -> int:
+    """Parse the command line and compare; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base", help="commit to compare with")
+    parser.add_argument("--head", default=".", help="commit, or . for the working tree")
+    parser.add_argument(
+        "--cache", type=Path, default=ROOT / "out/golden", help="folder of checkouts and results"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="cases at a time")
+    parser.add_argument("--only", default="", help="names or kinds of cases, separated by commas")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="largest difference of angles in rad"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    options = parser.parse_args()
+    cases = read_cases(options.only)
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    if options.base is None:
+        parser.error("--base is missing")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    golden = Golden(
+        options.base,
+        options.head,
+        options.cache.resolve(),
+        options.workers,
+        options.tolerance,
+        cases,
+    )
+    try:
+        return golden.run()
+    except KeyboardInterrupt:
+        print("golden: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        golden.processes.end_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
