@@ -7,9 +7,9 @@
 Cases (golden_cases.toml) are rollouts, rollouts with a policy server, replies to recorded clients,
 evaluations, inferences, converted checkpoints and action chunks. Each runs in a process of its
 tree, by the command line or by names of ``strands_cosmos3.__all__``. The base tree makes the inputs
-of both trees once: small random checkpoints and recordings. Its results stay in ``--cache``, by
-commit, case, machine and packages, so that a second run runs the head alone. Times of the clock,
-versions and paths are not compared.
+of both trees once: small random checkpoints and recordings. Its results stay in ``--cache``, which
+worktrees can share, by commit, case, machine and packages, so that a second run runs the head
+alone. Times of the clock, versions and paths are not compared.
 
 With a tolerance, numbers in rad may differ by it, and other fractions (mm, m, s) by a thousand
 times as much, relative above 1; texts, counts and outcomes never. Exit status: 0 equal,
@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import platform
 import re
 import shutil
@@ -33,8 +34,9 @@ import tarfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -49,6 +51,7 @@ from websockets.sync.client import connect
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+HEAD = ROOT / "out/golden/head"  # results of the head, of the last run alone
 # The kinds that take longest come first.
 KINDS = ("evaluate", "chunks", "service", "wire", "rollout", "infer", "checkpoint")
 REPLY_S = 120.0
@@ -164,7 +167,7 @@ class Golden:
         results = self.cache / commit / "results"
         digests = {case.name: self._digest(case, inputs) for case in self.cases}
         stored = {name: results / f"{name}-{digest}" for name, digest in digests.items()}
-        fresh = {name: self.cache / "head" / name for name in digests}
+        fresh = {name: HEAD / name for name in digests}
         missing = [case for case in self.cases if not stored[case.name].exists()]
         count = f"{len(missing)} cases to run, {len(self.cases) - len(missing)} cached"
         print(f"base {commit[:10]}: {count}", flush=True)
@@ -173,7 +176,7 @@ class Golden:
             for name, error in failed.items():
                 print(f"{name}: {error}", file=sys.stderr)
             return 2
-        shutil.rmtree(self.cache / "head", ignore_errors=True)
+        shutil.rmtree(HEAD, ignore_errors=True)
         print(f"head {self.head}: {len(self.cases)} cases to run", flush=True)
         failed = self._run_all(head, self.cases, fresh)
         different = 0
@@ -202,12 +205,9 @@ class Golden:
 
         def run(case: Case) -> None:
             begin, final = time.monotonic(), out[case.name]
-            hidden = final.with_name(f".{final.name}")
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
             try:
-                case.run(tree, hidden)
-                hidden.rename(final)
+                with whole(final) as hidden:
+                    case.run(tree, hidden)
             except Exception as error:
                 errors[case.name] = f"{type(error).__name__}: {error}"
             mark = " failed" if case.name in errors else ""
@@ -233,51 +233,56 @@ class Golden:
         ).strip()
         folder = self.cache / commit / "tree"
         if not folder.exists():
-            hidden = folder.with_name(".tree")
-            shutil.rmtree(hidden, ignore_errors=True)
             files = io.BytesIO(subprocess.check_output([*git, "archive", commit]))
-            with tarfile.open(fileobj=files) as archive:
+            with tarfile.open(fileobj=files) as archive, whole(folder) as hidden:
                 archive.extractall(hidden, filter="data")
-            hidden.rename(folder)
         return commit, folder
 
     def _inputs(self, commit: str, tree: Path) -> Path:
         """Return the folder of inputs, made by the base tree."""
         commands = tomllib.loads((HERE / "golden_cases.toml").read_text())["inputs"]
-        sources = [
-            json.dumps(commands),
-            (HERE / "golden_chunks.py").read_text().partition("def policy_cases")[0],
-            machine(),
-        ]
-        digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
+        source = (HERE / "golden_chunks.py").read_text().partition("def policy_cases")[0]
+        digest = digest_of(json.dumps(commands) + source + machine())
         folder = self.cache / commit / f"inputs-{digest}"
         if folder.exists():
             return folder
         print("making the inputs", flush=True)
-        hidden = folder.with_name(f".{folder.name}")
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        maker = Tree(tree, hidden, self.processes)
-        maker.run(
-            [sys.executable, str(HERE / "golden_chunks.py"), "make", str(hidden)], hidden, (0,)
-        )
-        for name, options in commands.items():
-            command, _, rest = options.partition(" ")
-            print(f"  {name}", flush=True)
-            maker.run(maker.line(command, rest, hidden), hidden, (0, 1))
-        for file in (
-            tree / "tests/assets/droid_episode_48330.json",
-            *(tree / "tests/serving/transcripts").glob("*.zip"),
-        ):
-            shutil.copy(file, hidden)
-        hidden.rename(folder)
+        with whole(folder) as hidden:
+            maker = Tree(tree, hidden, self.processes)
+            script = str(HERE / "golden_chunks.py")
+            maker.run([sys.executable, script, "make", str(hidden)], hidden, (0,))
+            for name, options in commands.items():
+                command, _, rest = options.partition(" ")
+                print(f"  {name}", flush=True)
+                maker.run(maker.line(command, rest, hidden), hidden)
+            shutil.copy(tree / "tests/assets/droid_episode_48330.json", hidden)
+            for transcript in (tree / "tests/serving/transcripts").glob("*.zip"):
+                shutil.copy(transcript, hidden)
         return folder
 
     def _digest(self, case: Case, inputs: Path) -> str:
         """Return a digest of everything but the commit that decides a case's results."""
         parts = [case.name, json.dumps(case.options), inputs.name, machine()]
         parts += [(HERE / "golden_chunks.py").read_text()] if case.kind == "chunks" else []
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        return digest_of(*parts)
+
+
+def digest_of(*parts: str) -> str:
+    """Return a short digest of texts."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes ``folder`` if the block succeeds, else is removed."""
+    hidden = folder.with_name(f".{folder.name}.{os.getpid()}")
+    hidden.mkdir(parents=True)
+    try:
+        yield hidden
+        with suppress(OSError):  # another process was faster, with an equal folder
+            hidden.rename(folder)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def machine() -> str:
@@ -307,7 +312,7 @@ def main() -> int:
     parser.add_argument("--base", help="commit to compare with")
     parser.add_argument("--head", default=".", help="commit, or . for the working tree")
     parser.add_argument(
-        "--cache", type=Path, default=ROOT / "out/golden", help="folder of checkouts and results"
+        "--cache", type=Path, default=ROOT / "out/golden", help="folder of the base, to share"
     )
     parser.add_argument("--workers", type=int, default=2, help="cases at a time")
     parser.add_argument("--only", default="", help="names or kinds of cases, separated by commas")

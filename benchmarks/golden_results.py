@@ -12,21 +12,11 @@ from typing import Any
 
 import numpy as np
 
-CLOCK = frozenset(
-    (
-        "realtime_factor",
-        "inference_ms",
-        "timing",
-        "timing_ms",
-        "times",
-        "server_timing",
-        "answer_ms",
-    )
-    + ("cpu_s_mean", "finished", "run", "loop_latency", "machine", "ran_on", "settings")
-    + ("versions", "command", "run_name", "checksum", "digest")
-)
+CLOCK = {"realtime_factor", "inference_ms", "timing", "timing_ms", "times", "server_timing"}
+CLOCK |= {"answer_ms", "cpu_s_mean", "finished", "run", "loop_latency", "machine", "ran_on"}
+CLOCK |= {"settings", "versions", "command", "run_name", "checksum", "digest"}
 """Keys of JSON and of messages that depend on the clock, a version, a path or an option's name."""
-UNREAD = ("run.json", ".lock", ".html", ".log")
+UNREAD = ("run.json", ".lock", ".html", ".log", "MUJOCO_LOG.TXT")
 UNSTEADY = ("answer.mp4",)
 """Films whose bytes vary: x264 encodes the same small frames of ``infer`` anew in each run."""
 ABSENT = "absent"

@@ -97,15 +97,8 @@ class Tree:
         """Return the flags at the beginnings of the lines of a command's help."""
         if command not in self.flags:
             line = [sys.executable, "-m", "strands_cosmos3", command, "--help"]
-            shown = subprocess.run(
-                line,
-                env=self.environment,
-                cwd=self.inputs,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            heads = re.findall(r"^\s+(-.*?)(?:\s{2,}|$)", shown.stdout, re.M)
+            shown = subprocess.check_output(line, env=self.environment, cwd=self.inputs, text=True)
+            heads = re.findall(r"^\s+(-.*?)(?:\s{2,}|$)", shown, re.M)
             self.flags[command] = frozenset(re.findall(r"--[a-z][a-z0-9.-]*", " ".join(heads)))
         return self.flags[command]
 
@@ -135,7 +128,7 @@ class Tree:
 
     def run(self, line: list[str], out: Path, allowed: tuple[int, ...] = (0, 1)) -> int:
         """Run a process and return its exit status; RuntimeError if that is not allowed."""
-        log = out.parent / f"{out.name}.log"
+        log = out / "command.log"
         process = self.processes.start(line, log, self.environment)
         try:
             status = process.wait(CASE_S)
@@ -150,7 +143,7 @@ class Tree:
     @contextmanager
     def server(self, options: str, out: Path) -> Iterator[int]:
         """Serve a policy; yields the port."""
-        log = out.parent / f"{out.name}.server.log"
+        log = out / "server.log"
         line = self.line("serve", f"{options} --port 0", out)
         process = self.processes.start(line, log, self.environment)
         try:
