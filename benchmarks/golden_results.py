@@ -84,7 +84,7 @@ def _largest(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def read_results(folder: Path, paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a case wrote, by name: leaves of JSON, arrays, and digests of other files.
+    """Return what a case wrote, by name: leaves of JSON, texts, arrays, digests of the rest.
 
     ``paths`` maps a tree's own folders to words that stand for them in both trees' texts.
     """
@@ -95,6 +95,8 @@ def read_results(folder: Path, paths: Mapping[str, str]) -> dict[str, Any]:
             continue
         if path.suffix == ".json":
             results |= leaves(json.loads(path.read_text()), name, paths)
+        elif path.suffix == ".toml":
+            results |= leaves(path.read_text(), name, paths)
         elif path.suffix == ".npz":
             with np.load(path) as arrays:
                 results |= {f"{name}:{key}": arrays[key] for key in arrays.files}
