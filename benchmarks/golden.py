@@ -44,10 +44,11 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from golden_results import compare, read_results
-from golden_trees import Processes, Tree
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+
+from golden_results import compare, read_results
+from golden_trees import Processes, Tree
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

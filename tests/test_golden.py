@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from golden_results import ABSENT, Difference, compare, read_results
 
 ANGLES = np.linspace(0, 1, 6).reshape(3, 2)
