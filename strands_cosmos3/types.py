@@ -100,22 +100,27 @@ def _only(by_limb: Mapping[str, _T]) -> _T | None:
     return next(iter(by_limb.values())) if len(by_limb) == 1 else None
 
 
-def _image(value: Any, name: str) -> NDArray[np.uint8]:
-    image = image_array(value, name)
-    if not _shares_bytes(image):
+def _image(
+    value: Any, name: str, shape: tuple[int | None, ...] = (None, None, 3)
+) -> NDArray[np.uint8]:
+    """A read-only picture: the array itself if nobody can write to its pixels, else a copy."""
+    image = image_array(value, name, shape)
+    if not _is_constant(image):
         image = image.copy()
         image.setflags(write=False)
     return image
 
 
-def _shares_bytes(image: NDArray[np.uint8]) -> bool:
-    """Whether the pixels lie in a ``bytes`` object, as those of a decoded message do: nobody can
-    write to them.
+def _is_constant(image: NDArray[np.uint8]) -> bool:
+    """Whether the pixels are those of a read-only array, or lie in a ``bytes`` object, as those of
+    a decoded message do.
     """
     base: Any = image
     while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
         base = base.base
-    return isinstance(base, bytes)
+    return base is None or isinstance(base, bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +202,7 @@ class Request:
             ``forward_dynamics`` only.
         action_prefix: [rows, D] rows that the arm executes during this inference, from the
             observation on, in the same units; fewer than ``n_rows``, for ``policy`` only. The
-            answer begins with them.
+            answer begins with them. The backend checks their number.
         clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics``
             only.
         decode_frames: Frames of the predicted video that are wanted, from the first on; None is all
@@ -295,15 +300,9 @@ class Request:
             action_prefix = finite_array(
                 self.action_prefix, "action_prefix", (None, self.action_space.width)
             )
-            if self.mode is not Mode.POLICY or len(action_prefix) >= self.n_rows:
-                raise InputError(
-                    f"action_prefix must have fewer rows than the {self.n_rows} requested, in "
-                    "mode 'policy'; got "
-                    f"{len(action_prefix)} rows in mode {str(self.mode)!r}."
-                )
             _set(self, action_prefix=action_prefix)
         if self.clip is not None and not isinstance(self.clip, str | Path):
-            _set(self, clip=np.stack([_image(frame, "clip") for frame in np.asarray(self.clip)]))
+            _set(self, clip=_image(self.clip, "clip", (None, None, None, 3)))
 
 
 @dataclass(frozen=True, eq=False)

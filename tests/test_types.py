@@ -3,7 +3,7 @@ afterwards.
 """
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -90,6 +90,25 @@ def test_request_refuses_a_bad_pose_and_no_rows():
         Request(**good, n_rows=1, limb_poses={"arm": np.diag([1.0, 1, -1, 1])})
     with pytest.raises(InputError, match="last row"):
         Request(**good, n_rows=1, limb_poses={"arm": np.vstack([EYE[:3], [0, 0, 1, 1]])})
+
+
+def test_a_changed_request_shares_its_pictures():
+    views = {name: np.zeros((36, 64, 3), np.uint8) for name in ("wrist", "exterior_1")}
+    clip = np.zeros((3, 16, 16, 3), np.uint8)
+    request = Request(
+        DROID, DROID.action_space("midtrain"), "go", 8, np.zeros(7), 1.0,
+        composite=np.ones((54, 64, 3), np.uint8), images=views, mode=Mode.INVERSE_DYNAMICS, clip=clip,
+    )  # fmt: skip
+    changed = replace(request, seed=3)
+    assert changed.composite is request.composite
+    assert changed.clip is request.clip
+    assert all(changed.images[name] is request.images[name] for name in views)
+    assert not request.clip.flags.writeable
+    assert not any(np.shares_memory(request.images[name], views[name]) for name in views)
+    locked = views["wrist"][:]
+    locked.setflags(write=False)  # and its base is not
+    views["wrist"][:] = 9
+    assert not np.shares_memory(replace(request, composite=locked).composite, locked)
 
 
 def test_chunk_takes_the_embodiment_s_rate_and_its_space_s_times():

@@ -25,8 +25,7 @@ from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.dtype import choose_dtype
-from strands_cosmos3.engine.inputs import ProcessedInput
-from strands_cosmos3.engine.processor import DEFAULT_TIER
+from strands_cosmos3.engine.processor import DEFAULT_TIER, ProcessedInput
 from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -115,8 +114,8 @@ class DiffusersBackend(Backend):
             {**pipe.scheduler.config, **flow}
         )
         ids = (
-            cast("Any", processed.text_ids)[0].tolist(),
-            cast("Any", processed.neg_text_ids)[0].tolist(),
+            processed.text_ids[0].tolist(),
+            processed.neg_text_ids[0].tolist(),
         )
 
         def tokenize(*_: Any, **__: Any) -> Any:

@@ -18,8 +18,11 @@ from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import row_quantiles
 from strands_cosmos3.engine.frames import compose_views, read_clip
-from strands_cosmos3.engine.inputs import ProcessedInput
-from strands_cosmos3.engine.processor import DEFAULT_TIER, Cosmos3PolicyProcessor
+from strands_cosmos3.engine.processor import (
+    DEFAULT_TIER,
+    Cosmos3PolicyProcessor,
+    ProcessedInput,
+)
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.observe.views import compose_for_tier
 from strands_cosmos3.types import Mode, Request

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import InferenceOptions
-from strands_cosmos3.embodiments import CameraRig, Sampling
+from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.inputs import ProcessedInput
 from strands_cosmos3.engine.preview import NovelPictureWarning
+from strands_cosmos3.engine.processor import ProcessedInput
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
-from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -128,48 +127,31 @@ class EngineBackend(Backend):
         """Return each request's input and result; ``own_sampling``: as the checkpoint records,
         whatever the options.
         """
-        processed = [self._processed(request) for request in requests]
-        sampling = [self._input.sampling(request, own_sampling) for request in requests]
-        wanted = [
-            self._engine_request(*given)
-            for given in zip(processed, requests, sampling, strict=True)
+        processed = [self._input(request, self.info.name) for request in requests]
+        pixels = [item.pixel_values for item in processed]
+        engine_requests = [
+            item.request(
+                self._input.sampling(request, own_sampling),
+                seed=request.seed,
+                use_karras_sigmas=False,
+                # the engine encodes the same tensor once
+                cond_video_pixels=next(p for p in pixels if torch.equal(p, item.pixel_values)),
+                **self._video_fields(request),
+            )
+            for request, item in zip(requests, processed, strict=True)
         ]
-        for i, one in enumerate(wanted):  # the engine encodes the same tensor once
-            same = next(
-                held
-                for held in wanted
-                if torch.equal(held.cond_video_pixels, one.cond_video_pixels)
-            )
-            wanted[i] = replace(one, cond_video_pixels=same.cond_video_pixels)
         results: dict[int, dict[str, Any]] = {}
-        for key in dict.fromkeys(one.batch_key for one in wanted):
-            alike = [i for i, one in enumerate(wanted) if one.batch_key == key]
-            results |= dict(
-                zip(alike, self.engine.step_batch([wanted[i] for i in alike]), strict=True)
-            )
+        for key in dict.fromkeys(request.batch_key for request in engine_requests):
+            alike = [i for i, request in enumerate(engine_requests) if request.batch_key == key]
+            batch = [engine_requests[i] for i in alike]
+            results |= dict(zip(alike, self.engine.step_batch(batch), strict=True))
         return processed, [results[i] for i in range(len(requests))]
 
-    def _processed(self, request: Request) -> ProcessedInput:
-        longest = self.engine.checkpoint.prefix_rows
-        if request.action_prefix is not None and len(request.action_prefix) > longest:
-            raise BackendError(
-                f"an action prefix of {len(request.action_prefix)} rows, and this checkpoint "
-                "declares "
-                f"{longest or 'no'} prefix_rows; leave the rest out."
-            )
-        return self._input(request, self.info.name)
-
-    def _engine_request(
-        self, processed: ProcessedInput, request: Request, sampling: Sampling
-    ) -> Cosmos3ActionRequest:
-        shown = self.engine.decodes_video and request.decode_frames != 0
-        return processed.request(
-            sampling,
-            seed=request.seed,
-            use_karras_sigmas=False,
-            return_video=shown,
-            decode_frames=request.decode_frames if shown else 0,
-        )
+    def _video_fields(self, request: Request) -> dict[str, Any]:
+        """The fields of the engine's request that say how much of the video is wanted."""
+        if not self.engine.decodes_video or request.decode_frames == 0:
+            return {"return_video": False, "decode_frames": 0}
+        return {"decode_frames": request.decode_frames}
 
     def _chunk(
         self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]

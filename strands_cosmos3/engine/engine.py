@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -328,7 +327,11 @@ class Cosmos3Engine:
             raise InputError("a batch needs at least one request.")
         clock = Stopwatch(self.device)
         spaces = [self._action_space(request) for request in requests]
-        requests = [self._with_frames(request) for request in requests]
+        frames = [self._decoded_frames(request) for request in requests]
+        wants_video = [
+            request.return_video or count > 0
+            for request, count in zip(requests, frames, strict=True)
+        ]
         layouts = [
             self._layout(request, space) for request, space in zip(requests, spaces, strict=True)
         ]
@@ -348,15 +351,11 @@ class Cosmos3Engine:
                 requests, from_frame, layouts, clean, self.config, self.device, self.dtype
             )
             vision_RVP, action_RTA = self._denoise(
-                requests, layouts, schedule, sample, passes, on_step
+                requests, layouts, schedule, sample, passes, any(wants_video), on_step
             )
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
-            result = (
-                self._video(vision_RVP[i], layout, request.decode_frames or 0, clock)
-                if request.return_video
-                else {}
-            )
+            result = self._video(vision_RVP[i], layout, frames[i], clock) if wants_video[i] else {}
             result["action"] = (
                 action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
             )
@@ -375,8 +374,8 @@ class Cosmos3Engine:
         require_alike(layouts, schedules)
         return schedules[0]
 
-    def _with_frames(self, request: Cosmos3ActionRequest) -> Cosmos3ActionRequest:
-        """The request with the number of frames to decode, none of which lies beyond the clip."""
+    def _decoded_frames(self, request: Cosmos3ActionRequest) -> int:
+        """The number of frames to decode, none of which lies beyond the clip."""
         every = (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
         wanted = request.decode_frames
         if wanted and not self.decodes_video:
@@ -384,10 +383,7 @@ class Cosmos3Engine:
                 f"decode_frames is {wanted}, and this engine has no decoder: load it with "
                 "decode_video=True."
             )
-        wanted = min(every if wanted is None else wanted, every) if self.decodes_video else 0
-        return replace(
-            request, decode_frames=wanted, return_video=request.return_video or wanted > 0
-        )
+        return min(every if wanted is None else wanted, every) if self.decodes_video else 0
 
     def _video(
         self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch
@@ -418,18 +414,6 @@ class Cosmos3Engine:
                 "(normalised pose "
                 "deltas) or 'joint_pos' (raw joint angles with a state row)."
             )
-        if request.action_prefix is None and space == "joint_pos":
-            raise InputError(
-                "joint_pos needs the state as the first row of action_prefix: [q1..q7, gripper "
-                "open]."
-            )
-        if request.action_prefix is None and self.checkpoint.state_row is not None:
-            raise InputError(
-                "this checkpoint's sequence starts with a state row: give the measured pose and "
-                "gripper opening, scaled, as "
-                "the first row of action_prefix (Cosmos3PolicyProcessor.for_checkpoint does, from "
-                "`state`)."
-            )
         return space
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
@@ -444,13 +428,12 @@ class Cosmos3Engine:
                 f"{self.config.action_dim}."
             )
         clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
-        if clean_rows < request.history_rows + state_rows:
-            raise InputError(
-                f"action_prefix has {clean_rows} rows; it needs {request.history_rows} of history "
-                "and the state."
+        if not request.history_rows + state_rows <= clean_rows <= rows:
+            state = "the state row that Cosmos3PolicyProcessor makes of `state`, " * state_rows
+            raise ShapeError(
+                f"action_prefix has {clean_rows} rows; it must be {request.history_rows} rows of "
+                f"history, {state}and at most {request.action_chunk} rows of the chunk."
             )
-        if clean_rows > rows:
-            raise ShapeError(f"action_prefix has {clean_rows} rows, the sequence only {rows}.")
         given_frames = request.cond_frame_indexes
         if given_frames is None and request.mode is Mode.INVERSE_DYNAMICS:
             given_frames = range(frames)
@@ -588,6 +571,7 @@ class Cosmos3Engine:
         schedule: Schedule,
         sample: Sample,
         passes: Sequence[tuple[Pass, ...]],
+        wants_video: bool,
         on_step: OnStep | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps = unipc_coefficients(schedule)
@@ -602,7 +586,6 @@ class Cosmos3Engine:
         every_group, V = hull([layout.noisy_vision for layout in layouts]), layouts[0].vision_tokens
         action_group = hull([layout.noisy_action for layout in layouts])
         rows = slice(action_group.start - V, action_group.stop - V)
-        wants_video = any(request.return_video for request in requests)
         for i, at_step in enumerate(passes):
             vision_group = every_group if wants_video or i + 1 < len(passes) else slice(0, 0)
             made = []

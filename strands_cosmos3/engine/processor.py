@@ -7,6 +7,7 @@ Each call resolves mode and domain anew, with everything that follows from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ from strands_cosmos3.actions.stats import ActionStats, load_action_stats
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
+    ActionSpace,
     CameraRig,
     Embodiment,
     GripperConvention,
+    Sampling,
     get_embodiment,
     raw_embodiment,
 )
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
-from strands_cosmos3.engine.inputs import CallSettings, ProcessedInput
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.state import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
@@ -43,6 +46,55 @@ from strands_cosmos3.observe.views import Composition, canvas_hw, to_canvas
 from strands_cosmos3.types import Mode
 
 DEFAULT_TIER = 480
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallSettings:
+    """What follows from one call, the processor's options and the domain."""
+
+    mode: Mode
+    embodiment: Embodiment
+    space: ActionSpace
+    raw_action_dim: int
+    action_chunk: int
+    fps: float
+    view: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProcessedInput(CallSettings):
+    """The result of :meth:`Cosmos3PolicyProcessor.preprocess`. Its other attributes are those of
+    the engine's request, e.g. ``text_ids``, ``cond_action`` and ``domain_id``.
+
+    Args:
+        engine_request: The request, with 30 steps, seed 0 and no guidance.
+        video_shape: (frames, height, width) in pixels, of the whole clip and of the picture's
+            content; the engine's request has the latent grid.
+        prompt: The caption that was tokenised.
+    """
+
+    engine_request: Cosmos3ActionRequest
+    video_shape: tuple[int, int, int]
+    prompt: str
+
+    @property
+    def pixel_values(self) -> torch.Tensor:
+        """[1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas."""
+        return self.engine_request.cond_video_pixels
+
+    @property
+    def cond_action(self) -> torch.Tensor | None:
+        """[1, chunk, action_dim] given actions in the model's scale, or None."""
+        rows = self.engine_request.cond_action
+        return None if rows is None else rows[None]
+
+    def request(self, sampling: Sampling | None = None, **changes: Any) -> Cosmos3ActionRequest:
+        """Return the engine's request with a sampling, and other ``changes`` of its fields."""
+        return self.engine_request.sampled(sampling or Sampling(), **changes)
+
+    def __getattr__(self, name: str) -> Any:
+        # not self.engine_request, which a copy in the making does not have
+        return getattr(object.__getattribute__(self, "engine_request"), name)
 
 
 class Cosmos3PolicyProcessor:
@@ -79,6 +131,8 @@ class Cosmos3PolicyProcessor:
         state_row: Scale of a ``midtrain`` checkpoint's state row, if it has one.
         policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions
             without a video.
+        prefix_rows: Longest ``action_prefix`` of a call; one of fewer rows than the chunk in any
+            case.
 
     Raises:
         ConfigError, InputError, UnknownNameError: Options contradict each other or name what does
@@ -117,6 +171,7 @@ class Cosmos3PolicyProcessor:
         gripper: GripperConvention = MODEL_GRIPPER,
         state_row: StateRow | None = None,
         policy_frames: int | None = None,
+        prefix_rows: int = 256,
     ):
         if (height is None) != (width is None):
             raise ConfigError(
@@ -141,6 +196,7 @@ class Cosmos3PolicyProcessor:
         self._device, self._dtype, self._action_dim = torch.device(device), params_dtype, action_dim
         self._gripper = gripper
         self._state_row, self._policy_frames = state_row, policy_frames
+        self._prefix_rows = prefix_rows
         self._method: Method = action_normalization
         self._stats = (
             load_action_stats(action_stats_path)
@@ -168,6 +224,7 @@ class Cosmos3PolicyProcessor:
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
             "policy_frames": next(iter(checkpoint.policy_frames), None),
+            "prefix_rows": checkpoint.prefix_rows,
             "action_chunk_size": known.get("chunk"),
             "fps": known.get("fps"),
         }
@@ -205,8 +262,7 @@ class Cosmos3PolicyProcessor:
                 the open fraction; or [rows, columns] of these, of which the last ``history_length``
                 count), ``action_prefix`` (rows in those that the arm is bound to execute meanwhile:
                 the answer begins with them), and for this call alone ``mode``, ``domain_name`` or
-                ``domain_id``, ``raw_action_dim``, ``negative_prompt``; ``caption`` is a prompt
-                taken as it stands, an empty one too.
+                ``domain_id``; ``caption`` is a prompt taken as it stands, an empty one too.
 
         Raises:
             InputError: A field is missing, unknown or contradicts the mode.
@@ -232,26 +288,31 @@ class Cosmos3PolicyProcessor:
         prompt = (
             self._caption(raw_input, call, canvas.frames.shape[1:3]) if prompt is None else prompt
         )
-        unwanted = _text(raw_input, ("negative_prompt",))
         ids = self._tokens.ids(prompt, self._system_prompt)
-        negative = self._tokens.ids(
-            self._negative if unwanted is None else unwanted, self._system_prompt
-        )
+        negative = self._tokens.ids(self._negative, self._system_prompt)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
-        self._last = call
-        return ProcessedInput(
-            **vars(call),
+        video_shape = (self._clip_frames(call), *canvas.content_hw)
+        request = Cosmos3ActionRequest(
             text_ids=ids.to(self._device),
             text_mask=torch.ones_like(ids, device=self._device),
             neg_text_ids=negative.to(self._device),
             neg_text_mask=torch.ones_like(negative, device=self._device),
-            pixel_values=pixels.to(self._device, self._dtype),
-            video_shape=(self._clip_frames(call), *canvas.content_hw),
+            cond_video_pixels=pixels.to(self._device, self._dtype),
+            video_shape=pixel_to_latent_shape(*video_shape),
+            mode=call.mode,
+            domain_id=call.embodiment.domain_id,
+            action_space=call.space.name,
+            action_chunk=call.action_chunk,
+            raw_action_dim=call.raw_action_dim,
+            fps=call.fps,
             cond_action=self._given_action(raw_input, call),
             action_prefix=self._prefix(raw_input, call),
             cond_frame_indexes=indexes,
-            prompt=prompt,
             history_rows=self._history,
+        )
+        self._last = call
+        return ProcessedInput(
+            **vars(call), engine_request=request, video_shape=video_shape, prompt=prompt
         )
 
     def postprocess(
@@ -302,8 +363,7 @@ class Cosmos3PolicyProcessor:
         if len(named) == 2 and named[0] != named[1]:
             _require_same_domain(*named)
         if named:
-            domain, width = named[0], None
-        width = raw.get("raw_action_dim") or width
+            domain, width = named[0], width if isinstance(named[0], int) else None
         if domain is None:
             raise ConfigError(
                 "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
@@ -449,15 +509,16 @@ class Cosmos3PolicyProcessor:
         if raw.get("action_prefix") is None:
             return state
         rows = _rows(raw["action_prefix"], "action_prefix")
-        if (
-            call.mode is not Mode.POLICY
-            or len(rows) >= call.action_chunk
-            or rows.shape[1] != call.raw_action_dim
-        ):
+        longest = min(call.action_chunk - 1, self._prefix_rows)
+        if call.mode is not Mode.POLICY or rows.shape[1] != call.raw_action_dim:
             raise InputError(
-                f"action_prefix must be fewer than {call.action_chunk} rows of "
-                f"{call.raw_action_dim} columns, in mode "
-                f"'policy'; got {list(rows.shape)} in mode {str(call.mode)!r}."
+                f"action_prefix must be rows of {call.raw_action_dim} columns, in mode 'policy'; "
+                f"got {list(rows.shape)} in mode {str(call.mode)!r}."
+            )
+        if len(rows) > longest:
+            raise InputError(
+                f"action_prefix has {len(rows)} rows; this checkpoint takes {longest or 'none'} of "
+                f"a chunk of {call.action_chunk} rows: only as many as it declares (prefix_rows)."
             )
         action_prefix = self._padded(self._in_model_units(rows, call))
         return action_prefix if state is None else torch.cat([state, action_prefix])
@@ -497,7 +558,7 @@ class Cosmos3PolicyProcessor:
         return torch.from_numpy(padded).float().to(self._device)
 
 
-_FIELDS = (
+_KNOWN = (
     "images",
     "task",
     "prompt",
@@ -508,8 +569,8 @@ _FIELDS = (
     "mode",
     "domain_name",
     "domain_id",
+    "caption",
 )
-_KNOWN = (*_FIELDS, "raw_action_dim", "caption", "negative_prompt")
 
 
 def _require_known(raw: Mapping[str, Any]) -> None:

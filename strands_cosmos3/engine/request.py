@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.embodiments import NUM_DOMAINS
+from strands_cosmos3.embodiments import NUM_DOMAINS, Sampling
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
 from strands_cosmos3.types import Mode
@@ -107,6 +108,20 @@ class Cosmos3ActionRequest:
     action_noise: torch.Tensor | None = None
     return_video: bool = True
     decode_frames: int | None = None
+
+    def sampled(self, sampling: Sampling, **changes: Any) -> Cosmos3ActionRequest:
+        """Return this request with another sampling, and other ``changes``; what ``sampling``
+        leaves open stays as it is.
+        """
+        given = {
+            "num_inference_steps": sampling.num_steps,
+            "guidance_scale": sampling.guidance_scale,
+            "guidance_interval": sampling.guidance_interval,
+            "flow_shift": sampling.flow_shift,
+        }
+        return replace(
+            self, **{name: value for name, value in given.items() if value is not None}, **changes
+        )
 
     @property
     def batch_key(self) -> tuple[object, ...]:

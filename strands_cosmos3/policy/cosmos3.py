@@ -16,7 +16,7 @@ import numpy as np
 from strands_cosmos3.backends import ServiceOptions, make_backend
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import DecodeVideo, Dtype, EngineOptions, InferenceOptions
-from strands_cosmos3.checks import F64, finite_array, seed_number, typed, whole_number
+from strands_cosmos3.checks import F64, seed_number, typed, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
@@ -544,17 +544,10 @@ class Cosmos3Policy(BatchAnswers):
         Raises:
             ConfigError: The backend takes no action prefix, or none that long.
         """
-        action_prefix = (
-            None
-            if action_prefix is None
-            else finite_array(action_prefix, "action_prefix", (None, None))
-        )
-        if action_prefix is not None and len(action_prefix) > self.prefix_rows:
+        if action_prefix is not None and not self.takes_action_prefix:
             raise ConfigError(
-                f"an action prefix of {len(action_prefix)} rows, and backend "
-                f"{self.info.name!r} in mode {str(self.mode)!r} "
-                f"takes {self.prefix_rows or 'none'}: only checkpoints that declare prefix_rows "
-                "were trained with one."
+                f"backend {self.info.name!r} in mode {str(self.mode)!r} takes no action_prefix: "
+                "only checkpoints that declare prefix_rows were trained with one."
             )
         with self._planning:
             self._require_open()

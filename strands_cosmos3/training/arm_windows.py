@@ -9,7 +9,7 @@ which are the recorded actions, and an expert's answers for several goals (``str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,14 @@ class ArmWindows:
                 f"{int(lengths.max())} frames."
             )
         self._ids: dict[str, tuple[int, ...]] = {}  # of an instruction's caption
-        pictures = [
-            _without_pixels(*self._processed(episode, t, seen=False)) for episode, t in starts
-        ]
-        windows = [(i, *answer) for i, (_, answers) in enumerate(pictures) for answer in answers]
+        windows: list[tuple[int, tuple[int, ...], F64]] = []
+        states: list[torch.Tensor] = []
+        for i, (episode, t) in enumerate(starts):
+            # without its pixels: those of all pictures would fill the memory
+            picture, answers = self._processed(episode, t, seen=False)
+            windows += [(i, *answer) for answer in answers]
+            if picture.action_prefix is not None:
+                states.append(picture.action_prefix[0, : picture.raw_action_dim])
         training = len(dataset) - int(config.validation_fraction * len(dataset))
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
@@ -197,19 +201,12 @@ class ArmWindows:
                 "every episode that is longer than a chunk would only validate; lower "
                 "--validation-fraction."
             )
-        processed = [picture for picture, _ in pictures]
-        first = processed[0]
         self._picture = np.array([i for i, *_ in windows])
         self._prompts = [ids for _, ids, _ in windows]
         self._chunks = np.stack([chunk for *_, chunk in windows]).astype(np.float32)
-        states = [
-            w.action_prefix[0, : first.raw_action_dim]
-            for w in processed
-            if w.action_prefix is not None
-        ]
         self._state = torch.stack(states) if states else None
-        self._fps, self.empty = float(first.fps), tuple(first.neg_text_ids[0].tolist())
-        _, height, width = pixel_to_latent_shape(*first.video_shape)
+        self._fps, self.empty = float(picture.fps), tuple(picture.neg_text_ids[0].tolist())
+        _, height, width = pixel_to_latent_shape(*picture.video_shape)
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
             pixels = torch.cat([self._processed(*starts[i])[0].pixel_values for i in some])
@@ -217,7 +214,7 @@ class ArmWindows:
 
         at_once = 16 if config.frames == 1 else 1
         self._latents = cached_latents(
-            latents, np.arange(len(pictures)), cache / LATENTS, width, on_window, batch=at_once
+            latents, np.arange(len(starts)), cache / LATENTS, width, on_window, batch=at_once
         )
 
     def __len__(self) -> int:
@@ -325,14 +322,6 @@ class ArmWindows:
             prompt,
             fps=self._fps,
         )
-
-
-def _without_pixels(picture: Any, answers: Any) -> tuple[Any, Any]:
-    """Drop what is made again when it is encoded: the pixels of all pictures would fill the
-    memory.
-    """
-    # a view would keep them
-    return replace(picture, pixel_values=picture.pixel_values[..., :0].clone()), answers
 
 
 def _ids_of(processed: Any) -> tuple[int, ...]:

@@ -137,12 +137,15 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
     assert np.abs(chunk[3:] - free[3:]).max() > 1e-3
     assert chunk.shape == free.shape
     longer = np.concatenate((bound, bound[:1]))
-    with pytest.raises(BackendError, match=r"4 rows.*declares 3 prefix_rows"):
+    with pytest.raises(InputError, match=r"4 rows.*takes 3 of a chunk of 8.*declares"):
         backend.infer(replace(asked, action_prefix=longer))
     policy = Cosmos3Policy(backend=backend, robot="panda" if space == "midtrain" else None)
     assert (policy.takes_action_prefix, policy.prefix_rows) == (True, 3)
-    with pytest.raises(ConfigError, match=r"4 rows.* takes 3"):
-        policy.plan(Observation(HOME_Q, 1.0, {}), "reach the red cube", action_prefix=longer)
+    seen = Observation(
+        HOME_Q, 1.0, dict.fromkeys(DROID_RIG.views, np.zeros((90, 160, 3), np.uint8))
+    )
+    with pytest.raises(InputError, match=r"4 rows.* takes 3"):
+        policy.plan(seen, "reach the red cube", action_prefix=longer)
     backend.close()
 
 
@@ -205,7 +208,7 @@ def test_statistics_of_another_domain_are_refused(folder, tmp_path):
 
 def test_a_checkpoint_that_declares_no_prefix_rows_is_sent_none(native):
     assert native.info.prefix_rows == 0
-    with pytest.raises(BackendError, match="declares no prefix_rows"):
+    with pytest.raises(InputError, match="takes none of a chunk"):
         native.infer(question(action_prefix=np.zeros((3, 10))))
     policy = Cosmos3Policy(backend=native)
     assert (policy.takes_action_prefix, policy.prefix_rows) == (False, 0)
@@ -230,7 +233,7 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
         },
     ):
         with pytest.raises(InputError):
-            question(**changes)
+            native.infer(question(**changes))
     with Cosmos3Policy(backend="scripted", robot="panda") as scripted:
         assert not scripted.takes_action_prefix
         with pytest.raises(ConfigError, match="declare prefix_rows"):

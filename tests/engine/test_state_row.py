@@ -137,7 +137,9 @@ def test_a_state_before_known_actions(folders):
 
 def test_history_must_be_given(folders):
     question = asked(folders, "joint_pos", 1, 2, **POLICY)
-    with pytest.raises(InputError, match="2 of history and the state"):
+    with pytest.raises(
+        InputError, match="action_prefix has 2 rows; it must be 2 rows of history, the state"
+    ):
         engine(folders["joint_pos"], torch.float32).step(
             replace(question, action_prefix=question.action_prefix[:2])
         )

@@ -48,10 +48,8 @@ def ask(folder, request: Request, frame) -> torch.Tensor:
         assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
         # the demonstration's own canvas, not one composed anew
         pixels = to_pixels(frame[None]).contiguous()
-        processed = type(processed)(**{**vars(processed), "pixel_values": pixels})
-        result = engine.step(
-            processed.request(Sampling(1, 1.0, 5.0), seed=5, use_karras_sigmas=False)
-        )
+        asked = {"seed": 5, "use_karras_sigmas": False, "cond_video_pixels": pixels}
+        result = engine.step(processed.request(Sampling(1, 1.0, 5.0), **asked))
     return result["action"][0]
 
 
@@ -112,9 +110,8 @@ def test_an_engine_without_a_state_is_refused(released, demos):
         processed = ModelInput(engine.checkpoint, InferenceOptions())(
             request_at(demos, 0, "reach the red cube"), "native"
         )
-        without = type(processed)(**{**vars(processed), "action_prefix": None})
         with pytest.raises(InputError, match="state row"):
-            engine.step(without.request())
+            engine.step(processed.request(action_prefix=None))
 
 
 def test_diffusers_classes_load_the_folder_with_every_trained_weight(released, policy):
