@@ -139,18 +139,17 @@ def test_a_call_resolves_its_own_mode_and_domain(plain, make):
     assert (made.domain_id, made.raw_action_dim, made.fps) == (15, 29, 10)
     bare = {
         "domain_id": 20,
-        "raw_action_dim": 10,
         "mode": "forward_dynamics",
         "action": [[0.0] * 10],
     }
-    made = make(fps=5).preprocess(call(picture(), **bare))
+    made = make(fps=5, raw_action_dim=10).preprocess(call(picture(), **bare))
     assert (made.domain_id, made.mode, made.cond_action.shape) == (
         20,
         "forward_dynamics",
         (1, 16, 64),
     )
     with pytest.raises(ConfigError, match="fps"):
-        plain.preprocess(call(picture(), **bare))
+        make(raw_action_dim=10).preprocess(call(picture(), **bare))
     assert plain.preprocess(call(picture())).domain_id == 8, "and the next call is untouched"
     narrow = make(domain_name=20, raw_action_dim=7, fps=5)
     assert narrow.preprocess(call(picture())).raw_action_dim == 7
