@@ -22,7 +22,7 @@ from strands_cosmos3.errors import (
     InstructionError,
     UnknownNameError,
 )
-from strands_cosmos3.observe.libero_prompts import caption
+from strands_cosmos3.observe.prompts import libero_caption
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 from strands_cosmos3.sim.record import VideoWriter
@@ -375,7 +375,7 @@ def next_actions(policy: Policy, simulation: LiberoSimulation, instruction: str)
         steps = policy.get_actions_sync({**views, **image, "state": simulation.state}, instruction)
         return _actions_of_steps(steps)[: policy.actions_per_step]
     observation = _observation(simulation, image, policy.info.needs_privileged)
-    exact = caption(instruction, simulation.config.caption)
+    exact = libero_caption(instruction, simulation.config.caption)
     chunk = policy.plan(observation, instruction, caption=exact)
     return _actions_of(chunk)[: policy.replan_rows]
 

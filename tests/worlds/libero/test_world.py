@@ -17,7 +17,7 @@ pytest.importorskip("mujoco")
 from strands_cosmos3.actions.controller_rows import normalize_actions
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.errors import ConfigError, InstructionError, ServiceError, UnknownNameError
-from strands_cosmos3.observe.libero_prompts import caption
+from strands_cosmos3.observe.prompts import libero_caption
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.types import ActionChunk, Outcome
 from strands_cosmos3.worlds import RunOptions, Start, Variation, get_world
@@ -244,7 +244,7 @@ def test_an_error_after_the_first_chunk_is_a_fault(libero):
 
 def test_a_protocols_caption_reaches_the_model(benchmark, monkeypatch):
     monkeypatch.setattr(world, "LiberoSimulation", Simulated)
-    for name, expected in (("nvidia", caption(MILK, "nvidia_server")), ("openpi", "")):
+    for name, expected in (("nvidia", libero_caption(MILK, "nvidia_server")), ("openpi", "")):
         backend = Moves()
         with get_world(f"libero/libero_object/{name}").open() as session:
             session.reset(Start("0"))
