@@ -21,7 +21,7 @@ import torch
 from strands_cosmos3.actions.rotations import se3
 from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
-from strands_cosmos3.engine.preview import NovelPictureWarning
+from strands_cosmos3.engine.vae import NovelPictureWarning
 from strands_cosmos3.types import Request
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import scaling_model as model
-from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.parallel.rank import exit_rank
 
 ARRANGEMENTS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 8), (2, 4))
 """(cfg, tp)"""

@@ -18,10 +18,10 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.vae import SPATIAL_COMPRESSION
-from strands_cosmos3.engine.weight_source import sliced_shape
+from strands_cosmos3.engine.weight_files import sliced_shape
 from strands_cosmos3.engine.weights import checkpoint_key, head_shapes, kept_dtype, parameter_shapes
-from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.parallel.mesh import key_heads, shard_slices
 from strands_cosmos3.parallel.sharded_vae import shard_widths
 
 _FLOAT32 = 4
@@ -248,7 +248,7 @@ def weight_bytes(
         size = _FLOAT32 if kept_dtype(name, torch.bfloat16) is torch.float32 else number_bytes
         kept = (
             math.prod(
-                sliced_shape(shape, tensor.shard(checkpoint_key(name), shape, config, 0, tp_size))
+                sliced_shape(shape, shard_slices(checkpoint_key(name), shape, config, 0, tp_size))
             )
             * size
         )
@@ -261,7 +261,7 @@ def weight_bytes(
 
 def text_bytes(config: TransformerConfig, tp_size: int, tokens: int, number_bytes: int) -> int:
     """Bytes of one prompt's keys and values on a rank."""
-    heads = len(tensor.key_heads(config, 0, tp_size))
+    heads = len(key_heads(config, 0, tp_size))
     return 2 * config.num_hidden_layers * tokens * heads * config.head_dim * number_bytes
 
 
@@ -295,7 +295,7 @@ def step_flops(
         config.head_dim,
         parallel.tp_size,
     )
-    h, k = config.num_attention_heads // tp, len(tensor.key_heads(config, 0, tp))
+    h, k = config.num_attention_heads // tp, len(key_heads(config, 0, tp))
     mlp = (3 if config.hidden_act == "silu" else 2) * D * inner // tp
     wanted, N = work.noisy_vision + work.noisy_action, work.tokens
     # for each token: q, out, the MLP, attention

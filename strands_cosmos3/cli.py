@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
 from strands_cosmos3.extras import needed_by, require_extras
-from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.parallel.rank import exit_rank
 
 COMMANDS = {
     "rollout": ("rollout", "Rollout"),

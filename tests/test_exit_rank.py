@@ -37,7 +37,7 @@ def run(tmp_path: Path):
 
 def test_what_was_said_is_written_and_the_status_kept(run):
     code = (
-        "import logging.handlers, sys; from strands_cosmos3.parallel.process_exit import "
+        "import logging.handlers, sys; from strands_cosmos3.parallel.rank import "
         "exit_rank; "
         "late = logging.handlers.MemoryHandler(99, target=logging.StreamHandler()); "
         "logging.getLogger().addHandler(late); "
@@ -52,7 +52,7 @@ def test_what_was_said_is_written_and_the_status_kept(run):
 
 def test_output_that_cannot_be_written_is_no_success(run):
     code = (
-        "import sys; from strands_cosmos3.parallel.process_exit import exit_rank; "
+        "import sys; from strands_cosmos3.parallel.rank import exit_rank; "
         "sys.stdout = open('/dev/full', 'w'); print('x'); exit_rank({})"
     )
     assert run("-c", code.format(0))[0] == 120

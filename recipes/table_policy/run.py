@@ -51,8 +51,8 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
-from strands_cosmos3.engine.preview import PreviewDecoder
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.metadata import StateRow
+from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json, write_whole

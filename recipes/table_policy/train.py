@@ -29,7 +29,7 @@ from strands_cosmos3.commands.fetch import locate_dataset
 from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
 from strands_cosmos3.commands.train import locked_run, plot_curves
 from strands_cosmos3.errors import Cosmos3Error
-from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.closed_loop import ClosedLoop
 from strands_cosmos3.training.sharding import processes
 

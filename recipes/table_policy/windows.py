@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recipes.table_policy.captions import Captions
 from recipes.table_policy.shards import Demos
 from strands_cosmos3.actions.rotations import se3_between
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.windows import (

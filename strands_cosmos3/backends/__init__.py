@@ -156,8 +156,7 @@ def _make_service(
     service: ServiceOptions, action_space: str | None, num_steps: int | None
 ) -> Backend:
     try:
-        from strands_cosmos3.backends.libero_service import LiberoServiceBackend
-        from strands_cosmos3.backends.service import ServiceBackend
+        from strands_cosmos3.backends.service import LiberoServiceBackend, ServiceBackend
         from strands_cosmos3.serving.client import ClientConfig, PolicyClient
         from strands_cosmos3.serving.http_client import HttpPolicyClient
         from strands_cosmos3.serving.wire import get_dialect

@@ -24,7 +24,7 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_de
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.dtype import choose_dtype
+from strands_cosmos3.engine.preflight import choose_dtype
 from strands_cosmos3.engine.processor import DEFAULT_TIER, ProcessedInput
 from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
 from strands_cosmos3.types import ActionChunk, Mode, Request

@@ -11,12 +11,12 @@ from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.engine import RankGroupEngine
 from strands_cosmos3.parallel.group import RankTimeouts
+from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 
 class DistributedBackend(EngineBackend):
-    """Answers with a :class:`~strands_cosmos3.parallel.engine.RankGroupEngine`: one process for
+    """Answers with a :class:`~strands_cosmos3.parallel.rank_engine.RankGroupEngine`: one process for
     each rank, on this machine.
 
     If a rank dies or hangs, every process is ended within seconds and the call raises a

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.backends.contract import require_contract
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.formats.acting import row_quantiles
+from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.processor import (
     DEFAULT_TIER,
@@ -191,3 +190,17 @@ def as_path(model: Any, backend: str) -> str | Path:
             f"{model!r}."
         )
     return model
+
+
+def require_contract(checkpoint: Checkpoint, request: Request, options: InferenceOptions) -> None:
+    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported,
+    or not the request's.
+    """
+    sampled = None not in (options.num_steps, options.guidance_scale, options.flow_shift)
+    given = {
+        "prompt_format": options.prompt_format,
+        "resolution_tier": options.image_size,
+        "sampling": sampled or None,
+    }
+    stated = [name for name, value in given.items() if value is not None]
+    require_acting(checkpoint, request.embodiment, request.action_space, stated)

@@ -21,9 +21,9 @@ from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.preview import NovelPictureWarning
 from strands_cosmos3.engine.processor import ProcessedInput
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.vae import NovelPictureWarning
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 

@@ -61,7 +61,7 @@ class InferenceOptions(Sampling):
         device: ``cpu``, ``cuda`` or ``cuda:N``; None is CUDA where torch sees it, else the CPU.
         dtype: ``float32`` or ``bfloat16``; None is bfloat16 on CUDA, else float32. ``auto`` is
             bfloat16 on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster
-            (:func:`~strands_cosmos3.engine.dtype.choose_dtype`).
+            (:func:`~strands_cosmos3.engine.preflight.choose_dtype`).
         image_size: Resolution tier.
         prompt_format: ``plain`` or ``json``.
         composition: ``framework`` or ``letterbox``: how three views become one picture

@@ -1,15 +1,16 @@
-"""Inference on a policy server: ours, or another one with openpi's protocol."""
+"""Inference on a policy server: ours, another one with openpi's protocol, or NVIDIA's LIBERO server."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.wire import (
     decode_reply,
     encode_request,
@@ -155,3 +156,41 @@ class ServiceBackend(RemoteBackend):
 
 def _new_session() -> str:
     return uuid.uuid4().hex
+
+
+class LiberoServiceBackend(RemoteBackend):
+    """Posts pictures and instructions, and returns the chunks in the model's own units. Seed and
+    state are not sent.
+
+    Args:
+        client: The connection, a :class:`~strands_cosmos3.serving.http_client.HttpPolicyClient`.
+    """
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the server's chunk.
+
+        Raises:
+            ServiceError: The server is unavailable, timed out, closed, unreadable, refused, or sent
+                an unusable chunk.
+            BackendError: The request is not for LIBERO, or has no picture.
+        """
+        return self._ask((request,), batch=False)[0]
+
+    def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
+        """Return the chunk for each request, of one inference. Errors: as :meth:`infer`."""
+        return (
+            self._ask(requests, batch=True)
+            if len(requests) > 1
+            else [self.infer(request) for request in requests]
+        )
+
+    def _ask(self, requests: Sequence[Request], batch: bool) -> list[ActionChunk]:
+        items = [libero.encode_request(request) for request in requests]
+
+        def message(info: Mapping[str, object]) -> Mapping[str, object]:
+            libero.require_width(info, requests[0])
+            return {"items": items} if batch else items[0]
+
+        return self._client.exchange(
+            message, lambda reply: libero.decode_replies(reply, requests, batch)
+        )

@@ -60,7 +60,7 @@ class Checkpoint:
     def run(self) -> int:
         """Inspect or convert; 1 if the checkpoint cannot be loaded."""
         from strands_cosmos3.engine.formats.inspect import contract_of
-        from strands_cosmos3.engine.locate import locate
+        from strands_cosmos3.engine.variants import locate
 
         if self.what == "inspect" and self.out is not None:
             raise ConfigError("--out belongs to convert and contract, not to inspect.")

@@ -20,7 +20,7 @@ from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, needed_by
 from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.parallel.rank import exit_rank
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
@@ -169,9 +169,9 @@ class Serve:
     def run(self) -> int:
         """Serve until stopped; return 0."""
         with needed_by("serve"):
-            from strands_cosmos3.serving.access import Tokens
             from strands_cosmos3.serving.served import ServedPolicy
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+            from strands_cosmos3.serving.server_config import Tokens
         seed_number(self.seed, "--seed")
         config = ServerConfig(
             self.host,

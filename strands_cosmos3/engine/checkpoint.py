@@ -2,9 +2,9 @@
 
 The layout is the released one: ``transformer/`` and ``vae/`` (config and safetensors),
 ``scheduler/``, ``text_tokenizer/``, ``model_index.json``. Ours may have a ``preview_decoder/`` (see
-:mod:`.preview`). A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``,
+:mod:`.vae`). A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``,
 ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``,
-``domain``, ``state`` (see :mod:`.state`), ``sampling`` (default ``num_steps``, ``guidance_scale``
+``domain``, ``state`` (see :mod:`.metadata`), ``sampling`` (default ``num_steps``, ``guidance_scale``
 and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, the default first; 1
 predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
 chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
@@ -13,7 +13,7 @@ as in ``sampling``), ``dynamics_start`` (``"frame"``: they start at the given fr
 zeros instead of noise, as in training, which showed one step), ``future_mode``
 (``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not named, the policy
 answers actions alone, and forward dynamics predict the video of its rows), ``novelty_rmse`` (see
-:class:`.preview.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file
+:class:`.vae.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file
 -> digest, checked before loading).
 """
 
@@ -36,27 +36,32 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
-from strands_cosmos3.engine.locate import locate, repository_of
 from strands_cosmos3.engine.metadata import (
+    StateRow,
     read_count,
     read_novelty,
     read_policy_frames,
     read_sampling,
 )
-from strands_cosmos3.engine.preview import PreviewDecoder
 from strands_cosmos3.engine.sampler import SchedulerConfig
-from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
-from strands_cosmos3.engine.vae import materialise
-from strands_cosmos3.engine.variants import Variant, get_variant, variant_of_repo, variant_of_sizes
+from strands_cosmos3.engine.vae import PreviewDecoder, materialise
+from strands_cosmos3.engine.variants import (
+    Variant,
+    get_variant,
+    locate,
+    repository_of,
+    variant_of_repo,
+    variant_of_sizes,
+)
 from strands_cosmos3.engine.wan import empty_weight
-from strands_cosmos3.engine.weight_files import verify
-from strands_cosmos3.engine.weight_source import (
+from strands_cosmos3.engine.weight_files import (
     Shard,
     Slices,
     WeightSource,
     sliced_shape,
     unsharded,
+    verify,
 )
 from strands_cosmos3.engine.weights import (
     HEAD_KEYS,

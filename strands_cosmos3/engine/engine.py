@@ -7,8 +7,10 @@ d head width; C F H W latent channels, frames, height and width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +31,10 @@ from strands_cosmos3.engine.denoising import (
     require_alike,
     starting_samples,
 )
-from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
-from strands_cosmos3.engine.preflight import preflight
-from strands_cosmos3.engine.preview import Novelty, PreviewDecoder
+from strands_cosmos3.engine.preflight import choose_dtype, preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
@@ -45,10 +45,8 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
     unpatchify,
 )
-from strands_cosmos3.engine.text_cache import TextCache
-from strands_cosmos3.engine.timing import Stopwatch
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
-from strands_cosmos3.engine.vae import WanVae
+from strands_cosmos3.engine.vae import Novelty, PreviewDecoder, WanVae
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
@@ -60,6 +58,83 @@ from strands_cosmos3.types import Mode
 
 if TYPE_CHECKING:
     from strands_cosmos3 import ParallelConfig
+
+
+class Stopwatch:
+    """Times named parts of one call: wall-clock time on a CPU, events in the device's current
+    stream on a GPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._parts: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time the body of a ``with`` statement."""
+        start = self._now()
+        yield
+        self._parts.append((name, start, self._now()))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Milliseconds of each part and their ``total``."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        spent = {
+            p: start.elapsed_time(end) if self._cuda else (end - start) * 1e3
+            for p, start, end in self._parts
+        }
+        return {**spent, "total": sum(spent.values())}
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        # a thread's own device may be another
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+Ids = tuple[int, ...]
+
+
+class TextCache:
+    """Least-recently-used cache of :class:`TextKV` by token ids, for the weights of one engine.
+
+    ``prefill`` computes a missing entry. A prompt above ``limit_bytes`` is not kept.
+    """
+
+    def __init__(self, limit_bytes: int, prefill: Callable[[Ids], TextKV]):
+        if limit_bytes < 0:
+            raise InputError(f"limit_bytes is {limit_bytes}; it must be 0 (keep nothing) or more.")
+        self._limit = limit_bytes
+        self._prefill = prefill
+        self._held: OrderedDict[Ids, TextKV] = OrderedDict()
+        self.nbytes = 0
+        self.prefills = 0
+        self.hits = 0
+
+    def get(self, ids: Ids) -> TextKV:
+        """Keys and values of a prompt."""
+        if ids in self._held:
+            self._held.move_to_end(ids)
+            self.hits += 1
+            return self._held[ids]
+        self.prefills += 1
+        text = self._prefill(ids)
+        if text.nbytes <= self._limit:
+            while self.nbytes + text.nbytes > self._limit:
+                self.nbytes -= self._held.popitem(last=False)[1].nbytes
+            self._held[ids] = text
+            self.nbytes += text.nbytes
+        return text
+
+    def clear(self) -> None:
+        """Drop all prompts."""
+        self._held.clear()
+        self.nbytes = 0
+
 
 OnStep = Callable[[int, int], None]
 
@@ -137,14 +212,14 @@ class Cosmos3Engine:
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the
                 process's local rank.
             dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU,
-                ``auto`` measures (:func:`~strands_cosmos3.engine.dtype.choose_dtype`). The sampler
+                ``auto`` measures (:func:`~strands_cosmos3.engine.preflight.choose_dtype`). The sampler
                 and the time embedding are in float32 in any case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is
                 a single process.
             decode_video: Whether predicted videos can be decoded to pixels; a request's
                 ``decode_frames`` says how many frames are. If not, the VAE's decoder is not read.
                 ``"preview"`` reads the checkpoint's preview decoder instead, if it has one:
-                cheaper, for films (:mod:`strands_cosmos3.engine.preview`).
+                cheaper, for films (:mod:`strands_cosmos3.engine.vae`).
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.

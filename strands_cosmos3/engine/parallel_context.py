@@ -10,7 +10,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_source import Slices
+from strands_cosmos3.engine.weight_files import Slices
 
 # vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
 Velocities = tuple[torch.Tensor, torch.Tensor]

@@ -29,9 +29,9 @@ from strands_cosmos3.embodiments import (
 )
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
+from strands_cosmos3.engine.metadata import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
-from strands_cosmos3.engine.state import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import (
     ActionSpaceError,

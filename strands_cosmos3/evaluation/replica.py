@@ -30,7 +30,7 @@ from strands_cosmos3.parallel.group import RankGroup, RankTimeouts
 
 if TYPE_CHECKING:
     from strands_cosmos3.engine.checkpoint import Checkpoint
-    from strands_cosmos3.parallel.engine import RankGroupEngine
+    from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 MAX_STARTS = 3
 """How often one request may start ranks before the evaluation gives up."""
@@ -47,11 +47,11 @@ def check_model(settings: Settings) -> Checkpoint:
         CheckpointError, ConfigError: It cannot be loaded, or not be split so.
     """
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-    from strands_cosmos3.parallel import tensor
+    from strands_cosmos3.parallel.mesh import require_tp_size
 
     assert settings.policy.model is not None  # Settings checks this
     checkpoint = Checkpoint.open(locate(settings.policy.model))
-    tensor.check(checkpoint.config, settings.topology.tp_size)
+    require_tp_size(checkpoint.config, settings.topology.tp_size)
     return checkpoint
 
 
@@ -243,6 +243,6 @@ def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
     """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be
     read here.
     """
-    from strands_cosmos3.parallel.engine import RankGroupEngine
+    from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
     return RankGroupEngine(check_model(settings), False, ReplicaClient(replica))

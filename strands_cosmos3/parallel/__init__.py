@@ -5,15 +5,12 @@ torch.distributed.
 
     config.py        ParallelConfig: the degrees, checked against the number of processes before loading; RankOptions
     collectives.py   process groups, their exchanges and traffic counters
-    mesh.py          Mesh: one rank's position in the groups, as the engine uses it
-    tensor.py        the slice of a stored weight that a rank keeps, and where the model sums over ranks
+    mesh.py          Mesh: one rank's position in the groups, as the engine uses it, and its slices of the weights
     sharded_vae.py   the VAE over width shards (exact) or overlapping tiles
     payload.py       requests and results as bytes: safetensors and JSON, never pickle
     group.py         RankGroup: supervises ranks through RankHandle and RankStatus, and ends all of them together
-    rank.py          Rank: one rank, in whatever process hosts it
-    rank_process.py  a rank in a process on this machine, and its handle
-    process_exit.py  how a rank's process ends
-    engine.py        RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
+    rank.py          Rank: one rank, in whatever process hosts it; ranks in processes on this machine
+    rank_engine.py   RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
 
 To host ranks elsewhere (Ray actors in ``evaluation.ranks``), run a ``Rank`` in each process and
 write a ``RankHandle`` for it::

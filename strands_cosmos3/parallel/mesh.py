@@ -1,6 +1,19 @@
-"""One rank's position in the tensor-parallel and guidance-parallel groups."""
+"""One rank's position in the tensor-parallel and guidance-parallel groups, and the slice of each
+stored weight that it keeps.
+
+The model itself is unchanged. Query, key, value, gate and up projections are split by rows (each
+rank has its own heads and neurons), ``out`` and ``down`` by columns (each rank's output is a
+summand), the embedding by columns (each rank has a part of every token's vector). Norms, input and
+output projections and action heads are replicated. Each layer sums twice.
+
+With fewer key heads than ranks, several ranks keep the same head: rank r keeps head ``r * heads //
+ranks``.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,11 +21,88 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
-from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_source import Slices
-from strands_cosmos3.parallel import tensor
+from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
+from strands_cosmos3.engine.weight_files import Slices
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import Group, Traffic, naming_lost_ranks
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
+
+_ROWS = re.compile(r".*\.(to_q|add_q_proj|gate_proj|up_proj)\.(weight|bias)")
+_KEY_HEADS = re.compile(r".*\.(to_k|to_v|add_k_proj|add_v_proj)\.(weight|bias)")
+_COLUMNS = re.compile(r".*\.(to_out|to_add_out|down_proj)\.weight|embed_tokens\.weight")
+
+
+def require_tp_size(config: TransformerConfig, tp_size: int) -> None:
+    """Raise a ConfigError that lists the valid degrees if layers cannot be split into equal
+    parts.
+    """
+    if not _divides(config, tp_size):
+        valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
+        raise ConfigError(
+            f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} "
+            "heads, "
+            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, width "
+            f"{config.hidden_size}) into "
+            f"equal parts; valid: {', '.join(map(str, valid))}."
+        )
+
+
+def _divides(config: TransformerConfig, n: int) -> bool:
+    k = config.num_key_value_heads
+    sizes = (config.num_attention_heads, config.intermediate_size, config.hidden_size)
+    return all(size % n == 0 for size in sizes) and (k % n == 0 or n % k == 0)
+
+
+def key_heads(config: TransformerConfig, rank: int, size: int) -> range:
+    """Return the key heads that a rank's query heads read."""
+    k = config.num_key_value_heads
+    first = rank * k // size
+    return range(first, first + max(k // size, 1))
+
+
+def shard_slices(
+    key: str, shape: tuple[int, ...], config: TransformerConfig, rank: int, size: int
+) -> Slices:
+    """Return the slices that a rank keeps of a stored weight (name in the released layout, full
+    shape); empty for all of it.
+    """
+    if size == 1:
+        return ()
+    if _KEY_HEADS.fullmatch(key):
+        heads = key_heads(config, rank, size)
+        return (slice(heads.start * config.head_dim, heads.stop * config.head_dim),)
+    if _ROWS.fullmatch(key):
+        return (_part(shape[0], rank, size),)
+    if _COLUMNS.fullmatch(key):
+        return (slice(0, shape[0]), _part(shape[1], rank, size))
+    return ()
+
+
+def _part(n: int, rank: int, size: int) -> slice:
+    return slice(n // size * rank, n // size * (rank + 1))
+
+
+def sum_over_ranks(transformer: Cosmos3Transformer, group: Group) -> None:
+    """Add the sums over ranks to a model of sharded weights: after each attention projection and
+    after each MLP.
+    """
+    if group.size == 1:
+        return
+
+    def all_reduce(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return group.sum(output, "layer")
+
+    def all_gather(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat(group.gather(output, "embedding"), dim=-1)
+
+    transformer.text.embed_tokens.register_forward_hook(all_gather)
+    for name, module in transformer.named_modules():
+        if isinstance(module, Mlp):
+            module.register_forward_hook(all_reduce)
+        elif name.endswith((".to_out", ".to_add_out")):
+            if module.bias is not None and group.rank > 0:
+                module.register_parameter("bias", None)  # it is added once
+            module.register_forward_hook(all_reduce)
 
 
 class Mesh(ParallelContext):
@@ -45,17 +135,17 @@ class Mesh(ParallelContext):
 
     def check(self, config: TransformerConfig) -> None:
         """See :meth:`ParallelContext.check`."""
-        tensor.check(config, self._tp_size)
+        require_tp_size(config, self._tp_size)
         self._config = config
 
     def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
         """See :meth:`ParallelContext.shard`."""
         assert self._config is not None, "call check first"
-        return tensor.shard(key, shape, self._config, self.tp.rank, self.tp.size)
+        return shard_slices(key, shape, self._config, self.tp.rank, self.tp.size)
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
         """See :meth:`ParallelContext.parallelize`."""
-        tensor.parallelize(transformer, self.tp)
+        sum_over_ranks(transformer, self.tp)
 
     def parallelize_vae(self, vae: Vae) -> Vae:
         """See :meth:`ParallelContext.parallelize_vae`."""

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.factory import STEM
-from strands_cosmos3.engine.preview import PreviewDecoder
+from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.loop import LossMetrics
 

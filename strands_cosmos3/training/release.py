@@ -19,9 +19,9 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
-from strands_cosmos3.engine.preview import PreviewDecoder
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
+from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError

@@ -27,7 +27,7 @@ from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.engine.frames import compose_views  # noqa: E402
-from strands_cosmos3.engine.state import StateRow  # noqa: E402
+from strands_cosmos3.engine.metadata import StateRow  # noqa: E402
 from strands_cosmos3.engine.variants import VARIANTS  # noqa: E402
 from strands_cosmos3.errors import (  # noqa: E402
     ActionSpaceError,

@@ -13,8 +13,8 @@ from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.dtype import LEAST_GAIN, LEAST_WIDTH, bfloat16_gain, choose_dtype
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.preflight import LEAST_GAIN, LEAST_WIDTH, bfloat16_gain, choose_dtype
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig
 

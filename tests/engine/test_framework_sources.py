@@ -24,8 +24,8 @@ from helpers.real_shapes import real_config
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.formats.framework import framework_name, released_name, renamed
 from strands_cosmos3.engine.formats.inspect import inspect
-from strands_cosmos3.engine.formats.names import framework_name, released_name, renamed
 from strands_cosmos3.engine.weights import expected_shapes
 
 pytestmark = pytest.mark.peers

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from helpers.cosmos3_oracle import Case, engine, request
-from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.engine import Cosmos3Engine, Stopwatch
 from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.engine.timing import Stopwatch
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.parallel.config import ParallelConfig
 

@@ -17,7 +17,7 @@ from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.preview import NovelPictureWarning, PreviewDecoder
+from strands_cosmos3.engine.vae import NovelPictureWarning, PreviewDecoder
 from strands_cosmos3.errors import ConfigError, LayoutError, WeightsError
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
 from strands_cosmos3.policy import Cosmos3Policy

@@ -13,8 +13,8 @@ from helpers.cosmos3_oracle import engine, pipeline
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
-from strands_cosmos3.engine.state import StateRow
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     ActionSpaceError,

@@ -30,7 +30,7 @@ from strands_cosmos3.engine.factory import (
     transformer_config,
     write_tokenizer,
 )
-from strands_cosmos3.engine.formats.names import framework_name
+from strands_cosmos3.engine.formats.framework import framework_name
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import STEM
 

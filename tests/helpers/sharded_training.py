@@ -12,7 +12,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.parallel.process_exit import exit_rank
+from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss

@@ -8,7 +8,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.parallel import tensor
+from strands_cosmos3.parallel.mesh import key_heads, require_tp_size, shard_slices
 
 NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
 
@@ -60,15 +60,15 @@ def test_one_by_one_is_one_process(checkpoints, parallel):
 @pytest.mark.parametrize("size", [3, 5, 64])
 def test_a_degree_that_does_not_divide_lists_those_that_do(size):
     with pytest.raises(ConfigError, match=r"valid: 1, 2, 4, 8, 16, 32\."):
-        tensor.check(NANO, size)
+        require_tp_size(NANO, size)
 
 
 def test_key_heads_fewer_than_ranks():
-    assert [list(tensor.key_heads(NANO, rank, 2)) for rank in range(2)] == [
+    assert [list(key_heads(NANO, rank, 2)) for rank in range(2)] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]
-    assert [list(tensor.key_heads(NANO, rank, 16)) for rank in range(16)] == [
+    assert [list(key_heads(NANO, rank, 16)) for rank in range(16)] == [
         [rank // 2] for rank in range(16)
     ]
 
@@ -77,13 +77,13 @@ def test_key_heads_fewer_than_ranks():
 def test_every_query_head_sits_with_its_key_head(size):
     for rank in range(size):
         queries = range(rank * 32 // size, (rank + 1) * 32 // size)
-        assert {q // 4 for q in queries} == set(tensor.key_heads(NANO, rank, size))
+        assert {q // 4 for q in queries} == set(key_heads(NANO, rank, size))
 
 
 @pytest.mark.parametrize("size", [2, 8, 16])
 def test_cuts_cover_every_weight_without_gaps(size):
     for key, shape in expected_shapes(NANO).items():
-        cuts = [tensor.shard(key, shape, NANO, rank, size) for rank in range(size)]
+        cuts = [shard_slices(key, shape, NANO, rank, size) for rank in range(size)]
         if not cuts[0]:
             assert not any(cuts)
             continue

@@ -148,7 +148,7 @@ LEADER = """
 import json, sys, tempfile, time
 from dataclasses import asdict
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
-from strands_cosmos3.parallel.rank_process import RankProcess
+from strands_cosmos3.parallel.rank import RankProcess
 common = {"checkpoint": sys.argv[1], "parallel": asdict(ParallelConfig(2)), "options": asdict(RankOptions(threads=1))}
 common["init_method"] = f"file://{tempfile.mkdtemp()}/ranks"
 ranks = [RankProcess(rank, 8.0) for rank in range(2)]

@@ -18,7 +18,7 @@ from helpers.serving import libero_request, request, until
 from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.backends import ServiceOptions, make_backend
-from strands_cosmos3.backends.libero_service import LiberoServiceBackend
+from strands_cosmos3.backends.service import LiberoServiceBackend
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,

@@ -19,7 +19,7 @@ from test_server import TOKEN, ask, dial, get
 
 from helpers.serving import LIBERO, Several, libero_request, observation, until
 from helpers.transcripts import exchange_http
-from strands_cosmos3.backends.libero_service import LiberoServiceBackend
+from strands_cosmos3.backends.service import LiberoServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig

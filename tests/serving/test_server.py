@@ -31,12 +31,12 @@ from strands_cosmos3.errors import (
     ServiceTimeoutError,
     ServiceUnreadableError,
 )
-from strands_cosmos3.serving.access import Tokens
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+from strands_cosmos3.serving.server_config import Tokens
 from strands_cosmos3.types import ActionChunk
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 

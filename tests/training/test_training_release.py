@@ -22,7 +22,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.errors import (
     CheckpointError,
     ConfigError,

@@ -10,7 +10,7 @@ import torch
 
 from recipes.table_policy.windows import ClipWindows, PictureWindows, executed_rows
 from strands_cosmos3.actions.stats import denormalize_chunk
-from strands_cosmos3.engine.state import StateRow
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.windows import POLICY
 

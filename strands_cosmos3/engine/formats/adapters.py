@@ -8,12 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from strands_cosmos3.engine.formats.framework import is_vision, renamed
 from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
-from strands_cosmos3.engine.formats.names import is_vision, renamed
 from strands_cosmos3.engine.formats.sources import Overlay, Renamed, WithLora
-from strands_cosmos3.engine.locate import repository_of
-from strands_cosmos3.engine.weight_files import WeightFiles
-from strands_cosmos3.engine.weight_source import DTYPES, WeightSource, readable
+from strands_cosmos3.engine.variants import repository_of
+from strands_cosmos3.engine.weight_files import DTYPES, WeightFiles, WeightSource, readable
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import shown
 

@@ -10,12 +10,15 @@ from typing import Any
 from strands_cosmos3.engine.formats import dcp
 from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
 from strands_cosmos3.engine.formats.contract import CONTRACT, Stated, fields_of, read_contract
-from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
+from strands_cosmos3.engine.formats.framework import (
+    MODEL_TYPE,
+    QUANTIZATION,
+    FrameworkExport,
+    ModelOptFp8,
+)
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
-from strands_cosmos3.engine.formats.quantized import QUANTIZATION, ModelOptFp8
-from strands_cosmos3.engine.locate import existing, locate, repository_of
-from strands_cosmos3.engine.variants import VARIANTS
+from strands_cosmos3.engine.variants import VARIANTS, existing, locate, repository_of
 from strands_cosmos3.engine.weight_files import read_config
 from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
 from strands_cosmos3.resources import shown

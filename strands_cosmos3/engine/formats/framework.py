@@ -1,24 +1,120 @@
-"""cosmos-framework's Hugging Face export (``export_model``): ``model.net.<framework name>`` in the
-root, no VAE.
+"""cosmos-framework: its names of weights, its Hugging Face export (``export_model``) and ModelOpt's
+static FP8.
 
-Source: cosmos-framework 5eee9ed5, ``scripts/export_model.py``. A contract is inside for Edge
-policies alone, and not whole: ``checkpoint.json.policy`` has the domain, the rows of an answer and
-their rate.
+Names of other formats become the released (diffusers) names: a rename is the whole conversion,
+there are no transposes and no fused matrices. An export holds ``model.net.<framework name>`` in the
+root and no VAE; a contract is inside for Edge policies alone, and not whole
+(``checkpoint.json.policy`` has the domain, the rows of an answer and their rate). FP8 weights are
+dequantised while they are read; other packings (NVFP4, block FP8, W4A16) are refused.
+
+Source: cosmos-framework 5eee9ed5, ``scripts/_convert_model_to_diffusers.py``,
+``inference/model.py``, ``scripts/export_model.py`` and ``utils/generator/quantization.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from strands_cosmos3.engine.formats.contract import Stated
-from strands_cosmos3.engine.formats.layout import OnBase
-from strands_cosmos3.engine.formats.names import is_vision, renamed
-from strands_cosmos3.engine.formats.sources import Renamed
-from strands_cosmos3.engine.weight_files import WeightFiles
-from strands_cosmos3.engine.weight_source import WeightSource
-from strands_cosmos3.errors import LayoutError, VariantError
+from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, require_implemented
+from strands_cosmos3.engine.formats.sources import Dequantized, Renamed
+from strands_cosmos3.engine.weight_files import DTYPES, WeightFiles, WeightSource, readable
+from strands_cosmos3.errors import LayoutError, VariantError, WeightsError
 from strands_cosmos3.resources import shown
+
+# the longer names first: q_proj_moe_gen before q_proj
+ATTENTION: Mapping[str, str] = MappingProxyType(
+    {
+        "q_proj_moe_gen": "add_q_proj",
+        "k_proj_moe_gen": "add_k_proj",
+        "v_proj_moe_gen": "add_v_proj",
+        "o_proj_moe_gen": "to_add_out",
+        "q_norm_moe_gen": "norm_added_q",
+        "k_norm_moe_gen": "norm_added_k",
+        "q_proj": "to_q",
+        "k_proj": "to_k",
+        "v_proj": "to_v",
+        "o_proj": "to_out",
+        "q_norm": "norm_q",
+        "k_norm": "norm_k",
+    }
+)
+HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "vae2llm": "proj_in",
+        "llm2vae": "proj_out",
+        "action2llm": "action_proj_in",
+        "llm2action": "action_proj_out",
+        "sound2llm": "audio_proj_in",
+        "llm2sound": "audio_proj_out",
+        "sound_modality_embed": "audio_modality_embed",
+    }
+)
+TIME = MappingProxyType(
+    {
+        "time_embedder.mlp.0.": "time_embedder.linear_1.",
+        "time_embedder.mlp.2.": "time_embedder.linear_2.",
+    }
+)
+# the reasoner's picture encoder, which no action policy reads
+_EYES = ("visual", "vision", "siglip", "projector")
+
+
+def released_name(name: str) -> str:
+    """The released name of a framework name without its prefix; a released name stays."""
+    for old, new in TIME.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    name = name.removeprefix("language_model.").removeprefix("model.")
+    head, dot, rest = name.partition(".")
+    if head in HEADS:
+        return f"{HEADS[head]}{dot}{rest}"
+    parts = name.split(".")
+    if parts[0] == "layers" and "self_attn" in parts:
+        return ".".join(ATTENTION.get(part, part) for part in parts)
+    return name
+
+
+def framework_name(name: str) -> str:
+    """The framework's name of a released one: the inverse of :func:`released_name`."""
+    back = {new: old for old, new in (*ATTENTION.items(), *HEADS.items())}
+    for old, new in TIME.items():
+        name = name.replace(new, old)
+    head, dot, rest = name.partition(".")
+    if head in back:
+        return f"{back[head]}{dot}{rest}"
+    if head in ("layers", "embed_tokens", "norm", "norm_moe_gen"):
+        return "language_model.model." + ".".join(back.get(part, part) for part in name.split("."))
+    return f"language_model.{name}" if head == "lm_head" else name
+
+
+def is_vision(name: str) -> bool:
+    """Whether a weight belongs to a picture encoder: it is listed, and skipped."""
+    return any(eye in part for part in name.split(".")[:-1] for eye in _EYES)
+
+
+def renamed(stored: Iterable[str], prefix: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Released name -> stored name of all weights under ``prefix``, and the rest.
+
+    Raises WeightsError if two weights have one name.
+    """
+    names: dict[str, str] = {}
+    rest = []
+    for key in sorted(stored):
+        if not key.startswith(prefix) or is_vision(key):
+            rest.append(key)
+            continue
+        name = released_name(key.removeprefix(prefix))
+        if name in names:
+            raise WeightsError(
+                f"{readable(key)} and {readable(names[name])} are both {readable(name)}; one is "
+                "wrong."
+            )
+        names[name] = key
+    return names, tuple(rest)
+
 
 MODEL_TYPE = "cosmos3_omni"
 _POLICY = {"domain_name": "domain", "action_chunk_size": "chunk", "conditioning_fps": "fps"}
@@ -94,3 +190,35 @@ def require_vision(skipped: tuple[str, ...], layout: OnBase) -> None:
             f"{shown(unknown[:6])}; nothing "
             "was loaded."
         )
+
+
+QUANTIZATION = "hf_quant_config.json"
+_IMPLEMENTED: Implemented = {
+    "quant_method": ("modelopt",),
+    "quant_algo": ("FP8",),
+    **dict.fromkeys(
+        ("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()
+    ),
+}
+_INSTEAD = "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was made from."
+
+
+class ModelOptFp8(Layout):
+    """A folder in the released layout with FP8 linear layers."""
+
+    format = "ModelOpt FP8"
+
+    def weights(self) -> WeightSource:
+        config = self.read(QUANTIZATION)
+        if not {"quant_method", "quant_algo"} <= config.keys():
+            raise LayoutError(
+                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
+                f"{shown(config)}. {_INSTEAD}"
+            )
+        nested = config.get("quantization")
+        for block in (config, nested if isinstance(nested, Mapping) else {}):
+            require_implemented(block, _IMPLEMENTED, self.root / QUANTIZATION, _INSTEAD)
+        files = WeightFiles(self.root / "transformer", self.root, dtypes=(*DTYPES, "F8_E4M3"))
+        weights = Dequantized(files)
+        names, self.skipped = renamed(weights.shapes, "")
+        return Renamed(weights, names)

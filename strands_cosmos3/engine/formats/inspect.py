@@ -19,7 +19,7 @@ from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import kept_bytes, working_bytes
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.engine.weight_source import WeightSource
+from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}

@@ -12,8 +12,13 @@ from typing import Any
 
 from strands_cosmos3.engine.formats.contract import Stated, merged
 from strands_cosmos3.engine.metadata import METADATA, read_metadata
-from strands_cosmos3.engine.weight_files import WeightFiles, inside, read_config
-from strands_cosmos3.engine.weight_source import WeightSource, readable
+from strands_cosmos3.engine.weight_files import (
+    WeightFiles,
+    WeightSource,
+    inside,
+    read_config,
+    readable,
+)
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 

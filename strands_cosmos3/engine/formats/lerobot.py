@@ -18,6 +18,7 @@ import torch
 from strands_cosmos3.actions.normalization import FIGURES
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
 from strands_cosmos3.engine.formats.contract import FIELDS, Stated
+from strands_cosmos3.engine.formats.framework import is_vision
 from strands_cosmos3.engine.formats.layout import (
     Implemented,
     Layout,
@@ -25,10 +26,14 @@ from strands_cosmos3.engine.formats.layout import (
     first_existing,
     require_implemented,
 )
-from strands_cosmos3.engine.formats.names import is_vision
 from strands_cosmos3.engine.formats.sources import Renamed
-from strands_cosmos3.engine.weight_files import WeightFiles, opened
-from strands_cosmos3.engine.weight_source import WeightSource, readable, require_finite
+from strands_cosmos3.engine.weight_files import (
+    WeightFiles,
+    WeightSource,
+    opened,
+    readable,
+    require_finite,
+)
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 

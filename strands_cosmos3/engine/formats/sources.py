@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from strands_cosmos3.engine.weight_source import Index, WeightSource, readable, require_finite
+from strands_cosmos3.engine.weight_files import Index, WeightSource, readable, require_finite
 from strands_cosmos3.errors import WeightsError
 
 Wanted = Mapping[str, tuple[str, Index]]

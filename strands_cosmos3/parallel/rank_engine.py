@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.dtype import choose_dtype
 from strands_cosmos3.engine.options import DecodeVideo
+from strands_cosmos3.engine.preflight import choose_dtype
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.parallel import tensor
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import OnStep, RankTimeouts
+from strands_cosmos3.parallel.mesh import require_tp_size
 from strands_cosmos3.parallel.payload import decode_results, encode_requests
-from strands_cosmos3.parallel.rank_process import rank_processes
+from strands_cosmos3.parallel.rank import rank_processes
 
 
 class Ranks(Protocol):
@@ -61,7 +61,7 @@ class RankGroupEngine:
         options = options or RankOptions()
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
-        tensor.check(checkpoint.config, parallel.tp_size)
+        require_tp_size(checkpoint.config, parallel.tp_size)
         options.engine.require_runnable(options.device.partition(":")[0], parallel.tp_size)
         # once for all ranks
         dtype = choose_dtype(options.dtype, torch.device(options.device), checkpoint.config)
