@@ -10,17 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import (
-    F64,
-    finite_array,
-    instance_of,
-    mask_array,
-    positive,
-    require_rows,
-    require_type,
-    rigid_transform,
-)
-from strands_cosmos3.errors import InputError, ShapeError
+from strands_cosmos3.checks import F64, finite_array, positive
+from strands_cosmos3.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,20 +23,11 @@ class SerialChain:
             joint's; joints turn about, or slide along, their z axis.
         point_m: [3] the point in the last joint's frame.
         slides: [n] whether a joint slides.
-
-    Raises:
-        InputError, ShapeError, NonFiniteError: An array is malformed.
     """
 
     T_parent_joint: F64
     point_m: F64
     slides: NDArray[np.bool_]
-
-    def __post_init__(self) -> None:
-        T = rigid_transform(self.T_parent_joint, "T_parent_joint", batch=True)
-        object.__setattr__(self, "T_parent_joint", T)
-        object.__setattr__(self, "point_m", finite_array(self.point_m, "point_m", (3,)))
-        object.__setattr__(self, "slides", mask_array(self.slides, "slides", len(T)))
 
     @cached_property
     def reach_m(self) -> F64:
@@ -62,14 +44,9 @@ class SerialChain:
         From the tip to the base. A turn by q takes ``c = x + iy`` to ``c e^iq``; the derivatives
         follow by the product rule.
         """
-        require_rows(len(self.slides), q_rad, qd_rad_s, qdd_rad_s2, axes=2)
         x = np.zeros((3, 3, len(q_rad)))  # position, velocity, acceleration; axis; M
         x[0] = self.point_m[:, None]
-        q, qd, qdd = (
-            np.ascontiguousarray(q_rad.T),
-            np.ascontiguousarray(qd_rad_s.T),
-            np.ascontiguousarray(qdd_rad_s2.T),
-        )
+        q, qd, qdd = (np.ascontiguousarray(x.T) for x in (q_rad, qd_rad_s, qdd_rad_s2))
         turn = np.exp(1j * q)
         for i in range(len(q) - 1, -1, -1):
             if self.slides[i]:
@@ -90,7 +67,6 @@ class SerialChain:
         """Return the pose [..., 4, 4] of the last joint's frame in the base at joint angles
         [..., n].
         """
-        require_rows(len(self.slides), q_rad)
         T = np.broadcast_to(np.eye(4), (*q_rad.shape[:-1], 4, 4))
         for joint, T_parent in enumerate(self.T_parent_joint):
             step = np.zeros((*q_rad.shape[:-1], 4, 4))
@@ -106,7 +82,6 @@ class SerialChain:
 
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
-        require_rows(len(self.slides), q_rad, axes=2)
         x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
         turn = np.exp(1j * q_rad.T)
         for i in range(len(turn) - 1, -1, -1):
@@ -133,30 +108,9 @@ class HandLimits:
     acceleration: float
     joints: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        n = len(instance_of(self.chain, SerialChain, "the hand's chain").slides)
-        for name in ("velocity", "acceleration"):
-            positive(getattr(self, name), f"the hand's {name}")
-        if self.joints is not None:
-            require_type(self.joints, tuple[int, ...], "the hand's joints")
-            if len(set(self.joints)) != n or min(self.joints) < 0:
-                raise InputError(
-                    f"the hand's joints must be {n} different indices, one for each of its chain, "
-                    f"got {self.joints}."
-                )
-
     def own(self, values: F64) -> F64:
-        """Return the columns of the chain's joints from values [..., n] of all the limits'
-        joints; ShapeError if n is less.
-        """
-        shape = instance_of(values, np.ndarray, "values").shape
-        if self.joints is None:
-            return values
-        if not shape or shape[-1] <= max(self.joints):
-            raise ShapeError(
-                f"values must be of more than {max(self.joints)} joints, got {list(shape)}."
-            )
-        return values[..., list(self.joints)]
+        """Return the columns of the chain's joints from values [..., n] of all limited joints."""
+        return values if self.joints is None else values[..., list(self.joints)]
 
 
 _BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
@@ -199,17 +153,13 @@ class JointLimits:
         for name in ("velocity", "acceleration", "jerk", "torque"):
             if not (getattr(self, name) > 0).all():
                 raise InputError(f"{name} limits must be above zero, got {getattr(self, name)}.")
-        require_type(self.other_hands, tuple[HandLimits, ...], "other_hands")
         for hand in self.hands:
-            chained = len(instance_of(hand, HandLimits, "hand").chain.slides)
-            fits = (
-                chained == len(self.q_min)
-                if hand.joints is None
-                else max(hand.joints) < len(self.q_min)
-            )
-            if not fits:
+            joints = range(len(hand.chain.slides)) if hand.joints is None else hand.joints
+            if max(joints) >= len(self.q_min) or (
+                hand.joints is None and len(joints) != len(self.q_min)
+            ):
                 raise InputError(
-                    f"the hand's chain has {chained} joints, but the limits {len(self.q_min)}."
+                    f"the hand's chain has {len(joints)} joints, but the limits {len(self.q_min)}."
                 )
 
     @property
@@ -221,18 +171,17 @@ class JointLimits:
         """Say which joint of a configuration [n] lies outside its range by more than a
         tolerance; None if all are inside.
         """
-        q_rad = finite_array(q_rad, "q_rad", self.q_min.shape)
-        tolerance_rad = float(finite_array(tolerance_rad, "tolerance_rad", ()))
         beyond = np.maximum(self.q_min - q_rad, q_rad - self.q_max)
         joint = int(np.argmax(beyond))
         if beyond[joint] <= tolerance_rad:
             return None
-        where = f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
-        return f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range {where}"
+        return (
+            f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range "
+            f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
+        )
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""
-        joints = mask_array(joints, "joints", len(self.q_min))
         return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
 
     def derated(self, factor: float) -> JointLimits:
@@ -243,14 +192,12 @@ class JointLimits:
         """
         if not positive(factor, "a derating factor") <= 1.0:
             raise InputError(f"a derating factor must lie in (0, 1], got {factor!r}.")
-        slower = [
+        hands = tuple(
             replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor)
             for hand in self.hands
-        ]
-        hand = slower.pop(0) if self.hand is not None else None
-        hands = {"hand": hand, "other_hands": tuple(slower)}
+        )
+        n_first = 0 if self.hand is None else 1
+        rates = {name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")}
         return replace(
-            self,
-            **hands,
-            **{name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")},
+            self, hand=hands[0] if n_first else None, other_hands=hands[n_first:], **rates
         )
