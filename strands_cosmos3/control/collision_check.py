@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, require_rows, whole_number
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
-from strands_cosmos3.robots.model import joint_ids
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
@@ -57,7 +56,7 @@ class CollisionCheck:
     """
 
     def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
-        joints = joint_ids(model, joints)
+        joints = list(joints)
         self.model, self._data = model, mujoco.MjData(model)
         self.pairs = self._ever_apart(_pairs(model, joints), joints)
         # 0: no bounding sphere, as of a plane

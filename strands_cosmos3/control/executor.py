@@ -434,7 +434,7 @@ class Executor:
         if not exceeded and self.state is not ExecutorState.FAULT:
             for hand in limits.hands:
                 exceeded += self._hand_exceeds(
-                    hand, *(hand.own(x) for x in (path, np.abs(speed[1:]), np.abs(change[1:])))
+                    hand, *(hand.of_chain(x) for x in (path, np.abs(speed[1:]), np.abs(change[1:])))
                 )
         if exceeded:
             raise ActuatorGuardError(

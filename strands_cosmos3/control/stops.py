@@ -154,9 +154,9 @@ def _strain_bound(q: F64, v: F64, a: F64, limits: JointLimits, stop_s: float) ->
     slowing = np.maximum(deceleration, np.abs(a))
     strain = np.zeros(len(q))
     for hand in limits.hands:
-        reach, own = hand.chain.reach_m, hand.own(speed)
+        reach, own = hand.chain.reach_m, hand.of_chain(speed)
         fast = own @ reach
-        hard = hand.own(slowing) @ reach + 2 * own.sum(1) * fast
+        hard = hand.of_chain(slowing) @ reach + 2 * own.sum(1) * fast
         strain = np.maximum(strain, np.maximum(fast / hand.velocity, hard / hand.acceleration))
     leaves = (
         (slowing >= limits.acceleration) | (q + travel > limits.q_max) | (q - travel < limits.q_min)
@@ -198,7 +198,7 @@ def _strain(state: tuple[F64, F64, F64], stop_s: F64, limits: JointLimits) -> tu
     strain = np.zeros(at_s.shape[:2])
     for hand in limits.hands:
         _, speed, acceleration = hand.chain.motion(
-            *(np.ascontiguousarray(hand.own(x)) for x in flat)
+            *(np.ascontiguousarray(hand.of_chain(x)) for x in flat)
         )
         share = np.maximum(
             _length(speed) / hand.velocity, _length(acceleration) / hand.acceleration

@@ -486,7 +486,9 @@ def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]
     speeds: list[F64] = []
     accelerations: list[F64] = []
     for hand in limits.hands:
-        _, speed, acceleration = hand.chain.motion(hand.own(q), hand.own(v), hand.own(a))
+        _, speed, acceleration = hand.chain.motion(
+            hand.of_chain(q), hand.of_chain(v), hand.of_chain(a)
+        )
         speeds.append(np.linalg.norm(speed, axis=1) / hand.velocity)
         accelerations.append(np.linalg.norm(acceleration, axis=1) / hand.acceleration)
     return np.max(speeds, axis=0), np.max(accelerations, axis=0)

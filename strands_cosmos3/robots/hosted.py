@@ -1,5 +1,5 @@
-"""Inspect the arms in a host's MuJoCo model: whether they are the robot, its servo lag, and its
-gripper's unit.
+"""The arms in a host's MuJoCo model: whether they are the robot, the lag of their servos, and their
+grippers' unit.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.model import frame_body, load_robot
+from strands_cosmos3.robots.model import (
+    bodies_up_from,
+    driven_joints,
+    frame_body,
+    load_robot,
+    pose_of,
+)
 from strands_cosmos3.robots.servo import servo_lead_s
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 
@@ -27,17 +33,11 @@ _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
 _PROBES = np.array([0.0, 0.3, -0.4])[:, None]
 
 
-def require_franka(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` unless a model's arm is a Franka; as :func:`require_robot`."""
-    require_robot(model, namespace, joints)
-
-
-@typed()
 def require_robot(
     model: mujoco.MjModel, namespace: str, joints: Sequence[str], robot: RobotSpec = PANDA
 ) -> None:
     """Raise a :class:`ConfigError` unless a model's arms are the robot, which inverse kinematics is
-    solved for.
+    solved for, and InputError unless it is a model.
 
     Every hand's pose is compared with the robot's own kinematics at three configurations, and so is
     where the bases of several limbs stand. A model without the robot's hands is accepted by its
@@ -45,7 +45,9 @@ def require_robot(
     prefixes the robot's names, e.g. ``"panda/"``.
     """
     instance_of(model, mujoco.MjModel, "model")
-    if len(robot.limbs) > 1 and len(joints) != len(robot.joints):
+    instance_of(namespace, str, "namespace")
+    several = len(robot.limbs) > 1
+    if several and len(joints) != len(robot.joints):
         raise ConfigError(
             f"{robot.title} has {len(robot.joints)} joints, and {len(joints)} are named."
         )
@@ -57,29 +59,25 @@ def require_robot(
         raise ConfigError(
             f"{robot.title} has {len(robot.joints)} joints, and {len(ids)} are named."
         )
-    own, bases, first = load_robot(robot), [], 0
+    reference, pairs, first = load_robot(robot), list[tuple[_Chain, _Chain]](), 0
     for limb, hand in zip(robot.limbs, hands, strict=True):
-        chain = ids[first : first + len(limb.joints)]
-        own_chain = [own.joint(name).id for name in limb.joints]
-        pair = (_Chain(model, chain, hand), _Chain(own, own_chain, frame_body(own, limb)))
-        _require_hand(
-            *pair, limb, "hand" if len(robot.limbs) == 1 else f"{limb.name} hand", robot.title
-        )
-        bases.append(pair)
+        host = _Chain(model, ids[first : first + len(limb.joints)], hand)
+        joints_of_limb = [reference.joint(name).id for name in limb.joints]
+        expected = _Chain(reference, joints_of_limb, frame_body(reference, limb))
+        _require_hand(host, expected, limb, robot.title, several)
+        pairs.append((host, expected))
         first += len(limb.joints)
-    limbs = list(robot.limbs)
-    for limb, (hosts, ours) in zip(limbs[1:], bases[1:], strict=True):
-        error = np.linalg.inv(_between(bases[0][1], ours)) @ _between(bases[0][0], hosts)
-        if (off := _off(error)) is not None:
+    (first_host, first_expected), *others = pairs
+    for limb, (host, expected) in zip(robot.limbs[1:], others, strict=True):
+        error = np.linalg.inv(_between(first_expected, expected)) @ _between(first_host, host)
+        if (distance := _distance(error)) is not None:
             raise ConfigError(
-                f"the base of the simulated robot's {limb.name} arm stands {off} from where that "
-                f"of {robot.title} does, seen "
-                f"from the {limbs[0].name} one; its arms could meet unseen. Describe them in a "
-                "robot of your own."
+                f"the base of the simulated robot's {limb.name} arm stands {distance} from where "
+                f"that of {robot.title} does, seen from the {robot.limbs[0].name} one; its arms "
+                "could meet unseen. Describe them in a robot of your own."
             )
 
 
-@typed()
 def require_actuators(
     model: mujoco.MjModel,
     namespace: str,
@@ -103,7 +101,7 @@ def require_actuators(
             joint that it moves.
         robot: The robot.
     """
-    ids = _joint_ids(instance_of(model, mujoco.MjModel, "model"), namespace, joints)
+    ids = _joint_ids(model, namespace, joints)
     limbs = [limb for limb in robot.limbs if limb.gripper is not None]
     if len(commands) != len(ids) or len(grippers) != len(limbs):
         raise InputError(
@@ -111,15 +109,15 @@ def require_actuators(
             f"{len(commands)} and {len(grippers)}."
         )
     for name, key, joint in zip(joints, commands, ids, strict=True):
-        driven = _commanded(model, namespace, key)
-        direct = driven >= 0 and model.actuator_trntype[driven] == mujoco.mjtTrn.mjTRN_JOINT
-        if direct and (moved := _moved_joints(model, driven)) != [joint]:
-            raise ConfigError(
-                f"{key!r} is commanded where {name!r} is observed, and in the simulated robot it "
-                "moves "
-                f"{model.joint(moved[0]).name.removeprefix(namespace)!r}; map every joint to its "
-                "own in action_mapping."
-            )
+        actuator = _commanded(model, namespace, key)
+        if actuator >= 0 and _is_direct(model, actuator):
+            (moved,) = driven_joints(model, actuator)
+            if moved != joint:
+                raise ConfigError(
+                    f"{key!r} is commanded where {name!r} is observed, and in the simulated robot "
+                    f"it moves {model.joint(moved).name.removeprefix(namespace)!r}; map every "
+                    "joint to its own in action_mapping."
+                )
     last = np.cumsum([len(limb.joints) for limb in robot.limbs]) - 1
     tips = {
         int(model.jnt_bodyid[ids[i]]): limb.name
@@ -136,44 +134,29 @@ def _require_gripper(
     """Refuse a gripper's command that moves nothing, or something on another of the limbs, by
     their last bodies.
     """
-    if (driven := _commanded(model, namespace, key)) < 0:
+    if (actuator := _commanded(model, namespace, key)) < 0:
         raise ConfigError(_no_gripper(model, namespace, key, limb))
-    found = {
-        tip
-        for joint in _moved_joints(model, driven)
-        if (tip := _carrier(model, joint, tips)) is not None
-    }
-    if found - {limb.name}:
+    carriers: set[str] = set()
+    for joint in driven_joints(model, actuator):
+        bodies = bodies_up_from(model, int(model.jnt_bodyid[joint]))
+        carriers |= set([tips[body] for body in bodies if body in tips][:1])
+    if carriers - {limb.name}:
         raise ConfigError(
             f"{key!r}, which is commanded for the gripper of {limb.name!r}, is on the "
-            f"{' and '.join(sorted(found))} arm of "
-            "the simulated robot; map each gripper to its own in action_mapping."
+            f"{' and '.join(sorted(carriers))} arm of the simulated robot; map each gripper to its "
+            "own in action_mapping."
         )
 
 
 def _no_gripper(model: mujoco.MjModel, namespace: str, key: str, limb: Limb) -> str:
-    own = "" if limb.gripper is None else f" (the robot's own is {limb.gripper.actuator!r})"
-    have = (
-        ", ".join(
-            filter(None, (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu)))
-        )
-        or "none by name"
-    )
+    expected = "" if limb.gripper is None else f" (the robot's own is {limb.gripper.actuator!r})"
+    names = (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu))
     return (
         f"the simulated robot has no actuator {key!r}, and none that moves a joint of that name, "
-        "for the gripper of "
-        f"{limb.name!r}{own}: it would never move. Its actuators: {have}. Add one to the model, "
-        "or name one in action_mapping, "
-        "e.g. {'gripper': '<its actuator>'}."
+        f"for the gripper of {limb.name!r}{expected}: it would never move. Its actuators: "
+        f"{', '.join(filter(None, names)) or 'none by name'}. Add one to the model, or name one in "
+        "action_mapping, e.g. {'gripper': '<its actuator>'}."
     )
-
-
-def _carrier(model: mujoco.MjModel, joint: int, tips: Mapping[int, str]) -> str | None:
-    """The limb whose last joint carries a joint's body, by name; None if none does."""
-    body = int(model.jnt_bodyid[joint])
-    while body and body not in tips:
-        body = int(model.body_parentid[body])
-    return tips.get(body)
 
 
 @dataclass(frozen=True)
@@ -184,33 +167,33 @@ class _Chain:
     joints: list[int]
     hand: int
 
-    @property
-    def base(self) -> int:
-        return int(self.model.body_parentid[self.model.jnt_bodyid[self.joints[0]]])
+    def T_world_base(self, data: mujoco.MjData) -> F64:
+        base = self.model.body_parentid[self.model.jnt_bodyid[self.joints[0]]]
+        return pose_of(data.body(int(base)))
 
     def T_base_hand(self, q_rad: F64) -> F64:
         data = mujoco.MjData(self.model)
         data.qpos[self.model.jnt_qposadr[self.joints]] = q_rad
         mujoco.mj_kinematics(self.model, data)
-        return np.linalg.inv(_pose(data, self.base)) @ _pose(data, self.hand)
+        return np.linalg.inv(self.T_world_base(data)) @ pose_of(data.body(self.hand))
 
 
 def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> list[int]:
     """Ids of joints by name; ConfigError if one is missing, or two names are one joint."""
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
-    have = [model.joint(i).name for i in range(model.njnt)]
-    if missing := [name for name, found in zip(joints, ids, strict=True) if found < 0]:
-        alike = [name for name in have if name.endswith(missing[0])]
-        where = (
-            f" With namespace {namespace!r}, {missing[0]!r} is ambiguous: {' or '.join(alike)}."
-            if alike[1:]
+    in_model = [model.joint(i).name for i in range(model.njnt)]
+    if missing := [name for name, joint in zip(joints, ids, strict=True) if joint < 0]:
+        similar = [name for name in in_model if name.endswith(missing[0])]
+        ambiguity = (
+            f" With namespace {namespace!r}, {missing[0]!r} is ambiguous: {' or '.join(similar)}."
+            if similar[1:]
             else ""
         )
         raise ConfigError(
             f"the simulated robot has no joint {', '.join(missing)}; it has: "
-            f"{', '.join(name.removeprefix(namespace) for name in have) or 'none'}.{where}"
+            f"{', '.join(name.removeprefix(namespace) for name in in_model) or 'none'}.{ambiguity}"
         )
-    if twice := [name for name, found in zip(joints, ids, strict=True) if ids.count(found) > 1]:
+    if twice := [name for name, joint in zip(joints, ids, strict=True) if ids.count(joint) > 1]:
         raise ConfigError(
             f"{' and '.join(twice)} are one joint of the simulated robot; every joint needs its "
             "own name."
@@ -218,49 +201,48 @@ def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> 
     return ids
 
 
-def _require_hand(host: _Chain, own: _Chain, limb: Limb, hand: str, title: str) -> None:
+def _require_hand(host: _Chain, expected: _Chain, limb: Limb, title: str, several: bool) -> None:
     for q in limb.home_rad + _PROBES:
-        if (off := _off(np.linalg.inv(own.T_base_hand(q)) @ host.T_base_hand(q))) is not None:
+        error = np.linalg.inv(expected.T_base_hand(q)) @ host.T_base_hand(q)
+        if (distance := _distance(error)) is not None:
+            hand = f"{limb.name} hand" if several else "hand"
             raise ConfigError(
-                f"the simulated robot's {hand} is {off} from where a {title}'s is at the same "
-                "joint angles; targets solved for "
-                "that do not fit it. Use such a robot."
+                f"the simulated robot's {hand} is {distance} from where a {title}'s is at the same "
+                "joint angles; targets solved for that do not fit it. Use such a robot."
             )
 
 
-def _between(first: _Chain, other: _Chain) -> F64:
-    """Pose [4, 4] of the other chain's base in the first one's."""
+def _between(first: _Chain, second: _Chain) -> F64:
+    """Pose [4, 4] of the second chain's base in the first one's."""
     data = mujoco.MjData(first.model)
     mujoco.mj_kinematics(first.model, data)
-    return np.linalg.inv(_pose(data, first.base)) @ _pose(data, other.base)
+    return np.linalg.inv(first.T_world_base(data)) @ second.T_world_base(data)
 
 
-def _off(error: F64) -> str | None:
+def _distance(error: F64) -> str | None:
     """A pose's distance from the identity in words; None within tolerance."""
-    away_m = float(np.linalg.norm(error[:3, 3]))
-    turned = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
-    if away_m <= _TOLERANCE_M and turned <= _TOLERANCE_RAD:
+    length_m = float(np.linalg.norm(error[:3, 3]))
+    angle_rad = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
+    if length_m <= _TOLERANCE_M and angle_rad <= _TOLERANCE_RAD:
         return None
-    return f"{away_m * 1e3:.1f} mm and {np.rad2deg(turned):.1f} degrees"
+    return f"{length_m * 1e3:.1f} mm and {np.rad2deg(angle_rad):.1f} degrees"
 
 
-@typed()
 def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> F64 | None:
     """[n] lag in s of the position servos that drive these joints one to one; None if they are
     driven in another way.
     """
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
     actuators = np.array([_actuator_of(model, joint) for joint in ids], dtype=np.intp)
-    if (actuators < 0).any() or (
-        model.actuator_trntype[actuators] != mujoco.mjtTrn.mjTRN_JOINT
-    ).any():
-        return None
-    if (model.actuator_gear[actuators, 0] != 1).any():
+    if (
+        (actuators < 0).any()
+        or not all(_is_direct(model, actuator) for actuator in actuators)
+        or (model.actuator_gear[actuators, 0] != 1).any()
+    ):
         return None
     return servo_lead_s(model, actuators, model.jnt_dofadr[ids].astype(np.intp))
 
 
-@typed()
 def driven_gripper(
     model: mujoco.MjModel, namespace: str, key: str, gripper: GripperSpec | None = None
 ) -> GripperConvention | None:
@@ -275,8 +257,7 @@ def driven_gripper(
     actuator = _commanded(model, namespace, key)
     if actuator < 0 or model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_TENDON:
         return None
-    ranged = model.actuator_ctrllimited[actuator] and model.actuator_ctrlrange[actuator, 0] >= 0
-    if not ranged:
+    if not model.actuator_ctrllimited[actuator] or model.actuator_ctrlrange[actuator, 0] < 0:
         return None
     closes = gripper is not None and gripper.command.closed_value > gripper.command.open_value
     return WIRE_GRIPPER if closes else MODEL_GRIPPER
@@ -290,35 +271,17 @@ def _commanded(model: mujoco.MjModel, namespace: str, key: str) -> int:
     return actuator if actuator >= 0 else _actuator_of(model, _find(model, _JOINT, namespace, key))
 
 
+def _is_direct(model: mujoco.MjModel, actuator: int) -> bool:
+    return bool(model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT)
+
+
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
     """The actuator that drives a joint, directly or through a tendon; -1 if there is none."""
-    found = [actuator for actuator in range(model.nu) if joint in _moved_joints(model, actuator)]
-    direct = [
-        actuator
-        for actuator in found
-        if model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT
-    ]
-    return (direct[:1] or found[-1:] or [-1])[0]
-
-
-def _moved_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
-    """The joints, by id, that an actuator drives, directly or through a tendon."""
-    kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
-    if kind == mujoco.mjtTrn.mjTRN_JOINT:
-        return [target]
-    if kind != mujoco.mjtTrn.mjTRN_TENDON:
-        return []
-    path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-    of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
-    return model.wrap_objid[path][of_joints].tolist()
+    drives = [a for a in range(model.nu) if joint in driven_joints(model, a)]
+    direct = [actuator for actuator in drives if _is_direct(model, actuator)]
+    return (direct[:1] or drives[-1:] or [-1])[0]
 
 
 def _find(model: mujoco.MjModel, kind: mujoco.mjtObj, namespace: str, name: str) -> int:
-    found = mujoco.mj_name2id(model, kind, namespace + name)
-    return found if found >= 0 else mujoco.mj_name2id(model, kind, name)
-
-
-def _pose(data: mujoco.MjData, body: int) -> F64:
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = data.xmat[body].reshape(3, 3), data.xpos[body]
-    return T
+    prefixed = mujoco.mj_name2id(model, kind, namespace + name)
+    return prefixed if prefixed >= 0 else mujoco.mj_name2id(model, kind, name)

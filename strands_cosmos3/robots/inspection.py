@@ -1,6 +1,4 @@
-"""What a MuJoCo model tells of a robot: a specification to complete, and the list of what it
-does not tell.
-"""
+"""Derive a robot's specification from a MuJoCo model, with a list of what remains to be completed."""
 
 from __future__ import annotations
 
@@ -9,11 +7,16 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import typed
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.limits import joint_torque
-from strands_cosmos3.robots.model import joints_to, model_path
+from strands_cosmos3.robots.model import (
+    bodies_up_from,
+    driven_joints,
+    joints_to,
+    model_path,
+    mujoco_errors,
+)
 from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
 
 _LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger
@@ -22,13 +25,13 @@ _TOOL_NAMES = ("tcp", "pinch", "grasp", "ee", "attachment")
 _SIDES = ("left", "right")
 
 
-@typed()
 def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     """Derive a robot from an ``.xml`` model: limbs, joints, ranges, actuators, torques, grippers
     and home.
 
     Returns:
-        The robot, and in sentences what the model does not tell and has to be completed or checked.
+        The robot, and sentences that say what the model does not state and has to be completed or
+        checked.
 
     Raises:
         UnknownNameError, ResourceNotFoundError: It is no model file, or does not exist.
@@ -39,10 +42,8 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
         raise ConfigError(
             f"a robot is derived from an .xml file; {str(path)!r} is already compiled."
         )
-    try:
+    with mujoco_errors(f"load {str(path)!r}"):
         model = mujoco.MjModel.from_xml_path(str(path))
-    except (ValueError, mujoco.FatalError) as error:
-        raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
     _require_names(model, path)
     bodies = _limb_ends(model)
     if not bodies:
@@ -62,11 +63,10 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
     floating = (int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL))
     for joint in range(model.njnt):
         body = int(model.jnt_bodyid[joint])
-        below = sum(
-            body in _ancestors(model, int(model.jnt_bodyid[other]))[1:]
-            for other in range(model.njnt)
+        carries_joints = any(
+            body in bodies_up_from(model, int(carried))[1:] for carried in model.jnt_bodyid
         )
-        if model.jnt_type[joint] in floating and below:
+        if model.jnt_type[joint] in floating and carries_joints:
             raise ConfigError(
                 f"{str(path)!r} stands on a free or ball joint, {model.joint(joint).name!r} of "
                 f"body {model.body(body).name!r}; "
@@ -79,19 +79,12 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
                 "name it there."
             )
     if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
-        drive = (
-            model.joint(int(model.actuator_trnid[a, 0])).name
-            for a in unnamed
-            if _of_joint(model, a)
-        )
+        direct = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        driven = (model.joint(int(model.actuator_trnid[a, 0])).name for a in unnamed if direct[a])
         raise ConfigError(
             f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
-            f"{', '.join(drive) or 'tendons'}; name them there."
+            f"{', '.join(driven) or 'tendons'}; name them there."
         )
-
-
-def _of_joint(model: mujoco.MjModel, actuator: int) -> bool:
-    return bool(model.actuator_trntype[actuator] == int(mujoco.mjtTrn.mjTRN_JOINT))
 
 
 def _limb_ends(model: mujoco.MjModel) -> list[int]:
@@ -107,12 +100,12 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
 
     def follow(body: int) -> None:
         moving = [child for child in children[body] if below[child]]
-        long = [child for child in moving if below[child] >= _LEAST_JOINTS]
-        if not long and len(moving) == 1 and not _is_finger(model, moving[0], below):
-            long = moving
-        for child in long:
+        branches = [child for child in moving if below[child] >= _LEAST_JOINTS]
+        if not branches and len(moving) == 1 and not _is_finger(model, moving[0], below):
+            branches = moving
+        for child in branches:
             follow(child)
-        if not long and len(joints_to(model, body)) >= _LEAST_JOINTS:
+        if not branches and len(joints_to(model, body)) >= _LEAST_JOINTS:
             ends.append(_hand_of(model, body, children))
 
     follow(0)
@@ -128,9 +121,13 @@ def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
         return False
     coupled = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
     slides = model.jnt_type[first] == int(mujoco.mjtJoint.mjJNT_SLIDE)
-    named = "grip" in model.joint(first).name.lower() or "finger" in model.joint(first).name.lower()
+    name = model.joint(first).name.lower()
     return bool(
-        slides or named or first in model.eq_obj1id[coupled] or first in model.eq_obj2id[coupled]
+        slides
+        or "grip" in name
+        or "finger" in name
+        or first in model.eq_obj1id[coupled]
+        or first in model.eq_obj2id[coupled]
     )
 
 
@@ -203,8 +200,8 @@ def _actuator(model: mujoco.MjModel, joint: int) -> str | None:
     drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (
         model.actuator_trnid[:, 0] == joint
     )
-    found = np.flatnonzero(drives)
-    return model.actuator(int(found[0])).name or None if len(found) else None
+    actuators = np.flatnonzero(drives)
+    return model.actuator(int(actuators[0])).name or None if len(actuators) else None
 
 
 def _servos(model: mujoco.MjModel, actuators: tuple[str, ...]) -> bool:
@@ -213,8 +210,8 @@ def _servos(model: mujoco.MjModel, actuators: tuple[str, ...]) -> bool:
 
 
 def _torque(model: mujoco.MjModel, ids: list[int]) -> Figures | None:
-    found = [joint_torque(model, joint) or 0.0 for joint in ids]
-    return Figures(tuple(found), "the model's force ranges") if min(found) > 0 else None
+    torques = tuple(joint_torque(model, joint) or 0.0 for joint in ids)
+    return Figures(torques, "the model's force ranges") if min(torques) > 0 else None
 
 
 def _home(model: mujoco.MjModel, ids: list[int]) -> list[float]:
@@ -232,13 +229,15 @@ def _tool(model: mujoco.MjModel, body: int) -> str | None:
 
 
 def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> GripperSpec | None:
-    """The joints beyond a limb's end, and the one actuator that moves them; which end is open
-    cannot be told.
+    """The joints beyond a limb's end, and the one actuator that moves them. The model does not say
+    which end is open.
     """
     beyond = [
-        j for j in range(model.njnt) if body in _ancestors(model, int(model.jnt_bodyid[j]))[1:]
+        j for j in range(model.njnt) if body in bodies_up_from(model, int(model.jnt_bodyid[j]))[1:]
     ]
-    actuator = next((a for a in range(model.nu) if _drives(model, a, beyond)), None)
+    actuator = next(
+        (a for a in range(model.nu) if set(driven_joints(model, a)) & set(beyond)), None
+    )
     if not beyond or actuator is None:
         return None
     joint = next((j for j in beyond if model.actuator_trnid[actuator, 0] == j), beyond[0])
@@ -264,21 +263,3 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
     return GripperSpec(
         driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command
     )
-
-
-def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
-    """A body, its parent and so on, up to the world."""
-    found = [body]
-    while body > 0:
-        body = int(model.body_parentid[body])
-        found.append(body)
-    return found
-
-
-def _drives(model: mujoco.MjModel, actuator: int, joints: list[int]) -> bool:
-    kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
-    if kind == int(mujoco.mjtTrn.mjTRN_TENDON):
-        path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-        of_joints = model.wrap_type[path] == int(mujoco.mjtWrap.mjWRAP_JOINT)
-        return bool(set(model.wrap_objid[path][of_joints].tolist()) & set(joints))
-    return bool(kind == int(mujoco.mjtTrn.mjTRN_JOINT) and target in joints)

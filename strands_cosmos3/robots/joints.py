@@ -108,12 +108,12 @@ class HandLimits:
     acceleration: float
     joints: tuple[int, ...] | None = None
 
-    def own(self, values: F64) -> F64:
+    def of_chain(self, values: F64) -> F64:
         """Return the columns of the chain's joints from values [..., n] of all limited joints."""
         return values if self.joints is None else values[..., list(self.joints)]
 
 
-_BY_JOINT = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
+LIMIT_NAMES = ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque")
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +121,8 @@ class JointLimits:
     """Limits of an arm's joints: angles in rad, velocity in rad/s, acceleration in rad/s^2, jerk in
     rad/s^3, torque in N m.
 
-    Every array is [n] and read-only. ``hand`` limits a point of the arm as well, if it is given,
-    and ``other_hands`` those of further arms. ``assumed`` says that nobody states some of the
-    rates, and the default was taken.
+    Every array is [n] and read-only. ``hands`` limit a point of each arm as well. ``assumed`` says
+    that nobody states some of the rates, and the default was taken.
 
     Raises:
         ShapeError, NonFiniteError: An array is not n finite numbers, n being the first one's
@@ -138,12 +137,11 @@ class JointLimits:
     acceleration: F64
     jerk: F64
     torque: F64
-    hand: HandLimits | None = None
-    other_hands: tuple[HandLimits, ...] = ()
+    hands: tuple[HandLimits, ...] = ()
     assumed: bool = False
 
     def __post_init__(self) -> None:
-        for name in _BY_JOINT:
+        for name in LIMIT_NAMES:
             joints = None if name == "q_min" else len(self.q_min)
             object.__setattr__(self, name, finite_array(getattr(self, name), name, (joints,)))
         if not (self.q_min < self.q_max).all():
@@ -162,11 +160,6 @@ class JointLimits:
                     f"the hand's chain has {len(joints)} joints, but the limits {len(self.q_min)}."
                 )
 
-    @property
-    def hands(self) -> tuple[HandLimits, ...]:
-        """Every limited point."""
-        return self.other_hands if self.hand is None else (self.hand, *self.other_hands)
-
     def outside(self, q_rad: F64, tolerance_rad: float = 0.0) -> str | None:
         """Say which joint of a configuration [n] lies outside its range by more than a
         tolerance; None if all are inside.
@@ -182,7 +175,7 @@ class JointLimits:
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""
-        return JointLimits(*(getattr(self, name)[joints] for name in _BY_JOINT))
+        return JointLimits(*(getattr(self, name)[joints] for name in LIMIT_NAMES))
 
     def derated(self, factor: float) -> JointLimits:
         """Return these limits with velocity, acceleration and jerk times ``factor``, the hand's as
@@ -196,8 +189,7 @@ class JointLimits:
             replace(hand, velocity=hand.velocity * factor, acceleration=hand.acceleration * factor)
             for hand in self.hands
         )
-        n_first = 0 if self.hand is None else 1
-        rates = {name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")}
-        return replace(
-            self, hand=hands[0] if n_first else None, other_hands=hands[n_first:], **rates
-        )
+        rates = {
+            name: getattr(self, name) * factor for name in ("velocity", "acceleration", "jerk")
+        }
+        return replace(self, hands=hands, **rates)

@@ -4,7 +4,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -14,13 +15,12 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, typed, whole_number
+from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import (
     ConfigError,
     EnvironmentalError,
-    InputError,
     MissingDependencyError,
     ResourceNotFoundError,
     UnknownNameError,
@@ -32,6 +32,13 @@ from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_
 from strands_cosmos3.robots.spec import GripperSpec, Limb, ModelPart, RobotSpec
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
+_OPTIONS = ("timestep", "integrator", "cone", "impratio")
+"""Physics options that attaching drops; without the elliptic cone, grasps creep."""
+_CONTACT_OPTIONS = ("cone", "impratio")
+_ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
+_JOINT_DRIVES = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+_SAME = 1e-9
+_PROBE_RAD = 0.3
 
 
 def panda_path() -> Path:
@@ -63,16 +70,14 @@ def _menagerie_path() -> Path:
     try:
         return Path(import_module("robot_descriptions.panda_mj_description").MJCF_PATH)
     except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space
-        why = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise EnvironmentalError(
             f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: "
-            f"{why}); it is cloned "
-            "from GitHub at its first use. Use the bundled arm, 'panda', or the path of an .xml "
-            "or .mjb file."
+            f"{reason}); it is cloned from GitHub at its first use. Use the bundled arm, 'panda', "
+            "or the path of an .xml or .mjb file."
         ) from error
 
 
-@typed()
 def model_path(spec: str | Path | None = None) -> Path:
     """Return the path of an arm's model file.
 
@@ -102,7 +107,17 @@ def model_path(spec: str | Path | None = None) -> Path:
     return path
 
 
-@typed()
+@contextmanager
+def mujoco_errors(action: str) -> Iterator[None]:
+    """Raise ConfigError, "MuJoCo cannot ``action``", for what MuJoCo raises in the block."""
+    try:
+        yield
+    except (ValueError, mujoco.FatalError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"MuJoCo cannot {action}: {error}") from error
+
+
 def load_model(
     spec: str | Path | mujoco.MjModel | None = None, obstacles: Sequence[Obstacle] = ()
 ) -> mujoco.MjModel:
@@ -120,7 +135,7 @@ def load_model(
     if isinstance(spec, mujoco.MjModel):
         return spec
     path = model_path(spec)
-    try:
+    with mujoco_errors(f"load {str(path)!r}"):
         if path.suffix.lower() == ".mjb":
             return mujoco.MjModel.from_binary_path(str(path))
         if not obstacles:
@@ -128,22 +143,20 @@ def load_model(
         arm = mujoco.MjSpec.from_file(str(path))
         _add_obstacles(arm, obstacles)
         return arm.compile()
-    except (ValueError, mujoco.FatalError) as error:
-        raise ConfigError(f"MuJoCo cannot load {str(path)!r}: {error}") from error
 
 
 def _add_obstacles(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> None:
     for box in obstacles:
-        size, turned = (
-            np.array(box.size_m) / 2,
-            [np.cos(box.yaw_rad / 2), 0.0, 0.0, np.sin(box.yaw_rad / 2)],
-        )
+        half_yaw = box.yaw_rad / 2
         arm.worldbody.add_geom(
-            name=box.name, type=mujoco.mjtGeom.mjGEOM_BOX, size=size, pos=box.center_m, quat=turned
+            name=box.name,
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            size=np.array(box.size_m) / 2,
+            pos=box.center_m,
+            quat=[np.cos(half_yaw), 0.0, 0.0, np.sin(half_yaw)],
         )
 
 
-@typed()
 def load_with_obstacles(
     spec: str | Path | mujoco.MjModel | None, robot: RobotSpec, obstacles: Sequence[Obstacle]
 ) -> mujoco.MjModel:
@@ -155,12 +168,8 @@ def load_with_obstacles(
     with robot.named_in_errors():
         arm = load_spec(spec, robot)
         _add_obstacles(arm, obstacles)
-        try:
+        with mujoco_errors(f"compile the model of robot {robot.name!r}"):
             model = arm.compile()
-        except (ValueError, mujoco.FatalError) as error:
-            raise ConfigError(
-                f"MuJoCo cannot compile the model of robot {robot.name!r}: {error}"
-            ) from error
         for limb in robot.limbs if spec is None else ():
             narrow_ranges(model, limb)
     return model
@@ -173,7 +182,6 @@ def is_compiled(spec: object) -> bool:
     )
 
 
-@typed()
 def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoco.MjSpec:
     """Load an arm's specification, around which a scene can be built. The file must be an ``.xml``;
     None is the robot's own.
@@ -187,25 +195,17 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
         raise ConfigError(
             f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled."
         )
-    arm = assembled(robot.model, path)
-    missing: list[str] = []
-    for limb in robot.limbs:
-        set_servos(arm, limb)
-        complete(arm, limb)
-        fingers, grippers = (
-            ((), ()) if limb.gripper is None else (limb.gripper.joints, (limb.gripper.actuator,))
+    arm = _with_servos(robot, path)
+    missing = [
+        f"{kind} {name!r}"
+        for limb in robot.limbs
+        for kind, name in (
+            (limb.frame_type, limb.frame),
+            *(("joint", joint) for joint in (*limb.joints, *_fingers(limb))),
+            *(("actuator", actuator) for actuator in _actuators(limb)),
         )
-        wanted = {
-            limb.frame_type: (limb.frame,),
-            "joint": (*limb.joints, *fingers),
-            "actuator": (*limb.actuators, *grippers),
-        }
-        missing += [
-            f"{kind} {name!r}"
-            for kind, names in wanted.items()
-            for name in names
-            if getattr(arm, kind)(name) is None
-        ]
+        if getattr(arm, kind)(name) is None
+    ]
     if missing:
         file = str(path or robot.model[0].file)
         raise ConfigError(
@@ -215,72 +215,6 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
     return arm
 
 
-def joint_ids(model: mujoco.MjModel, joints: Sequence[int]) -> list[int]:
-    """Return the ids of one or more joints of a model as a list; InputError if they are none."""
-    last = instance_of(model, mujoco.MjModel, "model").njnt - 1
-    try:
-        ids = [whole_number(joint, "a joint's id", 0, last) for joint in joints]
-    except TypeError:
-        raise InputError(
-            f"joints must be ids of the model's joints, got {type(joints).__name__}."
-        ) from None
-    if not ids:
-        raise InputError("joints must be the ids of at least one joint, got none.")
-    return ids
-
-
-@typed()
-def chain_to_body(
-    model: mujoco.MjModel, body: str | int, joints: Sequence[str | int]
-) -> SerialChain:
-    """Return the chain of hinges and slides, by name or id from the base on, that moves a body's
-    origin in a model.
-
-    An UnknownNameError says that the model has no such body or joint.
-    """
-    at_zero = mujoco.MjData(model)
-    ids = joint_ids(model, [_id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in joints])
-    body_id = _id(model, mujoco.mjtObj.mjOBJ_BODY, body)
-    for j in ids:
-        at_zero.qpos[model.jnt_qposadr[j]] = 0.0
-    mujoco.mj_kinematics(model, at_zero)
-    frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
-    T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
-    point = np.linalg.inv(frames[-1]) @ np.append(at_zero.xpos[body_id], 1.0)
-    slides = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)
-    return SerialChain(T_parent_joint, point[:3], slides)
-
-
-def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str | int) -> int:
-    what, count = (
-        ("body", model.nbody) if kind == mujoco.mjtObj.mjOBJ_BODY else ("joint", model.njnt)
-    )
-    if not isinstance(name, str):
-        return whole_number(name, f"a {what}'s id", 0, count - 1)
-    found = mujoco.mj_name2id(model, kind, name)
-    if found < 0:
-        raise UnknownNameError(
-            what, name, filter(None, (mujoco.mj_id2name(model, kind, i) for i in range(count)))
-        )
-    return found
-
-
-def _joint_frame(anchor_m: F64, axis: F64) -> F64:
-    """A frame at a joint whose z axis is the joint's."""
-    aside = np.eye(3)[int(np.argmin(np.abs(axis)))]
-    x = np.cross(aside, axis)
-    x /= np.linalg.norm(x)
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = np.column_stack((x, np.cross(axis, x), axis)), anchor_m
-    return T
-
-
-_OPTIONS = ("timestep", "integrator", "cone", "impratio")
-"""Physics options that attaching drops; without the elliptic cone, grasps creep."""
-_CONTACT_OPTIONS = ("cone", "impratio")
-
-
-@typed()
 def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     """Compile a robot's model. Its base, or the parts' common origin, is the world's origin.
 
@@ -291,7 +225,9 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
             something else.
     """
     with robot.named_in_errors():
-        model = _compiled(robot)
+        files = ", ".join(part.file for part in robot.model)
+        with mujoco_errors(f"compile {files} of robot {robot.name!r}"):
+            model = _with_servos(robot).compile()
         _require_names(model, robot)
         require_drives(model, robot)
         for limb in robot.limbs:
@@ -301,206 +237,168 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
         return model
 
 
-def _compiled(robot: RobotSpec) -> mujoco.MjModel:
-    try:
-        spec = assembled(robot.model)
-        for limb in robot.limbs:
-            set_servos(spec, limb)
-            complete(spec, limb)
-        return spec.compile()
-    except (ValueError, mujoco.FatalError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        files = ", ".join(part.file for part in robot.model)
-        raise ConfigError(
-            f"MuJoCo cannot compile {files} of robot {robot.name!r}: {error}"
-        ) from error
+def _fingers(limb: Limb) -> tuple[str, ...]:
+    return () if limb.gripper is None else limb.gripper.joints
 
 
-@typed()
-def assembled(parts: tuple[ModelPart, ...], first: str | Path | None = None) -> mujoco.MjSpec:
+def _actuators(limb: Limb) -> tuple[str, ...]:
+    gripper = () if limb.gripper is None else (limb.gripper.actuator,)
+    return (*limb.actuators, *gripper)
+
+
+def _with_servos(robot: RobotSpec, first: Path | None = None) -> mujoco.MjSpec:
+    arm = assembled(robot.model, first)
+    for limb in robot.limbs:
+        _set_servos(arm, limb)
+        _complete(arm, limb)
+    return arm
+
+
+def assembled(parts: tuple[ModelPart, ...], first: Path | None = None) -> mujoco.MjSpec:
     """Return the specification of a robot's parts; ``first`` is another file for the first one.
 
     Physics options are those of the first part, but the contacts' are those of what is mounted on
     it.
 
     Raises:
-        ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names, or
-            there are no parts.
+        ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names.
         ResourceNotFoundError: A file is missing.
     """
-    if not parts:
-        raise ConfigError("a robot's model needs at least one part.")
-    paths = (
-        [model_file(part) for part in parts]
-        if first is None
-        else [first, *(model_file(part) for part in parts[1:])]
-    )
-    try:
-        return _joined(
-            parts,
-            [
-                _edited(mujoco.MjSpec.from_file(str(path)), part)
-                for path, part in zip(paths, parts, strict=True)
-            ],
-        )
-    except (ValueError, mujoco.FatalError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"MuJoCo cannot load {', '.join(repr(str(path)) for path in paths)}: {error}"
-        ) from error
-
-
-def _edited(file: mujoco.MjSpec, part: ModelPart) -> mujoco.MjSpec:
-    for name in part.without:
-        file.delete(_body(file, name, part))
-    for first, second in part.exclude:
-        file.add_exclude(
-            bodyname1=_body(file, first, part).name, bodyname2=_body(file, second, part).name
-        )
-    return file
+    paths = [first or model_file(parts[0]), *map(model_file, parts[1:])]
+    with mujoco_errors(f"load {', '.join(repr(str(path)) for path in paths)}"):
+        specs = [mujoco.MjSpec.from_file(str(path)) for path in paths]
+        for part, spec in zip(parts, specs, strict=True):
+            for name in part.without:
+                spec.delete(_body(spec, name, part))
+            for pair in part.exclude:
+                body1, body2 = (_body(spec, name, part).name for name in pair)
+                spec.add_exclude(bodyname1=body1, bodyname2=body2)
+        return _joined(parts, specs)
 
 
 def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:
     if (body := spec.body(name)) is None:
-        have = ", ".join(one.name for one in spec.bodies if one.name)
+        names = ", ".join(body.name for body in spec.bodies if body.name)
         raise ConfigError(
             f"the part {part.file!r} names the body {name!r}, which the model does not have; it "
-            f"has: {have}."
+            f"has: {names}."
         )
     return body
 
 
-def _joined(parts: tuple[ModelPart, ...], files: list[mujoco.MjSpec]) -> mujoco.MjSpec:
+def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.MjSpec:
     if parts[0].prefix or parts[0].yaw_deg:
         whole = mujoco.MjSpec()
         for name in _OPTIONS:
-            setattr(whole.option, name, getattr(files[0].option, name))
+            setattr(whole.option, name, getattr(specs[0].option, name))
     else:  # attaching without a prefix makes MuJoCo warn
-        whole, files, parts = _moved(files[0], parts[0].position_m), files[1:], parts[1:]
+        whole = specs[0]
+        _move(whole, parts[0].position_m)
+        specs, parts = specs[1:], parts[1:]
         if parts:  # a URDF's options, which would remove finger pads and what is only seen
             whole.compiler.fusestatic = whole.compiler.discardvisual = False
-    for part, file in zip(parts, files, strict=True):
-        half = np.deg2rad(part.yaw_deg) / 2
-        on = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
+    for part, spec in zip(parts, specs, strict=True):
+        half_yaw = np.deg2rad(part.yaw_deg) / 2
+        parent = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
         for name in _CONTACT_OPTIONS if part.mount is not None else ():
-            setattr(whole.option, name, getattr(file.option, name))
-        frame = on.add_frame(pos=part.position_m, quat=[np.cos(half), 0.0, 0.0, np.sin(half)])
-        for key in list(file.keys):  # a key of one part says nothing of the others
-            file.delete(key)
-        whole.attach(file, prefix=part.prefix, frame=frame)
+            setattr(whole.option, name, getattr(spec.option, name))
+        frame = parent.add_frame(
+            pos=part.position_m, quat=[np.cos(half_yaw), 0.0, 0.0, np.sin(half_yaw)]
+        )
+        for key in list(spec.keys):  # a key of one part says nothing of the others
+            spec.delete(key)
+        whole.attach(spec, prefix=part.prefix, frame=frame)
     return whole
 
 
-def _moved(file: mujoco.MjSpec, by_m: tuple[float, float, float]) -> mujoco.MjSpec:
-    world = file.worldbody
-    for one in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
-        one.pos = np.add(one.pos, by_m)
-    return file
+def _move(spec: mujoco.MjSpec, by_m: tuple[float, float, float]) -> None:
+    world = spec.worldbody
+    for part in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
+        part.pos = np.add(part.pos, by_m)
 
 
-@typed()
-def set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
+def _set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
     """Make position servos of a limb's actuators, with its gains if it has any; one that the
     model lacks is added.
     """
     if limb.gains is None:
         return
-    kp, kd = limb.gains.kp.values, limb.gains.kd.values
-    for i, name in enumerate(limb.actuators):
+    for name, joint, kp, kd in zip(
+        limb.actuators, limb.joints, limb.gains.kp.values, limb.gains.kd.values, strict=True
+    ):
         actuator = spec.actuator(name)
         if actuator is None:
-            actuator = spec.add_actuator(
-                name=name, target=limb.joints[i], trntype=mujoco.mjtTrn.mjTRN_JOINT
-            )
-        actuator.set_to_position(kp=kp[i], kv=kd[i])
+            actuator = spec.add_actuator(name=name, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        actuator.set_to_position(kp=kp, kv=kd)
         actuator.ctrllimited = 0  # a motor's range is of torques
 
 
-@typed()
-def complete(spec: mujoco.MjSpec, limb: Limb) -> None:
+def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
     """Add what a model lacks: the site of the limb's tool centre point, and that its first link
     cannot collide with its base.
 
     MuJoCo ignores contacts between neighbours, but not with one that is fixed to the world.
     """
-    first = None if (joint := spec.joint(limb.joints[0])) is None else joint.parent
-    if first is not None and first.parent.name not in ("", "world"):
-        pair = {first.name, first.parent.name}
-        if not any({one.bodyname1, one.bodyname2} == pair for one in spec.excludes):
-            spec.add_exclude(bodyname1=first.parent.name, bodyname2=first.name)
+    joint = spec.joint(limb.joints[0])
+    if joint is not None and joint.parent.parent.name not in ("", "world"):
+        pair = {joint.parent.name, joint.parent.parent.name}
+        if not any({exclude.bodyname1, exclude.bodyname2} == pair for exclude in spec.excludes):
+            spec.add_exclude(bodyname1=joint.parent.parent.name, bodyname2=joint.parent.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
-        half = np.deg2rad(limb.tool_roll_deg) / 2
+        half_roll = np.deg2rad(limb.tool_roll_deg) / 2
         spec.body(limb.frame).add_site(
-            name=limb.tool, pos=limb.tool_m, quat=[np.cos(half), np.sin(half), 0.0, 0.0]
+            name=limb.tool, pos=limb.tool_m, quat=[np.cos(half_roll), np.sin(half_roll), 0.0, 0.0]
         )
 
 
 def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Raise ConfigError unless the model has everything that the robot names."""
     for limb in robot.limbs:
-        gripper = limb.gripper
-        _require(model, robot, "joint", (*limb.joints, *(gripper.joints if gripper else ())))
-        _require(
-            model, robot, "actuator", (*limb.actuators, *([gripper.actuator] if gripper else []))
-        )
-        _require(model, robot, "body", gripper.fingers if gripper else ())
+        _require(model, robot, "joint", (*limb.joints, *_fingers(limb)))
+        _require(model, robot, "actuator", _actuators(limb))
         _require(model, robot, limb.frame_type, (limb.frame,))
         _require(model, robot, "site", () if limb.tool is None else (limb.tool,))
-        _require(model, robot, "body", (limb.base,))
+        bodies = (limb.base, *(limb.gripper.fingers if limb.gripper else ()))
+        _require(model, robot, "body", bodies)
     _require(model, robot, "body", [camera.body for camera in robot.cameras])
 
 
 def _require(model: mujoco.MjModel, robot: RobotSpec, kind: str, names: Iterable[str]) -> None:
-    count = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}[
-        kind
-    ]
-    look_up: Any = getattr(model, kind)
-    have = [look_up(i).name for i in range(count)]
-    if missing := [name for name in names if name not in have]:
+    counts = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}
+    in_model = [getattr(model, kind)(i).name for i in range(counts[kind])]
+    if missing := [name for name in names if name not in in_model]:
         raise ConfigError(
             f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which its model does "
-            "not have; it has: "
-            f"{', '.join(filter(None, have)) or 'none'}."
+            f"not have; it has: {', '.join(filter(None, in_model)) or 'none'}."
         )
 
 
 def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
-    found = joints_to(model, frame_body(model, limb))
-    if found != limb.joints:
+    joints = joints_to(model, frame_body(model, limb))
+    if joints != limb.joints:
         raise ConfigError(
             f"the joints of limb {limb.name!r} must be all those between the world and "
-            f"{limb.frame!r}, base first: "
-            f"{', '.join(found) or 'none'}; got {', '.join(limb.joints)}. Remove a joint that is "
-            "to stay still from the model."
+            f"{limb.frame!r}, base first: {', '.join(joints) or 'none'}; got "
+            f"{', '.join(limb.joints)}. Remove a joint that is to stay still from the model."
         )
-
     first, last = (
         int(model.jnt_bodyid[model.joint(name).id]) for name in (limb.joints[0], limb.joints[-1])
     )
-    if int(model.body(limb.base).id) not in _up_from(model, first)[1:]:
+    carriers = bodies_up_from(model, first)[1:]
+    if int(model.body(limb.base).id) not in carriers:
+        names = ", ".join(filter(None, (model.body(body).name for body in carriers)))
         raise ConfigError(
             f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
-            "world and carries the joint "
-            f"{limb.joints[0]!r}: "
-            f"{', '.join(filter(None, (model.body(body).name for body in _up_from(model, first)[1:])))}."
+            f"world and carries the joint {limb.joints[0]!r}: {names}."
         )
-    if limb.tool is not None and last not in _up_from(model, int(model.site(limb.tool).bodyid[0])):
+    if limb.tool is not None and last not in bodies_up_from(
+        model, int(model.site(limb.tool).bodyid[0])
+    ):
         raise ConfigError(
             f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint "
-            f"{limb.joints[-1]!r} does not move; each "
-            "limb needs one of its own, beyond its last joint."
+            f"{limb.joints[-1]!r} does not move; each limb needs one of its own, beyond its last "
+            "joint."
         )
-
-
-def _up_from(model: mujoco.MjModel, body: int) -> list[int]:
-    """A body, its parent and so on, up to the world."""
-    found = [body]
-    while body > 0:
-        body = int(model.body_parentid[body])
-        found.append(body)
-    return found
 
 
 def _require_home(model: mujoco.MjModel, limb: Limb) -> None:
@@ -510,12 +408,10 @@ def _require_home(model: mujoco.MjModel, limb: Limb) -> None:
         if model.jnt_limited[joint] and not low <= angle <= high:
             raise ConfigError(
                 f"home of limb {limb.name!r} has {name!r} at {angle:g}, outside its range {low:g} "
-                f"to {high:g}; give an angle "
-                "within the model's range and the limb's own limits."
+                f"to {high:g}; give an angle within the model's range and the limb's own limits."
             )
 
 
-@typed()
 def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
     """Narrow the joints' ranges, and those of their position servos, to the limb's; ConfigError
     if nothing is left of one.
@@ -539,75 +435,60 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
             model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = (low, high), 1
 
 
+def bodies_up_from(model: mujoco.MjModel, body: int) -> list[int]:
+    """Return a body's id, its parent's and so on, up to the world's."""
+    bodies = [body]
+    while body > 0:
+        body = int(model.body_parentid[body])
+        bodies.append(body)
+    return bodies
+
+
+def joints_to(model: mujoco.MjModel, body: int) -> tuple[str, ...]:
+    """Return the names of the joints between the world and a body, base first."""
+    names: list[str] = []
+    for link in bodies_up_from(model, body)[:-1]:
+        first, count = int(model.body_jntadr[link]), int(model.body_jntnum[link])
+        names = [*(model.joint(j).name for j in range(first, first + count)), *names]
+    return tuple(names)
+
+
 def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     """Id of the body that carries a limb's frame."""
-    instance_of(model, mujoco.MjModel, "model")
-    of_site = instance_of(limb, Limb, "limb").frame_type == "site"
-    return (
-        int(model.site_bodyid[model.site(limb.frame).id])
-        if of_site
-        else int(model.body(limb.frame).id)
-    )
+    if limb.frame_type == "site":
+        return int(model.site_bodyid[model.site(limb.frame).id])
+    return int(model.body(limb.frame).id)
 
 
 def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
     """Position [3] of a limb's tool centre point in the frame of :func:`frame_body`."""
-    instance_of(model, mujoco.MjModel, "model")
-    if instance_of(limb, Limb, "limb").frame_type == "body":
+    if limb.frame_type == "body":
         return limb.T_frame_tool[:3, 3]
     site, turned = model.site(limb.frame), np.zeros(3)
     mujoco.mju_rotVecQuat(turned, limb.T_frame_tool[:3, 3], site.quat)
     return site.pos + turned
 
 
-@typed()
-def joints_to(model: mujoco.MjModel, body: int) -> tuple[str, ...]:
-    """Return the names of the joints between the world and a body, base first."""
-    if not 0 <= body < model.nbody:
-        raise ConfigError(f"the model has the bodies 0 to {model.nbody - 1}, not {body}.")
-    names: list[str] = []
-    while body > 0:
-        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-        names = [*(model.joint(j).name for j in range(first, first + count)), *names]
-        body = int(model.body_parentid[body])
-    return tuple(names)
-
-
-@typed()
-def home_configuration(model: mujoco.MjModel, robot: RobotSpec) -> F64:
-    """Return the configuration [nq] of a robot's model at home, with open grippers."""
-    _require_names(model, robot)
-    q = model.qpos0.copy()
-    for limb in robot.limbs:
-        for joint, angle in zip(limb.joints, limb.home, strict=True):
-            q[model.joint(joint).qposadr[0]] = angle
-        if limb.gripper is not None:
-            for joint in limb.gripper.joints:
-                q[model.joint(joint).qposadr[0]] = limb.gripper.opening.open_value
-    return q
-
-
-@typed()
 def base_pose(model: mujoco.MjModel, limb: Limb) -> F64:
     """Return the pose [4, 4] ``T_world_base`` of a limb's base, which does not move."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    found = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, limb.base)
-    if found < 0 or model.body_weldid[found] != 0:
+    base = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, limb.base)
+    if base < 0 or model.body_weldid[base] != 0:
         raise ConfigError(
             f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
             "world."
         )
+    return pose_of(data.body(base))
+
+
+def pose_of(frame: Any) -> F64:
+    """Return the pose [4, 4] in the world of a body or site of MuJoCo's data."""
     T = np.eye(4)
-    T[:3, :3], T[:3, 3] = data.xmat[found].reshape(3, 3), data.xpos[found]
+    T[:3, :3], T[:3, 3] = frame.xmat.reshape(3, 3), frame.xpos
     return T
 
 
-_ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
-_JOINT = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
-
-
-@typed()
 def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Compare a robot's actuators and gripper values with its model, which must have every name.
 
@@ -615,23 +496,23 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
         ConfigError: An actuator drives another joint, or has two tasks; or a gripper's value lies
             outside its range.
     """
-    used: dict[str, str] = {}
+    tasks: dict[str, str] = {}
     for limb in robot.limbs:
         for joint, actuator in zip(limb.joints, limb.actuators, strict=True):
-            _claim(used, actuator, f"joint {joint!r}")
-            if (driven := _joints_of(model, actuator)) != (joint,):
+            _claim(tasks, actuator, f"joint {joint!r}")
+            driven = driven_joints(model, model.actuator(actuator).id)
+            names = tuple(model.joint(j).name for j in driven)
+            if names != (joint,):
                 raise ConfigError(
                     f"limb {limb.name!r} names the actuator {actuator!r} for joint {joint!r}, but "
-                    "in the model it drives "
-                    f"{' and '.join(map(repr, driven)) or 'no joint'}. Name the actuators in the "
-                    "order of the joints."
+                    f"in the model it drives {' and '.join(map(repr, names)) or 'no joint'}. Name "
+                    "the actuators in the order of the joints."
                 )
         if limb.gripper is not None:
-            _claim(used, limb.gripper.actuator, f"the gripper of {limb.name!r}")
+            _claim(tasks, limb.gripper.actuator, f"the gripper of {limb.name!r}")
             _require_gripper(model, robot, limb, limb.gripper)
 
 
-@typed()
 def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Raise ConfigError unless each joint's actuator is a position servo, as a simulation needs."""
     for limb in robot.limbs:
@@ -639,78 +520,88 @@ def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
         stiffness = model.actuator_gainprm[ids, 0]
         servos = (stiffness > 0) & np.isclose(model.actuator_biasprm[ids, 1], -stiffness)
         if not servos.all():
-            wrong = ", ".join(
-                name for name, good in zip(limb.actuators, servos, strict=True) if not good
-            )
+            names = ", ".join(np.array(limb.actuators)[~servos])
             raise ConfigError(
-                f"the actuators {wrong} of limb {limb.name!r} are not position servos; give the "
-                "limb gains (kp, kd), and they "
-                "become such."
+                f"the actuators {names} of limb {limb.name!r} are not position servos; give the "
+                "limb gains (kp, kd), and they become such."
             )
 
 
-def _claim(used: dict[str, str], actuator: str, task: str) -> None:
-    if used.setdefault(actuator, task) != task:  # limbs may share a joint
+def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:
+    if tasks.setdefault(actuator, task) != task:  # limbs may share a joint
         raise ConfigError(
-            f"the actuator {actuator!r} is named for {used[actuator]} and for {task}; each needs "
+            f"the actuator {actuator!r} is named for {tasks[actuator]} and for {task}; each needs "
             "its own."
         )
 
 
-def _joints_of(model: mujoco.MjModel, actuator: str) -> tuple[str, ...]:
-    """Names of the joints that an actuator drives, directly or by a tendon."""
-    index = model.actuator(actuator).id
-    kind, target = model.actuator_trntype[index], int(model.actuator_trnid[index, 0])
-    if any(kind == one for one in _JOINT):
-        return (model.joint(target).name,)
+def driven_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
+    """Return the ids of the joints that an actuator drives, directly or through a tendon."""
+    kind, target = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
+    if kind in _JOINT_DRIVES:
+        return [target]
     if kind != mujoco.mjtTrn.mjTRN_TENDON:
-        return ()
-    wraps = range(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-    joints = [
-        int(model.wrap_objid[i]) for i in wraps if model.wrap_type[i] == mujoco.mjtWrap.mjWRAP_JOINT
-    ]
-    return tuple(model.joint(joint).name for joint in joints)
+        return []
+    path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+    of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
+    return model.wrap_objid[path][of_joints].tolist()
 
 
 def _require_gripper(
     model: mujoco.MjModel, robot: RobotSpec, limb: Limb, gripper: GripperSpec
 ) -> None:
-    if taken := set(_joints_of(model, gripper.actuator)) & set(robot.joints):
+    actuator = model.actuator(gripper.actuator).id
+    driven = {model.joint(joint).name for joint in driven_joints(model, actuator)}
+    if of_arm := sorted(driven & set(robot.joints)):
         raise ConfigError(
             f"the gripper of limb {limb.name!r} names the actuator {gripper.actuator!r}, which "
-            "drives the arm's joint "
-            f"{', '.join(map(repr, sorted(taken)))}."
+            f"drives the arm's joint {', '.join(map(repr, of_arm))}."
         )
-    index = model.actuator(gripper.actuator).id
-    if model.actuator_ctrllimited[index]:
-        _require_within(
-            gripper.command,
-            model.actuator_ctrlrange[index],
-            f"command of {gripper.actuator!r}",
-            limb,
-        )
+    if model.actuator_ctrllimited[actuator]:
+        ctrl_range = model.actuator_ctrlrange[actuator]
+        _require_in_range(gripper.command, ctrl_range, f"command of {gripper.actuator!r}", limb)
     for name in gripper.joints:
         joint = model.joint(name).id
         if model.jnt_limited[joint]:
-            _require_within(gripper.opening, model.jnt_range[joint], f"opening of {name!r}", limb)
+            _require_in_range(gripper.opening, model.jnt_range[joint], f"opening of {name!r}", limb)
 
 
-def _require_within(
-    values: GripperConvention, ends: tuple[float, float], what: str, limb: Limb
-) -> None:
-    low, high = map(float, ends)
+def _require_in_range(values: GripperConvention, ends: F64, quantity: str, limb: Limb) -> None:
+    low, high = ends.tolist()
     slack = _ROUNDING * (high - low)
     for name, value in (("open_value", values.open_value), ("closed_value", values.closed_value)):
         if not low - slack <= value <= high + slack:
             raise ConfigError(
-                f"the gripper of limb {limb.name!r}: {name} {value:g} of the {what} is outside "
-                "the model's range "
-                f"{low:g} to {high:g}. Give it in the model's own unit."
+                f"the gripper of limb {limb.name!r}: {name} {value:g} of the {quantity} is outside "
+                f"the model's range {low:g} to {high:g}. Give it in the model's own unit."
             )
 
 
-_SAME = 1e-9
-_PROBE_RAD = 0.3
+def chain_to_body(
+    model: mujoco.MjModel, body: str | int, joints: Sequence[str | int]
+) -> SerialChain:
+    """Return the chain of hinges and slides, by name or id from the base on, that moves a body's
+    origin in a model.
+    """
+    at_zero = mujoco.MjData(model)
+    ids = [int(model.joint(joint).id) for joint in joints]
+    at_zero.qpos[model.jnt_qposadr[ids]] = 0.0
+    mujoco.mj_kinematics(model, at_zero)
+    frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
+    T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
+    point = np.linalg.inv(frames[-1]) @ np.append(at_zero.body(body).xpos, 1.0)
+    slides = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    return SerialChain(T_parent_joint, point[:3], slides)
+
+
+def _joint_frame(anchor_m: F64, axis: F64) -> F64:
+    """A frame at a joint whose z axis is the joint's."""
+    other_axis = np.eye(3)[int(np.argmin(np.abs(axis)))]
+    x = np.cross(other_axis, axis)
+    x /= np.linalg.norm(x)
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = np.column_stack((x, np.cross(axis, x), axis)), anchor_m
+    return T
 
 
 @dataclass(frozen=True, eq=False)
@@ -722,14 +613,8 @@ class LimbKinematics:
     chain: SerialChain
     beyond: tuple[F64, ...]
 
-    def __post_init__(self) -> None:
-        instance_of(self.chain, SerialChain, "chain")
-        instance_of(self.beyond, tuple, "beyond")
-
     def forward(self, q_rad: F64) -> F64:
-        """Return ``T_base_frame`` [..., 4, 4] at joint angles [..., n]; ShapeError for another
-        number of joints.
-        """
+        """Return ``T_base_frame`` [..., 4, 4] at joint angles [..., n]."""
         T = self.chain.frames(q_rad)
         for fixed in self.beyond:
             T = T @ fixed
@@ -740,33 +625,24 @@ _FRANKA = LimbKinematics(FRANKA_CHAIN, (T_link7_flange, T_flange_hand))
 """The Franka's published kinematics. A model of it rounds them, in the last digit of a double."""
 
 
-@typed()
 def kinematics_of(model: mujoco.MjModel, limb: Limb) -> LimbKinematics:
     """Return a limb's kinematics by its model; published figures stand for a model that agrees with
     them to 1e-9.
-
-    UnknownNameError or ConfigError says that the model lacks a joint, the frame or the base.
     """
-    data, body = mujoco.MjData(model), frame_body(model, limb)
-    chain = chain_to_body(model, body, limb.joints)
+    data = mujoco.MjData(model)
+    chain = chain_to_body(model, frame_body(model, limb), limb.joints)
     for joint in limb.joints:
         data.qpos[model.joint(joint).qposadr[0]] = 0.0
     mujoco.mj_kinematics(model, data)
-    at_zero = np.linalg.inv(chain.frames(np.zeros(len(limb.joints)))) @ _pose(data, limb)
+    frame = data.site(limb.frame) if limb.frame_type == "site" else data.body(limb.frame)
+    at_zero = np.linalg.inv(chain.frames(np.zeros(len(limb.joints)))) @ pose_of(frame)
     first = np.linalg.inv(base_pose(model, limb)) @ chain.T_parent_joint[0]
-    found = LimbKinematics(
-        SerialChain(np.stack((first, *chain.T_parent_joint[1:])), chain.point_m, chain.slides),
-        (at_zero,),
+    from_base = SerialChain(
+        np.stack((first, *chain.T_parent_joint[1:])), chain.point_m, chain.slides
     )
+    kinematics = LimbKinematics(from_base, (at_zero,))
     if len(limb.joints) == len(HOME_Q):
         probes = HOME_Q + np.array((-_PROBE_RAD, 0.0, _PROBE_RAD))[:, None]
-        if np.abs(found.forward(probes) - _FRANKA.forward(probes)).max() < _SAME:
+        if np.abs(kinematics.forward(probes) - _FRANKA.forward(probes)).max() < _SAME:
             return _FRANKA
-    return found
-
-
-def _pose(data: mujoco.MjData, limb: Limb) -> F64:
-    found = data.site(limb.frame) if limb.frame_type == "site" else data.body(limb.frame)
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = found.xmat.reshape(3, 3), found.xpos
-    return T
+    return kinematics

@@ -77,7 +77,8 @@ def _published_limits(limb: Limb) -> JointLimits:
     hand = limb.limits.hand
     assert hand is not None
     limits: Any = limb.limits.values
-    return JointLimits(**limits, hand=HandLimits(FRANKA_CHAIN, hand.velocity, hand.acceleration))
+    hands = (HandLimits(FRANKA_CHAIN, hand.velocity, hand.acceleration),)
+    return JointLimits(**limits, hands=hands)
 
 
 FER = _published_limits(_ARM)

@@ -17,15 +17,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import (
-    F64,
-    finite_array,
-    instance_of,
-    positive,
-    require_rows,
-    whole_number,
-)
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError, ShapeError
+from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import frame_body, tool_in_body
@@ -72,18 +65,15 @@ class Compensation:
     def __post_init__(self) -> None:
         whole_number(self.n_joints, "n_joints", 1)
         for name, largest in _LARGEST.items():
-            given: Any = getattr(self, name)
-            several = name == "friction_nm" and np.ndim(given) == 1
-            value = finite_array(given, name, (self.n_joints,) if several else ())
-            if (value < 0).any() or (value > largest).any():
-                raise InputError(f"{name} must lie in [0, {largest:g}], got {given}.")
-            object.__setattr__(
-                self, name, tuple(float(each) for each in value) if several else float(value)
-            )
+            value: Any = getattr(self, name)
+            by_joint = name == "friction_nm" and np.ndim(value) == 1
+            array = finite_array(value, name, (self.n_joints,) if by_joint else ())
+            if (array < 0).any() or (array > largest).any():
+                raise InputError(f"{name} must lie in [0, {largest:g}], got {value}.")
+            object.__setattr__(self, name, tuple(array.tolist()) if by_joint else float(array))
 
     def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
         """Return angles and velocities [..., n] after the delay, by the present acceleration."""
-        require_rows(_joints(q_rad), q_rad, qd_rad_s, qdd_rad_s2)
         s = self.delay_s
         return q_rad + s * qd_rad_s + 0.5 * s * s * qdd_rad_s2, qd_rad_s + s * qdd_rad_s2
 
@@ -98,14 +88,6 @@ class Compensation:
             q_before_rad: [n] what was sent before the first row; the angles may not leave it faster
                 than the limit either.
         """
-        if not isinstance(references, tuple | list) or len(references) != 3:
-            raise ShapeError(
-                "references must be three arrays [M, n]: angles, velocities and accelerations."
-            )
-        n = len(instance_of(limits, JointLimits, "limits").velocity)
-        require_rows(n, *references, axes=2)
-        require_rows(n, q_before_rad, axes=1)
-        positive(dt_s, "dt_s")
         led_q, led_qd = self.lead(*references)
         q, most = np.clip(led_q, limits.q_min, limits.q_max), limits.velocity * (_RATE_SLACK * dt_s)
         fast = (np.abs(np.diff(q, axis=0, prepend=q_before_rad[None])) > most).any(axis=1)
@@ -131,30 +113,24 @@ class JointServo:
         limbs: The limbs; by default the Panda's arm.
 
     Raises:
-        ConfigError: A joint, an actuator or (with a payload) the hand is missing, an actuator is
-            not a position servo, the friction is of other joints, or several limbs have a payload.
+        ConfigError: An actuator is not a position servo, the friction is of other joints, or several
+            limbs have a payload.
     """
 
     def __init__(
         self, model: mujoco.MjModel, compensation: Compensation = NO_COMPENSATION, *limbs: Limb
     ):
-        self.model = instance_of(model, mujoco.MjModel, "model")
+        self.model = model
         self.compensation = instance_of(compensation, Compensation, "compensation")
-        limbs = tuple(instance_of(limb, Limb, "limb") for limb in limbs or PANDA.limbs)
+        limbs = limbs or PANDA.limbs
         self.n = sum(len(limb.joints) for limb in limbs)
-        if np.size(self.compensation.friction_nm) not in (1, self.n):
+        if np.size(compensation.friction_nm) not in (1, self.n):
             raise ConfigError(
                 f"friction_nm must be one number or {self.n}, got "
-                f"{np.size(self.compensation.friction_nm)}."
+                f"{np.size(compensation.friction_nm)}."
             )
-        joints = [
-            _id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints
-        ]
-        actuators = [
-            _id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, name)
-            for limb in limbs
-            for name in limb.actuators
-        ]
+        joints = [model.joint(name).id for limb in limbs for name in limb.joints]
+        actuators = [model.actuator(name).id for limb in limbs for name in limb.actuators]
         self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
         self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
         self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
@@ -173,15 +149,15 @@ class JointServo:
             model.dof_frictionloss[self.dof_address] + self.compensation.friction_nm
         )
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
-        if self.compensation.payload_kg and len(limbs) > 1:
-            raise ConfigError(
-                f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave "
-                "payload_kg out."
-            )
-        carried_kg = self.compensation.payload_kg
-        self._payload = next(
-            (Payload(model, carried_kg, limb) for limb in limbs if carried_kg), None
-        )
+        self._payload = None
+        if compensation.payload_kg:
+            limb, *others = limbs
+            if others:
+                raise ConfigError(
+                    f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave "
+                    "payload_kg out."
+                )
+            self._payload = Payload(model, compensation.payload_kg, limb)
 
     @property
     def damping(self) -> F64:
@@ -192,7 +168,6 @@ class JointServo:
         """Return the torques [M, n] along references [M, n] of the compensated payload's weight,
         and of friction: the model's own and the compensated one.
         """
-        require_rows(self.n, q_rad, qd_rad_s, axes=2)
         torque = self._friction_nm * np.tanh(qd_rad_s / FRICTION_SPEED_RAD_S)
         return torque if self._payload is None else torque + self._payload.torque(q_rad)
 
@@ -205,14 +180,12 @@ class JointServo:
         ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a
         block is computed at once.
         """
-        require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
-        torque = self.inertia * qdd_rad_s2 + _load(load_nm, q_rad)
+        torque = self.inertia * qdd_rad_s2 + load_nm
         return self._in_range(q_rad + self._lead_s * qd_rad_s + torque / self.kp)
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
         """Return ctrl [..., n] = ``q + load / kp``, clipped to the actuators' range."""
-        require_rows(self.n, q_rad)
-        return self._in_range(q_rad + _load(load_nm, q_rad) / self.kp)
+        return self._in_range(q_rad + load_nm / self.kp)
 
     def computed_torque(
         self,
@@ -228,15 +201,10 @@ class JointServo:
         ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the
         actuators' range.
         """
-        require_rows(self.n, q_rad, qd_rad_s, qdd_rad_s2)
-        self._acceleration[self.dof_address] = qdd_rad_s2
-        mujoco.mj_mulM(
-            self.model, instance_of(data, mujoco.MjData, "data"), self._torque, self._acceleration
-        )
         dof = self.dof_address
-        torque = (
-            self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + _load(load_nm, q_rad)
-        )
+        self._acceleration[dof] = qdd_rad_s2
+        mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
+        torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
         return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
 
     def _in_range(self, ctrl: F64) -> F64:
@@ -252,9 +220,7 @@ class JointServo:
 
 @dataclass(eq=False)
 class Payload:
-    """A point mass at the tool centre point of an arm's model; ConfigError if the model has no
-    hand.
-    """
+    """A point mass at the tool centre point of an arm's model."""
 
     model: mujoco.MjModel
     mass_kg: float
@@ -262,26 +228,16 @@ class Payload:
     _data: mujoco.MjData = field(init=False)
 
     def __post_init__(self) -> None:
-        self._data = mujoco.MjData(instance_of(self.model, mujoco.MjModel, "model"))
-        self.mass_kg = positive(self.mass_kg, "mass_kg")
-        site = instance_of(self.limb, Limb, "limb").frame_type == "site"
-        _id(
-            self.model,
-            mujoco.mjtObj.mjOBJ_SITE if site else mujoco.mjtObj.mjOBJ_BODY,
-            self.limb.frame,
-        )
-        self._hand, self._tool_m = (
-            frame_body(self.model, self.limb),
-            tool_in_body(self.model, self.limb),
-        )
-        joints = [_id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in self.limb.joints]
+        self._data = mujoco.MjData(self.model)
+        self._hand = frame_body(self.model, self.limb)
+        self._tool_m = tool_in_body(self.model, self.limb)
+        joints = [self.model.joint(name).id for name in self.limb.joints]
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
         """Return the torques [M, n] that hold it at angles [M, n], or accelerate it [M, 3]: ``J'
         m (a - g)``.
         """
-        require_rows(len(self._q), q_rad, axes=2)
         force = self.mass_kg * (
             np.zeros((len(q_rad), 3)) + acceleration_m_s2 - self.model.opt.gravity
         )
@@ -289,7 +245,6 @@ class Payload:
 
     def position_m(self, q_rad: F64) -> F64:
         """Return its positions [M, 3] in the world at angles [M, n]."""
-        require_rows(len(self._q), q_rad, axes=2)
         return np.stack([self._jacobian(q)[1] for q in q_rad])
 
     def _jacobian(self, q_rad: F64) -> tuple[F64, F64]:
@@ -327,29 +282,3 @@ def _joint_inertia(
         mujoco.mj_mulM(model, data, column, np.eye(model.nv)[dof])
         inertia[i] = column[dof]
     return inertia
-
-
-def _load(load_nm: F64 | float, q_rad: F64) -> F64 | float:
-    """Return torques of the references' shape, or one number; errors otherwise. It runs at every
-    physics step.
-    """
-    if isinstance(load_nm, np.ndarray):
-        require_rows(_joints(q_rad), q_rad, load_nm)
-        return load_nm
-    return load_nm if type(load_nm) is float else float(finite_array(load_nm, "load_nm", ()))
-
-
-def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
-    found = mujoco.mj_name2id(model, kind, name)
-    if found < 0:
-        raise ConfigError(f"the model has no {name!r}, which the robot's limb names.")
-    return found
-
-
-def _joints(q_rad: object) -> int:
-    """The number of joints of angles [..., n]; ShapeError if they are no array with one."""
-    if not isinstance(q_rad, np.ndarray) or not q_rad.shape or not q_rad.shape[-1]:
-        raise ShapeError(
-            f"joint values must be float64 arrays [..., n], got {type(q_rad).__name__}."
-        )
-    return q_rad.shape[-1]

@@ -149,11 +149,8 @@ class SimulatedArm:
                 f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is "
                 "none; leave them out."
             )
-        if table.hand is None:
-            return table
-        return replace(
-            table, hand=replace(table.hand, chain=chain_to_body(model, limb.frame, limb.joints))
-        )
+        chain = chain_to_body(model, limb.frame, limb.joints)
+        return replace(table, hands=tuple(replace(hand, chain=chain) for hand in table.hands))
 
     @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:

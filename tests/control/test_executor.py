@@ -211,7 +211,7 @@ def test_an_arm_that_stopped_at_a_joints_end_moves_again():
 
 def test_a_row_at_a_joints_end_is_not_passed_by_a_hair():
     """A spline that arrives there at micrometres a second would halt 0.5 nrad beyond."""
-    limits, joint = replace(FER, hand=None), np.arange(7) == 3
+    limits, joint = replace(FER, hands=()), np.arange(7) == 3
     goal = np.where(joint, limits.q_max, HOME_Q)
     for gap, due_s in ((1e-6, 1 / 15), (1e-6, 0.2), (1e-6, 1.0), (1e-5, 1.0), (1e-3, 0.2)):
         executor = Executor(limits, DT, goal - gap * joint)
@@ -354,12 +354,12 @@ def test_the_guard_differentiates_the_angles_itself(hz, named, order, share):
     """
     by = FER.q_max - HOME_Q + 1e-3 if share is None else share * getattr(FER, named) / hz**order
     trajectory = chunk(np.repeat(HOME_Q[None], 8, axis=0))
-    executor = Executor(replace(FER, hand=None), 1 / hz, HOME_Q)
+    executor = Executor(replace(FER, hands=()), 1 / hz, HOME_Q)
     executor.take_up(spoilt(executor, trajectory, "q_rad", by, 100, add=True))
     with pytest.raises(ActuatorGuardError, match=named):
         executor.advance(200)
     if named == "jerk":
-        executor = Executor(replace(FER, hand=None), 1 / hz, HOME_Q)
+        executor = Executor(replace(FER, hands=()), 1 / hz, HOME_Q)
         # 0.9 of the limit
         executor.take_up(spoilt(executor, trajectory, "q_rad", 0.6 * by, 100, add=True))
         executor.advance(200)
@@ -398,8 +398,10 @@ def test_the_guard_checks_the_hand(quantity, share):
     q = joined([executor.advance(1500)])[0]
     fastest = dict(zip(NAMES, ratios(q, FER, (1.7, 13.0), 600), strict=True))[f"hand_{quantity}"]
     for factor, withheld in ((1.01, False), (share, True)):
-        hand = replace(FER.hand, **{quantity: getattr(FER.hand, quantity) * fastest * factor})
-        executor = Executor(replace(FER, hand=hand), DT, OUTSTRETCHED)
+        hand = replace(
+            FER.hands[0], **{quantity: getattr(FER.hands[0], quantity) * fastest * factor}
+        )
+        executor = Executor(replace(FER, hands=(hand,)), DT, OUTSTRETCHED)
         executor.take_up(replace(executor.takeover(), limits=FER).prepare(swing()))
         if withheld:
             with pytest.raises(ActuatorGuardError, match=f"hand's {quantity}"):
@@ -414,11 +416,11 @@ def test_the_hand_is_slowed_down_and_no_more_than_needed():
     1.7.
     """
     reached = {}
-    for limits in (replace(FER, hand=None), FER):
+    for limits in (replace(FER, hands=()), FER):
         executor = Executor(limits, DT, OUTSTRETCHED)
         motion = executor.accept(swing())
         worst = ratios(joined([executor.advance(1800)])[0], FER, (1.7, 13.0), 600)
-        reached[limits.hand is not None] = {
+        reached[bool(limits.hands)] = {
             **dict(zip(NAMES, worst, strict=True)),
             "end_s": motion.spline.end_s,
         }
@@ -432,13 +434,13 @@ def test_a_stop_does_not_throw_the_hand():
     acceleration by half.
     """
     worst, rows = {}, swing(1.0).q_rad + np.outer(np.arange(24) / 15, [0, -0.5, 0.6, -0.6, 0, 0, 0])
-    for limits in (replace(FER, hand=None), FER):
+    for limits in (replace(FER, hands=()), FER):
         executor = Executor(limits, DT, OUTSTRETCHED)
         executor.take_up(replace(executor.takeover(), limits=FER).prepare(chunk(rows)))
         blocks = [executor.advance(500)]
         executor.stop()
         blocks.append(executor.advance(600))
-        worst[limits.hand is not None] = ratios(joined(blocks)[0], FER, (1.7, 13.0), 600)[5]
+        worst[bool(limits.hands)] = ratios(joined(blocks)[0], FER, (1.7, 13.0), 600)[5]
         assert not blocks[-1].qd_rad_s[-1].any()
     assert worst[False] > 1.2
     assert worst[True] <= 1.001

@@ -103,7 +103,9 @@ def require_within_limits(ik, start, trajectory):
     assert (np.abs(a) / ik.limits.acceleration).max() <= 1.001
     assert ((q >= ik.limits.q_min - 1e-6) & (q <= ik.limits.q_max + 1e-6)).all()
     for hand in ik.limits.hands:
-        _, speed, acceleration = hand.chain.motion(hand.own(q), hand.own(v), hand.own(a))
+        _, speed, acceleration = hand.chain.motion(
+            hand.of_chain(q), hand.of_chain(v), hand.of_chain(a)
+        )
         assert np.linalg.norm(speed, axis=1).max() <= hand.velocity * 1.001
         assert np.linalg.norm(acceleration, axis=1).max() <= hand.acceleration * 1.001
 
@@ -203,10 +205,10 @@ def test_each_hand_s_own_limit_stretches_time(dual):
         ("as it is", (left, right)),
         ("right slower", (left, replace(right, velocity=0.15))),
     ):
-        limits = replace(dual.limits, other_hands=hands)
+        limits = replace(dual.limits, hands=hands)
         motion = plan_motion(start, q[1:], t_s, limits, DT_S)
         state = motion.spline.sample(np.arange(0, motion.spline.end_s, DT_S))
-        speed = hands[1].chain.motion(*(hands[1].own(x) for x in state))[1]
+        speed = hands[1].chain.motion(*(hands[1].of_chain(x) for x in state))[1]
         assert np.linalg.norm(speed, axis=1).max() <= hands[1].velocity * 1.001
         end_s[name] = motion.spline.end_s
     assert end_s["right slower"] > 1.1 * end_s["as it is"]
@@ -218,17 +220,19 @@ def test_the_guard_and_the_stops_know_either_hand(dual):
     for hands in ((replace(left, velocity=0.01), right), (left, replace(right, velocity=0.01))):
         executor = Executor(dual.limits, DT_S, q[0], 1.0)
         executor.accept(JointTrajectory(q[1:], np.arange(1, 9) / 10))
-        executor.limits = replace(dual.limits, other_hands=hands)
+        executor.limits = replace(dual.limits, hands=hands)
         with pytest.raises(ActuatorGuardError, match="the hand's velocity"):
             executor.advance(240)
     for arm, hand in enumerate((left, right)):
         qd, hardest = np.zeros(14), []
         qd[7 * arm : 7 * arm + 7] = 2, 2, 2, -2, 0, -2, 0
-        for limits in (dual.limits, replace(dual.limits, other_hands=())):
+        for limits in (dual.limits, replace(dual.limits, hands=())):
             stop = plan_stop(JointState(dual.home[dual.q_address], qd, np.zeros(14)), limits)
             state = stop.sample(np.arange(0, stop.end_s, DT_S))
             hardest.append(
-                np.linalg.norm(hand.chain.motion(*(hand.own(x) for x in state))[2], axis=1).max()
+                np.linalg.norm(
+                    hand.chain.motion(*(hand.of_chain(x) for x in state))[2], axis=1
+                ).max()
             )
         assert hardest[0] < 0.9 * hardest[1]  # it brakes more gently for its hand
 

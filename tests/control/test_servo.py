@@ -10,7 +10,7 @@ from motions import BRISK_DEG, BRISK_M, SLOW_DEG, SLOW_M, feasible_chunk
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.trajectory import JointState
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError, Cosmos3Error
+from strands_cosmos3.errors import ActuatorGuardError, ControlError, Cosmos3Error
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.robots.servo import Compensation, JointServo
@@ -160,13 +160,6 @@ def test_the_models_own_friction_is_overcome_in_the_direction_of_motion():
     model.dof_frictionloss[:7] = 1.0
     servo = JointServo(model, Compensation(friction_nm=0.5))
     np.testing.assert_allclose(servo.load_torque(HOME_Q[None], qd), 1.5 * qd, atol=1e-9)
-
-
-def test_a_model_without_the_arm_is_refused():
-    with pytest.raises(ConfigError, match="joint1"):
-        JointServo(mujoco.MjModel.from_xml_string("<mujoco/>"))
-    with pytest.raises(Cosmos3Error):
-        JointServo(None)
 
 
 def test_reset_outside_the_range_changes_nothing(robots):

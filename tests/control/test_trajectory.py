@@ -168,7 +168,7 @@ def test_a_start_that_cannot_meet_its_rows_is_refused():
 states = st.tuples(
     st.lists(st.floats(-1, 1), min_size=7, max_size=7),
     st.lists(st.floats(-1, 1), min_size=7, max_size=7),
-    st.sampled_from([replace(limits, hand=None) for limits in (FER, FR3, FER.derated(0.2))]),
+    st.sampled_from([replace(limits, hands=()) for limits in (FER, FR3, FER.derated(0.2))]),
 )
 
 
@@ -241,8 +241,8 @@ def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
             continue
         stop = plan_stop(JointState(q, v, np.zeros(7)), limits)
         angles, *rates = stop.sample(np.linspace(0, stop.end_s, 500))
-        _, speed, acceleration = limits.hand.chain.motion(angles, *rates)
-        assert np.linalg.norm(acceleration, axis=1).max() <= limits.hand.acceleration
+        _, speed, acceleration = limits.hands[0].chain.motion(angles, *rates)
+        assert np.linalg.norm(acceleration, axis=1).max() <= limits.hands[0].acceleration
         assert (
             angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9
         ).all()
@@ -276,7 +276,6 @@ def peaks(spline, limits):
 RATES = "velocity", "acceleration", "jerk"
 UNHURRIED = replace(
     FER,
-    hand=None,
     velocity=np.full(7, 50.0),
     acceleration=np.full(7, 500.0),
     jerk=np.full(7, 5000.0),
@@ -304,7 +303,6 @@ def test_an_arm_that_brakes_as_hard_as_it_may_is_not_told_to_brake_harder():
     """
     limits = replace(
         FER,
-        hand=None,
         velocity=np.full(7, 2.14),
         acceleration=np.full(7, 20.0),
         jerk=np.full(7, 1e4),

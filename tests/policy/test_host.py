@@ -19,7 +19,7 @@ from strands_cosmos3.backends.replay import Recording, ReplayBackend
 from strands_cosmos3.embodiments import MODEL_GRIPPER, get_embodiment
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
-from strands_cosmos3.robots.hosted import driven_gripper, require_franka, servo_lead_of
+from strands_cosmos3.robots.hosted import driven_gripper, require_robot, servo_lead_of
 from strands_cosmos3.robots.model import load_panda, panda_path
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q, dh_forward
 from strands_cosmos3.serving.served import ServedPolicy
@@ -82,8 +82,8 @@ def hosted(change=lambda spec: None, prefix="panda/") -> mujoco.MjModel:
 
 def test_the_embedded_arm_is_known_wherever_it_stands():
     model = hosted()
-    require_franka(model, "panda/", ARM_JOINTS)
-    require_franka(load_panda(), "", ARM_JOINTS)
+    require_robot(model, "panda/", ARM_JOINTS)
+    require_robot(load_panda(), "", ARM_JOINTS)
     np.testing.assert_allclose(
         servo_lead_of(model, "panda/", ARM_JOINTS),
         [0.1002] * 2 + [0.1003] * 2 + [0.1005] * 3,

@@ -87,11 +87,10 @@ def test_the_tables_limit_the_hand_that_the_model_has():
     chain = chain_to_body(load_panda(), "hand", ARM_JOINTS)
     q = np.random.default_rng(1).uniform(FER.q_min, FER.q_max, (50, 7))
     for limits, most in ((FER, 13.0), (FR3, 9.0)):
-        assert limits.hand is not None
-        np.testing.assert_allclose(limits.hand.chain.position(q), chain.position(q), atol=1e-12)
-        assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, most)
-    assert FER.derated(0.5).hand.velocity == 0.85
-    assert FER.derated(0.5).hand.acceleration == 6.5
+        np.testing.assert_allclose(limits.hands[0].chain.position(q), chain.position(q), atol=1e-12)
+        assert (limits.hands[0].velocity, limits.hands[0].acceleration) == (1.7, most)
+    assert FER.derated(0.5).hands[0].velocity == 0.85
+    assert FER.derated(0.5).hands[0].acceleration == 6.5
 
 
 def test_a_franka_is_known_by_its_axes():
@@ -100,7 +99,7 @@ def test_a_franka_is_known_by_its_axes():
         limits = MinkIKBridge(load_panda()).limits
     for name in ("velocity", "acceleration", "jerk", "q_min", "q_max"):
         np.testing.assert_array_equal(getattr(limits, name), getattr(FER, name))
-    assert limits.hand is FER.hand
+    assert limits.hands[0] is FER.hands[0]
     model = load_panda()
     assert is_franka(model, range(7))
     model.body_pos[model.body("link4").id] += 0.01
@@ -122,7 +121,7 @@ def test_joint_names_say_nothing_about_limits():
     np.testing.assert_array_equal(limits.velocity, np.full(7, table.ASSUMED_VELOCITY[0]))
     np.testing.assert_array_equal(limits.acceleration, np.full(7, table.ASSUMED_ACCELERATION[0]))
     np.testing.assert_allclose(limits.jerk, 500 * limits.acceleration)
-    assert limits.hand is None
+    assert not limits.hands
     with pytest.warns(LimitsAssumedWarning, match=r"joint1 no range"):
         limits = MinkIKBridge(other_arm(limited=False)).limits
     assert (limits.q_min[0], limits.q_max[0]) == (-2 * np.pi, 2 * np.pi)
@@ -154,7 +153,7 @@ def test_rates_come_from_the_caller_or_a_table_and_ranges_from_the_model():
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
 def test_a_table_limits_the_hand_that_another_arm_has():
     model = other_arm()
-    hand = MinkIKBridge(model, limits="fr3").limits.hand
+    hand = MinkIKBridge(model, limits="fr3").limits.hands[0]
     assert (hand.velocity, hand.acceleration) == (1.7, 9.0)
     np.testing.assert_allclose(
         hand.chain.position(Q_OTHER[None])[0],

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ConfigError,
@@ -30,7 +31,6 @@ from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, joined_limits, robot_limits
 from strands_cosmos3.robots.model import (
     base_pose,
-    home_configuration,
     kinematics_of,
     load_panda,
     load_robot,
@@ -118,7 +118,7 @@ def test_the_ur5e_has_the_published_kinematics_masses_and_centres():
 def test_the_ur5e_s_home_looks_at_the_table_in_front_of_it():
     model = load_robot(UR5E)
     data = mujoco.MjData(model)
-    data.qpos[:] = home_configuration(model, UR5E)
+    data.qpos[:] = LimbIK(UR5E, model=model).home
     mujoco.mj_kinematics(model, data)
     T = pose(data, "tool0")
     np.testing.assert_allclose(T[:3, 2], [0, 0, -1], atol=1e-12)
@@ -134,8 +134,8 @@ def test_the_panda_s_robot_is_today_s_model_and_its_limits_today_s_table():
     limits = robot_limits(model, PANDA)["arm"]
     for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
         np.testing.assert_array_equal(getattr(limits, name), getattr(FER, name), name)
-    assert (limits.hand.velocity, limits.hand.acceleration) == (1.7, 13.0)
-    np.testing.assert_array_equal(home_configuration(model, PANDA), model.key("home").qpos)
+    assert (limits.hands[0].velocity, limits.hands[0].acceleration) == (1.7, 13.0)
+    np.testing.assert_array_equal(LimbIK(PANDA, model=model).home, model.key("home").qpos)
 
 
 def test_kinematics_come_from_the_model_and_the_panda_s_are_the_published_ones_bit_for_bit():
@@ -170,7 +170,7 @@ def test_the_fr3_has_its_own_limits_within_the_model_s_ranges():
     np.testing.assert_array_equal(
         model.jnt_range[:7], np.column_stack((limits.q_min, limits.q_max))
     )
-    assert limits.hand.acceleration == 9.0
+    assert limits.hands[0].acceleration == 9.0
 
 
 def test_two_pandas_stand_side_by_side_the_left_one_to_the_left():
@@ -199,11 +199,13 @@ def test_two_pandas_stand_side_by_side_the_left_one_to_the_left():
 def test_joined_limits_keep_each_limb_s_order_and_hand():
     model = load_robot(DUAL_PANDA)
     limits = robot_limits(model, DUAL_PANDA)
-    both = joined_limits([limits["left"], limits["right"].derated(0.5)])
+    both = joined_limits(
+        [limits["left"], limits["right"].derated(0.5)], [limb.joints for limb in DUAL_PANDA.limbs]
+    )
     np.testing.assert_array_equal(both.velocity, np.concatenate((FER.velocity, FER.velocity / 2)))
     left, right = both.hands
     values = np.arange(14.0)[None]
-    assert (left.own(values).tolist(), right.own(values).tolist()) == (
+    assert (left.of_chain(values).tolist(), right.of_chain(values).tolist()) == (
         [list(range(7))],
         [list(range(7, 14))],
     )

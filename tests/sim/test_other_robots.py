@@ -69,7 +69,7 @@ def test_a_robot_keeps_its_own_limits(ur5e):
     np.testing.assert_array_equal(fr3.limits.q_max, np.minimum(FR3.q_max, FER.q_max))
     for name in ("q_min", "q_max", "velocity", "acceleration", "jerk", "torque"):
         np.testing.assert_array_equal(getattr(panda.limits, name), getattr(FER, name), name)
-    assert fr3.limits.hand.acceleration == 9.0
+    assert fr3.limits.hands[0].acceleration == 9.0
     np.testing.assert_array_equal(ur5e.limits.velocity, np.full(6, np.pi))
     with pytest.raises(ConfigError, match="Franka"):
         Robot("ur5e", ControlConfig("fer"), ur5e.scene)
