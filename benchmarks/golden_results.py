@@ -16,6 +16,9 @@ CLOCK = {"realtime_factor", "inference_ms", "timing", "timing_ms", "times", "ser
 CLOCK |= {"answer_ms", "cpu_s_mean", "finished", "run", "loop_latency", "machine", "ran_on"}
 CLOCK |= {"settings", "versions", "command", "run_name", "checksum", "digest"}
 """Keys of JSON and of messages that depend on the clock, a version, a path or an option's name."""
+DROPPED = {"asked", "told", "refused", "stale", "cornered", "abandoned"}
+DROPPED |= {"workers_died", "gangs_restarted"}
+"""Second names of counters and instructions, which only older trees write."""
 UNREAD = ("run.json", ".lock", ".html", ".log", "MUJOCO_LOG.TXT")
 UNSTEADY = ("answer.mp4",)
 """Films whose bytes vary: x264 encodes the same small frames of ``infer`` anew in each run."""
@@ -120,10 +123,12 @@ def read_tensors(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of JSON with their names, without the keys of :data:`CLOCK`."""
+    """Yield the leaves of JSON with their names, without the keys of :data:`CLOCK` and
+    :data:`DROPPED`.
+    """
     if isinstance(value, dict) and value:
         for key, part in value.items():
-            if key not in CLOCK:
+            if key not in CLOCK | DROPPED:
                 yield from leaves(part, f"{name}.{key}", paths)
     elif isinstance(value, list) and value and all(isinstance(part, float) for part in value):
         yield name, np.array(value)
