@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.actions.kernels import exp, log, nearest_rotation, to_rot6d
-from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
-from strands_cosmos3.checks import F64, finite_array, instance_of
+from strands_cosmos3.actions.rotations import matrix_to_rot6d, rot6d_to_matrix, so3_exp, so3_log
+from strands_cosmos3.actions.stats import denormalize_rows, normalize_chunk
+from strands_cosmos3.checks import F64
 from strands_cosmos3.types import ActionChunk
 
 METHOD = "quantile_rot"
@@ -27,11 +27,11 @@ METHOD = "quantile_rot"
 
 
 def encode_actions(actions: Any) -> F64:
-    """Return actions [T, 7] as rows [T, 10]. Malformed arrays raise ShapeError or
-    NonFiniteError.
-    """
-    a = finite_array(actions, "actions", (None, 7))
-    return np.concatenate((a[:, :3], to_rot6d(exp(a[:, 3:6])), (1 - a[:, 6:]) / 2), axis=1)
+    """Return actions [T, 7] as rows [T, 10]."""
+    a = np.asarray(actions, dtype=np.float64)
+    return np.concatenate(
+        (a[:, :3], matrix_to_rot6d(so3_exp(a[:, 3:6])), (1 - a[:, 6:]) / 2), axis=1
+    )
 
 
 def decode_rows(rows: Any) -> F64:
@@ -39,12 +39,11 @@ def decode_rows(rows: Any) -> F64:
     exactly.
 
     Raises:
-        ShapeError, NonFiniteError, InputError: Rows are malformed; or their rot6d defines no
-            rotation.
+        InputError: The rot6d of a row defines no rotation.
     """
-    r = finite_array(rows, "rows", (None, 10))
+    r = np.asarray(rows, dtype=np.float64)
     return np.concatenate(
-        (r[:, :3], log(nearest_rotation(r[:, 3:9])), np.clip(1 - 2 * r[:, 9:], -1, 1)), axis=1
+        (r[:, :3], so3_log(rot6d_to_matrix(r[:, 3:9])), np.clip(1 - 2 * r[:, 9:], -1, 1)), axis=1
     )
 
 
@@ -54,15 +53,7 @@ def normalize_actions(actions: Any) -> F64:
 
 
 def controller_rows(chunk: ActionChunk) -> F64:
-    """Return a chunk's rows de-normalised, by the checkpoint's own figures where it has some.
-
-    Raises:
-        InputError: This is no chunk.
-        ActionOutOfRangeError: A value lies beyond |z| = 10.
+    """Return a chunk's rows de-normalised, by the checkpoint's own figures where it has some;
+    ActionOutOfRangeError if a value lies beyond |z| = 10.
     """
-    instance_of(chunk, ActionChunk, "chunk")
-    if not chunk.action_space.normalized:
-        return np.asarray(chunk.action, np.float64)
-    if chunk.quantiles is not None:
-        return denormalize_quantile(chunk.action, *chunk.quantiles)
-    return denormalize_chunk(chunk.action, chunk.embodiment, None, METHOD)
+    return denormalize_rows(chunk, None, METHOD)

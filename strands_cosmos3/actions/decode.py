@@ -20,10 +20,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.actions.kernels import assemble, invert, nearest_rotation, to_rot6d
-from strands_cosmos3.actions.normalization import ActionStats, Method, require_in_range
-from strands_cosmos3.actions.rotations import quaternion_to_matrix
-from strands_cosmos3.actions.stats import denormalize_chunk, denormalize_quantile, normalize_chunk
+from strands_cosmos3.actions.rotations import (
+    matrix_to_rot6d,
+    quaternion_to_matrix,
+    rot6d_to_matrix,
+    se3,
+    se3_between,
+    se3_inverse,
+)
+from strands_cosmos3.actions.stats import (
+    ActionStats,
+    Method,
+    denormalize_rows,
+    normalize_chunk,
+    require_in_range,
+)
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.embodiments import (
     POSE9,
@@ -36,7 +47,6 @@ from strands_cosmos3.errors import (
     ActionSpaceError,
     FrameError,
     InputError,
-    ShapeError,
     UnknownNameError,
 )
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
@@ -63,7 +73,7 @@ def encode_pose_delta(T: Any) -> F64:
     """[..., 4, 4] relative poses -> [..., 9] translation [m] and rot6d; the inverse of
     :func:`decode_pose_delta`.
     """
-    return _rows_of(rigid(T, "T"))
+    return _rows_of(np.asarray(T, dtype=np.float64))
 
 
 def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "framewise") -> F64:
@@ -73,7 +83,8 @@ def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "fram
     ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``.
     UnknownNameError for any other.
     """
-    _require_convention(convention)
+    if str(convention) not in get_args(Convention):
+        raise UnknownNameError("pose convention", convention, get_args(Convention))
     steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
     anchor = rigid(T_0, "T_0", leading=0)
     return np.concatenate(
@@ -85,11 +96,9 @@ def encode_pose_trajectory(T: Any, convention: Convention = "framewise") -> F64:
     """[N + 1, 4, 4] poses, the anchor first -> [N, 9] deltas; the inverse of
     :func:`decode_pose_trajectory`.
     """
-    _require_convention(convention)
-    poses = rigid(T, "T", leading=1)
-    if len(poses) < 2:
-        raise ShapeError("T must hold the anchor and at least one pose after it, got one pose.")
-    return _rows_of(invert(poses[:1] if convention == "anchored" else poses[:-1]) @ poses[1:])
+    poses = np.asarray(T, dtype=np.float64)
+    steps = se3_between(poses[:1] if convention == "anchored" else poses[:-1], poses[1:])
+    return _rows_of(steps)
 
 
 def decode_chunk(
@@ -179,13 +188,13 @@ def decode_limbs(
     space = chunk.action_space
     limbs = _limbs_of(chunk.embodiment, T_base_anchor_cosmos)
     anchors = {
-        limb.name: rigid(T_base_anchor_cosmos[limb.name], f"the anchor of {limb.name!r}", leading=0)
-        for limb in limbs
+        limb.name: np.asarray(T_base_anchor_cosmos[limb.name], dtype=np.float64) for limb in limbs
     }
     if space.meaning == "pose_absolute":
         name = only_limb(chunk.embodiment, space, "decode_limbs")
         return LimbPoses({name: _absolute(chunk, anchors[name])}, {})
-    rows = _in_metres(chunk, _units(chunk.embodiment, space), stats, method)
+    units, rows = _units(chunk.embodiment, space), denormalize_rows(chunk, stats, method)
+    rows = rows if space.normalized else rows * units
     poses: dict[str, PoseTrajectory] = {}
     for limb in limbs:
         anchor = anchors[limb.name]
@@ -209,9 +218,9 @@ def _absolute(chunk: ActionChunk, anchor: F64) -> PoseTrajectory:
     to the anchor.
     """
     rows = chunk.action
-    poses = assemble(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
+    poses = se3(quaternion_to_matrix(rows[:, 3:7]), rows[:, :3])
     if chunk.T_base_departure is not None:
-        poses = anchor @ invert(chunk.T_base_departure) @ poses
+        poses = anchor @ se3_inverse(chunk.T_base_departure) @ poses
     gripper = np.clip(rows[:, 7], 0.0, 1.0)
     return PoseTrajectory(poses, chunk.row_times_s, COSMOS_FRAME, anchor, gripper)
 
@@ -250,9 +259,7 @@ def encode_limbs(
     rows = np.zeros((n, space.width))
     for limb in embodiment.limbs:
         still = encode_pose_delta(np.tile(np.eye(4), (n, 1, 1)))
-        rows[:, limb.pose] = finite_array(
-            deltas.get(limb.name, still), f"deltas of {limb.name!r}", (n, _POSE)
-        )
+        rows[:, limb.pose] = deltas.get(limb.name, still)
         if (column := _gripper_column(grippers.get(limb.name), n, embodiment, limb)) is not None:
             rows[:, limb.gripper_column] = column
     if not space.normalized:
@@ -274,7 +281,7 @@ def decode_joint_chunk(chunk: ActionChunk) -> JointTrajectory:
     space = chunk.action_space
     if space.meaning != "joint_position":
         raise _wrong_decoder(chunk, "decode_joint_chunk", "'joint_pos' angles")
-    rows = trailing(chunk.action, "action", (space.width,))
+    rows = chunk.action
     convention = chunk.embodiment.gripper
     if space.columns[-1] != "gripper" or convention is None:
         return JointTrajectory(rows, chunk.row_times_s)
@@ -330,19 +337,6 @@ def encode_chunk(
     return encode_limbs({limb: T_base_cosmos}, grippers, embodiment, stats, method, clip)
 
 
-def _in_metres(
-    chunk: ActionChunk, units: F64, stats: ActionStats | str | Path | None, method: Method
-) -> F64:
-    """[T, D] rows of deltas, de-normalised."""
-    if not chunk.action_space.normalized:
-        rows = chunk.action * units
-    elif stats is None and chunk.quantiles is not None:
-        rows = denormalize_quantile(chunk.action, *chunk.quantiles)
-    else:
-        rows = denormalize_chunk(chunk.action, chunk.embodiment, stats, method)
-    return trailing(rows, "action in metres", (chunk.action_space.width,))
-
-
 def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColumns]:
     """The limbs that something is given for, in the columns' order; arms must not be missing."""
     if not embodiment.limbs:
@@ -366,11 +360,11 @@ def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColu
 
 
 def _poses_of(rows: F64) -> F64:
-    return assemble(nearest_rotation(rows[..., 3:]), rows[..., :3])
+    return se3(rot6d_to_matrix(rows[..., 3:]), rows[..., :3])
 
 
 def _rows_of(T: F64) -> F64:
-    return np.concatenate([T[..., :3, 3], to_rot6d(T[..., :3, :3])], axis=-1)
+    return np.concatenate([T[..., :3, 3], matrix_to_rot6d(T[..., :3, :3])], axis=-1)
 
 
 def _integrate(anchor: F64, steps: F64) -> F64:
@@ -442,8 +436,3 @@ def _wrong_decoder(chunk: ActionChunk, decoder: str, reads: str) -> ActionSpaceE
         f"{chunk.action_space.name!r} rows "
         f"({chunk.action_space.meaning}); {remedy}."
     )
-
-
-def _require_convention(convention: object) -> None:
-    if str(convention) not in get_args(Convention):
-        raise UnknownNameError("pose convention", convention, get_args(Convention))

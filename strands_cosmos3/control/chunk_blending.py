@@ -12,8 +12,8 @@ import numpy as np
 from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.actions.rotations import interpolate_poses
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, typed
-from strands_cosmos3.control.stops import JointState, checked_state
+from strands_cosmos3.checks import F64
+from strands_cosmos3.control.stops import JointState
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
 
@@ -24,11 +24,8 @@ _BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped")
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
     """Return the remaining rows with times counted from now, or None if all have passed.
 
-    The poses' anchor moves to where the intended path would be now. InputError or NonFiniteError:
-    an argument is malformed.
+    The poses' anchor moves to where the intended path would be now.
     """
-    instance_of(trajectory, JointTrajectory, "trajectory")
-    elapsed_s = float(finite_array(elapsed_s, "elapsed_s", ()))
     first = int(np.searchsorted(trajectory.t_s, elapsed_s + _NOW_S, side="right"))
     if first >= len(trajectory.t_s):
         return None
@@ -52,7 +49,6 @@ def _remaining(poses: PoseTrajectory, first: int, elapsed_s: float, t_s: F64) ->
     return PoseTrajectory(poses.T_base_frame[first:], t_s, poses.frame, anchor, gripper)
 
 
-@typed("elapsed_s", "blend_s")
 def blend_chunk(
     trajectory: JointTrajectory,
     q_departure: F64,
@@ -72,23 +68,12 @@ def blend_chunk(
         q_departure: [n] angles that the chunk departs from.
         elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
         reference: The present reference.
-
-    Raises:
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or the joints differ in
-            number.
     """
-    elapsed_s, blend_s = (
-        float(finite_array(elapsed_s, "elapsed_s", ())),
-        positive(blend_s, "blend_s"),
-    )
     if elapsed_s <= _NOW_S:
         return trajectory
     rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None
-    reference = checked_state(reference, limits)
-    q_departure = finite_array(q_departure, "q_departure", limits.q_min.shape)
-    finite_array(trajectory.q_rad, "the chunk", (None, len(q_departure)))
     offset, offset_speed = _seam(trajectory, q_departure, elapsed_s, reference)
     s = np.minimum(rest.t_s / blend_s, 1.0)[:, None]
     fading = offset * (1 - s) ** 2 * (1 + 2 * s) + offset_speed * blend_s * s * (1 - s) ** 2
@@ -104,15 +89,8 @@ def seam_speed(
     """Return by how much a chunk's velocity differs from the reference's where it joins it, of the
     fastest joint, in rad/s.
 
-    Arguments and errors as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
+    Arguments as of :func:`blend_chunk`, which spreads this difference over ``blend_s``.
     """
-    instance_of(trajectory, JointTrajectory, "trajectory")
-    joints = trajectory.q_rad.shape[1:]
-    q_departure, elapsed_s = (
-        finite_array(q_departure, "q_departure", joints),
-        float(finite_array(elapsed_s, "elapsed_s", ())),
-    )
-    finite_array(instance_of(reference, JointState, "reference").qd_rad_s, "reference", joints)
     return float(np.abs(_seam(trajectory, q_departure, elapsed_s, reference)[1]).max())
 
 

@@ -11,7 +11,6 @@ Legend: R rows, P pairs, nq the model's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -21,7 +20,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, require_rows, whole_number
+from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
@@ -33,7 +32,6 @@ _CONFIGURATIONS = 32  # in which links must overlap to be left out
 _FAR_M = 0.15  # exact distances are not needed beyond
 _MAX_PARTS = 8  # into which the way to a row is divided
 _TOUCH_M = 1e-4  # how much closer two bodies may come that are within the clearance at the start
-_MOST_ROWS = 1_000_000
 _CONTACT_M = 1e-5  # about the accuracy of a distance
 # share of a row by which the executor's spline overshoots a sudden hold, and a margin (0.085 in
 # theory)
@@ -49,14 +47,9 @@ class CollisionCheck:
 
     Attributes:
         pairs: [P, 2] ids of the geometries that are checked; empty if the model has none.
-
-    Raises:
-        InputError, ShapeError: The model, the joints' ids or a method's configurations are
-            malformed.
     """
 
-    def __init__(self, model: mujoco.MjModel, joints: Sequence[int]):
-        joints = list(joints)
+    def __init__(self, model: mujoco.MjModel, joints: list[int]):
         self.model, self._data = model, mujoco.MjData(model)
         self.pairs = self._ever_apart(_pairs(model, joints), joints)
         # 0: no bounding sphere, as of a plane
@@ -100,7 +93,6 @@ class CollisionCheck:
         """[R, P] distances at configurations [R, nq]: exact below 30 mm, else lower bounds;
         below zero, minus the depth.
         """
-        require_rows(self.model.nq, q_rad, axes=2)
         return self._distances(q_rad)[0]
 
     def _distances(self, q_rad: F64) -> tuple[F64, F64]:
@@ -147,7 +139,6 @@ class CollisionCheck:
 
         Two bodies that are too close at the start may move apart.
         """
-        self._require_path(q_start, q_rad)
         q = np.vstack((q_start, q_rad))
         distance, centres = self._distances(q)
         least, closest = _least(distance[0]), distance[1:]
@@ -176,8 +167,6 @@ class CollisionCheck:
 
         It is held earlier if it would collide while it comes to rest.
         """
-        self._require_path(q_start, q_rad)
-        whole_number(n_rows, "n_rows", len(q_rad), _MOST_ROWS)
         least = _least(self.distances(q_start[None])[0])
         q, row = np.vstack((q_start, q_rad)), len(q_rad)
         while row > 0:
@@ -196,10 +185,6 @@ class CollisionCheck:
             return q_rad, report
         rows, held_from = self.hold(q_start, q_rad[: report.row], len(q_rad))
         return rows, replace(report, held_from=held_from)
-
-    def _require_path(self, q_start: F64, q_rad: F64) -> None:
-        require_rows(self.model.nq, q_start, axes=1)
-        require_rows(self.model.nq, q_rad, axes=2)
 
     def _report(self, outcome: CollisionOutcome, row: int | None, distance: F64) -> CollisionReport:
         worst = int(np.argmin(distance))

@@ -18,21 +18,13 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import (
-    F64,
-    finite_array,
-    instance_of,
-    open_fractions,
-    require_type,
-    whole_number,
-)
-from strands_cosmos3.control.stops import JointState, StopProfile, quickest_stop
+from strands_cosmos3.checks import F64, finite_array, open_fractions
+from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
 from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.types import JointTrajectory
 
-_MOST_STEPS = 1_000_000
 _LIMIT_SLACK_RAD = 1e-6
 _RATE_SLACK = 1.001
 _ROUNDING_RAD = 1e-14
@@ -127,11 +119,9 @@ class Takeover:
         """Plan a trajectory from this reference.
 
         Raises:
-            InputError: It is not a :class:`JointTrajectory`.
             MotionBoundsError: It has too many rows, or would take too long.
             ControlError: It cannot be followed within the limits, even from rest.
         """
-        trajectory = instance_of(trajectory, JointTrajectory, "trajectory")
         self._require_in_range(trajectory.q_rad)
         self._require_grippers(trajectory.gripper)
         head = None
@@ -157,7 +147,7 @@ class Takeover:
         on.
         """
         if self.n_head <= self.step < self.n_motion:
-            return _braking(quickest_stop(self.reference, self.limits), self.gripper, self.dt_s)
+            return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
         last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
         block = self.plan.rows(min(self.step, last), last + 1)
         return replace(
@@ -202,7 +192,7 @@ class Takeover:
         segment = np.clip(
             np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1
         )
-        stop = quickest_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
+        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
         tail = _braking(stop, gripper_rows[-1], dt_s, into_s)
         q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
@@ -234,9 +224,9 @@ class Executor:
     """
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
-        self.limits = instance_of(limits, JointLimits, "limits")
+        self.limits = limits
         self.dt_s = reference_period(dt_s)
-        q = finite_array(q_rad, "q_rad", (len(limits.velocity),))
+        q = finite_array(q_rad, "q_rad", limits.velocity.shape)
         if (outside := limits.outside(q)) is not None:
             raise InputError(f"the arm cannot start here: {outside}. Move it inside first.")
         self.state = ExecutorState.IDLE
@@ -245,9 +235,7 @@ class Executor:
         self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
-        still = ReferenceBlock(
-            q[None].copy(), zeros, zeros, self._gripper[None], np.array([np.nan])
-        )
+        still = ReferenceBlock(q[None], zeros, zeros, self._gripper[None], np.array([np.nan]))
         self._plan, self._n_head, self._n_motion, self._cursor = still, 0, 0, 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
@@ -292,14 +280,13 @@ class Executor:
         """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0
         if it has already.
         """
-        row = whole_number(row, "row", -1)
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
     def takeover(self, steps: int = 0) -> Takeover:
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan
         from.
         """
-        step, plan = self._cursor + whole_number(steps, "steps", 0, _MOST_STEPS), self._plan
+        step, plan = self._cursor + steps, self._plan
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
         gripper = np.asarray(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
         return Takeover(
@@ -310,7 +297,6 @@ class Executor:
         """Physics steps until the reference that a prepared motion continues; negative once that
         has passed.
         """
-        instance_of(prepared, PreparedMotion, "prepared")
         rests = len(self._plan) - 1
         return (
             min(prepared.step, rests) - min(self._cursor, rests)
@@ -369,10 +355,9 @@ class Executor:
         If the arm has not ``followed`` the steps handed out last, braking begins at the reference
         before them.
         """
-        require_type(followed, bool, "followed")
         if not followed:
             self._cursor, self._gripper, self._history = self._before
-        self._brake(_braking(quickest_stop(self.reference, self.limits), self._gripper, self.dt_s))
+        self._brake(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
         self.state = ExecutorState.FAULT
         self.counters["faults"] += 1
 
@@ -380,11 +365,9 @@ class Executor:
         """Return the reference for the next ``n_steps`` physics steps.
 
         Raises:
-            InputError: ``n_steps`` is not a whole number from 1 to a million.
             ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and
                 the executor brakes (FAULT).
         """
-        n_steps = whole_number(n_steps, "n_steps", 1, _MOST_STEPS)
         block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
         try:
             self._guard(block)

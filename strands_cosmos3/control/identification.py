@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 from scipy import interpolate, signal  # pyright: ignore[reportMissingTypeStubs]
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import Arm
 from strands_cosmos3.errors import ControlError, InputError
@@ -42,15 +42,14 @@ def sway(q_start_rad: F64, limits: JointLimits) -> JointTrajectory:
 
     Where a joint's range leaves less room, it sways less.
     """
-    q = finite_array(
-        q_start_rad, "q_start_rad", instance_of(limits, JointLimits, "limits").velocity.shape
-    )
     t_s: F64 = _ROW_S * np.arange(1.0, round(SECONDS / _ROW_S) + 1)
     fade = np.minimum(1.0, np.minimum(t_s, SECONDS - t_s))
-    room = np.clip(np.minimum(limits.q_max - q, q - limits.q_min) * 0.9, 0.0, SWAY_RAD)
-    rate_hz = np.linspace(0.45, 0.75, len(q))
+    room = np.clip(
+        np.minimum(limits.q_max - q_start_rad, q_start_rad - limits.q_min) * 0.9, 0.0, SWAY_RAD
+    )
+    rate_hz = np.linspace(0.45, 0.75, len(q_start_rad))
     return JointTrajectory(
-        q + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s
+        q_start_rad + room * fade[:, None] * np.sin(2 * np.pi * rate_hz * t_s[:, None]), t_s
     )
 
 
@@ -77,11 +76,9 @@ def identify(
     Raises:
         ControlError: The arm moved too little to tell, or as :meth:`Executor.accept` and
             :meth:`Arm.execute`.
-        InputError: An argument is malformed.
     """
-    instance_of(executor, Executor, "executor")
     executor.accept(sway(executor.reference.q_rad, executor.limits))
-    steps = max(1, round(1.0 / (_SAMPLE_HZ * positive(arm.dt_s, "dt_s"))))
+    steps = max(1, round(1.0 / (_SAMPLE_HZ * arm.dt_s)))
     rows: list[tuple[F64, F64]] = []
     while executor.state is ExecutorState.RUNNING or executor.reference.qd_rad_s.any():
         before = executor.reference
@@ -107,36 +104,22 @@ def fit(
     Raises:
         ControlError: The joints hardly moved, the record is shorter than a second, or the fit is
             beyond a Compensation's range.
-        InputError: An argument is malformed.
     """
-    q_ref = finite_array(
-        q_ref_rad, "q_ref_rad", (None, len(instance_of(limb, Limb, "limb").joints))
-    )
-    q = finite_array(q_rad, "q_rad", q_ref.shape)
-    K, D = (
-        finite_array(gain, name, (q.shape[1],))
-        for gain, name in ((stiffness, "stiffness"), (damping, "damping"))
-    )
-    if not ((K > 0).all() and (D >= 0).all()):
-        raise InputError(
-            f"stiffness must be above zero and damping at least zero, got {K} and {D}."
-        )
-    unit = Payload(instance_of(model, mujoco.MjModel, "model"), 1.0, limb)
-    if len(q) * positive(dt_s, "dt_s") < 1.0 or np.ptp(q_ref, axis=0).max() < SWAY_RAD / 4:
+    K, D, each = stiffness, damping, np.eye(q_rad.shape[1])
+    unit = Payload(model, 1.0, limb)
+    if len(q_rad) * dt_s < 1.0 or np.ptp(q_ref_rad, axis=0).max() < SWAY_RAD / 4:
         raise ControlError(
             "the arm moved too little to identify anything; record a second or more of a moving "
             "arm."
         )
-    all_s: F64 = np.arange(float(len(q))) * dt_s
+    all_s: F64 = np.arange(float(len(q_rad))) * dt_s
     t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)
-    reference, measured = (_spline(all_s, _smooth(values, dt_s)) for values in (q_ref, q))
+    reference, measured = (_spline(all_s, _smooth(values, dt_s)) for values in (q_ref_rad, q_rad))
     q, qd, qdd = (measured(t_s, order) for order in range(3))
     nominal, heavier = _dynamics(model, limb, q, qd, qdd)
     acceleration = _spline(t_s, unit.position_m(q))(t_s, 2)
-    friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * np.eye(
-        q.shape[1]
-    )
-    rotors = qdd[..., None] * np.eye(q.shape[1])
+    friction = _smooth(np.tanh(qd / FRICTION_SPEED_RAD_S), 1.0 / _FIT_HZ)[..., None] * each
+    rotors = qdd[..., None] * each
     columns = np.concatenate(
         (unit.torque(q, acceleration)[..., None], friction, heavier[..., None], rotors), axis=2
     )
@@ -175,8 +158,8 @@ def _smooth(values: F64, dt_s: float) -> F64:
 
 def _spline(t_s: F64, values: F64) -> Callable[..., F64]:
     """Return a function of time and of the derivative's order."""
-    made: Any = interpolate.CubicSpline(t_s, values)
-    return made
+    spline: Any = interpolate.CubicSpline(t_s, values)
+    return spline
 
 
 def _dynamics(

@@ -318,13 +318,9 @@ class ControlLoop:
         on_accepted: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
-        self.arm, self.planner, self.executor = (
-            arm,
-            planner,
-            instance_of(executor, Executor, "executor"),
-        )
-        self.config = instance_of(config or LoopConfig(), LoopConfig, "config")
-        steps = 1.0 / (self.config.hz * positive(getattr(arm, "dt_s", None), "the arm's dt_s"))
+        self.arm, self.planner, self.executor = arm, planner, executor
+        self.config = config or LoopConfig()
+        steps = 1.0 / (self.config.hz * arm.dt_s)
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
                 f"{self.config.hz:g} ticks per second are not a whole number of reference steps "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, require_rows
+from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.joints import JointLimits
 
 __all__ = ["JointState", "StopProfile", "braking_position", "plan_stop"]
@@ -37,8 +37,8 @@ class JointState:
     @classmethod
     def at_rest(cls, q_rad: F64) -> JointState:
         """Return the state of rest at angles [n]."""
-        q = finite_array(q_rad, "q_rad", (None,))
-        return cls(q.copy(), np.zeros(len(q)), np.zeros(len(q)))
+        q = np.array(q_rad, dtype=np.float64)
+        return cls(q, np.zeros(len(q)), np.zeros(len(q)))
 
     @property
     def rests(self) -> bool:
@@ -75,25 +75,7 @@ def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
     If the acceleration a were first brought to zero with jerk J, the velocity would become ``v +
     a|a| / 2J``; its sign gives the direction of braking. The peak deceleration A follows from ``A^2
     = J v + a^2 / 2``, capped at the limit.
-
-    Raises:
-        InputError, ShapeError, NonFiniteError: The state or the limits are malformed, or have
-            different joints.
     """
-    return quickest_stop(checked_state(start, limits), limits)
-
-
-def checked_state(start: JointState, limits: JointLimits) -> JointState:
-    """Return a state whose angles, velocities and accelerations are finite and of the limits'
-    joints; errors otherwise.
-    """
-    joints = instance_of(limits, JointLimits, "limits").q_min.shape
-    values = vars(instance_of(start, JointState, "start"))
-    return JointState(**{name: finite_array(value, name, joints) for name, value in values.items()})
-
-
-def quickest_stop(start: JointState, limits: JointLimits) -> StopProfile:
-    """As :func:`plan_stop`, for a state that has been checked: a stop must not fail on the way."""
     state = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
     candidates_s = _STOP_S if limits.hands else (0.0,)
     strain, phase_s, jerk = _strain(state, np.array(candidates_s), limits)
@@ -123,7 +105,6 @@ def braking_position(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
     """[..., n] angles at which the joints would come to rest if they braked now, as hard as they
     may.
     """
-    require_rows(len(instance_of(limits, JointLimits, "limits").velocity), q, v, a)
     for t, jerk in zip(*_phases(v, a, limits.acceleration, limits.jerk), strict=True):
         q, v, a = constant_jerk(q, v, a, t, jerk)
     return q

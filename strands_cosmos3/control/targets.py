@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, only_limb, to_frame
-from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.actions.stats import stats_of_domain
+from strands_cosmos3.actions.stats import ActionStats, stats_of_domain
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
 from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
-from strands_cosmos3.checks import F64, finite_array, increasing_times, positive
+from strands_cosmos3.checks import F64
 from strands_cosmos3.control.stops import (
     RANGE_TOLERANCE_RAD,
     JointState,
     StopProfile,
     braking_position,
     braking_range,
-    checked_state,
     constant_jerk,
     fastest,
     plan_stop,
@@ -128,8 +127,6 @@ def plan_motion(
             them.
 
     Raises:
-        InputError, ShapeError, NonFiniteError: An argument is malformed, or has other joints than
-            the limits.
         MotionBoundsError: There are more than :data:`MAX_ROWS` rows, they take longer than
             :data:`MAX_DURATION_S`, or the limits would delay the last by more than
             :data:`MAX_STRETCH_S`.
@@ -137,9 +134,6 @@ def plan_motion(
             :data:`START_TOLERANCE_RAD`, or is too fast for the rows, however far time is stretched;
             the latter never happens from rest.
     """
-    start, dt_s = checked_state(start, limits), reference_period(dt_s)
-    q_rad = finite_array(q_rad, "q_rad", (None, len(limits.velocity)))
-    t_s = increasing_times(t_s, len(q_rad))
     if (outside := limits.outside(start.q_rad, START_TOLERANCE_RAD)) is not None:
         raise ControlError(
             f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its "
@@ -169,10 +163,8 @@ def plan_motion(
 
 
 def reference_period(dt_s: float) -> float:
-    """Return the period of references; InputError unless it is a number of at least
-    :data:`LEAST_PERIOD_S`.
-    """
-    if positive(dt_s, "dt_s") < LEAST_PERIOD_S * (1 - 1e-9):
+    """Return the period of references; InputError unless it is at least :data:`LEAST_PERIOD_S`."""
+    if dt_s < LEAST_PERIOD_S * (1 - 1e-9):
         raise InputError(
             f"dt_s must be at least {LEAST_PERIOD_S:g} s ({1 / LEAST_PERIOD_S:g} Hz), got {dt_s!r}."
         )

@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from strands_cosmos3.actions.normalization import FIGURES, ActionStats
-from strands_cosmos3.actions.stats import load_action_stats
+from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig

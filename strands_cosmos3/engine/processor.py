@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strands_cosmos3.actions.normalization import Affine, Method
-from strands_cosmos3.actions.stats import ActionStats, load_action_stats
+from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_action_stats
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
-from strands_cosmos3.actions.normalization import ActionStats, Method
-from strands_cosmos3.actions.stats import denormalize_chunk, stats_for
+from strands_cosmos3.actions.stats import ActionStats, Method, denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
 from strands_cosmos3.embodiments import Embodiment

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from strands_cosmos3.actions.normalization import ActionStats
+from strands_cosmos3.actions.stats import ActionStats
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets import ACTION, Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment

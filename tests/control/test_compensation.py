@@ -258,24 +258,6 @@ def test_a_still_arm_identifies_nothing():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"q_rad": np.zeros((300, 6))},
-        {"q_ref_rad": np.full((300, 7), np.nan)},
-        {"dt_s": 0.0},
-        {"model": None},
-        {"stiffness": np.zeros(7)},
-        {"damping": "much"},
-    ],
-)
-def test_a_malformed_record_is_refused(wrong):
-    rows = np.tile(HOME_Q, (300, 1))
-    good = {"q_ref_rad": rows, "q_rad": rows, "dt_s": 0.01, "model": SCENE.model}
-    with pytest.raises(InputError):
-        fit(**{**good, "stiffness": np.full(7, 600.0), "damping": np.full(7, 50.0), **wrong})  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
     "values",
     [
         {"delay_s": -0.001},

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from strands_cosmos3.actions.normalization import ActionStats
-from strands_cosmos3.actions.stats import stats_for
+from strands_cosmos3.actions.stats import ActionStats, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import ActionSpace, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint

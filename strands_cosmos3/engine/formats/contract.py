@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from strands_cosmos3.actions.normalization import FIGURES, Method
+from strands_cosmos3.actions.stats import FIGURES, Method
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment, list_embodiments
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import ContractError, InputError, UnknownNameError

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, cast
 import torch
 from safetensors.torch import save_file
 
-from strands_cosmos3.actions.normalization import FIGURES
+from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
 from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete, toml_value
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step

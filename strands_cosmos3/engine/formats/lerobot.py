@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strands_cosmos3.actions.normalization import FIGURES
+from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
 from strands_cosmos3.engine.formats.contract import FIELDS, Stated
 from strands_cosmos3.engine.formats.framework import is_vision

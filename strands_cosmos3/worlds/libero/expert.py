@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from strands_cosmos3.actions.controller_rows import normalize_actions
-from strands_cosmos3.actions.kernels import log
+from strands_cosmos3.actions.rotations import so3_log
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import BackendError, InstructionError
@@ -82,7 +82,7 @@ class LiberoExpert(Backend):
         self._advance(p, item, basket)
         target = self._target(p, item, basket)
         move = np.clip(_GAIN * (target - p) / _UNIT_M, -1, 1)
-        turn = np.clip(log(_FINGERS_DOWN @ R.T) / _UNIT_RAD, -1, 1)
+        turn = np.clip(so3_log(_FINGERS_DOWN @ R.T) / _UNIT_RAD, -1, 1)
         self._steps += 1
         closed = Phase.CLOSE <= self.phase < Phase.OPEN
         return np.concatenate((move, turn, [CLOSE if closed else OPEN]))

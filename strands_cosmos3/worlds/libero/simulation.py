@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.kernels import assemble, from_scipy
+from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
 from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
@@ -252,14 +252,13 @@ def privileged(world: LiberoSimulation) -> dict[str, F64]:
     """Return the pose of the hand and the lowest and highest corner [2, 3] in m of every
     object's collision geoms.
     """
-    from scipy.spatial.transform import Rotation
 
-    R = from_scipy(Rotation.from_quat(world.observed["robot0_eef_quat"][None]), ())
+    R = quaternion_to_matrix(world.observed["robot0_eef_quat"])
     simulation = world.simulation
     extents = {
         name: _extent(simulation, body.root_body) for name, body in simulation.objects_dict.items()
     }
-    return {TCP: assemble(R, world.observed["robot0_eef_pos"]), **extents}
+    return {TCP: se3(R, world.observed["robot0_eef_pos"]), **extents}
 
 
 def _extent(simulation: Any, root_body: str) -> F64:
