@@ -28,7 +28,10 @@ from safetensors.torch import load_file, save_file
 # Where a function is in the trees that can be a base; the first module that exists counts.
 PLACES = {
     "write_checkpoint": ("strands_cosmos3.engine.factory",),
-    "framework_name": ("strands_cosmos3.engine.formats.framework",),
+    "framework_name": (
+        "strands_cosmos3.engine.formats.framework",
+        "strands_cosmos3.engine.formats.names",
+    ),
 }
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 HOME_RAD = (0.0, -0.785398, 0.0, -2.356194, 0.0, 1.570796, 0.785398)
