@@ -2,9 +2,10 @@
 action dictionaries.
 
 The canonical names are those of the ``joint_pos`` space: ``joint_0`` .. ``joint_6`` and
-``gripper``. A mapping says which key of the robot stands behind each, and in what unit its gripper
-is. A view that the model was trained on is found under its own name (``wrist``), under its key on
-the openpi wire (``observation/wrist_image_left``, with or without ``observation/``), under LeRobot's
+``gripper``; of a robot with several limbs, with the limb's name before each (``left_joint_0``). A
+mapping says which key of the robot stands behind each, and in what unit its grippers are. A view
+that the model was trained on is found under its own name (``wrist``), under its key on the openpi
+wire (``observation/wrist_image_left``, with or without ``observation/``), under LeRobot's
 (``observation.images.wrist``), or under the name that the user maps to it.
 """
 
@@ -13,8 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,10 @@ from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import Observation
 
+CANONICAL = JOINT_POS.columns
 ONE_VIEW = "image"
 """The view of a domain that composes none: its only picture."""
+_GRIPPER = CANONICAL[-1]
 
 
 @dataclass(frozen=True)
@@ -61,69 +63,58 @@ class CameraMapping:
         """Every name that stands for a view -> the view."""
         return {name: view for view, names in self.views.items() for name in names}
 
-    def with_mapped(self, given: Mapping[str, str]) -> CameraMapping:
-        """The same views, those in ``given`` (view -> key) looked for under that key."""
-        return CameraMapping(self.views, {**self.mapped, **given})
-
     def unmapped(self) -> tuple[str, ...]:
         """Views that the user's mapping leaves out; none if there is no such mapping."""
         return tuple(view for view in self.views if view not in self.mapped) if self.mapped else ()
 
-    def key_of(self, view: str, names: Iterable[str]) -> str | None:
-        """The name that holds a view, or None."""
-        have = set(names)
-        return next((name for name in self._candidates(view) if name in have), None)
-
-    def require(self, names: Iterable[str]) -> None:
-        """Refuse names among which a view is not.
-
-        Raises:
-            ObservationError: The message says which views are missing, what there is, and how to
-                map it.
+    def require(self, cameras: Iterable[str]) -> None:
+        """Raise ObservationError unless every view is among some cameras' names; the message says
+        which are missing, what there is, and how to map it.
         """
-        names = tuple(names)
-        if missing := [view for view in self.views if self.key_of(view, names) is None]:
-            raise _lacks([self._candidates(view)[0] for view in missing], missing, names)
+        self._keys(list(cameras), alone=None)
 
     def read(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The pictures by view.
-
-        Raises:
-            ObservationError: One is missing; the message says which, what there is, and how to map
-                it.
-        """
+        """Return the pictures by view; ObservationError as :meth:`require`."""
         cameras = [str(name) for name, value in flat.items() if getattr(value, "ndim", 0) == 3]
-        found = {view: self.key_of(view, flat) for view in self.views}
-        if found.get(ONE_VIEW, "") is None and len(cameras) == 1:
-            found[ONE_VIEW] = cameras[0]
-        if missing := [view for view, key in found.items() if key is None]:
-            raise _lacks([self._candidates(view)[0] for view in missing], missing, cameras)
-        return {view: flat[key] for view, key in found.items() if key is not None}
+        alone = cameras[0] if len(cameras) == 1 else None
+        return {view: flat[key] for view, key in self._keys(cameras, alone, flat).items()}
 
-    def _candidates(self, view: str) -> tuple[str, ...]:
-        return (self.mapped[view],) if view in self.mapped else self.views[view]
+    def _keys(
+        self, cameras: Sequence[str], alone: str | None, flat: Collection[str] = ()
+    ) -> dict[str, str]:
+        """The key of each view; a domain's only view may be ``alone``, under any name."""
+        names = set(flat or cameras)
+        candidates = {
+            view: (self.mapped[view],) if view in self.mapped else self.views[view]
+            for view in self.views
+        }
+        keys = {
+            view: next((name for name in names_of_view if name in names), None)
+            for view, names_of_view in candidates.items()
+        }
+        if keys.get(ONE_VIEW, "") is None:
+            keys[ONE_VIEW] = alone
+        if missing := [view for view, key in keys.items() if key is None]:
+            first_names = [candidates[view][0] for view in missing]
+            views = f" (view {', '.join(map(repr, missing))})" if first_names != missing else ""
+            raise ObservationError(
+                f"the observation lacks camera {', '.join(map(repr, first_names))}{views}; it has: "
+                f"{', '.join(cameras) or 'no camera'}. Map another name to it with "
+                f"observation_mapping={{{missing[0]!r}: '<its camera>'}}."
+            )
+        return {view: key for view, key in keys.items() if key is not None}
 
 
-def cameras_of(rig: CameraRig | None) -> CameraMapping:
+def _cameras_of(rig: CameraRig | None) -> CameraMapping:
     """The views of a rig, found by name; without a rig, the one picture that there is."""
     if rig is None:
-        return CameraMapping(
-            {ONE_VIEW: (ONE_VIEW, "observation/image", "observation.images.image")}, {}
-        )
+        names = (ONE_VIEW, "observation/image", "observation.images.image")
+        return CameraMapping({ONE_VIEW: names}, {})
     views = {
         view: (view, wire, wire.removeprefix("observation/"), f"observation.images.{view}")
         for view, wire in zip(rig.views, rig.wire_names, strict=True)
     }
     return CameraMapping(views, {})
-
-
-def _lacks(looked_for: list[str], views: list[str], cameras: Iterable[str]) -> ObservationError:
-    of = "" if looked_for == views else f" (view {', '.join(map(repr, views))})"
-    return ObservationError(
-        f"the observation lacks camera {', '.join(map(repr, looked_for))}{of}; it has: "
-        f"{', '.join(cameras) or 'no camera'}. "
-        f"Map another name to it with observation_mapping={{{views[0]!r}: '<its camera>'}}."
-    )
 
 
 def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
@@ -140,29 +131,6 @@ def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
     return next(iter(images.values()))
 
 
-CANONICAL = JOINT_POS.columns
-_GRIPPER = CANONICAL[-1]
-
-
-def _limb_keys(limb: Limb, prefix: str = "") -> dict[str, str]:
-    """Canonical name -> the limb's joint, and its gripper's first; of one limb of several with
-    its name as a prefix.
-    """
-    joints = {f"{prefix}joint_{i}": name for i, name in enumerate(limb.joints)}
-    return (
-        joints
-        if limb.gripper is None
-        else {**joints, f"{prefix}{_GRIPPER}": limb.gripper.joints[0]}
-    )
-
-
-def _prefix(limb: Limb, limbs: tuple[Limb, ...]) -> str:
-    return "" if len(limbs) == 1 else f"{limb.name}_"
-
-
-_PANDA_KEYS = _limb_keys(PANDA.limbs[0])
-
-
 @dataclass(frozen=True)
 class RobotMapping:
     """Which keys of a robot stand behind the canonical names.
@@ -171,33 +139,25 @@ class RobotMapping:
         observed: Canonical name -> key of the observation.
         commanded: Canonical name -> key of the action.
         cameras: Where to find the views.
-        observed_gripper: Unit of the observation's gripper.
-        commanded_gripper: Unit of the action's gripper.
-        gripper_units: Instead of both, by the gripper's canonical name, of a robot with several.
-        commanded_units: Instead of these for actions, likewise.
+        observed_units: Unit of each gripper in observations, by its canonical name.
+        commanded_units: Likewise in actions.
     """
 
     observed: Mapping[str, str]
     commanded: Mapping[str, str]
     cameras: CameraMapping
-    observed_gripper: GripperConvention = MODEL_GRIPPER
-    commanded_gripper: GripperConvention = MODEL_GRIPPER
-    gripper_units: Mapping[str, GripperConvention] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    commanded_units: Mapping[str, GripperConvention] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-
-    @property
-    def joints(self) -> tuple[str, ...]:
-        """Canonical names of the joints, base first, limb by limb."""
-        return tuple(name for name in self.observed if not name.endswith(_GRIPPER))
+    observed_units: Mapping[str, GripperConvention]
+    commanded_units: Mapping[str, GripperConvention]
 
     @property
     def grippers(self) -> tuple[str, ...]:
         """Canonical names of the grippers, limb by limb."""
-        return tuple(name for name in self.observed if name.endswith(_GRIPPER))
+        return tuple(self.observed_units)
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """Canonical names of the joints, base first, limb by limb."""
+        return tuple(name for name in self.observed if name not in self.observed_units)
 
     @property
     def joint_keys(self) -> list[str]:
@@ -225,13 +185,13 @@ class RobotMapping:
         """Return the observation in a flat dictionary.
 
         Args:
-            flat: Joint angles [rad] and a gripper by key, ``<joint>.vel`` [rad/s] where known,
+            flat: Joint angles [rad] and grippers by key, ``<joint>.vel`` [rad/s] where known,
                 cameras as uint8 [H, W, 3].
             t_capture_s: Its time stamp.
             images: Whether to read the cameras.
             t_motion_s: Its time on the motion's own clock.
-            state: Whether the joints and the gripper must be there. Zeros and an open gripper stand
-                for missing ones.
+            state: Whether the joints and the grippers must be there. Zeros and an open gripper
+                stand for missing ones.
 
         Raises:
             ObservationError: A key is missing or holds something else; the message lists what there
@@ -243,20 +203,13 @@ class RobotMapping:
             )
         if state:
             self.require_state(flat)
-        missing = None if state else 0.0
-        q = [self._number(flat, key, missing) for key in self.joint_keys]
-        qd = [self._number(flat, f"{key}.vel", default=0.0) for key in self.joint_keys]
-        opening = [
-            float(
-                self.gripper_units.get(name, self.observed_gripper).to_fraction(
-                    self._number(flat, self.observed[name])
-                )
-            )
-            if state or self.observed[name] in flat
-            else 1.0
-            for name in self.grippers
+        q = [_number(flat, key, 0.0) for key in self.joint_keys]
+        qd = [_number(flat, f"{key}.vel", 0.0) for key in self.joint_keys]
+        openings = [
+            float(unit.to_fraction(_number(flat, self.observed[name], unit.open_value)))
+            for name, unit in self.observed_units.items()
         ]
-        gripper = of_grippers(np.array(opening))
+        gripper = of_grippers(np.array(openings))
         views = self.cameras.read(flat) if images else {}
         return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
 
@@ -266,34 +219,23 @@ class RobotMapping:
         """One step of actions, as Python floats: joint angles [rad] and the gripper(s) in the
         robot's own unit.
         """
-        step = {
-            self.commanded[name]: float(angle)
-            for name, angle in zip(self.joints, q_rad, strict=True)
-        }
-        for name, opening in zip(
-            self.grippers,
-            () if gripper is None else np.atleast_1d(gripper),
-            strict=gripper is not None,
-        ):
-            unit = {**self.gripper_units, **self.commanded_units}.get(name, self.commanded_gripper)
-            step[self.commanded[name]] = float(unit.from_fraction(opening))
+        step = dict(zip(self.joint_commands, map(float, q_rad), strict=True))
+        if gripper is not None:
+            openings = zip(self.commanded_units.items(), np.atleast_1d(gripper), strict=True)
+            for (name, unit), opening in openings:
+                step[self.commanded[name]] = float(unit.from_fraction(opening))
         return step
 
-    def with_unit_of(self, other: RobotMapping) -> RobotMapping:
-        """Return this mapping with the unit of another one's commanded gripper(s), where both
+    def with_units_of(self, other: RobotMapping) -> RobotMapping:
+        """Return this mapping with another one's units of the commanded grippers, where both
         command the same key.
         """
-        kept = {
+        same = {
             name: unit
             for name, unit in other.commanded_units.items()
             if self.commanded.get(name) == other.commanded[name]
         }
-        same = self.commanded.get(_GRIPPER) == other.commanded.get(_GRIPPER)
-        return replace(
-            self,
-            commanded_units=kept,
-            **({"commanded_gripper": other.commanded_gripper} if same else {}),
-        )
+        return replace(self, commanded_units={**self.commanded_units, **same})
 
     def commanding(self, units: Sequence[GripperConvention | None]) -> RobotMapping:
         """Return this mapping with other units of the commanded grippers, limb by limb; None
@@ -304,42 +246,40 @@ class RobotMapping:
                 f"{len(units)} units for the grippers {', '.join(self.grippers)}; give one for "
                 "each."
             )
-        found = {
-            name: unit for name, unit in zip(self.grippers, units, strict=True) if unit is not None
+        commanded = {
+            name: unit or present
+            for (name, present), unit in zip(self.commanded_units.items(), units, strict=True)
         }
-        if self.grippers == (_GRIPPER,):
-            return replace(self, commanded_gripper=found.get(_GRIPPER, self.commanded_gripper))
-        return replace(self, commanded_units=found)
+        return replace(self, commanded_units=commanded)
 
     def require_state(self, names: Collection[str]) -> None:
-        """Refuse an observation of these names: a joint or the gripper is not among them.
+        """Refuse an observation of these names: a joint or a gripper is not among them.
 
         Raises:
             ObservationError: The message says what is missing and what there is.
         """
         if missing := [name for name, key in self.observed.items() if key not in names]:
-            have = ", ".join(map(str, names)) or "nothing"
             keys = ", ".join(repr(self.observed[name]) for name in missing)
             raise ObservationError(
-                f"the observation lacks {keys}; it has: {have}. Of the {len(self.observed)} state "
-                "keys, "
-                f"{', '.join(missing)} has none: give the policy the robot whose names these are "
-                "(robot='panda'), or "
+                f"the observation lacks {keys}; it has: {', '.join(map(str, names)) or 'nothing'}. "
+                f"Of the {len(self.observed)} state keys, {', '.join(missing)} has none: give the "
+                "policy the robot whose names these are (robot='panda'), or "
                 f"observation_mapping={{{missing[0]!r}: '<its key>'}}."
             )
 
-    def _number(self, flat: Mapping[str, Any], key: str, default: float | None = None) -> float:
-        if default is not None and key not in flat:
-            return default
-        try:
-            value = np.asarray(flat[key])
-            if value.size != 1 or value.dtype.kind not in "fiu":
-                raise ValueError("not a single number")
-            return float(value.reshape(()))
-        except (TypeError, ValueError):
-            raise ObservationError(
-                f"observation {key!r} must be one number, got {flat[key]!r}."
-            ) from None
+
+def _number(flat: Mapping[str, Any], key: str, default: float) -> float:
+    if key not in flat:
+        return default
+    try:
+        value = np.asarray(flat[key])
+        if value.size != 1 or value.dtype.kind not in "fiu":
+            raise ValueError("not a single number")
+        return float(value.reshape(()))
+    except (TypeError, ValueError):
+        raise ObservationError(
+            f"observation {key!r} must be one number, got {flat[key]!r}."
+        ) from None
 
 
 def resolve_mapping(
@@ -363,8 +303,8 @@ def resolve_mapping(
             ``observation/wrist_image_left``.
         action_mapping: Canonical name -> key of the action.
         rig: The cameras of the embodiment.
-        observed_gripper: One of :data:`~.embodiments.GRIPPERS`, or a convention. None is that of the robot's
-            finger joint (metres for a Panda's), else the fraction.
+        observed_gripper: One of :data:`~.embodiments.GRIPPERS`, or a convention. None is that of
+            the robot's finger joint (metres for a Panda's), else the fraction.
         commanded_gripper: Likewise.
 
     Raises:
@@ -373,39 +313,25 @@ def resolve_mapping(
         InputError: The state keys are malformed, or do not name seven joints and a gripper.
         UnknownNameError: No such gripper unit.
     """
-    keys = _keys_of(limbs := _limbs_of(robot), state_keys)
-    states, views = split_observation_mapping(observation_mapping, cameras_of(rig), tuple(keys))
+    if state_keys is not None:
+        require_state_keys(state_keys)
+    limbs = _limbs_of(robot)
+    keys = {name: key for limb in limbs for name, key in _limb_keys(limb, limbs).items()}
+    keys = keys or _keys_of(state_keys)
+    cameras = _cameras_of(rig)
+    states, views = _split(observation_mapping, cameras, tuple(keys))
     observed = {**keys, **states}
-    commanded = {
-        **keys,
-        **{name: key for name, key in (action_mapping or {}).items() if name in keys},
-    }
-    for what, entries in (("observation_mapping", observed), ("action_mapping", commanded)):
-        _require_injective(what, entries)
+    renamed = {name: key for name, key in (action_mapping or {}).items() if name in keys}
+    commanded = {**keys, **renamed}
+    _require_injective("observation_mapping", observed)
+    _require_injective("action_mapping", commanded)
     _require_uncrossed(observed, commanded, limbs)
-    cameras = cameras_of(rig).with_mapped(views)
-    if len(limbs) > 1:
-        own = {
-            f"{_prefix(limb, limbs)}{_GRIPPER}": limb.gripper.opening
-            for limb in limbs
-            if limb.gripper is not None
-        }
-        units = {} if observed_gripper or commanded_gripper else own
-        return RobotMapping(
-            observed,
-            commanded,
-            cameras,
-            _gripper(observed_gripper, "", None),
-            _gripper(commanded_gripper, "", None),
-            units,
-        )
-    limb = limbs[0] if limbs else None
     return RobotMapping(
         observed,
         commanded,
-        cameras,
-        _gripper(observed_gripper, observed[_GRIPPER], limb),
-        _gripper(commanded_gripper, commanded[_GRIPPER], limb),
+        replace(cameras, mapped=views),
+        _units(observed, limbs, observed_gripper),
+        _units(commanded, limbs, commanded_gripper),
     )
 
 
@@ -426,22 +352,24 @@ def _limbs_of(robot: str | None) -> tuple[Limb, ...]:
     return limbs
 
 
-def _keys_of(limbs: tuple[Limb, ...], state_keys: Sequence[str] | None) -> dict[str, str]:
-    """Canonical name -> the robot's key."""
-    if state_keys is not None:
-        require_state_keys(state_keys)
-    if limbs:
-        return {
-            name: key
-            for limb in limbs
-            for name, key in _limb_keys(limb, _prefix(limb, limbs)).items()
-        }
+def _limb_keys(limb: Limb, limbs: Sequence[Limb]) -> dict[str, str]:
+    """Canonical name -> the limb's joint, and its gripper's first; of one limb of several with
+    its name as a prefix.
+    """
+    prefix = "" if len(limbs) == 1 else f"{limb.name}_"
+    fingers = () if limb.gripper is None else limb.gripper.joints
+    joints = {f"{prefix}joint_{i}": name for i, name in enumerate(limb.joints)}
+    return {**joints, **{f"{prefix}{_GRIPPER}": finger for finger in fingers[:1]}}
+
+
+def _keys_of(state_keys: Sequence[str] | None) -> dict[str, str]:
+    """Canonical name -> the user's key, without a robot."""
     keys = CANONICAL if state_keys is None else state_keys
     if len(keys) != len(CANONICAL):
         raise InputError(
             f"set_robot_state_keys: got {len(keys)} state keys{_missing_of(keys)}; without "
-            "robot='panda' they must be eight, "
-            f"{', '.join(CANONICAL)}, in this order and under the robot's own names."
+            f"robot='panda' they must be eight, {', '.join(CANONICAL)}, in this order and under "
+            "the robot's own names."
         )
     return dict(zip(CANONICAL, keys, strict=True))
 
@@ -450,14 +378,33 @@ def _missing_of(keys: Sequence[str]) -> str:
     """Say which of the eight is missing, by name where the names are known ones, else by place."""
     if len(keys) > len(CANONICAL):
         return f", {', '.join(map(repr, keys[len(CANONICAL) :]))} beyond the eighth"
-    for known in (dict(zip(CANONICAL, CANONICAL, strict=True)), _PANDA_KEYS):
-        if set(keys) <= set(known.values()):
-            return f", without {', '.join(repr(key) for key in known.values() if key not in keys)}"
+    for names in (CANONICAL, _limb_keys(PANDA.limb(), PANDA.limbs).values()):
+        if set(keys) <= set(names):
+            return f", without {', '.join(repr(name) for name in names if name not in keys)}"
     return f", none for {', '.join(CANONICAL[len(keys) :])}"
 
 
-def split_observation_mapping(
-    given: Mapping[str, str] | None, cameras: CameraMapping, canonical: Sequence[str] = CANONICAL
+def _units(
+    keys: Mapping[str, str], limbs: Sequence[Limb], unit: str | GripperConvention | None
+) -> dict[str, GripperConvention]:
+    """The unit of each gripper, by its canonical name: the given one; or that of its finger joint,
+    where it is counted by that.
+    """
+    if unit is not None and not isinstance(unit, GripperConvention):
+        if not isinstance(unit, str) or unit not in GRIPPERS:
+            raise UnknownNameError("gripper unit", unit, GRIPPERS)
+        unit = GRIPPERS[unit]
+    limb_of = {name: limb for limb in limbs for name in _limb_keys(limb, limbs)}
+    units: dict[str, GripperConvention] = {}
+    for name in (name for name in keys if name.endswith(_GRIPPER)):
+        gripper = limb_of.get(name, PANDA.limb()).gripper
+        by_finger = gripper is not None and keys[name] in gripper.joints
+        units[name] = unit or (gripper.opening if gripper and by_finger else MODEL_GRIPPER)
+    return units
+
+
+def _split(
+    mapping: Mapping[str, str] | None, cameras: CameraMapping, canonical: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """An observation mapping's states (one of the ``canonical`` names -> key) and views (view ->
     key).
@@ -467,7 +414,7 @@ def split_observation_mapping(
     """
     states: dict[str, str] = {}
     views: dict[str, str] = {}
-    for name, key in _entries("observation_mapping", given):
+    for name, key in _entries("observation_mapping", mapping).items():
         if name in canonical:
             states[name] = key
         elif name in cameras.names:
@@ -493,33 +440,33 @@ def rename_columns(
     Raises:
         ConfigError: An entry names no column, or two columns would get one name.
     """
-    given = dict(_entries("action_mapping", action_mapping))
-    if unknown := [name for name in given if name not in columns]:
+    renamed = _entries("action_mapping", action_mapping)
+    if unknown := [name for name in renamed if name not in columns]:
         raise ConfigError(
             f"action_mapping: {', '.join(map(repr, unknown))} is no column of the action; valid: "
             f"{', '.join(columns)}."
         )
-    names = {column: given.get(column, column) for column in columns}
+    names = {column: renamed.get(column, column) for column in columns}
     _require_injective("action_mapping", names)
     return tuple(names.values())
 
 
-def _entries(what: str, given: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    if given is None:
-        return []
-    if not isinstance(given, Mapping) or not all(
-        isinstance(text, str) and text for item in given.items() for text in item
+def _entries(option: str, mapping: Mapping[str, str] | None) -> dict[str, str]:
+    if mapping is None:
+        return {}
+    if not isinstance(mapping, Mapping) or not all(
+        isinstance(text, str) and text for item in mapping.items() for text in item
     ):
-        raise ConfigError(f"{what} maps names to names, got {given!r}.")
-    return list(given.items())
+        raise ConfigError(f"{option} maps names to names, got {mapping!r}.")
+    return dict(mapping)
 
 
-def _require_injective(what: str, entries: Mapping[str, str]) -> None:
+def _require_injective(option: str, entries: Mapping[str, str]) -> None:
     twice = [key for key, n in Counter(entries.values()).items() if n > 1]
     if twice:
         names = [name for name, key in entries.items() if key == twice[0]]
         raise ConfigError(
-            f"{what}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name "
+            f"{option}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name "
             "needs its own key."
         )
 
@@ -530,35 +477,24 @@ def _require_uncrossed(
     """Refuse a key that is commanded for one limb, but observed as another's or called after the
     other; names may differ.
     """
-    limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, _prefix(limb, limbs))}
+    if len(limbs) < 2:
+        return
+    limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, limbs)}
     observed_as = {key: name for name, key in observed.items()}
-    for name, key in commanded.items() if len(limbs) > 1 else ():
-        seen, called = _limbs_called(observed[name], limbs), _limbs_called(key, limbs)
-        other = observed_as.get(key, name)
-        if limb_of[other] != limb_of[name] or (len(seen) == len(called) == 1 and seen != called):
+
+    def limbs_in(key: str) -> set[str]:
+        """The limbs whose names are words of a key, such as ``left`` in ``left_joint1``."""
+        return set(re.split(r"[\W\d_]+", key.lower())) & set(limb_of.values())
+
+    for name, key in commanded.items():
+        of_observed, of_commanded = limbs_in(observed[name]), limbs_in(key)
+        renamed = len(of_observed) == len(of_commanded) == 1 and of_observed != of_commanded
+        if limb_of[observed_as.get(key, name)] != limb_of[name] or renamed:
             raise ConfigError(
                 f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is "
-                "another arm's; the arms would "
-                "be exchanged. Map it to one arm in observation_mapping and action_mapping."
+                "another arm's; the arms would be exchanged. Map it to one arm in "
+                "observation_mapping and action_mapping."
             )
-
-
-def _limbs_called(key: str, limbs: tuple[Limb, ...]) -> set[str]:
-    """The limbs whose names are words of a key, such as ``left`` in ``left_joint1``."""
-    return set(re.split(r"[\W\d_]+", key.lower())) & {limb.name for limb in limbs}
-
-
-def _gripper(
-    given: str | GripperConvention | None, key: str, limb: Limb | None
-) -> GripperConvention:
-    if given is None:
-        own = (PANDA.limbs[0] if limb is None else limb).gripper
-        return own.opening if own is not None and key in own.joints else MODEL_GRIPPER
-    if isinstance(given, GripperConvention):
-        return given
-    if not isinstance(given, str) or given not in GRIPPERS:
-        raise UnknownNameError("gripper unit", given, GRIPPERS)
-    return GRIPPERS[given]
 
 
 def require_state_keys(state_keys: object) -> None:

