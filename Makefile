@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-robots test-peers test-peer-sources test-slow test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-robots test-peers test-peer-sources test-slow test-recipes test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -27,7 +27,7 @@ libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scr
 test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
 	$(VENV)-libero/bin/python -m pytest -m libero tests/worlds/libero tests/evaluation/test_libero_evaluation.py tests/test_examples.py \
-	  tests/training/test_libero_policy.py
+	  tests/recipes/test_libero_policy.py
 
 libero-policy: $(VENV)-libero/.train  ## a small policy for LIBERO from nothing, in out/libero-policy; again, to go on. TINY=1: a trial run in minutes
 	$(VENV)-libero/bin/python -m recipes.libero_policy --out $(OUT)/libero-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)
@@ -43,6 +43,9 @@ test-peer-sources: $(VENV)/.dev  ## RoboLab's, Arena's and NVIDIA's: ROBOLAB=, C
 
 test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
+
+test-recipes: $(VENV)/.dev  ## the recipes of the policies, in tiny forms: nightly
+	$(PYTEST) -m "slow or smoke" tests/recipes
 
 test-hostile: $(VENV)/.dev  ## 10,000 frames, 500 checkpoints and 2,000 command lines at random; ten minutes of kills, stops, floods, a full disk
 	$(BIN)/python -m pytest -m "slow or not slow" -s tests/test_hostile.py tests/engine/test_hostile_checkpoints.py tests/serving/test_attacks.py tests/serving/test_soak.py

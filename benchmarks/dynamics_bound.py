@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
+from recipes.vae_training import load_vae
 from strands_cosmos3 import Robot
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.observe.views import CanvasComposite, canvas_composite
 from strands_cosmos3.sim.film import VIEW_HW
-from strands_cosmos3.training.release import load_vae
 from strands_cosmos3.training.windows import latent_columns, to_pixels
 
 TIER, ROWS, TICKS_PER_ROW, CONTROL_HZ = 128, 16, 4, 60.0

@@ -7,15 +7,19 @@ measured in luminance and chroma, with more weight on chroma and on saturated (c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+from diffusers.utils import logging
 from torch import nn
 from torch.nn import functional as F
 
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.factory import fresh_vae
 from strands_cosmos3.training.loop import LossMetrics
 
@@ -173,3 +177,37 @@ def convolve_flat(model: nn.Module) -> None:
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):
                 setattr(owner, name, FlatConv(child))
+
+
+def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
+    """The VAE of a checkpoint in float32, for training."""
+    with without_warnings():
+        return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence diffusers, which keeps the ``latent_frames`` of a config and warns of them with
+    all their numbers.
+    """
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
+    """Weights of a VAE under diffusers' names, with or without the two-dimensional wrappers."""
+    with without_warnings():
+        names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
+    state = {}
+    for name, tensor in vae.state_dict().items():
+        bare = (
+            name
+            if name in names
+            else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
+        )
+        state[bare] = tensor.detach().float()
+    return state

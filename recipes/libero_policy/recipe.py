@@ -25,7 +25,8 @@ from safetensors.torch import load_file
 
 from recipes.pipeline import Stage, program, read_record
 from recipes.table_policy.card import success_table
-from recipes.vae_training import VaeLoss, convolve_flat, reconstruction_loss
+from recipes.table_policy.release import SAMPLING
+from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_state, reconstruction_loss
 from strands_cosmos3.datasets import ACTION, Dataset
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
@@ -38,7 +39,6 @@ from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.cost import duration
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
-from strands_cosmos3.training.release import SAMPLING, load_vae, plain_state
 from strands_cosmos3.training.windows import to_pixels
 
 SUITE, START, TRAINED, CARD = "libero_object", "start", "run/checkpoint", "checkpoint"

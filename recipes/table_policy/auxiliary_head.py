@@ -1,4 +1,4 @@
-"""A head that exists in training only: it reads every goal's rows from the tokens of a picture.
+"""Auxiliary head (training only) that predicts all goals' actions.
 
 A window asks for one goal, and its answer shows where noise is low or a prefix is given. The head
 asks each picture for the rows of all goals, so that its tokens learn sooner where the cubes are.
@@ -9,6 +9,7 @@ with the head and 0.079 without on these pictures, 0.090 and 0.096 on others.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,11 +20,19 @@ from strands_cosmos3.engine.transformer import RmsNorm
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.windows import RAW_WIDTH, Batch
 
+
+@dataclass(frozen=True, eq=False)
+class LabelledBatch(Batch):
+    """Windows of pictures, with the expert's rows for every goal."""
+
+    goal_rows: torch.Tensor = field(kw_only=True)  # [B, goals, rows, 10]
+
+
 PARTS = 4
 """Parts of a chunk over which rows are averaged."""
 
 
-class AnswersHead(nn.Module):
+class AuxiliaryHead(nn.Module):
     """Average the tokens of a picture, then two layers. The output begins at zero."""
 
     def __init__(self, policy: TrainedPolicy, goals: int, seed: int):
@@ -46,7 +55,7 @@ class AnswersHead(nn.Module):
         return read.view(len(read), self.goals, PARTS, RAW_WIDTH)
 
 
-class AnsweringPolicy(TrainedPolicy):
+class PolicyWithAuxiliaryHead(TrainedPolicy):
     """A policy with such a head on its tokens before the last layer.
 
     Args:
@@ -55,7 +64,7 @@ class AnsweringPolicy(TrainedPolicy):
 
     def __init__(self, policy: TrainedPolicy, goals: int, seed: int = 0):
         super().__init__(policy.transformer, policy.head)
-        self.answers = AnswersHead(policy, goals, seed)
+        self.auxiliary = AuxiliaryHead(policy, goals, seed)
         layers = policy.transformer.generation.layers
         layers[max(len(layers) - 2, 0)].register_forward_hook(self._keep)
         self._tokens: torch.Tensor | None = None
@@ -63,18 +72,17 @@ class AnsweringPolicy(TrainedPolicy):
     def _keep(self, _layer: nn.Module, _args: Any, groups: list[torch.Tensor]) -> None:
         self._tokens = groups[0]
 
-    def answers_error(self, batch: Batch, rank: int = 0, ranks: int = 1) -> torch.Tensor:
-        """Return the mean squared error of the answers to a process's share of windows whose
+    def auxiliary_error(self, batch: LabelledBatch, rank: int = 0, ranks: int = 1) -> torch.Tensor:
+        """Return the mean squared error of the head for a process's share of windows whose
         velocities were just computed.
         """
-        assert batch.answers is not None
         assert self._tokens is not None  # kept by the layer
         tokens, self._tokens = self._tokens, None
         rows = batch.rows.shape[1] + (batch.state is not None)
-        parts = batch.answers[rank::ranks].unflatten(2, (PARTS, -1)).mean(3)
-        return F.mse_loss(self.answers(tokens[:, :-rows]), parts.to(tokens.device))
+        parts = batch.goal_rows[rank::ranks].unflatten(2, (PARTS, -1)).mean(3)
+        return F.mse_loss(self.auxiliary(tokens[:, :-rows]), parts.to(tokens.device))
 
 
-def without_answers(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_auxiliary_head(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of a policy without those of its head."""
-    return {name: tensor for name, tensor in weights.items() if not name.startswith("answers.")}
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("auxiliary.")}

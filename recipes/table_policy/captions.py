@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.factory import write_tokenizer
 from strands_cosmos3.engine.tokens import PromptTokenizer
+from strands_cosmos3.language import Language
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 from strands_cosmos3.training.dynamics import caption
-from strands_cosmos3.training.phrases import GOALS, TRAINED
 from strands_cosmos3.worlds.table.instruction import COLOURS
+from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED
+
+LANGUAGE = Language(
+    tuple(TRAINED),
+    COLOURS,
+    frozenset(
+        re.findall(
+            r"[a-z]+",
+            " ".join(template.replace("{}", "") for verb in TRAINED for template in TRAINED[verb]),
+        )
+    )
+    | frozenset(COLOURS),
+)
+"""What training shows a policy."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.table_policy.run_config import RunConfig
+from recipes.table_policy.config import RunConfig
 from recipes.table_policy.shards import Demos
 from recipes.table_policy.vae_trainer import encoder_of
+from recipes.vae_training import load_vae, plain_state
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.release import load_vae, plain_state
 from strands_cosmos3.training.windows import latent_columns, to_pixels
 
 _PICTURES = 400

@@ -27,9 +27,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.table_policy.auxiliary_head import AnsweringPolicy, without_answers
-from recipes.table_policy.captions import Captions, fresh_tokenizer, read_captions
+from recipes.muon import muon_and_adamw
+from recipes.table_policy.auxiliary_head import (
+    LabelledBatch,
+    PolicyWithAuxiliaryHead,
+    without_auxiliary_head,
+)
+from recipes.table_policy.captions import LANGUAGE, Captions, fresh_tokenizer, read_captions
 from recipes.table_policy.clip_latents import ClipLatents, LatentCache, clip_pixels
+from recipes.table_policy.config import RunConfig, tier_of
 from recipes.table_policy.pixel_metric import pixel_metric
 from recipes.table_policy.predictions import (
     MATRIX_RATE,
@@ -41,8 +47,15 @@ from recipes.table_policy.predictions import (
     raw_latents,
 )
 from recipes.table_policy.prefetch import Ahead
+from recipes.table_policy.preview import fresh_preview, novelty_rmse, preview_loss
 from recipes.table_policy.refit import fit_to_vae, require_sizes
-from recipes.table_policy.run_config import RunConfig, tier_of
+from recipes.table_policy.release import (
+    export,
+    fresh_policy,
+    policy_sizes,
+    released_steps,
+    with_vae,
+)
 from recipes.table_policy.shards import Demos, shard_indices
 from recipes.table_policy.vae_trainer import OnStep, VaeStage, step_noise
 from recipes.table_policy.windows import ClipWindows, PictureWindows, state_row_of
@@ -56,8 +69,9 @@ from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
-from strands_cosmos3.training.dynamics import chunk_errors, judge_dynamics
+from strands_cosmos3.training.dynamics import DOMAIN, chunk_errors, judge_dynamics
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import (
     Loop,
@@ -67,22 +81,12 @@ from strands_cosmos3.training.loop import (
     require_tensorboard,
 )
 from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add_noise, noised_loss
-from strands_cosmos3.training.phrases import GOALS, LANGUAGE
 from strands_cosmos3.training.precision import lower_precision
-from strands_cosmos3.training.preview import fresh_preview, novelty_rmse, preview_loss
-from strands_cosmos3.training.release import (
-    DOMAIN,
-    export,
-    fresh_policy,
-    load_policy,
-    policy_sizes,
-    released_steps,
-    with_vae,
-)
 from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
 from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.windows import ROWS, Batch, to_pixels
+from strands_cosmos3.worlds.table.phrases import GOALS
 
 Preview = PreviewDecoder | None
 _BEFORE = {
@@ -184,11 +188,6 @@ class TrainingRun:
             self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how
         )
 
-    @property
-    def _of_policy(self) -> dict[str, Any]:
-        """Options of the policy and joint stages' optimisation."""
-        return {"matrix_decay": self.config.matrix_decay, **self._how}
-
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
@@ -196,14 +195,15 @@ class TrainingRun:
         policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
         parts = self._parts(windows)
         loss = self._loss(policy, config.seed, parts, windows)
-        more = {
-            "matrix_lr": config.policy_matrix_lr,
-            "accumulate": config.accumulate * parts,
-            **self._of_policy,
-        }
-        how = TrainLoopConfig(config.policy_steps, config.policy_lr, **more)
+        how = TrainLoopConfig(
+            config.policy_steps,
+            config.policy_lr,
+            accumulate=config.accumulate * parts,
+            **self._how,
+        )
+        muon = muon_and_adamw(config.policy_matrix_lr, config.matrix_decay)
         return self._fit(
-            Loop(policy, loss, how, self.folder / "policy"),
+            Loop(policy, loss, how, self.folder / "policy", muon),
             vae,
             config.policy_batch,
             (1,),
@@ -230,13 +230,15 @@ class TrainingRun:
         )
         parts = self._parts(windows, pictures)
         loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
-        more = {
-            "matrix_lr": config.joint_matrix_lr,
-            "accumulate": config.accumulate * parts,
-            **self._of_policy,
-        }
-        how = TrainLoopConfig(config.joint_steps, config.joint_lr, decay=config.joint_decay, **more)
-        loop = Loop(policy, loss, how, self.folder / "joint")
+        how = TrainLoopConfig(
+            config.joint_steps,
+            config.joint_lr,
+            decay=config.joint_decay,
+            accumulate=config.accumulate * parts,
+            **self._how,
+        )
+        muon = muon_and_adamw(config.joint_matrix_lr, config.matrix_decay)
+        loop = Loop(policy, loss, how, self.folder / "joint", muon)
         checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
         if not self.shard.rank:
             self._record_dynamics(checkpoint, ticks[n_train:])
@@ -267,10 +269,8 @@ class TrainingRun:
                 clip_pixels(self.demos, ticks[chosen], self.device),
             )
 
-        how = TrainLoopConfig(
-            steps, RATE, decay=1.0, matrix_lr=MATRIX_RATE, weight_decay=0.0, ema=0.99, **self._how
-        )
-        loop = Loop(vae, loss, how, folder)
+        how = TrainLoopConfig(steps, RATE, decay=1.0, weight_decay=0.0, ema=0.99, **self._how)
+        loop = Loop(vae, loss, how, folder, muon_and_adamw(MATRIX_RATE))
         loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
         loop.take_average()
         vae.requires_grad_(False)
@@ -328,12 +328,12 @@ class TrainingRun:
         how = TrainLoopConfig(
             steps,
             config.preview_lr,
-            matrix_lr=10 * config.preview_lr,
             weight_decay=0.0,
             ema=0.995,
             **self._how,
         )
-        loop = Loop(decoder, loss, how, self.folder / "preview")
+        muon = muon_and_adamw(10 * config.preview_lr)
+        loop = Loop(decoder, loss, how, self.folder / "preview", muon)
         loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
         loop.take_average()
         return decoder
@@ -387,7 +387,9 @@ class TrainingRun:
             policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
             fit_to_vae(policy, self._start, vae, self.demos)
         return (
-            AnsweringPolicy(policy, len(GOALS), self.config.seed) if self.config.answers else policy
+            PolicyWithAuxiliaryHead(policy, len(GOALS), self.config.seed)
+            if self.config.auxiliary
+            else policy
         )
 
     def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
@@ -402,7 +404,7 @@ class TrainingRun:
             "prefix_rows": self.config.prefix_rows,
             "looks": looks,
         }
-        more |= {"looks_from": looks_from, "answers": bool(self.config.answers)}
+        more |= {"looks_from": looks_from, "answers": bool(self.config.auxiliary)}
         windows = PictureWindows(*args, seed=self.config.seed, **more)
         return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
 
@@ -483,10 +485,14 @@ class TrainingRun:
                 gathered: TrainedPolicy, batch: Batch, noised: Noised
             ) -> tuple[torch.Tensor, LossMetrics]:
                 value, metrics = noised_loss(gathered, batch, noised, how, share)
-                if batch.answers is None or not isinstance(gathered, AnsweringPolicy):
+                if not isinstance(batch, LabelledBatch):
                     return value, metrics
-                error = gathered.answers_error(batch, share.rank, share.ranks)
-                return value + self.config.answers * error, {**metrics, "answers": error.detach()}
+                assert isinstance(gathered, PolicyWithAuxiliaryHead)
+                error = gathered.auxiliary_error(batch, share.rank, share.ranks)
+                return value + self.config.auxiliary * error, {
+                    **metrics,
+                    "auxiliary": error.detach(),
+                }
 
             with lower_precision(self.device, cpu=True):
                 value, metrics = policy(job)
@@ -510,7 +516,7 @@ class TrainingRun:
         checkpoint = loop.folder / "checkpoint"
 
         def validate() -> None:
-            average = without_answers(loop.average())
+            average = without_auxiliary_head(loop.average())
             if self.shard.rank:
                 return
             self._validate(average, loop, windows, validation)

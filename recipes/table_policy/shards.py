@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.datasets.arm_rows import ArmClip
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_whole
-from strands_cosmos3.training.demos import EpisodeRecord
-from strands_cosmos3.training.dynamics import DynamicsClip
-from strands_cosmos3.training.phrases import GOALS, plain
 from strands_cosmos3.training.windows import ROWS
+from strands_cosmos3.worlds.table.demonstrations import EpisodeRecord
+from strands_cosmos3.worlds.table.phrases import GOALS, plain
 
 EPISODES_PER_SHARD = 20
 _PER_TICK = ("frames", "T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
@@ -162,13 +162,13 @@ class Demos:
         ticks = np.arange(len(self))
         return ticks[ticks + rows <= self.last]
 
-    def dynamics_clips(self, ticks: NDArray[np.int64]) -> list[DynamicsClip]:
+    def dynamics_clips(self, ticks: NDArray[np.int64]) -> list[ArmClip]:
         """Return clips by their first ticks, for the measuring of dynamics."""
         clips = []
         for tick in map(int, ticks):
             goal, frames = int(self.goal[tick]), slice(tick, tick + ROWS + 1)
             clips.append(
-                DynamicsClip(
+                ArmClip(
                     self.frames(range(tick, tick + ROWS + 1)),
                     self.T_base_cosmos[frames],
                     self.gripper_command[tick : tick + ROWS],

@@ -21,8 +21,8 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
+from recipes.table_policy.config import RunConfig, tier_of
 from recipes.table_policy.run import TrainingRun
-from recipes.table_policy.run_config import RunConfig, tier_of
 from recipes.table_policy.shards import Demos, shard_indices
 from recipes.table_policy.unpack import unpack
 from strands_cosmos3.commands.fetch import locate_dataset

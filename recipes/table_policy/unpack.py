@@ -24,9 +24,12 @@ from recipes.table_policy.shards import (
     write_shard,
 )
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset
-from strands_cosmos3.datasets.spec import Feature
+from strands_cosmos3.datasets.arm_rows import poses_of
+from strands_cosmos3.datasets.spec import EXPERT, LABELLED, Feature
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.demo_dataset import (
+from strands_cosmos3.training.run_manifest import identity_of, keep_settings
+from strands_cosmos3.training.windows import RAW_WIDTH, ROWS
+from strands_cosmos3.worlds.table.demo_dataset import (
     COMPOSITE,
     CONTINUED,
     GOAL,
@@ -36,16 +39,8 @@ from strands_cosmos3.training.demo_dataset import (
     PERTURBED,
     PREFIX_ROWS,
 )
-from strands_cosmos3.training.demos import EpisodeRecord
-from strands_cosmos3.training.phrases import GOALS
-from strands_cosmos3.training.run_manifest import identity_of, keep_settings
-from strands_cosmos3.training.windows import (
-    EXPERT,
-    LABELLED,
-    RAW_WIDTH,
-    ROWS,
-    poses_of,
-)
+from strands_cosmos3.worlds.table.demonstrations import EpisodeRecord
+from strands_cosmos3.worlds.table.phrases import GOALS
 
 
 def unpack(root: Path, folder: Path, on_shard: Callable[[int, int], None] | None = None) -> None:

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.muon import muon_and_adamw
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import colour_gate
-from recipes.table_policy.run_config import RunConfig
+from recipes.table_policy.config import RunConfig
 from recipes.table_policy.shards import Demos
 from recipes.vae_training import (
     VaeLoss,
     VaeSizes,
     convolve_flat,
+    load_vae,
     make_vae,
+    plain_state,
     psnr,
     train_only,
     weighted_error,
@@ -34,7 +37,6 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision
-from strands_cosmos3.training.release import load_vae, plain_state
 from strands_cosmos3.training.windows import ROWS, latent_columns, to_pixels
 
 OnStep = Callable[[str, int, int, Metrics], None]
@@ -203,10 +205,8 @@ class VaeStage:
                 return error(pixels)
 
         lr = self.config.vae_lr
-        how = TrainLoopConfig(
-            steps, lr, weight_decay=0.0, matrix_lr=10 * lr, **{**self.how, **options}
-        )
-        loop = Loop(vae, loss, how, self.folder / stage)
+        how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.how, **options})
+        loop = Loop(vae, loss, how, self.folder / stage, muon_and_adamw(10 * lr))
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.take_average()
 

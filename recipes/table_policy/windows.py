@@ -4,19 +4,19 @@ future for the joint stage.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.table_policy.auxiliary_head import LabelledBatch
 from recipes.table_policy.captions import Captions
 from recipes.table_policy.shards import Demos
 from strands_cosmos3.actions.rotations import se3_between
+from strands_cosmos3.datasets.arm_rows import state_columns
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.phrases import GOALS
 from strands_cosmos3.training.windows import (
     FORWARD,
     INVERSE,
@@ -25,8 +25,8 @@ from strands_cosmos3.training.windows import (
     ROWS,
     Batch,
     scaled_rows,
-    state_columns,
 )
+from strands_cosmos3.worlds.table.phrases import GOALS
 
 # fraction of pictures that are labelled for the goal of their episode; the others draw any goal
 _OWN_GOAL = 0.5
@@ -233,7 +233,7 @@ class PictureWindows(_DemoWindows):
             self._looks[chosen[other]].astype(np.float32)
         )[:, :, None]
         return (
-            replace(windows, answers=torch.from_numpy(np.clip(answers, -3, 3)))
+            LabelledBatch(**vars(windows), goal_rows=torch.from_numpy(np.clip(answers, -3, 3)))
             if self._answers
             else windows
         )

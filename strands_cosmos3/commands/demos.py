@@ -24,7 +24,7 @@ from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import locked
 
 if TYPE_CHECKING:
-    from strands_cosmos3.training.demos import DemoCollector, DemoConfig
+    from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
 
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
@@ -189,7 +189,7 @@ class Demos:
     def _check_suite(self) -> None:
         if self.suite == "table":
             return
-        from strands_cosmos3.training.libero_demos import demo_of
+        from strands_cosmos3.worlds.libero.demonstrations import demo_of
 
         demo_of(self.suite, self.seed, 0)
         if given := [name for name in _OPTIONS if getattr(self, name) != getattr(Demos, name)]:
@@ -231,8 +231,8 @@ class Demos:
         """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot
         be recorded.
         """
-        from strands_cosmos3.training.demos import DemoConfig
-        from strands_cosmos3.training.phrases import GOALS
+        from strands_cosmos3.worlds.table.demonstrations import DemoConfig
+        from strands_cosmos3.worlds.table.phrases import GOALS
 
         goals = tuple(index for index, (verb, _) in enumerate(GOALS) if verb in self.tasks)
         options = {name: getattr(self, name) for name in _OPTIONS}
@@ -253,13 +253,13 @@ def record_part(options: Demos, root: Path, first: int) -> None:
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
     if options.suite != "table":
-        from strands_cosmos3.training.libero_demos import record_libero
+        from strands_cosmos3.worlds.libero.demonstrations import record_libero
 
         record_libero(hidden, options.suite, options.seed, options.episodes_of(first))
         os.replace(hidden, root)
         return
     from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
+    from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
 
     config = options.config()
     episodes = options.episodes_of(first)
@@ -285,6 +285,6 @@ def _collector(config: DemoConfig) -> DemoCollector:
     """Return this worker process's collector: building its scenes takes longer than recording a
     part.
     """
-    from strands_cosmos3.training.demos import DemoCollector
+    from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 
     return DemoCollector(config)

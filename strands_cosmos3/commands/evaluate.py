@@ -287,18 +287,30 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     """
     if not settings.clips:
         return None
-    from strands_cosmos3.training.dynamics import judge_on_expert, require_video
+    from strands_cosmos3.training.dynamics import judge_dynamics, require_video
+    from strands_cosmos3.training.windows import ROWS
+    from strands_cosmos3.worlds.table.demonstrations import expert_clips
+    from strands_cosmos3.worlds.table.instruction import Verb
 
-    checkpoint = Path(str(settings.policy.model))
-    require_video(checkpoint)
+    path = Path(str(settings.policy.model))
+    checkpoint = require_video(path)
 
-    def show(stage: str, done: int, total: int) -> None:
-        if done in (1, total):
-            console.print(f"{stage}: {done} of {total}", highlight=False)
+    def show(stage: str) -> Callable[[int, int], None]:
+        def report(done: int, total: int) -> None:
+            if done in (1, total):
+                console.print(f"{stage}: {done} of {total}", highlight=False)
 
-    return lambda: asdict(
-        judge_on_expert(checkpoint, settings.clips, settings.seed, settings.policy.num_steps, show)
-    )
+        return report
+
+    def measure() -> Mapping[str, Any]:
+        verbs = (Verb.REACH, Verb.PICK)
+        if checkpoint.dynamics_without_text:  # sentences do not matter
+            verbs += (Verb.PLACE,)
+        tier, clips = int(checkpoint.metadata["resolution_tier"]), settings.clips or 0
+        expert = expert_clips(clips, ROWS, tier, settings.seed, verbs, show("expert"))
+        return asdict(judge_dynamics(path, expert, settings.policy.num_steps, show("dynamics")))
+
+    return measure
 
 
 class _Lines:

@@ -26,6 +26,10 @@ IMAGES = "observation.images."
 GRIPPER = "gripper"
 """Column of the state: the measured open fraction."""
 POSE_COLUMNS = ("x", "y", "z", "qx", "qy", "qz", "qw")
+EXPERT, LABELLED, INSTRUCTIONS = "expert.rows", "expert.labelled", "instructions"
+"""Features of demonstrations: an expert's chunks for several goals, and whether a frame has
+them. The first one's info may name the goals' instructions.
+"""
 VIDEO = "video"
 NUMERIC = ("float32", "float64", "int64", "int32", "bool")
 MAX_SIDE_PX = 16_384

@@ -1,16 +1,17 @@
-"""Choose which weights of a released checkpoint are trained: those that patterns match, and
-low-rank adapters.
+"""Weights of a released checkpoint in training: those that are trained, low-rank adapters, and
+released names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.transformer import GENERATION_NAMES
 from strands_cosmos3.engine.weights import HEAD_KEYS, checkpoint_key
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
@@ -109,3 +110,29 @@ def adapter_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
             key = released_key(f"{module}.weight").removesuffix(".weight")
             state[f"transformer.{key}.lora_{side[0]}.weight"] = tensor.detach().contiguous()
     return state
+
+
+def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
+    """The transformer of a checkpoint and the head of one domain, in float32, for training."""
+    device, dtype = torch.device("cpu"), torch.float32
+    head = checkpoint.load_action_head(domain, device, dtype)
+    return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
+
+
+def replace_weights(
+    weights: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor], domain: int
+) -> dict[str, torch.Tensor]:
+    """Released tensors with those of a :class:`TrainedPolicy`, which fill one domain's row of
+    the heads; dtypes stay.
+    """
+    out = dict(weights)
+    for name, tensor in policy.items():
+        if (key := released_key(name)) not in out:  # it is in another file of the checkpoint
+            continue
+        tensor = tensor.detach().to(out[key].dtype)
+        if name in HEAD_KEYS:
+            out[key] = out[key].clone()
+            out[key][domain] = tensor.reshape(-1)
+        else:
+            out[key] = tensor.reshape(out[key].shape).contiguous()
+    return out

@@ -21,21 +21,14 @@ from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
 from strands_cosmos3.actions.stats import ActionStats, Method, denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
+from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
+from strands_cosmos3.datasets.spec import EXPERT, INSTRUCTIONS, LABELLED
 from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
-from strands_cosmos3.training.windows import (
-    EXPERT,
-    INSTRUCTIONS,
-    LABELLED,
-    Batch,
-    cached_latents,
-    poses_of,
-    raw_rows,
-    state_columns,
-)
+from strands_cosmos3.training.windows import Batch, cached_latents
 
 LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.actions.rotations import geodesic_angle, se3_between
 from strands_cosmos3.actions.stats import denormalize_chunk
-from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.checks import F64
+from strands_cosmos3.datasets.arm_rows import ArmClip, state_columns
 from strands_cosmos3.embodiments import DROID_RIG, Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -27,36 +28,19 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.prompts import compose_prompt
-from strands_cosmos3.training.demos import DemoCollector, DemoConfig, EpisodeRecord
-from strands_cosmos3.training.phrases import GOALS, plain
-from strands_cosmos3.training.release import DOMAIN
 from strands_cosmos3.training.windows import (
     FPS,
     RAW_WIDTH,
     ROWS,
     latent_columns,
     scaled_rows,
-    state_columns,
     to_pixels,
 )
 from strands_cosmos3.types import Mode
-from strands_cosmos3.worlds.table.instruction import Verb
 
-VALIDATION_SEED = 1_000_000
-_CLIPS_PER_EPISODE = 4
+DOMAIN = "droid_lerobot"
+"""Domain of the small policies of this project."""
 _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
-
-
-@dataclass(frozen=True, eq=False)
-class DynamicsClip:
-    """ROWS + 1 frames, and what the arm executed between them."""
-
-    frames: NDArray[np.uint8]  # [ROWS + 1, H, W, 3]
-    T_base_cosmos: F64  # [ROWS + 1, 4, 4] measured
-    gripper_command: F64  # [ROWS] open fractions
-    gripper_opening: float  # measured at the first frame
-    instruction: str  # of the goal that is pursued
-    other_instruction: str  # of another goal
 
 
 @dataclass(frozen=True)
@@ -133,7 +117,7 @@ def _ends(rows: torch.Tensor) -> F64:
 
 def judge_dynamics(
     checkpoint: Path,
-    clips: Sequence[DynamicsClip],
+    clips: Sequence[ArmClip],
     steps: int | None = None,
     on_clip: Callable[[int, int], None] | None = None,
 ) -> DynamicsReport:
@@ -185,7 +169,7 @@ def judge_dynamics(
     )
 
 
-def control_rows(clips: Sequence[DynamicsClip]) -> dict[str, NDArray[np.float32]]:
+def control_rows(clips: Sequence[ArmClip]) -> dict[str, NDArray[np.float32]]:
     """Return rows [n, rows, 10] by name: the true ones, those of another clip, of the opposite
     motion, and of no motion.
     """
@@ -201,83 +185,6 @@ def control_rows(clips: Sequence[DynamicsClip]) -> dict[str, NDArray[np.float32]
         "opposite": scaled_rows(se3_between(poses[:, 1:], poses[:, :-1]), gripper),
         "zero": scaled_rows(still, gripper),
     }
-
-
-def judge_on_expert(
-    checkpoint: Path,
-    clips: int,
-    seed: int = 0,
-    steps: int | None = None,
-    on_step: Callable[[str, int, int], None] | None = None,
-) -> DynamicsReport:
-    """Record the unperturbed expert on new tables and measure a checkpoint's dynamics on its
-    chunks.
-
-    Args:
-        clips: Number of clips; on average four per episode.
-        seed: Tables are drawn by ``VALIDATION_SEED + seed``, apart from those of demonstrations.
-        steps: Denoising steps; None means the checkpoint's preset.
-    """
-    whole_number(clips, "clips", 1)
-    opened = require_video(checkpoint)
-    report = on_step or (lambda *_: None)
-    calm: dict[str, Any] = {
-        "perturbed": 0.0,
-        "wandering": 0.0,
-        "distractors": 0.0,
-        "close": 0.0,
-        "edges_m": (0.04,),
-    }
-    tier = int(opened.metadata["resolution_tier"])
-    config = DemoConfig(tier, goals=_goals_of(opened), visual_randomization=0.1, **calm)
-    with DemoCollector(config) as collector:
-        recorded, found, episode = 0, list[DynamicsClip](), 0
-        episodes = -(-clips // _CLIPS_PER_EPISODE)
-        while recorded < episodes:
-            record = collector.record(VALIDATION_SEED + seed, episode)
-            episode += 1
-            if record is not None and len(record.gripper_opening) > ROWS + 1:
-                found += undisturbed_clips(record)
-                recorded += 1
-                report("expert", recorded, episodes)
-    chosen = np.linspace(0, len(found) - 1, clips).round().astype(int)
-    return judge_dynamics(
-        checkpoint,
-        [found[i] for i in chosen],
-        steps,
-        lambda done, total: report("dynamics", done, total),
-    )
-
-
-def undisturbed_clips(record: EpisodeRecord) -> list[DynamicsClip]:
-    """Return an episode's clips that pursue one goal and are not perturbed."""
-    clips = []
-    for tick in range(len(record.goal) - ROWS):
-        rows, frames = slice(tick, tick + ROWS), slice(tick, tick + ROWS + 1)
-        if record.perturbed[rows].any() or (record.goal[rows] != record.goal[tick]).any():
-            continue
-        goal = int(record.goal[tick])
-        clips.append(
-            DynamicsClip(
-                record.frames[frames],
-                record.T_base_cosmos[frames],
-                record.gripper_command[rows],
-                float(record.gripper_opening[tick]),
-                plain(goal),
-                plain((goal + 1) % len(GOALS)),
-            )
-        )
-    return clips
-
-
-def _goals_of(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the goals whose sentences it knows; without sentences they do not matter."""
-    known = (
-        GOALS
-        if checkpoint.dynamics_without_text
-        else [goal for goal in GOALS if goal[0] is not Verb.PLACE]
-    )
-    return tuple(range(len(known)))
 
 
 def require_video(checkpoint: Path) -> Checkpoint:
@@ -315,7 +222,7 @@ class _ClipJudge:
         self._engine, self._tokens, self._steps = engine, tokens, steps
 
     def __call__(
-        self, clip: DynamicsClip, rows: Mapping[str, torch.Tensor]
+        self, clip: ArmClip, rows: Mapping[str, torch.Tensor]
     ) -> tuple[_Judged, torch.Tensor]:
         """Judge predictions from rows [rows, 10] by name, ``true`` first; return also the
         recovered rows.
@@ -360,7 +267,7 @@ class _ClipJudge:
         return _Judged(whole, moving, off), recovered
 
     def _requests(
-        self, clip: DynamicsClip, rows: Mapping[str, torch.Tensor], common: Mapping[str, Any]
+        self, clip: ArmClip, rows: Mapping[str, torch.Tensor], common: Mapping[str, Any]
     ) -> list[Cosmos3ActionRequest]:
         """Forward dynamics from each rows, and from the true ones with a sentence of another
         goal and colour.
@@ -374,7 +281,7 @@ class _ClipJudge:
         foreign = self._prompt(clip.other_instruction, clip)
         return [true, *others, replace(true, text_ids=foreign, decode_frames=0)]
 
-    def _prompt(self, instruction: str, clip: DynamicsClip) -> torch.Tensor:
+    def _prompt(self, instruction: str, clip: ArmClip) -> torch.Tensor:
         """Return the token ids of a caption, as users' requests have it: empty where the checkpoint
         was trained on dynamics without one.
         """
@@ -383,7 +290,7 @@ class _ClipJudge:
             "" if without_text else caption(instruction, clip.frames.shape[1:3])
         )
 
-    def _common(self, clip: DynamicsClip, frames: torch.Tensor) -> dict[str, Any]:
+    def _common(self, clip: ArmClip, frames: torch.Tensor) -> dict[str, Any]:
         """Return the arguments that both requests share."""
         checkpoint = self._engine.checkpoint
         state, sampling = checkpoint.state_row, checkpoint.sampling
@@ -404,7 +311,7 @@ class _ClipJudge:
         }
 
 
-def _content_hw(clip: DynamicsClip) -> tuple[int, int]:
+def _content_hw(clip: ArmClip) -> tuple[int, int]:
     """Return height and width of what the frames show; the rest is padding, which no model sees."""
     height, width = clip.frames.shape[1:3]
     return height, 16 * latent_columns((height, width))

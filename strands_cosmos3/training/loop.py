@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import ConfigError, InputError, MissingDependencyError, TrainingError
+from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.resources import storing, write_whole
-from strands_cosmos3.training.muon import Muon
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
 Metrics = Mapping[str, float]
@@ -37,12 +34,13 @@ LossMetrics = Mapping[str, float | torch.Tensor]
 gradient is computed.
 """
 CURVE = "curve.jsonl"
-_ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma|^answers")
+Optimizers = Callable[[Mapping[str, nn.Parameter], "TrainLoopConfig"], list[torch.optim.Optimizer]]
+"""Makes the optimisers of parameters by name; their learning rates are those after the warm-up."""
 
 
 @dataclass(frozen=True)
 class TrainLoopConfig:
-    """Options of the optimisation. Raises InputError if a number is outside its range."""
+    """Options of the optimisation."""
 
     steps: int
     lr: float = 2e-3  # after the warm-up
@@ -58,29 +56,6 @@ class TrainLoopConfig:
     save_s: float = 120.0  # seconds between saved states
     log_every: int = 20  # steps between points of the curve
     tensorboard: bool = False  # whether the curve is written for TensorBoard, too
-    # as ``lr``, of matrices and kernels, with Muon; 0: AdamW and ``lr`` for all
-    matrix_lr: float = 0.0
-    matrix_decay: float = 0.0  # weight decay of Muon's
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("warmup", 0),
-            ("log_every", 1),
-            ("seed", 0),
-            ("accumulate", 1),
-        ):
-            whole_number(getattr(self, name), name, least)
-        for name in ("lr", "clip", "save_s"):
-            positive(getattr(self, name), name)
-        for name in ("decay", "ema"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be a fraction in 0..1, got {getattr(self, name)!r}.")
-        for name in ("weight_decay", "matrix_lr", "matrix_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(
-                    f"{name} must be a finite number of at least zero, got {getattr(self, name)!r}."
-                )
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, as a fraction of the highest."""
@@ -102,6 +77,7 @@ class Loop:
         loss: Number of a draw -> loss, and metrics for the curve. A step makes ``accumulate``
             draws.
         folder: Folder of the state and the curve; a state that it holds is resumed.
+        optimizers: Makes the optimisers; the default is AdamW for all parameters.
     """
 
     def __init__(
@@ -110,6 +86,7 @@ class Loop:
         loss: Callable[[int], tuple[torch.Tensor, LossMetrics]],
         config: TrainLoopConfig,
         folder: Path,
+        optimizers: Optimizers | None = None,
     ):
         self.model, self.config, self.folder, self.step = model, config, folder, 0  # steps done
         self._consistent = True
@@ -117,7 +94,8 @@ class Loop:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("nothing to train: every parameter is frozen.")
-        self.optimizers = _optimizers(self._trained, config)
+        self.optimizers = (optimizers or adamw)(self._trained, config)
+        self._rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         # moving averages
         self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
@@ -168,10 +146,8 @@ class Loop:
 
     def _train_step(self) -> Metrics:
         rate = self.config.rate(self.step)
-        for optimizer, highest in zip(
-            self.optimizers, (self.config.lr, self.config.matrix_lr), strict=False
-        ):
-            for group in optimizer.param_groups:
+        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
+            for group, highest in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
         draws, losses, seen = self.config.accumulate, list[torch.Tensor](), list[LossMetrics]()
@@ -327,33 +303,20 @@ class Loop:
                 p.copy_(self.ema[name])
 
 
-def _optimizers(
+def adamw(
     trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
 ) -> list[torch.optim.Optimizer]:
-    """AdamW, and with a rate of matrices Muon for those between the ends: no embeddings and no
-    heads.
-    """
-    by_muon = {
-        name: p
-        for name, p in trained.items()
-        if config.matrix_lr and p.ndim > 1 and not _ENDS.search(name)
-    }
-    rest = [p for name, p in trained.items() if name not in by_muon]
-    matrices, others = [p for p in rest if p.ndim > 1], [p for p in rest if p.ndim <= 1]
+    """Return AdamW, with weight decay for matrices only."""
+    matrices = [p for p in trained.values() if p.ndim > 1]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    found: list[torch.optim.Optimizer] = [
+    return [
         torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8
         )
     ]
-    return (
-        [*found, Muon(by_muon.values(), config.matrix_lr, config.matrix_decay)]
-        if by_muon
-        else found
-    )
 
 
 def drop_from(path: Path, step: int) -> None:

@@ -32,7 +32,9 @@ from strands_cosmos3.training.adapters import (
     HEADS,
     adapter_state,
     add_lora,
+    load_policy,
     merged_state,
+    replace_weights,
     train_only,
 )
 from strands_cosmos3.training.arm_windows import (
@@ -57,7 +59,6 @@ from strands_cosmos3.training.loop import (
 )
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
 from strands_cosmos3.training.precision import lower_precision
-from strands_cosmos3.training.release import load_policy, replace_weights
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 from strands_cosmos3.training.sharding import mean_over_ranks, reshard, shard_policy
 from strands_cosmos3.training.state import has_state

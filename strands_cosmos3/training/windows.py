@@ -7,22 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.actions.rotations import (
-    matrix_to_quaternion,
-    matrix_to_rot6d,
-    quaternion_to_matrix,
-    se3,
-    se3_between,
-)
 from strands_cosmos3.actions.stats import normalize_chunk
-from strands_cosmos3.checks import F64
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_whole
@@ -30,10 +21,6 @@ from strands_cosmos3.resources import write_whole
 ROWS = 16
 FPS = 15.0
 RAW_WIDTH = 10
-EXPERT, LABELLED, INSTRUCTIONS = "expert.rows", "expert.labelled", "instructions"
-"""Features of demonstrations: an expert's chunks for several goals, and whether a frame has
-them. The first one's info may name the goals' instructions.
-"""
 POLICY, FORWARD, INVERSE = 0, 1, 2
 """Mode of a window: policy, forward dynamics, inverse dynamics."""
 
@@ -51,7 +38,6 @@ class Batch:
     mode: torch.Tensor | None = None  # [B] POLICY, FORWARD or INVERSE; None means POLICY for all
     # [B] rows of the chunk that are given, for a policy; None means 0 for all
     prefix: torch.Tensor | None = None
-    answers: torch.Tensor | None = None  # [B, goals, rows, 10] the expert's rows for every goal
     fps: float = FPS
 
 
@@ -81,24 +67,6 @@ def layout_of(
     )
 
 
-def state_columns(T_base_cosmos: F64, gripper_opening: F64) -> F64:
-    """Return [n, 10] translation [m], rot6d and open fraction of measured poses [n, 4, 4]."""
-    rotation = matrix_to_rot6d(T_base_cosmos[:, :3, :3])
-    return np.concatenate(
-        [T_base_cosmos[:, :3, 3], rotation, np.asarray(gripper_opening)[:, None]], axis=1
-    )
-
-
-def raw_rows(T_base_cosmos: F64, gripper_command: F64) -> F64:
-    """Return [n, 10] executed ``midtrain`` rows: measured pose delta and gripper command after
-    each frame; the last stays.
-    """
-    poses = np.concatenate([T_base_cosmos, T_base_cosmos[-1:]])
-    return np.concatenate(
-        [encode_pose_delta(se3_between(poses[:-1], poses[1:])), gripper_command[:, None]], axis=1
-    )
-
-
 def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return rows [n, rows, 10] in the model's scale, of pose deltas [n, rows, 4, 4] and gripper
     commands [n, rows].
@@ -109,17 +77,6 @@ def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> ND
         .reshape(raw.shape)
         .astype(np.float32)
     )
-
-
-def pose7(T: F64) -> F64:
-    """Return [n, 7] position and quaternion xyzw of poses [n, 4, 4]."""
-    return np.concatenate([T[:, :3, 3], matrix_to_quaternion(T[:, :3, :3])], axis=1)
-
-
-def poses_of(columns: Any) -> F64:
-    """Return [n, 4, 4] poses of positions and quaternions xyzw [n, 7]."""
-    values = np.asarray(columns, dtype=np.float64)
-    return se3(quaternion_to_matrix(values[:, 3:]), values[:, :3])
 
 
 def latent_columns(canvas_hw: tuple[int, int]) -> int:

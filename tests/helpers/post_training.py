@@ -20,11 +20,11 @@ from strands_cosmos3.datasets import (
     arm_spec,
     camera_key,
 )
+from strands_cosmos3.datasets.arm_rows import pose7, raw_rows
 from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.observe import views
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.sharding import processes, rank_0_first
-from strands_cosmos3.training.windows import pose7, raw_rows
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 SMALL_CANVAS = {480: ((32, 48),)}

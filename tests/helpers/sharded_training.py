@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
+from helpers.training_data import random_policy
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
-from strands_cosmos3.training.release import fresh_policy
 from strands_cosmos3.training.sharding import mean_over_ranks, processes, shard_policy
 from strands_cosmos3.training.windows import Batch
 
@@ -27,7 +27,7 @@ def main(folder: Path, until: int) -> None:
         transformer_config(FactorySizes(32, 2, 2, 1, 16, 48, 8), "silu", 32)
     )
     with processes() as share:
-        policy = shard_policy(fresh_policy(config, seed=1), share.ranks)
+        policy = shard_policy(random_policy(config, seed=1), share.ranks)
         losses = []
 
         def loss(step: int):

@@ -24,6 +24,8 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.commands.demos import Demos
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, DatasetSpec, DatasetWriter
+from strands_cosmos3.datasets.arm_rows import poses_of
+from strands_cosmos3.datasets.spec import EXPERT, LABELLED
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.vae import WanVae
@@ -36,12 +38,11 @@ from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
-from strands_cosmos3.training.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.phrases import plain
 from strands_cosmos3.training.post import PostConfig, PostTraining
-from strands_cosmos3.training.windows import EXPERT, LABELLED, poses_of
 from strands_cosmos3.types import ActionChunk, Rollout
+from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
+from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
+from strands_cosmos3.worlds.table.phrases import plain
 
 UR5E = get_robot("ur5e")
 

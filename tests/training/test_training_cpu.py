@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers.training_data import random_policy
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import transformer_config
+from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.transformer import RmsNorm
 from strands_cosmos3.training.cpu import BlockRmsNorm, attention
-from strands_cosmos3.training.release import fresh_policy, policy_sizes
 
-CONFIG = TransformerConfig.from_dict(transformer_config(policy_sizes(64, 2), "silu", 100))
+CONFIG = TransformerConfig.from_dict(transformer_config(FactorySizes(64, 2), "silu", 100))
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_attention_hides_padding_and_has_torchs_gradients(lower):
 
 
 def test_a_trained_policy_has_these_norms_under_the_released_names():
-    policy = fresh_policy(CONFIG)
+    policy = random_policy(CONFIG)
     kinds = {
         name.rsplit(".", 1)[-1]: type(module)
         for name, module in policy.named_modules()

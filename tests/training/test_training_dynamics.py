@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from helpers.training_data import recorded_episodes
 from strands_cosmos3.actions.decode import decode_pose_delta
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import dynamics
-from strands_cosmos3.training.dynamics import control_rows, judge_on_expert, require_video
+from strands_cosmos3.training.dynamics import (
+    DynamicsReport,
+    control_rows,
+    judge_dynamics,
+    require_video,
+)
 from strands_cosmos3.training.windows import ROWS
+from strands_cosmos3.worlds.table.demonstrations import expert_clips
+from strands_cosmos3.worlds.table.instruction import Verb
+
+
+def judge(clips: int, seed: int = 0) -> DynamicsReport:
+    verbs = (Verb.REACH, Verb.PICK, Verb.PLACE)
+    return judge_dynamics(
+        embedded_checkpoint(task="reach"), expert_clips(clips, ROWS, 128, seed, verbs)
+    )
 
 
 @pytest.fixture(scope="module")
 def report():
-    return judge_on_expert(embedded_checkpoint(task="reach"), 2)
+    return judge(2)
 
 
 def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
@@ -36,8 +52,9 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert report.controls["zero"] > 1
 
 
-def test_controls_are_another_clip_the_inverse_motion_and_none(demos):
-    rows = control_rows(demos.dynamics_clips(demos.clips(ROWS)[:4]))
+def test_controls_are_another_clip_the_inverse_motion_and_none():
+    record = recorded_episodes()[0]
+    rows = control_rows([record.clip(tick, ROWS) for tick in range(4)])
     np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
     deltas = {
         name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9])
@@ -53,15 +70,19 @@ def test_controls_are_another_clip_the_inverse_motion_and_none(demos):
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_others():
-    checkpoint = embedded_checkpoint(task="reach")
-    one = judge_on_expert(checkpoint, 1)
-    assert judge_on_expert(checkpoint, 1) == one
-    assert judge_on_expert(checkpoint, 1, seed=1).copy_frame_psnr != one.copy_frame_psnr
+    one = judge(1)
+    assert judge(1) == one
+    assert judge(1, seed=1).copy_frame_psnr != one.copy_frame_psnr
 
 
-def test_only_a_checkpoint_with_a_future_is_asked(released):
+def test_only_a_checkpoint_with_a_future_is_asked(tmp_path):
+    folder = shutil.copytree(embedded_checkpoint(task="reach"), tmp_path / "checkpoint")
+    path = folder / "checkpoint.json"
+    recorded = json.loads(path.read_text())
+    recorded["strands_cosmos3"]["policy_frames"] = [1]
+    path.write_text(json.dumps(recorded))
     with pytest.raises(ConfigError, match="without a video"):
-        require_video(released)
+        require_video(folder)
 
 
 def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch):
@@ -88,6 +109,6 @@ def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch):
     figures = json.loads((tmp_path / "run/report.json").read_text())["dynamics"]
     assert (figures["clips"], figures["steps"]) == (1, 1)
     assert "Dynamics" in (tmp_path / "run/report.html").read_text()
-    monkeypatch.setattr(dynamics, "judge_on_expert", None)  # not asked again
+    monkeypatch.setattr(dynamics, "judge_dynamics", None)  # not asked again
     assert main([*asked, "--resume"]) == 0
     assert json.loads((tmp_path / "run/report.json").read_text())["dynamics"] == figures

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.training_data import latents_like
+from helpers.training_data import latents_like, random_policy
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
@@ -30,7 +30,6 @@ from strands_cosmos3.training.matching import (
     flow_loss,
     sample_sigma,
 )
-from strands_cosmos3.training.release import fresh_policy
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
 
 PROMPTS = ((5, 9, 2), (7, 1, 4, 30, 8, 2, 11), (3,))
@@ -48,7 +47,7 @@ def test_the_batched_velocity_is_the_engines(kind):
     config = TransformerConfig.from_dict(
         transformer_config(FactorySizes(64, 3, 4, 2, 32, 96, 16), kind, 64)
     )
-    policy = fresh_policy(config, seed=3)
+    policy = random_policy(config, seed=3)
     with torch.no_grad():
         policy.w_out.normal_()
         policy.transformer.proj_out.weight.normal_()
@@ -285,7 +284,7 @@ def test_errors_of_the_video_are_multiplied_channel_by_channel(patch):
     token has it.
     """
     sizes = FactorySizes(64, 2, 4, 2, 32, 96, 16, latent_patch=patch)
-    policy = fresh_policy(TransformerConfig.from_dict(transformer_config(sizes, "silu", 64)))
+    policy = random_policy(TransformerConfig.from_dict(transformer_config(sizes, "silu", 64)))
     with torch.no_grad():
         policy.transformer.proj_out.weight.zero_()
         policy.transformer.proj_out.bias.zero_()  # it answers no change, so the error is the change

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.post_training import SMALL, SMALL_CANVAS, made_up_arm
+from helpers.training_data import write_preview
 from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput
@@ -36,7 +37,6 @@ from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.matching import DataShard
 from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
-from strands_cosmos3.training.preview import fresh_preview, save_preview
 from strands_cosmos3.training.windows import cached_latents
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -77,7 +77,7 @@ def released(folder):
 
 def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
     source = shutil.copytree(source, tmp_path / "in")
-    save_preview(fresh_preview(16), source)
+    write_preview(source)
     post = PostTraining(
         source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2)
     )

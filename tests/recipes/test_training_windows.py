@@ -11,8 +11,8 @@ import torch
 from recipes.table_policy.windows import ClipWindows, PictureWindows, executed_rows
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.engine.metadata import StateRow
-from strands_cosmos3.training.phrases import GOALS
-from strands_cosmos3.training.windows import POLICY
+from strands_cosmos3.training.windows import POLICY, Batch
+from strands_cosmos3.worlds.table.phrases import GOALS
 
 
 def _state():
@@ -124,8 +124,8 @@ def test_answers_are_the_labels_of_every_goal(demos, captions):
     own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
     windows = PictureWindows(demos, own, _state(), captions, batch=7, answers=True)
     chosen = np.random.default_rng([0, 0]).integers(len(windows), size=7)
-    np.testing.assert_array_equal(windows.batch(0).answers, np.clip(demos.labels[chosen], -3, 3))
-    assert PictureWindows(demos, own, _state(), captions, batch=7).batch(0).answers is None
+    np.testing.assert_array_equal(windows.batch(0).goal_rows, np.clip(demos.labels[chosen], -3, 3))
+    assert PictureWindows(demos, own, _state(), captions, batch=7).batch(0).__class__ is Batch
 
 
 def test_clips_answer_the_label_without_a_prefix_and_what_was_executed_after_one(demos, captions):

@@ -11,7 +11,7 @@ rate and camera.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.targets import tool_frame_in_ee
+from strands_cosmos3.datasets.arm_rows import ArmClip
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.observe.views import canvas_composite
@@ -39,11 +40,11 @@ from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.sim.scene import SEPARATION_M, Layout
 from strands_cosmos3.sim.scene_builder import nominal
-from strands_cosmos3.training.phrases import GOALS, plain
-from strands_cosmos3.training.randomized_scene import RandomStage
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.instruction import Verb
+from strands_cosmos3.worlds.table.phrases import GOALS, plain
+from strands_cosmos3.worlds.table.randomized_scene import RandomStage
 
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
@@ -53,6 +54,8 @@ _PREFIX_DRIFT = (0.0, 0.2, 0.5)  # of a prefix's rows, in the units below
 _DRIFT_M, _DRIFT_RAD = 0.007, 0.012
 _SETTLED_RAD_S = 0.03
 _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
+VALIDATION_SEED = 1_000_000
+_CLIPS_PER_EPISODE = 4
 CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
 EDGES_M = (0.030, 0.036, 0.043, 0.050)
@@ -132,6 +135,18 @@ class EpisodeRecord:
     # as labels, where the pictures have other looks, and the cubes other places
     looks_labels: NDArray[np.float32]
     looks_continued: NDArray[np.float32]  # as continued there
+
+    def clip(self, tick: int, rows: int) -> ArmClip:
+        """Return the clip that begins at a tick."""
+        goal, frames = int(self.goal[tick]), slice(tick, tick + rows + 1)
+        return ArmClip(
+            self.frames[frames],
+            self.T_base_cosmos[frames],
+            self.gripper_command[tick : tick + rows],
+            float(self.gripper_opening[tick]),
+            plain(goal),
+            plain((goal + 1) % len(GOALS)),
+        )
 
 
 class PerturbedExpert(Backend):
@@ -521,3 +536,54 @@ class EpisodeRecorder:
             *(rows.astype(np.float32), after.astype(np.float32), length.astype(np.int8)),
             *(part.astype(np.float32) for part in other),
         )
+
+
+def expert_clips(
+    clips: int,
+    rows: int,
+    tier: int,
+    seed: int = 0,
+    verbs: Collection[Verb] = tuple(Verb),
+    on_episode: Callable[[int, int], None] | None = None,
+) -> list[ArmClip]:
+    """Record the unperturbed expert on new tables and return some of its chunks, spread evenly.
+
+    Args:
+        clips: Number of clips; on average four per episode.
+        tier: Resolution tier of the pictures.
+        seed: Tables are drawn by ``VALIDATION_SEED + seed``, apart from those of demonstrations.
+        verbs: What the expert pursues.
+        on_episode: Called with the numbers of episodes recorded and in all.
+    """
+    config = DemoConfig(
+        tier,
+        goals=tuple(i for i, (verb, _) in enumerate(GOALS) if verb in verbs),
+        visual_randomization=0.1,
+        perturbed=0.0,
+        wandering=0.0,
+        distractors=0.0,
+        close=0.0,
+        edges_m=(0.04,),
+    )
+    episodes, recorded, episode = -(-clips // _CLIPS_PER_EPISODE), 0, 0
+    whole: list[ArmClip] = []
+    with DemoCollector(config) as collector:
+        while recorded < episodes:
+            record = collector.record(VALIDATION_SEED + seed, episode)
+            episode += 1
+            if record is not None and len(record.goal) > rows + 1:
+                whole += _undisturbed_clips(record, rows)
+                recorded += 1
+                if on_episode is not None:
+                    on_episode(recorded, episodes)
+    return [whole[i] for i in np.linspace(0, len(whole) - 1, clips).round().astype(int)]
+
+
+def _undisturbed_clips(record: EpisodeRecord, rows: int) -> list[ArmClip]:
+    """Return an episode's clips that pursue one goal and are not perturbed."""
+    return [
+        record.clip(tick, rows)
+        for tick in range(len(record.goal) - rows)
+        if not record.perturbed[tick : tick + rows].any()
+        and (record.goal[tick : tick + rows] == record.goal[tick]).all()
+    ]

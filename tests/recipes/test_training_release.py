@@ -12,11 +12,13 @@ import torch
 from helpers.training_data import CANVAS
 from recipes.table_policy.captions import caption
 from recipes.table_policy.predictions import predict_rows
+from recipes.table_policy.release import export, released_weights
 from recipes.table_policy.vae_trainer import encoder_of
 from recipes.table_policy.windows import PictureWindows, state_row_of
 from strands_cosmos3.actions.rotations import matrix_to_rot6d
 from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.datasets.arm_rows import state_columns
 from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
@@ -33,10 +35,9 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key
-from strands_cosmos3.training.phrases import TRAINED
-from strands_cosmos3.training.release import export, released_weights
-from strands_cosmos3.training.windows import state_columns, to_pixels
+from strands_cosmos3.training.windows import to_pixels
 from strands_cosmos3.types import Request
+from strands_cosmos3.worlds.table.phrases import TRAINED
 
 
 def ask(folder, request: Request, frame) -> torch.Tensor:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from recipes.table_policy.refit import refit_projections
+from recipes.table_policy.release import fresh_policy, policy_sizes
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.sequence import patchify
-from strands_cosmos3.training.release import fresh_policy, policy_sizes
 
 C = 6
 

@@ -24,6 +24,7 @@ from recipes.libero_policy.recipe import (
     write_start,
 )
 from recipes.pipeline import digest
+from recipes.vae_training import load_vae
 from strands_cosmos3.actions.controller_rows import decode_rows, encode_actions, normalize_actions
 from strands_cosmos3.cli import COMMANDS, _union
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter, Feature
@@ -31,9 +32,8 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training import libero_demos
 from strands_cosmos3.training.post import PostConfig, PostTraining
-from strands_cosmos3.training.release import load_vae
+from strands_cosmos3.worlds.libero import demonstrations as libero_demos
 from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side
 
 SENTENCES = (

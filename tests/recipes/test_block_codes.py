@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.muon import muon_and_adamw
 from recipes.table_policy.block_codes import BlockCodes, blocks
 from recipes.vae_training import VaeSizes, make_vae, train_only
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
@@ -81,7 +82,7 @@ def test_an_encoder_learns_the_codes(tmp_path):
         apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
         return apart, {"loss": apart.item()}
 
-    loop = Loop(vae, loss, TrainLoopConfig(60, 2e-3, 1, matrix_lr=0.02), tmp_path)
+    loop = Loop(vae, loss, TrainLoopConfig(60, 2e-3, 1), tmp_path, muon_and_adamw(0.02))
     seen: list[float] = []
     loop.run(on_step=lambda step, metrics: seen.append(metrics["loss"]))
     assert np.mean(seen[-6:]) < 0.5 * np.mean(seen[:2])

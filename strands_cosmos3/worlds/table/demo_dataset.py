@@ -8,18 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetWriter, VideoConfig
-from strands_cosmos3.datasets.spec import DONE, SUCCESS, DatasetSpec, Feature, arm_spec, camera_key
-from strands_cosmos3.training.demos import DemoConfig, EpisodeRecord
-from strands_cosmos3.training.phrases import GOALS, plain, sentence
-from strands_cosmos3.training.windows import (
+from strands_cosmos3.datasets.arm_rows import pose7, raw_rows
+from strands_cosmos3.datasets.spec import (
+    DONE,
     EXPERT,
     INSTRUCTIONS,
     LABELLED,
-    RAW_WIDTH,
-    ROWS,
-    pose7,
-    raw_rows,
+    SUCCESS,
+    DatasetSpec,
+    Feature,
+    arm_spec,
+    camera_key,
 )
+from strands_cosmos3.worlds.table.demonstrations import DemoConfig, EpisodeRecord
+from strands_cosmos3.worlds.table.phrases import GOALS, plain, sentence
 
 COMPOSITE, LOOKS = camera_key("composite"), camera_key("composite_looks")
 PERTURBED, GOAL = "perturbed", "goal"
@@ -35,17 +37,18 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
     """
     config = config or DemoConfig()
     robot, embodiment = config.spec, config.embodiment
+    rows, width = embodiment.chunk_rows("midtrain"), embodiment.action_space("midtrain").width
     names = [f"{verb}_{colour}" for verb, colour in GOALS]
     labels: dict[str, Any] = {
         "goals": [names[goal] for goal in config.labelled],
-        "rows": ROWS,
-        "width": RAW_WIDTH,
+        "rows": rows,
+        "width": width,
     }
     labels |= {"normalized": f"{embodiment.stats} quantiles"}
     if embodiment.rig is None:
         labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
     answers, lengths = (
-        Feature("float32", (len(config.labelled) * ROWS * RAW_WIDTH,), None, labels),
+        Feature("float32", (len(config.labelled) * rows * width,), None, labels),
         Feature("int64", (len(GOALS),)),
     )
     of_rig = {LOOKS_EXPERT: answers}

@@ -7,19 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recipes.table_policy.auxiliary_head import PARTS, AnsweringPolicy, without_answers
+from recipes.table_policy.auxiliary_head import (
+    PARTS,
+    LabelledBatch,
+    PolicyWithAuxiliaryHead,
+    without_auxiliary_head,
+)
+from recipes.table_policy.release import fresh_policy, policy_sizes
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
-from strands_cosmos3.training.release import fresh_policy, policy_sizes
 from strands_cosmos3.training.windows import Batch
 
 GOALS, WINDOWS = 3, 8
 
 
-def _policy(seed: int = 0) -> AnsweringPolicy:
+def _policy(seed: int = 0) -> PolicyWithAuxiliaryHead:
     config = TransformerConfig.from_dict(transformer_config(policy_sizes(64, 2, 16), "silu", 16))
-    return AnsweringPolicy(fresh_policy(config, seed), GOALS, seed)
+    return PolicyWithAuxiliaryHead(fresh_policy(config, seed), GOALS, seed)
 
 
 def _batch(latents: torch.Tensor) -> Batch:
@@ -27,7 +32,9 @@ def _batch(latents: torch.Tensor) -> Batch:
     rows = torch.randn(WINDOWS, 16, 10, generator=noise)
     answers = torch.randn(WINDOWS, GOALS, 16, 10, generator=noise)
     prompt = torch.zeros(WINDOWS, dtype=torch.long)
-    return Batch(latents, torch.zeros(WINDOWS, 10), rows, ((1, 2),), prompt, answers=answers)
+    return LabelledBatch(
+        latents, torch.zeros(WINDOWS, 10), rows, ((1, 2),), prompt, goal_rows=answers
+    )
 
 
 @pytest.fixture
@@ -35,14 +42,16 @@ def batch() -> Batch:
     return _batch(torch.randn(WINDOWS, 16, 1, 8, 9, generator=torch.Generator().manual_seed(2)))
 
 
-def _error(policy: AnsweringPolicy, batch: Batch, rank: int = 0, ranks: int = 1) -> torch.Tensor:
+def _error(
+    policy: PolicyWithAuxiliaryHead, batch: Batch, rank: int = 0, ranks: int = 1
+) -> torch.Tensor:
     flow_loss(policy, batch, FlowConfig(), torch.Generator().manual_seed(3))
-    return policy.answers_error(batch, rank, ranks)
+    return policy.auxiliary_error(batch, rank, ranks)
 
 
 def test_a_new_head_answers_zero_and_errs_by_the_mean_square_of_quarters(batch):
-    assert batch.answers is not None
-    quarters = batch.answers.reshape(WINDOWS, GOALS, PARTS, 4, 10).mean(3)
+    assert batch.goal_rows is not None
+    quarters = batch.goal_rows.reshape(WINDOWS, GOALS, PARTS, 4, 10).mean(3)
     assert _error(_policy(), batch).item() == pytest.approx(
         quarters.square().mean().item(), rel=1e-5
     )
@@ -69,7 +78,7 @@ def test_the_head_teaches_the_tokens_what_pictures_show(batch):
 
 def test_each_process_answers_its_own_windows(batch):
     policy = _policy()
-    torch.nn.init.normal_(policy.answers.outer.bias)
+    torch.nn.init.normal_(policy.auxiliary.outer.bias)
     whole = _error(policy, batch)
     halves = []
     for rank in (0, 1):
@@ -81,14 +90,14 @@ def test_each_process_answers_its_own_windows(batch):
         )
         own = replace(own, state=torch.zeros(WINDOWS // 2, 10))
         flow_loss(policy, own, FlowConfig(), torch.Generator().manual_seed(3))
-        halves.append(policy.answers_error(batch, rank, 2))
+        halves.append(policy.auxiliary_error(batch, rank, 2))
     assert sum(halves).item() / 2 == pytest.approx(whole.item(), rel=1e-4)
 
 
 def test_the_head_is_no_part_of_the_policy(batch):
     policy = _policy()
     plain = fresh_policy(policy.transformer.config)
-    assert without_answers(policy.state_dict()).keys() == plain.state_dict().keys()
+    assert without_auxiliary_head(policy.state_dict()).keys() == plain.state_dict().keys()
     losses = [
         flow_loss(p, batch, FlowConfig(), torch.Generator().manual_seed(3))[0].item()
         for p in (policy, plain)

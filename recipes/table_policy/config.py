@@ -55,7 +55,7 @@ class RunConfig:
     # often
     prefix_rows: int = 0
     # weight of the error of every goal's rows, read from a picture's tokens; 0: no such head
-    answers: float = 1.0
+    auxiliary: float = 1.0
     looks_from: int = 0  # step of the policy stage from which half of the pictures have other looks
     # of vectors and of what is at the ends of a network; matrices have 10 times as much, with Muon
     vae_lr: float = 2e-3

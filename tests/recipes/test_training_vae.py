@@ -14,11 +14,11 @@ from recipes.vae_training import (
     VaeSizes,
     convolve_flat,
     make_vae,
+    plain_state,
     train_only,
     weighted_error,
 )
 from strands_cosmos3.errors import TrainingError
-from strands_cosmos3.training.release import plain_state
 from strands_cosmos3.training.windows import to_pixels
 
 

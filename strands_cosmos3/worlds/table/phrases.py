@@ -7,7 +7,6 @@ Trained wordings combine verbs, names and endings; a few are written out. None c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import product
 from types import MappingProxyType
@@ -16,7 +15,6 @@ import numpy as np
 
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.evaluation.perturbations import PARAPHRASES
-from strands_cosmos3.language import Language
 from strands_cosmos3.worlds.table.instruction import COLOURS, Verb
 
 _REACH_VERBS = (
@@ -205,20 +203,6 @@ GOALS: tuple[tuple[Verb, str], ...] = tuple(
     (verb, colour) for verb in TRAINED for colour in COLOURS
 )
 """Goals of demonstrations, in the order of the labels' goal axis."""
-
-
-LANGUAGE = Language(
-    tuple(TRAINED),
-    COLOURS,
-    frozenset(
-        re.findall(
-            r"[a-z]+",
-            " ".join(template.replace("{}", "") for verb in TRAINED for template in TRAINED[verb]),
-        )
-    )
-    | frozenset(COLOURS),
-)
-"""What training shows a policy."""
 
 
 def sentence(

@@ -25,13 +25,13 @@ from recipes.table_policy import run as run_module
 from recipes.table_policy import vae_trainer as vae_stage
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import ColourGate
+from recipes.table_policy.config import RunConfig, tier_of
 from recipes.table_policy.run import TrainingRun
-from recipes.table_policy.run_config import RunConfig, tier_of
 from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
 from recipes.table_policy.train import STAGES
 from recipes.table_policy.train import main as train_main
 from recipes.table_policy.windows import executed_rows
-from recipes.vae_training import convolve_flat
+from recipes.vae_training import convolve_flat, load_vae
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.commands.train import plot_curves
@@ -44,11 +44,11 @@ from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
 from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.training import closed_loop, dynamics
+from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
 from strands_cosmos3.training.loop import Loop
 from strands_cosmos3.training.matching import FlowConfig, add_noise
 from strands_cosmos3.training.post import PostTraining
-from strands_cosmos3.training.release import load_policy, load_vae
 from strands_cosmos3.training.state import read_state
 from strands_cosmos3.training.windows import FORWARD, Batch, to_pixels
 
@@ -284,7 +284,7 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
         "video": TINY.video,
         "forward": TINY.joint_forward_weight,
     }
-    assert set().union(*draws) == {*weights, "answers", "loss"}
+    assert set().union(*draws) == {*weights, "auxiliary", "loss"}
     for seen in draws:
         seen = {name: float(value) for name, value in seen.items()}
         assert seen["loss"] == pytest.approx(

@@ -7,15 +7,18 @@ scale of oblong matrices. ``torch.optim.Muon`` takes no kernels of convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from strands_cosmos3.training.loop import Optimizers, TrainLoopConfig, adamw
 from strands_cosmos3.training.precision import fast_bfloat16
 
+_ENDS = re.compile(r"embed|proj_in|proj_out|^w_|gamma|^auxiliary")
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _MOMENTUM = 0.95
@@ -77,3 +80,18 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     return (x.mT if tall else x).to(matrix.dtype)
+
+
+def muon_and_adamw(lr: float, weight_decay: float = 0.0) -> Optimizers:
+    """Return what makes Muon for matrices and kernels between the ends of a network, with this rate
+    and decay, and AdamW for all others.
+    """
+
+    def optimizers(
+        trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
+    ) -> list[torch.optim.Optimizer]:
+        inner = [p for name, p in trained.items() if p.ndim > 1 and not _ENDS.search(name)]
+        rest = {name: p for name, p in trained.items() if p.ndim <= 1 or _ENDS.search(name)}
+        return [*adamw(rest, config), *([Muon(inner, lr, weight_decay)] if inner else [])]
+
+    return optimizers

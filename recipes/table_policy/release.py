@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
-from diffusers.utils import logging
 
+from recipes.table_policy.preview import save_preview
+from recipes.vae_training import plain_state, without_warnings
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
@@ -23,17 +23,16 @@ from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.engine.weight_files import sha256
-from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes, kept_dtype
+from strands_cosmos3.engine.weights import expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.language import Language
 from strands_cosmos3.resources import write_folder, write_json
-from strands_cosmos3.training.adapters import released_key
+from strands_cosmos3.training.adapters import released_key, replace_weights
+from strands_cosmos3.training.dynamics import DOMAIN
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.training.preview import save_preview
 from strands_cosmos3.training.windows import ROWS
 from strands_cosmos3.types import Mode
 
-DOMAIN = "droid_lerobot"
 REPLAN_ROWS = ROWS // 2
 """Replanning after half a chunk raises the success rate of picking from 3 in 4 to nearly all
 (figures in the model card).
@@ -97,32 +96,6 @@ def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:
     return policy
 
 
-def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
-    """The transformer of a checkpoint and the head of one domain, in float32, for training."""
-    device, dtype = torch.device("cpu"), torch.float32
-    head = checkpoint.load_action_head(domain, device, dtype)
-    return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
-
-
-def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
-    """The VAE of a checkpoint in float32, for training."""
-    with _silent():
-        return AutoencoderKLWan.from_pretrained(checkpoint.root / "vae", torch_dtype=torch.float32)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence diffusers, which keeps the ``latent_frames`` of a config and warns of them with
-    all their numbers.
-    """
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 def released_weights(
     policy: Mapping[str, torch.Tensor], config: TransformerConfig, domain: int
 ) -> dict[str, torch.Tensor]:
@@ -140,25 +113,6 @@ def released_weights(
             f"trained tensors {unknown} have no place in the released layout of this configuration."
         )
     return replace_weights(weights, policy, domain)
-
-
-def replace_weights(
-    weights: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor], domain: int
-) -> dict[str, torch.Tensor]:
-    """Released tensors with those of a :class:`TrainedPolicy`, which fill one domain's row of
-    the heads; dtypes stay.
-    """
-    out = dict(weights)
-    for name, tensor in policy.items():
-        if (key := released_key(name)) not in out:  # it is in another file of the checkpoint
-            continue
-        tensor = tensor.detach().to(out[key].dtype)
-        if name in HEAD_KEYS:
-            out[key] = out[key].clone()
-            out[key][domain] = tensor.reshape(-1)
-        else:
-            out[key] = tensor.reshape(out[key].shape).contiguous()
-    return out
 
 
 def export(
@@ -281,7 +235,7 @@ def _fill(
 
 def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
     """Write the VAE without the two-dimensional wrappers and without the path it was read from."""
-    with _silent():
+    with without_warnings():
         plain: Any = AutoencoderKLWan.from_config(
             {key: value for key, value in vae.config.items() if key != "_name_or_path"}
         )
@@ -289,18 +243,3 @@ def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
     for parameter in plain.parameters():
         parameter.data = parameter.data.to(dtype)
     plain.save_pretrained(folder)
-
-
-def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
-    """Weights of a VAE under diffusers' names, with or without the two-dimensional wrappers."""
-    with _silent():
-        names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
-    state = {}
-    for name, tensor in vae.state_dict().items():
-        bare = (
-            name
-            if name in names
-            else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
-        )
-        state[bare] = tensor.detach().float()
-    return state

@@ -16,10 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.training_data import EPISODES, TICKS
-from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
-from recipes.table_policy.unpack import unpack
-from recipes.table_policy.windows import executed_rows, undisturbed
+from helpers.training_data import DEMOS, EPISODES, recorded_episodes
 from strands_cosmos3.actions.decode import decode_pose_trajectory, encode_chunk
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.actions.stats import denormalize_chunk
@@ -34,19 +31,22 @@ from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, lay
-from strands_cosmos3.training import demos as demos_module
-from strands_cosmos3.training.demo_dataset import VIDEO, add_record, demo_spec
-from strands_cosmos3.training.demos import DemoCollector, DemoConfig
-from strands_cosmos3.training.dynamics import chunk_errors
-from strands_cosmos3.training.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
-from strands_cosmos3.training.randomized_scene import WRIST_JITTER_M, RandomStage
+from strands_cosmos3.training.dynamics import chunk_errors, control_rows
+from strands_cosmos3.worlds.table import demonstrations as demos_module
+from strands_cosmos3.worlds.table.demo_dataset import add_record
+from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
 from strands_cosmos3.worlds.table.instruction import Verb, parse_instruction
+from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
+from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomStage
+
+
+@pytest.fixture(scope="module")
+def records():
+    return recorded_episodes()
 
 
 def test_an_episode_follows_from_seed_and_number(records):
-    with DemoCollector(
-        DemoConfig(ticks=TICKS, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)
-    ) as collector:
+    with DemoCollector(DEMOS) as collector:
         again = collector.record(3, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
@@ -100,7 +100,7 @@ def test_poses_are_of_the_cosmos_frame(records):
     np.testing.assert_allclose(record.T_base_cosmos, expected, atol=1e-6)
 
 
-def test_undisturbed_rows_are_the_experts_labels(tmp_path):
+def test_undisturbed_rows_are_the_experts_labels():
     """What was measured and ordered after a tick is what the expert said there, in the model's
     scale.
 
@@ -109,15 +109,15 @@ def test_undisturbed_rows_are_the_experts_labels(tmp_path):
     with DemoCollector(
         DemoConfig(ticks=40, perturbed=0.0, wandering=0.0, label_every=2)
     ) as collector:
-        write_shard(shard_path(tmp_path, 0), pack([collector.record(3, 1)]))
-    demos = Demos.open(tmp_path)
-    ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
-    span = ticks[:, None] + np.arange(16)
-    calm = ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
-    ticks = ticks[calm]
-    which = np.searchsorted(demos.label_ticks, ticks)
-    labels = demos.labels[which, demos.goal[ticks]]
-    done = executed_rows(demos, ticks)
+        record = collector.record(3, 1)
+    rows = [
+        (index, record.clip(int(tick), 16))
+        for index, tick in enumerate(record.label_ticks)
+        if tick + 16 < len(record.goal)
+        and (record.goal[tick : tick + 16] == record.goal[tick]).all()
+    ]
+    labels = np.stack([record.labels[i, record.goal[record.label_ticks[i]]] for i, _ in rows])
+    done = control_rows([clip for _, clip in rows])["true"]
     cruising = np.abs(done[:, 0, :9] - labels[:, 0, :9]).max(1) < 0.1
     assert cruising.sum() >= 4
     labels, done = labels[cruising], done[cruising]
@@ -314,52 +314,21 @@ def test_other_layouts_leave_what_is_at_the_hand(height_m):
     assert (min(nearest) >= 0.09) == (height_m < 0.1)
 
 
-def test_fingers_move_after_they_are_told(demos):
+def test_fingers_move_after_they_are_told(records):
     """The order beside a tick is for the row that follows it, not for the one that led there."""
-    closes = np.flatnonzero(np.diff(demos.gripper_opening) < -0.05)
-    closes = closes[closes + 1 <= demos.last[closes]]
-    assert len(closes) >= 2
-    assert (demos.gripper_command[closes] < 0.5).all()
+    commands = [
+        record.gripper_command[:-1][np.diff(record.gripper_opening) < -0.05] for record in records
+    ]
+    assert len(np.concatenate(commands)) >= 2
+    assert (np.concatenate(commands) < 0.5).all()
 
 
-def test_several_shards_read_as_one(records, demos, tmp_path):
-    for i, record in enumerate(records):
-        write_shard(shard_path(tmp_path, i), pack([record]))
-    several = Demos.open(tmp_path)
-    for name in ("goal", "last", "label_ticks", "labels"):
-        np.testing.assert_array_equal(getattr(several, name), getattr(demos, name), err_msg=name)
-    np.testing.assert_array_equal(
-        several.frames(range(len(demos))), demos.frames(range(len(demos)))
-    )
-
-
-def test_last_is_the_last_tick_of_the_episode(records, demos):
-    lengths = [len(record.goal) for record in records]
-    np.testing.assert_array_equal(demos.last, np.repeat(np.cumsum(lengths) - 1, lengths))
-
-
-def test_a_chunk_with_one_perturbed_row_or_another_goal_is_disturbed(demos):
-    perturbed, goal = np.zeros(len(demos), bool), np.zeros(len(demos), np.int8)
-    perturbed[5], goal[30:] = True, 1
-    changed = replace(demos, perturbed=perturbed, goal=goal)
-    expected = [False] * 6 + [True] * 9 + [False] * 3  # a chunk has 16 rows
-    assert undisturbed(changed, np.arange(18)).tolist() == expected
-
-
-def test_executed_rows_decode_to_the_measured_poses(demos):
-    ticks = np.array([0, 4])
-    for tick, rows in zip(ticks, executed_rows(demos, ticks), strict=True):
-        poses = demos.T_base_cosmos[tick : tick + 17]
-        np.testing.assert_allclose(
-            rows, encode_chunk(poses, demos.gripper_command[tick : tick + 16], "droid"), atol=1e-5
-        )
-
-
-def test_goals_differ_in_their_labels(demos):
+def test_goals_differ_in_their_labels(records):
     """From one picture, three colours: the language must matter. (Reach and pick part only
     beside the cube.)
     """
-    apart = np.abs(demos.labels[:, :, None] - demos.labels[:, None]).max((0, 3, 4))
+    labels = records[0].labels
+    apart = np.abs(labels[:, :, None] - labels[:, None]).max((0, 3, 4))
     colours = np.array([colour for _, colour in GOALS])
     assert (apart[colours[:, None] != colours] > 0.1).all()
 
@@ -396,39 +365,6 @@ def test_every_word_of_a_held_out_wording_is_trained_in_other_sentences():
         trained = set().union(*map(words, TRAINED[verb]))
         for wording in (*PARAPHRASES[verb], *VALIDATION[verb]):
             assert words(wording) <= trained, wording
-
-
-@pytest.mark.parametrize("prefix_rows", [0, 8])
-def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
-    """With the labels after action prefixes where they are asked for."""
-    from strands_cosmos3.datasets import DatasetWriter
-
-    spec = demo_spec((128, 160), DemoConfig(prefix_rows=prefix_rows))
-    with DatasetWriter(tmp_path / "set", spec, commit_every=2, video=VIDEO) as writer:
-        for i, record in enumerate(records):
-            add_record(writer, record, 3, i)
-    unpack(tmp_path / "set", tmp_path / "shards")
-    back = Demos.open(tmp_path / "shards")
-    for name in ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed"):
-        there = np.concatenate([getattr(record, name) for record in records])
-        np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
-    continued, other = (
-        ("continued", "looks_continued") if prefix_rows else ("labels", "looks_labels")
-    )
-    there = {
-        "labels": "labels",
-        "looks_labels": "looks_labels",
-        "continued": continued,
-        "looks_continued": other,
-    }
-    for name, recorded in there.items():
-        expected = np.concatenate([getattr(record, recorded) for record in records])
-        np.testing.assert_allclose(getattr(back, name), expected, atol=1e-6, err_msg=name)
-    assert back.prefix_rows.max() == prefix_rows
-    off = back.frames(range(len(back))).astype(int) - np.concatenate(
-        [record.frames for record in records]
-    )
-    assert np.abs(off).mean() < 2.0
 
 
 @pytest.fixture
@@ -559,35 +495,16 @@ def test_a_part_that_was_interrupted_is_recorded_again(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         add_record(writer, record, seed, episode)
 
-    monkeypatch.setattr("strands_cosmos3.training.demo_dataset.add_record", killed)
+    monkeypatch.setattr("strands_cosmos3.worlds.table.demo_dataset.add_record", killed)
     options = DemosCommand(tmp_path / "demos", episodes=2)
     with pytest.raises(KeyboardInterrupt):
         record_part(options, tmp_path / "000000", 0)
     assert not (tmp_path / "000000").exists()
-    monkeypatch.setattr("strands_cosmos3.training.demo_dataset.add_record", add_record)
+    monkeypatch.setattr("strands_cosmos3.worlds.table.demo_dataset.add_record", add_record)
     for _ in range(2):  # the second time it is there
         record_part(options, tmp_path / "000000", 0)
     with Dataset(tmp_path / "000000") as dataset:
         assert len(dataset) == 2
-
-
-def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
-    from strands_cosmos3.datasets import DatasetWriter
-
-    for name, which in (("one", 0), ("two", 1)):  # of the same length
-        with DatasetWriter(
-            tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO
-        ) as writer:
-            add_record(writer, records[which], 3, which)
-    unpack(tmp_path / "one", tmp_path / "shards")
-    unpack(tmp_path / "one", tmp_path / "shards")
-    with pytest.raises(ConfigError, match=r"of another dataset.*path .*one \(now .*two\)"):
-        unpack(tmp_path / "two", tmp_path / "shards")
-    (tmp_path / "shards/dataset.json").unlink()  # as an older version leaves it
-    with pytest.raises(ConfigError, match="was not unpacked from"):
-        unpack(tmp_path / "two", tmp_path / "shards")
-    unpack(tmp_path / "one", tmp_path / "shards")
-    assert (tmp_path / "shards/dataset.json").exists()
 
 
 @pytest.mark.slow
