@@ -353,6 +353,11 @@ class DemoCollector:
     def request(self, observation: Observation) -> Request:
         """Return a policy's request; the caller replaces its instruction."""
         q = self._configuration(observation.q_rad)
+        T_base_cosmos = (
+            self._T_base_world
+            @ self._bridge.ee_pose(q)
+            @ tool_frame_in_ee(self._embodiment.tool_frame, self._bridge, q)
+        )
         return Request(
             embodiment=self._embodiment,
             action_space=self._embodiment.action_space("midtrain"),
@@ -360,9 +365,7 @@ class DemoCollector:
             n_rows=self._embodiment.chunk_rows("midtrain"),
             q_rad=observation.q_rad,
             gripper=observation.gripper,
-            T_base_cosmos=self._T_base_world
-            @ self._bridge.ee_pose(q)
-            @ tool_frame_in_ee(self._embodiment.tool_frame, self._bridge, q),
+            limb_poses={self.config.spec.limb().name: T_base_cosmos},
             privileged=observation.privileged,
         )
 
