@@ -13,12 +13,11 @@ from strands_cosmos3 import language as language_module
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import InstructionError, LayoutError
-from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.language import Language
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.worlds.table.instruction import Verb, normalize, parse_instruction
-from strands_cosmos3.worlds.table.phrases import TRAINED, VALIDATION
+from strands_cosmos3.worlds.table.phrases import PARAPHRASES, TRAINED, VALIDATION
 
 with (Path(__file__).parent / "data" / "sentences.tsv").open(encoding="utf-8") as table:
     SENTENCES = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))

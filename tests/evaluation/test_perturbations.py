@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.evaluation.perturbations import PARAPHRASES, Perturbation, parse_conditions
+from strands_cosmos3.evaluation.perturbations import Perturbation, parse_conditions
 from strands_cosmos3.evaluation.plan import episode_seed, goal_instruction, make_plan
 from strands_cosmos3.worlds.table.instruction import COLOURS, TEMPLATES, Verb, parse_instruction
+from strands_cosmos3.worlds.table.phrases import PARAPHRASES
 
 TASKS = ("reach", "pick", "place", "stack")
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
+from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig, EpisodeRecord

@@ -25,7 +25,6 @@ from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
-from strands_cosmos3.evaluation.perturbations import PARAPHRASES
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.sim.appearance import Appearance
@@ -36,7 +35,14 @@ from strands_cosmos3.worlds.table import demonstrations as demos_module
 from strands_cosmos3.worlds.table.demo_dataset import add_record
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
 from strands_cosmos3.worlds.table.instruction import Verb, parse_instruction
-from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
+from strands_cosmos3.worlds.table.phrases import (
+    GOALS,
+    PARAPHRASES,
+    TRAINED,
+    VALIDATION,
+    plain,
+    sentence,
+)
 from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomStage
 
 
