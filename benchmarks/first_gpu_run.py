@@ -66,9 +66,7 @@ def latency(
     if options["device"].startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    with Cosmos3Policy(
-        "droid", "panda", model=model, engine_options=ways, seed=0, **options
-    ) as policy:
+    with Cosmos3Policy("droid", "panda", model=model, options=ways, seed=0, **options) as policy:
         figures: dict[str, Any] = {"load_s": time.perf_counter() - start}
         runs = []
         for _ in range(repeats + 2):

@@ -39,7 +39,7 @@ def run(repeats: int = 9, threads: int = 1) -> dict[str, Any]:
     options: dict[str, Any] = {"device": "cpu", "seed": 0}
     with (
         Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy,
-        Cosmos3Policy("droid", "panda", policy_frames=1, **options) as quick,
+        Cosmos3Policy("droid", "panda", options={"policy_frames": 1}, **options) as quick,
     ):
         report.progress("the bundled policy with and without a film")
         film = _film(policy, repeats)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache, wraps
 from numbers import Real
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -330,6 +330,8 @@ def _annotations(owner: Any) -> dict[str, Any]:
 
 def _is(value: object, kind: Any) -> bool:
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _is(value, args[0])
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in args)
     if origin is Literal:

@@ -4,14 +4,14 @@ file selects one.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
 import time
 import traceback
-import warnings
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -21,11 +21,11 @@ from strands_cosmos3.extras import needed_by, require_extras
 from strands_cosmos3.parallel.rank import exit_rank
 
 COMMANDS = {
-    "rollout": ("rollout", "Rollout"),
-    "view": ("view", "View"),
-    "infer": ("infer", "Infer"),
-    "serve": ("serve", "Serve"),
-    "evaluate": ("evaluate", "Evaluate"),
+    "rollout": ("rollout", "RolloutCommand"),
+    "view": ("view", "ViewCommand"),
+    "infer": ("infer", "InferCommand"),
+    "serve": ("serve", "ServeCommand"),
+    "evaluate": ("evaluate", "EvaluateCommand"),
     "demos": ("demos", "Demos"),
     "train": ("train", "Train"),
     "robot": ("robot", "RobotModels"),
@@ -52,20 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
     """
-    import tyro
-
     arguments = sys.argv[1:] if argv is None else argv
     if arguments in (["--version"], ["-V"]):
         print(__version__)
         return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
-    _print_help(arguments)
-    arguments = _with_new_flags(arguments)
     try:
-        command: Any = tyro.cli(
-            _union(arguments), prog="strands-cosmos3", description=_DESCRIPTION, args=arguments
-        )
+        command = _parsed(arguments)
         with (
             redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(),
             needed_by("this command"),
@@ -116,62 +110,40 @@ def _is_other_rank() -> bool:
     return _launched() and os.environ.get("RANK", "0") != "0"
 
 
-def _union(arguments: list[str]) -> Any:
-    """Return the subcommands as a tyro union, with only the selected one's module loaded."""
+def _parsed(arguments: list[str]) -> Any:
+    """Return the command that a command line describes; only its own module is loaded."""
     import tyro
 
-    named = [argument for argument in arguments if argument in COMMANDS]
-    chosen = {named[0]: COMMANDS[named[0]]} if named else COMMANDS
+    from strands_cosmos3.commands.flags import registry
+
+    settings: dict[str, Any] = {
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "prog": "strands-cosmos3",
+        "registry": registry,
+    }
+    name = arguments[0] if arguments else ""
+    if name in COMMANDS:
+        kind, rest = _kind(name), arguments[1:]
+        default = {"default": kind.default(rest)} if hasattr(kind, "default") else {}
+        settings["prog"] += f" {name}"
+        return tyro.cli(kind, args=rest, **default, **settings)
     union: Any = None
-    for name, (module, cls) in chosen.items():
-        kind = getattr(import_module(f"strands_cosmos3.commands.{module}"), cls)
-        member = Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
+    for name in COMMANDS:
+        kind = _kind(name)
+        summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+        member = Annotated[kind, tyro.conf.subcommand(name, prefix_name=False, description=summary)]
         union = member if union is None else union | member
-    if named:  # a union of one member would lose the subcommand's name
-        union = union | Annotated[_Nothing, tyro.conf.subcommand("help", prefix_name=False)]
-    return union
+    return tyro.cli(union, description=_DESCRIPTION, args=arguments, **settings)
 
 
-def _print_help(arguments: list[str]) -> None:
-    """Print the help that a command line asks for and exit, or do nothing."""
-    if not {"-h", "--help"} & set(arguments):
-        return
-    from strands_cosmos3.commands.help import print_commands, print_options
-
-    def kind_of(name: str) -> type:
-        module, kind = COMMANDS[name]
-        return getattr(import_module(f"strands_cosmos3.commands.{module}"), kind)
-
-    if arguments[0] in COMMANDS:
-        print_options(arguments[0], kind_of(arguments[0]))
-    else:
-        print_commands({name: kind_of(name) for name in COMMANDS}, _DESCRIPTION)
-    raise SystemExit(0)
-
-
-def _with_new_flags(arguments: list[str]) -> list[str]:
-    """Replace flags of 0.1 that a command has renamed, with a warning. Remove in 0.3."""
-    chosen = next((COMMANDS[argument] for argument in arguments if argument in COMMANDS), None)
-    if chosen is None:
-        return arguments
-    command = getattr(import_module(f"strands_cosmos3.commands.{chosen[0]}"), chosen[1])
-    renamed: dict[str, str] = vars(command).get("RENAMED_FLAGS", {})
-    replaced = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        if flag in renamed:
-            print(f"strands-cosmos3: {flag} is deprecated; use {renamed[flag]}.", file=sys.stderr)
-            warnings.warn(
-                f"{flag} is renamed to {renamed[flag]}.", DeprecationWarning, stacklevel=2
-            )
-        replaced.append(f"{renamed.get(flag, flag)}{equals}{value}")
-    return replaced
+def _kind(name: str) -> Any:
+    """Return the class of a command."""
+    module, kind = COMMANDS[name]
+    return getattr(import_module(f"strands_cosmos3.commands.{module}"), kind)
 
 
 def _with_environment(command: Any) -> Any:
     """Return the command with unset fields filled from the environment variables that they name."""
-    if not is_dataclass(command) or isinstance(command, type):
-        return command
     named = {
         f.name: os.environ.get(f.metadata["environment"])
         for f in fields(command)
@@ -187,11 +159,6 @@ def _with_environment(command: Any) -> Any:
 
 def _name_of(command: Any) -> str:
     return next(name for name, (_, kind) in COMMANDS.items() if kind == type(command).__name__)
-
-
-@dataclass
-class _Nothing:
-    """Show this help."""
 
 
 if __name__ == "__main__":

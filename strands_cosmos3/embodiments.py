@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import finite_array, instance_of, typed_fields, whole_number
 from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
+from strands_cosmos3.options import MODEL_BACKENDS, option
 from strands_cosmos3.tables import from_table, read_toml
 
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
@@ -171,22 +172,24 @@ class Sampling:
     """Settings of the denoising sampler. None means unset; :meth:`over` takes unset fields from a
     preset.
 
-    Args:
-        num_steps: Denoising steps.
-        guidance_scale: g in ``v = u + g (c - u)`` (classifier-free guidance); 1 skips the
-            unconditional pass.
-        flow_shift: Shift of the flow-matching noise schedule.
-        guidance_interval: Bounds (lo, hi) of the timesteps with guidance, lo < t < hi; None means
-            all timesteps.
-
     Raises:
         InputError: ``num_steps`` is below 1, or a field has another type.
     """
 
-    num_steps: int | None = None
-    guidance_scale: float | None = None
-    flow_shift: float | None = None
-    guidance_interval: tuple[float, float] | None = None
+    num_steps: int | None = option(None, *MODEL_BACKENDS, "service")
+    """Denoising steps; None: the checkpoint's preset. A policy server takes them with
+    --dialect vllm-omni only.
+    """
+    guidance_scale: float | None = option(None, *MODEL_BACKENDS)
+    """g in v = u + g (c - u), classifier-free guidance; 1 skips the unconditional pass. None: the
+    checkpoint's preset.
+    """
+    flow_shift: float | None = option(None, *MODEL_BACKENDS)
+    """Shift of the flow-matching noise schedule; None: the checkpoint's preset."""
+    guidance_interval: tuple[float, float] | None = option(None, *MODEL_BACKENDS)
+    """Bounds lo, hi of the timesteps with guidance, lo < t < hi, of 1000; None: the checkpoint's
+    preset, else all timesteps.
+    """
 
     def __post_init__(self) -> None:
         typed_fields(self)

@@ -110,7 +110,7 @@ def test_it_predicts_a_video_where_one_is_wanted(options, clip_frames, frames, m
         return asked[-1]
 
     monkeypatch.setattr(Cosmos3PolicyProcessor, "preprocess", spy)
-    with Cosmos3Policy(embodiment="droid", robot="panda", **options) as policy:
+    with Cosmos3Policy(embodiment="droid", robot="panda", options=options) as policy:
         Robot().run_policy(instruction="reach the red cube", policy=policy, duration=0.1)
         video = policy.last_rollout["video"]
     assert (None if video is None else len(video)) == frames

@@ -59,7 +59,7 @@ def test_output_that_cannot_be_written_is_no_success(run):
     assert run("-c", code.format(3))[0] == 3
 
 
-REFUSED = ["infer", "--checkpoint", "x", "--tp", "2", "--prompt", "p"]
+REFUSED = ["infer", "--model", "x", "--tp", "2", "--prompt", "p"]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_model_judge_and_expert_read_the_same_sentence():
 def test_get_actions_and_run_policy_refuse_before_anything_moves():
     robot, config = (
         Robot(),
-        {"backend": "native", "model": str(embedded_checkpoint()), "policy_frames": 1},
+        {"backend": "native", "model": str(embedded_checkpoint()), "options": {"policy_frames": 1}},
     )
     before = robot.data.qpos.copy()
     with pytest.raises(InstructionError, match="negates"):

@@ -31,7 +31,9 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.embodiments import get_embodiment, raw_embodiment
 from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.options import options_of
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.resample import resample, resample_rows
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_panda
@@ -171,15 +173,9 @@ POLICIES = [
             "prompt": "",
             "seed": 0,
             "actions_per_step": 8,
-            "chunk_rows": 16,
-            "arm_model": None,
-            "limits": FER,
             "transport": "raw",
-            "cameras": None,
-            "observed_gripper": "fraction",
-            "commanded_gripper": "fraction",
-            "servo_lead": True,
             "decode_video": False,
+            "options": {},
         },
         {"backend": "scripted"},
     ),
@@ -193,18 +189,22 @@ POLICIES = [
             "guidance_interval": None,
             "device": None,
             "dtype": None,
-            "engine_options": None,
-            "composition": None,
-            "policy_frames": None,
             "host": None,
             "port": None,
             "api_key": None,
             "client": None,
-            "dialect": None,
-            "parallel": None,
         },
         {"robot": "panda"},
         name="Cosmos3Policy of a backend",
+    ),
+    *(
+        Call(
+            lambda **options: Cosmos3Policy("droid", "panda", "scripted", options=options),
+            {name: option.default},
+            name=f"Cosmos3Policy with the option {name}",
+        )
+        for name, option in options_of(PolicyOptions).items()
+        if name != "client"  # whatever answers as one
     ),
     Call(
         Cosmos3Policy.preflight,

@@ -77,8 +77,8 @@ COMMANDS = {
             "--films": ["-1", "x"],
             "--clips": ["-1", "x", "3"],
             "--num-gpus": ["-1", "x", "3"],
-            "--tp-size": ["0", "x", "3"],
-            "--cfg-size": ["0", "3"],
+            "--tp": ["0", "x", "3"],
+            "--cfg": ["0", "3"],
             "--total-shard": ["0", "x"],
             "--config": ["nothing.toml", "{file}", "{folder}"],
             "--out": PLACES[:3],
@@ -139,7 +139,7 @@ COMMANDS = {
         },
     ),
     "infer": (
-        ["--checkpoint", "nothing", "--image", "{file}", "--out", "{out}", "--prompt", "reach"],
+        ["--model", "nothing", "--image", "{file}", "--out", "{out}", "--prompt", "reach"],
         {
             "--seed": SEEDS,
             "--out": PLACES,
@@ -147,7 +147,7 @@ COMMANDS = {
             "--mode": CHOICE,
             "--action-file": ["nothing", "{file}", "{folder}"],
             "--condition-frames": ["x", ""],
-            "--steps": ["x", "nan"],
+            "--num-steps": ["x", "nan"],
             "--tp": ["0", "x"],
             "--cfg": ["3"],
         },

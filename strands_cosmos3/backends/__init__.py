@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo, adapted
-from strands_cosmos3.backends.options import InferenceOptions, require_backend
+from strands_cosmos3.backends.options import BackendOptions, ServiceOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
+from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
 
-BACKENDS = ("scripted", "replay", "native", "distributed", "diffusers", "service")
-"""Names of all backends."""
 _WITHOUT_MODEL = ("scripted", "service")
 _INPUTS = {
     "scripted": BackendInfo(name="scripted", needs_privileged=True, requires_images=False),
@@ -28,51 +26,22 @@ def required_inputs(backend: Any) -> BackendInfo:
     return adapted(backend).info
 
 
-@dataclass(frozen=True)
-class ServiceOptions:
-    """Address of the server for ``service``. See
-    :class:`~strands_cosmos3.serving.client.ClientConfig`.
-
-    Args:
-        host: None is localhost.
-        port: None is 8000.
-        api_key: The server's token, or None.
-        client: A :class:`~strands_cosmos3.serving.client.PolicyClient` (``HttpPolicyClient`` for
-            ``libero``), instead of the three above.
-        dialect: ``robolab`` (None), ``openpi``, ``vllm-omni`` or ``roboarena``; ``libero`` is
-            NVIDIA's LIBERO server (HTTP).
-    """
-
-    host: str | None = None
-    port: int | None = None
-    api_key: str | None = field(default=None, repr=False)
-    client: Any = None
-    dialect: str | None = None
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The options that were given."""
-        return tuple(name for name, value in vars(self).items() if value is not None)
-
-
 def make_backend(
     backend: str | Backend | None,
     model: Any = None,
-    options: InferenceOptions | None = None,
+    options: BackendOptions | None = None,
     action_space: str | None = None,
-    service: ServiceOptions | None = None,
 ) -> Backend:
     """Return a backend by name, or the given one.
 
     Args:
-        backend: A name from :data:`BACKENDS`, or a :class:`Backend`; other objects with its members
-            are adapted. None is ``native`` with a model (``distributed`` if the options have
-            ``parallel``), ``service`` with one of its options.
+        backend: A name from :data:`~strands_cosmos3.options.BACKENDS`, or a :class:`Backend`; other
+            objects with its members are adapted. None is ``native`` with a model (``distributed``
+            on several ranks), ``service`` with one of its options.
         model: For ``replay``, a path, a ``Recording`` or a ``LimbRecording``; for ``native``,
             ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository.
-        options: How to load and sample a model.
+        options: Options of the backend; those of another one are refused.
         action_space: Action space of a model whose checkpoint does not state it.
-        service: Address of the server, for ``service``.
 
     Raises:
         ConfigError: No backend was chosen, an option belongs to another one, or the object is no
@@ -80,10 +49,10 @@ def make_backend(
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
-    service = service or ServiceOptions()
+    options = options or BackendOptions()
     if backend is None and isinstance(model, str | Path):
-        backend = "native" if options is None or options.parallel is None else "distributed"
-    if backend is None and service.given:
+        backend = "native" if options.parallel.world_size == 1 else "distributed"
+    if backend is None and changed_options(options.service):
         backend = "service"
     if backend is None:
         raise ConfigError(
@@ -92,33 +61,20 @@ def make_backend(
         )
     made = None if isinstance(backend, str) else adapted(backend)
     name = backend if isinstance(backend, str) else type(backend).__name__
-    if options is not None:
-        own = {
-            **options.engine.given,
-            "composition": options.composition,
-            "parallel": options.parallel,
-        }
-        require_backend(name, own)
-    require_backend(name, vars(service))
+    if made is None and name not in BACKENDS:
+        raise UnknownNameError("backend", name, BACKENDS)
+    require_heeded(name, options)
     if model is not None and name in _WITHOUT_MODEL:
         raise ConfigError(
             f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of "
             "them out: a model alone is "
             "run by 'native'."
         )
-    return (
-        _by_name(name, model, options or InferenceOptions(), action_space, service)
-        if made is None
-        else made
-    )
+    return _by_name(name, model, options, action_space) if made is None else made
 
 
 def _by_name(
-    backend: str,
-    model: Any,
-    options: InferenceOptions,
-    action_space: str | None,
-    service: ServiceOptions,
+    backend: str, model: Any, options: BackendOptions, action_space: str | None
 ) -> Backend:
     if backend == "scripted":
         from strands_cosmos3.worlds.table.expert import ScriptedBackend
@@ -141,9 +97,7 @@ def _by_name(
             model if isinstance(model, Recording | LimbRecording) else recording_at(model)
         )
     if backend == "service":
-        return _make_service(service, action_space, options.num_steps)
-    if backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
+        return _make_service(options.service, action_space, options.sampling.num_steps)
     if model is None:
         raise ConfigError(
             f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository "
@@ -192,7 +146,7 @@ def _make_service(
 
 
 def _model_backend(
-    name: str, model: Any, options: InferenceOptions | None, action_space: str | None
+    name: str, model: Any, options: BackendOptions, action_space: str | None
 ) -> Backend:
     try:
         if name == "native":

@@ -21,7 +21,7 @@ from PIL import Image
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype
@@ -43,8 +43,8 @@ class DiffusersBackend(Backend):
             installed.
     """
 
-    def __init__(self, model: str | Path, options: InferenceOptions | None = None):
-        self._options = options or InferenceOptions()
+    def __init__(self, model: str | Path, options: BackendOptions | None = None):
+        self._options = options or BackendOptions()
         root = locate(as_path(model, "diffusers"))
         checkpoint = Checkpoint.open(root)
         checkpoint.require_released("diffusers' pipeline")
@@ -61,11 +61,13 @@ class DiffusersBackend(Backend):
             model_sha256=checkpoint.digest,
         )
         self._tier = (
-            self._options.image_size or checkpoint.metadata.get("resolution_tier") or DEFAULT_TIER
+            self._options.sampling.image_size
+            or checkpoint.metadata.get("resolution_tier")
+            or DEFAULT_TIER
         )
         self._input = ModelInput(checkpoint, self._options)
-        self._device = resolve_device(self._options)
-        dtype = choose_dtype(self._options.dtype, self._device, checkpoint.config)
+        self._device = resolve_device(self._options.engine)
+        dtype = choose_dtype(self._options.engine.dtype, self._device, checkpoint.config)
         self._pipe: Any = _load(root, dtype).to(self._device)
 
     def infer(self, request: Request) -> ActionChunk:
@@ -99,7 +101,7 @@ class DiffusersBackend(Backend):
             seed=request.seed,
             timing={"total_ms": (time.perf_counter() - started) * 1e3},
             video=_pictures(out.video)[: request.decode_frames]
-            if self._options.decode_video
+            if self._options.engine.decode_video
             else None,
             quantiles=self._input.quantiles(request),
         )
@@ -136,7 +138,7 @@ class DiffusersBackend(Backend):
             num_inference_steps=sampling.num_steps,
             guidance_scale=sampling.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
-            output_type="np" if self._options.decode_video else "latent",
+            output_type="np" if self._options.engine.decode_video else "latent",
         )
 
     def close(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from strands_cosmos3.backends.model_input import as_path, resolve_device
 from strands_cosmos3.backends.native import EngineBackend
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import RankTimeouts
@@ -33,17 +34,17 @@ class DistributedBackend(EngineBackend):
     def __init__(
         self,
         model: str | Path,
-        options: InferenceOptions | None = None,
+        options: BackendOptions | None = None,
         action_space: str | None = None,
         timeouts: RankTimeouts | None = None,
         replica: tuple[int, int] = (0, 1),
     ):
-        options = options or InferenceOptions()
-        parallel = options.parallel or ParallelConfig()
-        device = resolve_device(options)
+        options = options or BackendOptions()
+        parallel = options.parallel
+        device = resolve_device(options.engine)
         if ":" in str(device):
             raise ConfigError(
-                f"device {options.device!r} is one GPU; ranks take one each: use device='cuda', "
+                f"device {options.engine.device!r} is one GPU; ranks take one each: use device='cuda', "
                 "or 'cpu'."
             )
         _check_gpus(device.type, parallel)
@@ -54,13 +55,10 @@ class DistributedBackend(EngineBackend):
             else None
         )
         rank = RankOptions(
-            device.type,
-            options.dtype,
-            options.decode_video,
+            replace(options.engine, device=device.type),
             action_space,
             threads,
             first_gpu=number * parallel.world_size,
-            engine=options.engine,
         )
         engine = RankGroupEngine.from_pretrained(
             as_path(model, "distributed"), parallel, rank, timeouts
@@ -71,7 +69,7 @@ class DistributedBackend(EngineBackend):
 def replicas(
     count: int,
     model: str | Path,
-    options: InferenceOptions | None = None,
+    options: BackendOptions | None = None,
     action_space: str | None = None,
     timeouts: RankTimeouts | None = None,
 ) -> list[DistributedBackend]:

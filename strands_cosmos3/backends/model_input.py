@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import BackendOptions, SamplingOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views, read_clip
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.processor import (
     DEFAULT_TIER,
     Cosmos3PolicyProcessor,
@@ -27,7 +28,7 @@ from strands_cosmos3.observe.views import compose_for_tier
 from strands_cosmos3.types import Mode, Request
 
 
-def resolve_device(options: InferenceOptions) -> torch.device:
+def resolve_device(options: EngineOptions) -> torch.device:
     """Return the device: CUDA if torch sees a GPU, else the CPU; the option wins."""
     return torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
@@ -43,9 +44,9 @@ class ModelInput:
         StatisticsError: The checkpoint's own statistics cannot be read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: InferenceOptions):
+    def __init__(self, checkpoint: Checkpoint, options: BackendOptions):
         self._checkpoint = checkpoint
-        self._options = options
+        self._options, self._sampling = options, options.sampling
         self._stats = checkpoint.action_stats()
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
@@ -60,7 +61,7 @@ class ModelInput:
             InstructionError: A checkpoint that declares its language does not understand the
                 instruction.
         """
-        require_contract(self._checkpoint, request, self._options)
+        require_contract(self._checkpoint, request, self._sampling)
         raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
         raw["images"] = self._frames(request, backend)
         textless = (
@@ -106,11 +107,11 @@ class ModelInput:
         """Return the composite of a rig's views as the checkpoint, or the option, wants it, no
         larger than the canvas.
         """
-        composition = self._options.composition or self._checkpoint.composition
+        composition = self._sampling.composition or self._checkpoint.composition
         if composition != "letterbox":
             return compose_views(views, rig, composition)
         tier = (
-            self._options.image_size
+            self._sampling.image_size
             or self._checkpoint.metadata.get("resolution_tier")
             or DEFAULT_TIER
         )
@@ -145,7 +146,7 @@ class ModelInput:
         """Return how to sample for a request; ``own``: as the checkpoint records, whatever the
         options.
         """
-        given = Sampling() if own else self._options
+        given = Sampling() if own else self._sampling
         return self._checkpoint.resolve_sampling(
             request.embodiment, request.action_space.name, given, request.mode
         )
@@ -153,10 +154,10 @@ class ModelInput:
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
-            frames = self._options.policy_frames
+            frames = self._sampling.policy_frames
             if (
                 frames is None
-                and self._options.decode_video
+                and self._options.engine.decode_video
                 and not self._checkpoint.future_from_actions
             ):
                 frames = max(self._checkpoint.policy_frames, default=None)
@@ -165,9 +166,9 @@ class ModelInput:
                 domain_name=request.embodiment.name,
                 action_space=request.action_space.name,
                 action_chunk_size=request.n_rows,
-                image_size=self._options.image_size,
-                prompt_format=self._options.prompt_format,
-                composition=self._options.composition,
+                image_size=self._sampling.image_size,
+                prompt_format=self._sampling.prompt_format,
+                composition=self._sampling.composition,
                 policy_frames=frames,
             )
         return self._processors[key]
@@ -192,7 +193,7 @@ def as_path(model: Any, backend: str) -> str | Path:
     return model
 
 
-def require_contract(checkpoint: Checkpoint, request: Request, options: InferenceOptions) -> None:
+def require_contract(checkpoint: Checkpoint, request: Request, options: SamplingOptions) -> None:
     """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported,
     or not the request's.
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
-from strands_cosmos3.backends.options import InferenceOptions
+from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -51,9 +51,7 @@ class EngineBackend(Backend):
         name: Name shown to users.
     """
 
-    def __init__(
-        self, engine: Engine, options: InferenceOptions | None = None, name: str = "native"
-    ):
+    def __init__(self, engine: Engine, options: BackendOptions | None = None, name: str = "native"):
         self.engine = engine
         checkpoint, language = engine.checkpoint, engine.checkpoint.language
         self.info = BackendInfo(
@@ -72,12 +70,12 @@ class EngineBackend(Backend):
         self._counters: Counter[str] = Counter(
             {} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0}
         )
-        options = options or InferenceOptions()
+        options = options or BackendOptions()
         self._input = ModelInput(engine.checkpoint, options)
         self._futures_apart = (
             engine.decodes_video
             and engine.checkpoint.future_from_actions
-            and options.policy_frames is None
+            and options.sampling.policy_frames is None
         )
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
@@ -227,19 +225,17 @@ class NativeBackend(EngineBackend):
     def __init__(
         self,
         model: str | Path | Cosmos3Engine,
-        options: InferenceOptions | None = None,
+        options: BackendOptions | None = None,
         action_space: str | None = None,
     ):
-        options = options or InferenceOptions()
+        options = options or BackendOptions()
         if isinstance(model, Cosmos3Engine):
             engine = model
         else:
             engine: Cosmos3Engine = cast("Any", Cosmos3Engine).from_pretrained(
                 as_path(model, "native"),
-                device=resolve_device(options),
-                dtype=options.dtype,
-                decode_video=options.decode_video,
+                device=resolve_device(options.engine),
+                options=options.engine,
                 action_space=action_space,
-                **vars(options.engine),
             )
         super().__init__(engine, options)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -17,21 +17,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from strands_cosmos3.commands.files import versions
+from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.embedded import TASKS, embedded_checkpoint
-from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.evaluation.policy_settings import POLICY_OPTIONS, PolicySettings
 from strands_cosmos3.extras import OF_BACKEND, needed_by
+from strands_cosmos3.options import changed_options, section, with_options
 
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.driver import Progress
     from strands_cosmos3.evaluation.settings import Settings
 
 _READING = " as told, of either: policy instruction fulfilled, of all episodes and of those that fulfilled either instruction."
-_NO_OPTIONS = ("config", "resume", "token", "engine_options")
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateCommand:
     """Measure success rates over many episodes, with an HTML report.
 
     The report has intervals, latencies and videos of failures.
@@ -45,7 +46,7 @@ class Evaluate:
       bundled checkpoint strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/
       the scripted expert strands-cosmos3 evaluate --model CHECKPOINT --conditions
       plain,blank,swapped --seeds 200 --out run/ strands-cosmos3 evaluate --model CHECKPOINT
-      --num-gpus 8 --tp-size 2 --out run/       four replicas of two GPUs
+      --num-gpus 8 --tp 2 --out run/       four replicas of two GPUs
     """
 
     out: Path | None = None
@@ -53,10 +54,10 @@ class Evaluate:
     TOML file.
     """
     config: Path | None = None
-    """A TOML file with any of these options, with underscores for dashes; tp_size, cfg_size and
-    the policy's options may be in [model]. The command line takes precedence.
+    """A TOML file with any of these options, with underscores for dashes; the policy's options
+    may be in [model]. The command line takes precedence.
     """
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    resume: bool = False
     """Continue in a folder with finished episodes, which are not run again. Seeds, tasks and
     conditions may be added.
     """
@@ -71,8 +72,6 @@ class Evaluate:
     """On our table: the robot, as `robot list` names it, or the .toml file of one
     (docs/robots.md); default: panda, the only one that the bundled policy drives.
     """
-    borrow_domain: Annotated[bool | None, tyro.conf.FlagCreatePairsOff] = None
-    """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     tasks: str | None = None
     """Any of reach, pick, place and stack, separated by commas; default: all four, or those of
     the bundled checkpoint. Of two arms: lift_bar and hand_over. For LIBERO numbers from 0 to 9;
@@ -99,57 +98,8 @@ class Evaluate:
     """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for
     colours, which rotate.
     """
-    backend: Literal["scripted", "native", "diffusers", "service", "python"] | None = None
-    """Source of actions: a checkpoint that sees camera images (native, the default, or
-    diffusers), the scripted expert, which reads the simulator's state and solves our tasks and
-    libero_object, a policy server (service), or an object (python).
-    """
-    policy: str | None = None
-    """For python: module:name of a class or function without arguments; what it makes has
-    get_actions_sync.
-    """
-    model: str | None = None
-    """For native and diffusers: a checkpoint's folder or hub repository. The default of native
-    is the bundled policy, which knows reach, pick and place on this table.
-    """
-    num_steps: int | None = None
-    """For native, diffusers and --dialect vllm-omni: denoising steps; default: the checkpoint's
-    preset, or the server's.
-    """
-    guidance_scale: float | None = None
-    """For native and diffusers: guidance scale; 1 is none. Default: the checkpoint's preset."""
-    policy_frames: int | None = None
-    """For native: 1 predicts actions without video, several times faster; default: the
-    checkpoint's first.
-    """
-    device: str | None = None
-    """For native and diffusers without replicas: cpu, cuda or cuda:N."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """For native and diffusers: default: bfloat16 on a GPU, else float32."""
-    engine_options: Annotated[
-        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
-    ] = field(default_factory=EngineOptions)
-    """For native: speed and memory."""
-    replan_rows: int | None = None
-    """Request a new chunk after this many rows; default: the checkpoint's own (8 for the bundled
-    one), else whole chunks.
-    """
-    host: str | None = None
-    """For service: address of the policy server. Its token is read from the environment variable
-    STRANDS_COSMOS3_TOKEN.
-    """
-    port: int | None = None
-    """For service: port of the policy server."""
-    action_space: Literal["joint_pos", "midtrain"] | None = None
-    """For service: action space of the server's policy."""
-    dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
-    """For service: dialect of the openpi protocol."""
     num_gpus: int | None = None
     """Number of GPUs for replicas; default: 0, which runs on CPU workers."""
-    tp_size: int | None = None
-    """Ranks that split every layer of a replica; default: 1."""
-    cfg_size: int | None = None
-    """2 computes the two passes of guidance on two groups of ranks; default: 1."""
     total_shard: int | None = None
     """Number of replicas. With GPUs it follows from the other three options and is checked
     against them.
@@ -174,45 +124,31 @@ class Evaluate:
     """For native: also evaluate forward and inverse dynamics on this number of the expert's
     chunks, in scenes that were not used in training; about two seconds each. Default: 0.
     """
-    token: Annotated[str | None, tyro.conf.Suppress] = field(
-        default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
-    )
+    evaluated: PolicySettings = section(PolicySettings)
+    token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("out", "config", "resume", "seeds", "seed", "noise_seed", "films", "clips"),
-        "Tasks": (
-            *("suite", "protocol", "robot", "borrow_domain", "tasks", "conditions", "instruction"),
-            *("duration", "control_frequency", "replan_rows"),
-        ),
-        "Policy": (
-            "backend",
-            "policy",
-            "model",
-            "num_steps",
-            "guidance_scale",
-            "policy_frames",
-            "device",
-            "dtype",
-        ),
-        "Speed and memory of native": tuple(EngineOptions.__dataclass_fields__),
-        "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
-        "Processes": (
-            *(
-                "workers",
-                "num_gpus",
-                "tp_size",
-                "cfg_size",
-                "total_shard",
-                "address",
-                "episode_timeout",
-            ),
-        ),
-    }
+    @classmethod
+    def default(cls, arguments: Sequence[str]) -> EvaluateCommand:
+        """Return the command without flags: the policy has the options of the TOML file that
+        ``--config`` names.
+        """
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--config")
+        path = parser.parse_known_args(arguments)[0].config
+        if path is None:
+            return cls()
+        with needed_by("evaluate"):
+            from strands_cosmos3.evaluation.settings import read_toml
+        options = read_toml(Path(path))
+        chosen = {name: value for name, value in options.items() if name in POLICY_OPTIONS}
+        return cls(evaluated=with_options(PolicySettings(), chosen))
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Extras of the package that it needs, unless a TOML file names the backend."""
-        backend = self.backend or ("native" if self.config is None else "")
+        """Extras of the package that it needs."""
+        backend = self.evaluated.backend or (
+            "native" if self.evaluated.policy is None else "python"
+        )
         suite = ("libero",) if (self.suite or "").startswith("libero") else ()
         return ("sim", *OF_BACKEND.get(backend, ()), "scale", *suite)
 
@@ -220,13 +156,13 @@ class Evaluate:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after
         Ctrl-C.
         """
-        from strands_cosmos3.evaluation.settings import make_settings, read_toml
+        from strands_cosmos3.evaluation.settings import OPTIONS, make_settings, read_toml
 
+        flags = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
         options = {} if self.config is None else read_toml(self.config)
-        mine = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_OPTIONS}
-        options |= {
-            name: value for name, value in mine.items() if value is not None
-        } | self.engine_options.given
+        options = {name: value for name, value in options.items() if name not in POLICY_OPTIONS}
+        options |= {name: value for name, value in flags.items() if value is not None}
+        options |= changed_options(self.evaluated)
         _choose_checkpoint(options)
         settings = make_settings(
             options, self.token if options.get("backend") == "service" else None
@@ -308,7 +244,8 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
             verbs += (Verb.PLACE,)
         tier, clips = int(checkpoint.metadata["resolution_tier"]), settings.clips or 0
         expert = expert_clips(clips, ROWS, tier, settings.seed, verbs, show("expert"))
-        return asdict(judge_dynamics(path, expert, settings.policy.num_steps, show("dynamics")))
+        num_steps = settings.policy.sampling.num_steps
+        return asdict(judge_dynamics(path, expert, num_steps, show("dynamics")))
 
     return measure
 

@@ -3,65 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import seed_number
 from strands_cosmos3.commands.files import require_apart, require_writable, versions, write_json
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.embodiments import Sampling
-from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.options import option, section
+from strands_cosmos3.policy.options import PolicyOptions
 
 _DEFAULT_DOMAIN = "droid_lerobot"
-_ABOUT_ACTIONS = (
-    "mode",
-    "raw_action_dim",
-    "action_chunk_size",
-    "action_stats_path",
-    "action_normalization",
-    "fps",
+_OF_PROCESSOR = (
+    *("mode", "raw_action_dim", "action_stats_path", "action_normalization", "fps"),
+    *("height", "width", "view_point", "negative_prompt"),
 )
-_ABOUT_INPUTS = (
-    "height",
-    "width",
-    "image_size",
-    "prompt_format",
-    "composition",
-    "view_point",
-    "negative_prompt",
-)
-_OF_PROCESSOR = (*_ABOUT_ACTIONS, *_ABOUT_INPUTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredOptions(PolicyOptions):
+    """The checkpoint."""
+
+    backend: None = option(None, hidden=True)
+    chunk_rows: int | None = None
+    """Rows of the answer; None is the checkpoint's number, else the embodiment's."""
+    replan_rows: int | None = option(None, hidden=True)
+    borrow_domain: bool = option(False, hidden=True)
+    service: ServiceOptions = section(ServiceOptions, hidden=True)
 
 
 @dataclass(frozen=True)
-class Infer:
+class InferCommand:
     """Run a Cosmos 3 checkpoint once and write its actions or its video.
 
     Modes: actions from a picture (policy), video from actions (forward_dynamics), or actions from a
     video (inverse_dynamics).
 
     On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4
-    --checkpoint ...
+    --model ...
 
     Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded.
     Options that are not set follow the checkpoint, then the domain. A policy's answer is a valid
     --action-file for forward_dynamics.
     """
 
-    checkpoint: str | None = None
-    """Folder in the released layout, or hub repository (owner/name). The default is the bundled
-    policy.
-    """
     prompt: str | None = None
     """The task in words; '' is a blank one."""
     image: tuple[Path, ...] = ()
@@ -93,24 +85,12 @@ class Infer:
     """
     raw_action_dim: int | None = None
     """Action width; needed with an integer domain id."""
-    action_chunk_size: int | None = None
-    """Rows of the answer."""
-    action_space: Literal["midtrain", "joint_pos"] | None = None
-    """The checkpoint's action space, if it does not state one."""
     action_stats_path: str | None = None
     """Statistics for actions in their own units: a domain's name or a .json file. Without, they
     stay normalised.
     """
     action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
     """Normalisation that those statistics belong to."""
-    steps: int | None = None
-    """Denoising steps. Steps, guidance and shift default to the checkpoint's own sampling, else
-    to its preset.
-    """
-    guidance_scale: float | None = None
-    """Guidance; 1 is none."""
-    flow_shift: float | None = None
-    """Shift of the flow schedule."""
     use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = None
     """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
     The default is the preset's.
@@ -121,16 +101,8 @@ class Infer:
     """Height of the canvas in pixels, with --width."""
     width: int | None = None
     """Width of the canvas in pixels, with --height."""
-    image_size: int | None = None
-    """Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints)."""
     seed: int = 0
     """Seed of the noise; the same on every device."""
-    prompt_format: Literal["plain", "json"] | None = None
-    """Format of the caption."""
-    composition: Literal["framework", "letterbox"] | None = None
-    """How three views become one picture: as NVIDIA's policy server stretches them (released
-    policies), or letterboxed.
-    """
     view_point: (
         Literal[
             "ego_view",
@@ -143,88 +115,16 @@ class Infer:
         | None
     ) = None
     """Camera sentence of the caption."""
-    decode_video: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    decode_video: bool = False
     """Decode the predicted video; forward_dynamics always does."""
-    device: str | None = None
-    """cpu, cuda or cuda:N. The default is cuda where there is one."""
-    dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16 on a CPU
-    too if the model is wide and the CPU multiplies bfloat16 much faster.
-    """
-    engine_options: Annotated[
-        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
-    ] = field(default_factory=EngineOptions)
-    """Speed and memory."""
-    tp: int = 1
-    """Under torchrun: ranks that split every layer."""
-    cfg: int = 1
-    """Under torchrun: 2 computes guidance's two passes on two groups of ranks. tp x cfg must be
-    the number of processes.
-    """
-    vae_split: Literal["exact", "tiles", "off"] = "exact"
-    """Under torchrun: how all ranks share the pictures: exact, tiles (approximate, decoding
-    only), or not at all.
-    """
-    self_test: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    self_test: bool = False
     """Instead, check that the checkpoint gets the inputs that it was trained on, and that its
     first chunk for a simulated picture has a plausible size and direction. Needs no other option
-    but --checkpoint; writes <out>_self_test.json.
+    but --model; writes <out>_self_test.json.
     """
     out: Path = Path("cosmos3")
     """Beginning of the output files' names."""
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Task": (
-            "checkpoint",
-            "self_test",
-            "prompt",
-            "image",
-            "video",
-            "mode",
-            "state",
-            "action_file",
-            "condition_frames",
-        ),
-        "Sampling": (
-            *(
-                "seed",
-                "steps",
-                "guidance_scale",
-                "negative_prompt",
-                "flow_shift",
-                "use_karras_sigmas",
-                "decode_video",
-            ),
-        ),
-        "Interpretation (the default is the checkpoint's)": (
-            *(
-                "domain_name",
-                "action_space",
-                "raw_action_dim",
-                "action_chunk_size",
-                "action_stats_path",
-            ),
-            *(
-                "action_normalization",
-                "fps",
-                "height",
-                "width",
-                "image_size",
-                "prompt_format",
-                "composition",
-                "view_point",
-            ),
-        ),
-        "Speed and memory": (
-            "device",
-            "dtype",
-            *EngineOptions.__dataclass_fields__,
-            "tp",
-            "cfg",
-            "vae_split",
-        ),
-        "Output": ("out",),
-    }
+    policy: InferredOptions = section(InferredOptions)
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -248,7 +148,7 @@ class Infer:
         self._check()
         given = None if self.action_file is None else read_actions(self.action_file)
         console = Console()
-        with _engine(self, decode, console) as engine:
+        with _engine(self.policy, decode, console) as engine:
             processor = self._processor(engine)
             processed = processor.preprocess(self._raw_input(processor, given))
             request = self._request(engine, processed)
@@ -294,17 +194,10 @@ class Infer:
         require_writable(report, (".json",), "--out")
         from strands_cosmos3.commands import self_test
 
-        options = {
-            "device": self.device,
-            "dtype": self.dtype,
-            "num_steps": self.steps,
-            "engine_options": self.engine_options,
-        }
-        checkpoint, console = self.checkpoint or embedded_checkpoint(), Console()
+        checkpoint, console = self.policy.model or embedded_checkpoint(), Console()
         with console.status(f"testing {checkpoint}"):
-            checks, measured = self_test.run(
-                checkpoint, self.action_space, {**options, "guidance_scale": self.guidance_scale}
-            )
+            options = replace(self.policy, model=None)
+            checks, measured = self_test.run(checkpoint, options)
         for check in checks:
             console.print(
                 f"{check.state:7} {check.what}: {check.detail}", highlight=False, markup=False
@@ -327,7 +220,6 @@ class Infer:
 
     def _check(self) -> None:
         seed_number(self.seed, "--seed")
-        ParallelConfig(self.tp, self.cfg, self.vae_split)
         _indexes(self.condition_frames)
         if bool(self.image) == (self.video is not None):
             got = "both" if self.image else "neither"
@@ -346,8 +238,6 @@ class Infer:
             raise ConfigError(
                 "--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'."
             )
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"--steps must be at least 1, got {self.steps}.")
         if absent := [
             str(path)
             for path in (*self.image, self.video)
@@ -359,6 +249,7 @@ class Infer:
         from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 
         engine.checkpoint.require_contract(self._stated())
+        sampling = self.policy.sampling
         known = engine.checkpoint.metadata.get("domain")
         domain = self.domain_name or known or _DEFAULT_DOMAIN
         return Cosmos3PolicyProcessor.for_checkpoint(
@@ -366,6 +257,11 @@ class Infer:
             domain_name=int(domain) if domain.isdigit() else domain,
             action_space=engine.action_space,
             cond_frame_indexes=_indexes(self.condition_frames),
+            action_chunk_size=self.policy.chunk_rows,
+            image_size=sampling.image_size,
+            prompt_format=sampling.prompt_format,
+            composition=sampling.composition,
+            policy_frames=sampling.policy_frames,
             **{option: getattr(self, option) for option in _OF_PROCESSOR},
         )
 
@@ -373,14 +269,15 @@ class Infer:
         """Fields of a contract that flags state, and those that rows in the model's scale do
         without.
         """
-        sampled = None not in (self.steps, self.guidance_scale, self.flow_shift)
+        sampling = self.policy.sampling
+        sampled = None not in (sampling.num_steps, sampling.guidance_scale, sampling.flow_shift)
         flags = {
             "domain": self.domain_name,
-            "action_space": self.action_space,
-            "chunk": self.action_chunk_size,
+            "action_space": self.policy.action_space,
+            "chunk": self.policy.chunk_rows,
             "fps": self.fps,
-            "prompt_format": self.prompt_format,
-            "resolution_tier": self.image_size or self.height,
+            "prompt_format": sampling.prompt_format,
+            "resolution_tier": sampling.image_size or self.height,
             "sampling": sampled or None,
         }
         needless = ("width", "normalization", "statistics", "gripper", "views")
@@ -401,9 +298,8 @@ class Infer:
         return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
 
     def _request(self, engine: Any, processed: Any) -> Any:
-        given = Sampling(self.steps, self.guidance_scale, self.flow_shift)
         sampling = engine.checkpoint.resolve_sampling(
-            processed.embodiment, processed.space.name, given, processed.mode
+            processed.embodiment, processed.space.name, self.policy.sampling, processed.mode
         )
         karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
         return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
@@ -442,22 +338,21 @@ def read_actions(path: Path) -> np.ndarray:
     return rows
 
 
-def _engine(options: Infer, decode: bool, console: Console) -> Any:
+def _engine(policy: PolicyOptions, decode: bool, console: Console) -> Any:
     with needed_by("infer"):
         import torch
 
         from strands_cosmos3.engine.engine import Cosmos3Engine
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoint = options.checkpoint or embedded_checkpoint()
+    device = policy.engine.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = policy.model or embedded_checkpoint()
     with console.status(f"loading {checkpoint}"):
         return Cosmos3Engine.from_pretrained(
             checkpoint,
             device=device,
-            dtype=options.dtype,
-            parallel=ParallelConfig(options.tp, options.cfg, options.vae_split),
+            parallel=policy.parallel,
             decode_video=decode,
-            action_space=options.action_space,
-            **vars(options.engine_options),
+            options=policy.engine,
+            action_space=policy.action_space,
         )
 
 

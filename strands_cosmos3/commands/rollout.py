@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from strands_cosmos3.backends.options import MODEL_BACKENDS, EngineOptions, require_backend
 from strands_cosmos3.checks import positive, seed_number
 from strands_cosmos3.commands.files import (
     numbered,
@@ -27,13 +25,25 @@ from strands_cosmos3.commands.files import (
     write_json,
     write_whole,
 )
+from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND
-from strands_cosmos3.parallel.config import ParallelConfig
-from strands_cosmos3.types import Outcome
-from strands_cosmos3.types import Rollout as Episode
+from strands_cosmos3.options import (
+    ENGINE_BACKENDS,
+    MODEL_BACKENDS,
+    option,
+    require_heeded,
+    section,
+    with_options,
+)
+from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.types import Outcome, Rollout
+
+if TYPE_CHECKING:
+    from strands_cosmos3.policy import Cosmos3Policy
 
 _WARNED = (
     "deadline_misses",
@@ -55,11 +65,11 @@ class Listeners:
     begin: Callable[[str], None] = field(default=lambda instruction: None)  # before each episode
     on_tick: Callable[[Any], bool | None] | None = None  # after every tick; True ends the episode
     audience: Any = None  # a RolloutListener
-    end: Callable[[Episode], None] = field(default=lambda episode: None)
+    end: Callable[[Rollout], None] = field(default=lambda episode: None)
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutCommand:
     """Run a policy on a simulated robot, and film it if you like.
 
     The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
@@ -78,60 +88,12 @@ class Rollout:
     """
     instruction: str = ""
     """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
-    backend: (
-        Literal["scripted", "replay", "native", "distributed", "diffusers", "service"] | None
-    ) = None
-    """Source of actions: an expert, a recording, or a Cosmos 3 checkpoint that runs in this
-    process (native), in several (distributed), in diffusers, or on a policy server (service).
-    The default is native.
-    """
-    model: str | None = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The
-    default of the first two is the bundled policy, which can reach, pick and place on this
-    table.
-    """
-    num_steps: int | None = None
-    """Denoising steps. The default is the checkpoint's preset, or with --dialect vllm-omni the
-    server's.
-    """
-    guidance_scale: float | None = None
-    """Guidance; 1 is none. The default is the checkpoint's preset."""
-    policy_frames: int | None = None
-    """For native and distributed: frames of the clip that a policy denoises. 1 returns actions
-    without a video, several times faster, if the checkpoint was trained for it. The default is
-    the checkpoint's, for a film its longest.
-    """
-    device: str | None = None
-    """cpu, cuda or cuda:N. The default is cuda if there is one."""
-    dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
-    on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
-    engine_options: Annotated[
-        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
-    ] = field(default_factory=EngineOptions)
-    """For native and distributed: speed and memory."""
-    tp: int = 1
-    """For distributed: ranks that split every layer."""
-    cfg: int = 1
-    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg
-    processes are started.
-    """
-    trajectory: Path | None = None
+    trajectory: Path | None = option(None, "replay")
     """For replay: a DROID episode (.json), the recording of a rollout (rollout --npz), or a
     dataset's folder (rollout --dataset), of two arms too. The scene is that of --seed.
     """
-    trajectory_episode: int | None = None
+    trajectory_episode: int | None = option(None, "replay")
     """For replay of a dataset: the episode's number; the default is 0."""
-    host: str | None = None
-    """Host of the policy server; the default is localhost. Its token is read from the
-    environment variable STRANDS_COSMOS3_TOKEN.
-    """
-    port: int | None = None
-    """Its port; the default is 8000."""
-    action_space: Literal["joint_pos", "midtrain"] | None = None
-    """Its action space; the default is the one that the server states, else joint_pos."""
-    dialect: Literal["robolab", "openpi", "vllm-omni", "roboarena"] | None = None
-    """Its variant of openpi's protocol; the default is robolab."""
     seed: int = 0
     """Seed of the first episode's scene and noise; each next one adds 1."""
     noise_seed: int | None = None
@@ -142,20 +104,12 @@ class Rollout:
     """Longest duration of an episode in simulated seconds."""
     control_frequency: float = 50.0
     """Rate of observation and state machine in Hz; it must divide 600."""
-    replan_rows: int | None = None
-    """Request a new chunk after this many rows. The default is the checkpoint's (8 for the
-    bundled policy), else whole chunks.
-    """
-    chunk_rows: int | None = None
-    """Rows of a chunk; the default is the embodiment's: 16 pose deltas or 32 joint rows at 15
-    Hz.
-    """
     latency: float = 0.0
     """Simulate slow inference: the arm follows its present chunk for this many simulated seconds
     before the next arrives. Chunks must last more than twice as long, or the arm has to wait. 0
     stops the simulation for each inference.
     """
-    realtime: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    realtime: bool = False
     """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real
     arm.
     """
@@ -179,10 +133,8 @@ class Rollout:
     """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The
     bundled policy drives a panda.
     """
-    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    strict: bool = False
     """Refuse a robot some of whose limits are assumed."""
-    borrow_domain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Let a model drive a robot that Cosmos 3 has no domain for, by droid's rows."""
     arm_model: str | None = None
     """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched
     over the network).
@@ -207,46 +159,15 @@ class Rollout:
     """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one
     is private.
     """
-    view: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    view: bool = False
     """Show a live window; it needs a display."""
-    token: Annotated[str | None, tyro.conf.Suppress] = field(
-        default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
-    )
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Task": ("task", "instruction", "episodes", "duration", "seed", "noise_seed"),
-        "Policy": (
-            "backend",
-            "model",
-            "trajectory",
-            "trajectory_episode",
-            "replan_rows",
-            "chunk_rows",
-        ),
-        "Checkpoint (native, distributed and diffusers)": (
-            *("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "tp", "cfg"),
-            *EngineOptions.__dataclass_fields__,
-        ),
-        "Policy server (--backend service)": ("host", "port", "action_space", "dialect"),
-        "Timing": ("control_frequency", "latency", "realtime"),
-        "Arm": (
-            "feed_forward",
-            "plant",
-            "compensate",
-            "limits",
-            "derating",
-            "strict",
-            "robot",
-            "borrow_domain",
-            "arm_model",
-        ),
-        "Output": ("video", "film", "json", "plot", "npz", "rrd", "dataset", "push", "view"),
-    }
+    policy: PolicyOptions = section(PolicyOptions)
+    token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", *OF_BACKEND.get(self.backend or "native", ()), *self._output_extras)
+        return ("sim", *OF_BACKEND.get(self._backend, ()), *self._output_extras)
 
     @property
     def _output_extras(self) -> tuple[str, ...]:
@@ -255,11 +176,8 @@ class Rollout:
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
-        if (complete := self._with_defaults()) != self:
-            return complete.run()
         self._check()
         from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
-        from strands_cosmos3.policy import Cosmos3Policy, create_policy
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
         from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
@@ -270,7 +188,7 @@ class Rollout:
             raise ConfigError(
                 f"--latency must be between 0 and {MAX_LATENCY_S:g} s, got {self.latency:g}."
             )
-        LoopConfig(self.control_frequency, self.replan_rows, self.latency)
+        LoopConfig(self.control_frequency, self.policy.replan_rows, self.latency)
         if self.latency and self.realtime:
             raise ConfigError(
                 "--latency is simulated and --realtime measures the real one; leave one out."
@@ -290,16 +208,14 @@ class Rollout:
                 self.robot, replace(control, compensation=known), robot.scene, plant=plant
             )
         console = Console()
-        episodes: list[Episode] = []
+        episodes: list[Rollout] = []
         with (
-            create_policy(
-                "cosmos3", robot=self.robot, limits=robot.limits, **self._policy_config(robot)
-            ) as policy,
+            self._make_policy(robot) as policy,
             recorder_for(self.dataset, robot.scene.robot) as recorder,
             self._listeners(robot, policy, console) as listeners,
             _bar(console) as bar,
         ):
-            if isinstance(policy, Cosmos3Policy) and not self.realtime:
+            if not self.realtime:
                 policy.decode_frames = frames_shown(policy.replan_rows, self.latency)
             for seed in self._seeds():
                 episode = self._episode(robot, policy, seed, bar, listeners, recorder)
@@ -321,23 +237,10 @@ class Rollout:
         )
         return int(failed)
 
-    def _with_defaults(self) -> Rollout:
-        """Return the same with the backend filled in, and the bundled checkpoint if there is no
-        other.
-        """
-        backend = self.backend or "native"
-        embedded = (
-            backend in ("native", "distributed") and self.model is None and self.trajectory is None
-        )
-        return replace(
-            self, backend=backend, model=self._embedded_model() if embedded else self.model
-        )
-
-    def _embedded_model(self) -> str:
-        from strands_cosmos3.robots.catalogue import get_robot
-
-        robot = get_robot(self.robot)
-        return str(embedded_checkpoint(robot.embodiment or "droid", robot.name, self.task))
+    @property
+    def _backend(self) -> str:
+        default = "native" if self.trajectory is None else "replay"
+        return self.policy.backend_with(self.policy.model, default)
 
     def _seeds(self) -> Iterable[int]:
         return range(self.seed, self.seed + self.episodes)
@@ -359,10 +262,8 @@ class Rollout:
 
     @property
     def _task(self) -> str | None:
-        if self.task is not None or self.backend == "replay":
+        if self.task is not None or self._backend == "replay":
             return self.task
-        from strands_cosmos3.robots.catalogue import get_robot
-
         return "pick" if len(get_robot(self.robot).limbs) == 1 else "lift_bar"
 
     @property
@@ -387,38 +288,21 @@ class Rollout:
             seed_number(self.noise_seed, "--noise-seed")
         seed_number(self.seed + max(self.episodes, 1) - 1, "--seed of the last episode")
         positive(self.duration, "--duration")
-        if self.backend == "replay" and self.trajectory is None:
+        if self._backend == "replay" and self.trajectory is None:
             raise ConfigError(
                 "--backend replay needs --trajectory FILE: a DROID episode (.json), a recording "
                 "(.npz) or a dataset."
             )
-        parallel = {
-            name: None if degree == 1 else degree
-            for name, degree in (("tp", self.tp), ("cfg", self.cfg))
-        }
-        served = {"host": self.host, "port": self.port, "dialect": self.dialect}
-        replayed = {"trajectory": self.trajectory, "trajectory_episode": self.trajectory_episode}
-        require_backend(
-            self.backend, {**replayed, **self._model_options, **parallel, **served}, flags=True
-        )
-        require_backend(self.backend, self.engine_options.given, flags=True)
-        if self.backend in MODEL_BACKENDS and self.model is None:
+        require_heeded(self._backend, self, flags=True)
+        if self._backend in ENGINE_BACKENDS and self.policy.model is None:
+            robot = get_robot(self.robot)
+            embedded_checkpoint(robot.embodiment or "droid", robot.name, self.task)
+        if self._backend == "diffusers" and self.policy.model is None:
             raise ConfigError(
-                f"--backend {self.backend} needs --model CHECKPOINT: a folder in the released "
-                "layout, or a hub name."
+                "--backend diffusers needs --model CHECKPOINT: a folder in the released layout, "
+                "or a hub name."
             )
-        if self.backend not in MODEL_BACKENDS and self.model is not None:
-            raise ConfigError(
-                f"--model {self.model} belongs to --backend native, distributed or diffusers, not "
-                f"to {self.backend}; leave it "
-                "out."
-            )
-        if self.backend != "service" and self.action_space is not None:
-            raise ConfigError(
-                f"--action-space belongs to --backend service, not to {self.backend}; leave it out."
-            )
-        ParallelConfig(self.tp, self.cfg)
-        if self.backend == "replay" and self.task is not None:
+        if self._backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
         outputs = {
             f"--{name}": getattr(self, name)
@@ -435,48 +319,31 @@ class Rollout:
             raise ConfigError(f"--push {self.push} uploads a dataset; add --dataset FOLDER.")
         require_repository(self.push)
 
-    @property
-    def _model_options(self) -> dict[str, Any]:
-        names = ("num_steps", "guidance_scale", "device", "dtype", "policy_frames")
-        return {name: getattr(self, name) for name in names}
+    def _make_policy(self, robot: Any) -> Cosmos3Policy:
+        from strands_cosmos3.policy import Cosmos3Policy
 
-    def _policy_config(self, robot: Any) -> dict[str, Any]:
-        domain = robot.scene.robot.embodiment or "droid"
-        config: dict[str, Any] = {
-            "embodiment": domain,
-            "backend": self.backend,
-            "actions_per_step": self.replan_rows,
-        }
+        policy, model = self.policy, None
         if self.trajectory is not None:
             from strands_cosmos3.backends.replay import recording_at
 
-            config["model"] = recording_at(self.trajectory, self.trajectory_episode)
-        if self.backend in MODEL_BACKENDS:
-            config |= {
-                "model": self.model,
-                **self._model_options,
-                "engine_options": self.engine_options,
-            }
-            config["decode_video"] = (
-                "preview" if self._wants_prediction and self.policy_frames != 1 else False
-            )
-        if self.backend == "distributed":
-            config["parallel"] = ParallelConfig(self.tp, self.cfg)
-        if self.backend == "service":
-            address = {"host": self.host, "port": self.port, "api_key": self.token}
-            config |= {
-                **address,
-                "action_space": self.action_space,
-                "dialect": self.dialect,
-                "num_steps": self.num_steps,
-            }
-        config |= {"chunk_rows": self.chunk_rows, "borrow_domain": self.borrow_domain}
-        return config
+            model = recording_at(self.trajectory, self.trajectory_episode)
+        changes: dict[str, Any] = {"backend": self._backend, "limits": robot.limits}
+        if self._backend == "service":
+            changes["api_key"] = self.token
+        shown = self._wants_prediction and policy.sampling.policy_frames != 1
+        if self._backend in MODEL_BACKENDS and shown:
+            changes["decode_video"] = "preview"
+        return Cosmos3Policy(
+            robot.scene.robot.embodiment or "droid",
+            self.robot,
+            model=model,
+            options=with_options(policy, changes),
+        )
 
     def _episode(
         self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any
-    ) -> Episode:
-        label = f"{self._task or self.backend}, seed {seed}"
+    ) -> Rollout:
+        label = f"{self._task or self._backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
         listeners.begin(self._policy_instruction)
         episode = robot.run_policy(
@@ -505,7 +372,7 @@ class Rollout:
         )
         return episode
 
-    def _save(self, episodes: list[Episode]) -> None:
+    def _save(self, episodes: list[Rollout]) -> None:
         """Write the latest episode's files and the figures of all so far, so that a later
         failure loses nothing.
         """
@@ -530,17 +397,17 @@ class Rollout:
 
             write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
 
-    def _summary(self, episodes: list[Episode]) -> dict[str, Any]:
+    def _summary(self, episodes: list[Rollout]) -> dict[str, Any]:
         how = {
             "simulated_latency_s": self.latency,
             "realtime": self.realtime,
-            "replan_rows": self.replan_rows,
+            "replan_rows": self.policy.replan_rows,
         }
         how |= {"plant": self.plant, "compensate": self.compensate}
         return _summary(episodes) | how
 
 
-def _summary(episodes: list[Episode]) -> dict[str, Any]:
+def _summary(episodes: list[Rollout]) -> dict[str, Any]:
     """Success rate and means over episodes."""
     judged = [
         e.success
@@ -560,7 +427,7 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
 
 def _print(
     console: Console,
-    episodes: list[Episode],
+    episodes: list[Rollout],
     summary: dict[str, Any],
     files: list[Path],
     many: bool,

@@ -21,6 +21,7 @@ from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.robot import Robot
@@ -58,21 +59,18 @@ class Check:
 
 
 def run(
-    model: str | Path, action_space: str | None, options: dict[str, Any]
+    model: str | Path, options: PolicyOptions = PolicyOptions()
 ) -> tuple[list[Check], dict[str, Any]]:
-    """Run all checks; return them with what was measured. ``options`` are arguments of
-    ``Cosmos3Policy``.
+    """Run all checks; return them with what was measured.
 
     Raises:
         CheckpointError: The checkpoint cannot be loaded.
     """
-    checkpoint = Checkpoint.open(locate(model), None, action_space)
+    checkpoint = Checkpoint.open(locate(model), None, options.action_space)
     checks = list(_check_inputs(checkpoint))
     robot = Robot()
     robot.reset(0)
-    with Cosmos3Policy(
-        "droid", "panda", model=model, action_space=action_space, seed=0, **options
-    ) as policy:
+    with Cosmos3Policy("droid", "panda", model=model, seed=0, options=options) as policy:
         with Renderer(robot.scene.model) as renderer:
             views = {name: renderer.render(robot.data, name) for name in DROID_RIG.views}
         observation = robot.observation(views)

@@ -5,32 +5,45 @@ openpi's protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from rich.console import Console
 
+from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import positive, seed_number, whole_number
+from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, needed_by
-from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.options import ENGINE_BACKENDS, option, require_heeded, section
 from strands_cosmos3.parallel.rank import exit_rank
+from strands_cosmos3.policy.options import PolicyOptions
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
-    from strands_cosmos3.backends.options import InferenceOptions
+    from strands_cosmos3.backends.options import BackendOptions
 
-_OF_MODEL = ("num_steps", "guidance_scale", "policy_frames", "device", "dtype", "prompt_format")
+
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions(PolicyOptions):
+    """The policy that is served."""
+
+    backend: Literal["native", "distributed", "diffusers", "replay"] | None = None
+    """Where inference runs. None: replay with --trajectory, distributed with --tp or --cfg, else
+    native.
+    """
+    chunk_rows: int | None = option(None, hidden=True)
+    replan_rows: int | None = option(None, hidden=True)
+    borrow_domain: bool = option(False, hidden=True)
+    service: ServiceOptions = section(ServiceOptions, hidden=True)
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeCommand:
     """Serve a policy over a WebSocket, for robots and simulators.
 
     Clients of openpi, RoboLab, IsaacLab-Arena, vLLM-Omni and NVIDIA's LIBERO can use it
@@ -40,44 +53,7 @@ class Serve:
     set a token.
     """
 
-    backend: Literal["native", "distributed", "diffusers", "replay", "scripted"] | None = None
-    """Where inference runs. The default is native (distributed with --tp or --cfg), and replay
-    with --trajectory. scripted is refused: it needs the simulator's state, which never leaves
-    its process.
-    """
-    model: Annotated[str | None, tyro.conf.arg(aliases=["--checkpoint"])] = None
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. The
-    default is the bundled policy, which knows one simulated table.
-    """
-    num_steps: int | None = None
-    """Denoising steps. The default is the checkpoint's preset."""
-    guidance_scale: float | None = None
-    """Guidance; 1 is none. The default is the checkpoint's preset."""
-    policy_frames: int | None = None
-    """For native and distributed: frames of the clip that a policy denoises. 1 answers actions
-    without a future, several times faster, where the checkpoint was trained to. The default is
-    the checkpoint's own.
-    """
-    device: str | None = None
-    """cpu, cuda or cuda:N. The default is cuda where there is one."""
-    dtype: Literal["auto", "bfloat16", "float32"] | None = None
-    """Type of weights. The default is bfloat16 on cuda, else float32; auto is bfloat16
-    on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster."""
-    prompt_format: Literal["plain", "json"] | None = None
-    """Form of the model's caption. The default is the checkpoint's; sources disagree for
-    Nano-Policy-DROID (docs/wire.md).
-    """
-    engine_options: Annotated[
-        EngineOptions, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
-    ] = field(default_factory=EngineOptions)
-    """For native and distributed: speed and memory."""
-    tp: int = 1
-    """For distributed: ranks that split every layer."""
-    cfg: int = 1
-    """For distributed: 2 computes guidance's two passes on two groups of ranks. tp x cfg
-    processes are started.
-    """
-    replicas: int | None = None
+    replicas: int | None = option(None, *ENGINE_BACKENDS)
     """For native and distributed: processes (groups of tp x cfg) that infer side by side, each
     with the weights; the default is 1. One that dies or hangs is replaced, and all connections
     stay. With 0, native infers in the server's own process.
@@ -86,14 +62,10 @@ class Serve:
     """For native and distributed: seconds without progress after which such a process is
     replaced.
     """
-    trajectory: Path | None = None
+    trajectory: Path | None = option(None, "replay")
     """For replay: a DROID episode (.json) or the recording of a rollout (rollout --npz)."""
     embodiment: str = "droid"
     """Name of the embodiment."""
-    action_space: Literal["joint_pos", "midtrain"] | None = None
-    """Action space on the wire: joint_pos, or midtrain (answered as absolute poses). The default
-    is the checkpoint's, and midtrain for replay.
-    """
     host: str = "127.0.0.1"
     """Interface. Any but this machine's own wants a token."""
     port: int = 8000
@@ -119,51 +91,23 @@ class Serve:
     """
     grace: float = 30.0
     """Seconds that a shutdown waits for the running inference."""
-    libero: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    libero: bool = False
     """Answer NVIDIA's LIBERO requests over HTTP too (/predict); with --embodiment libero that is
     so anyway. The checkpoint must have the libero domain.
     """
     seed: int = 0
     """Noise seed for clients that send none."""
-    verbose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    verbose: bool = False
     """Log connections too, not only what goes wrong."""
-    token: Annotated[str | None, tyro.conf.Suppress] = field(
-        default=None, repr=False, metadata={"environment": "STRANDS_COSMOS3_TOKEN"}
-    )
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Policy": (
-            "backend",
-            "model",
-            "trajectory",
-            "embodiment",
-            "action_space",
-            "libero",
-            "seed",
-        ),
-        "Server": ("host", "port", "token_file", "tls_cert", "tls_key", "verbose"),
-        "Checkpoint (native, distributed and diffusers)": (
-            *(
-                "num_steps",
-                "guidance_scale",
-                "policy_frames",
-                "device",
-                "dtype",
-                "prompt_format",
-                "tp",
-                "cfg",
-            ),
-            *EngineOptions.__dataclass_fields__,
-        ),
-        "Load": ("replicas", "stalled_after", "max_clients", "max_batch", "max_queue_age", "grace"),
-    }
+    policy: ServedOptions = section(ServedOptions)
+    token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         return (
             "serve",
-            *OF_BACKEND.get(self.backend or ("replay" if self.trajectory else "native"), ()),
+            *OF_BACKEND.get(self._backend, ()),
         )
 
     def run(self) -> int:
@@ -184,9 +128,9 @@ class Serve:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )
-        name, backends = self._backends()
+        name, backends = self._backend, self._backends()
         space = (
-            self.action_space
+            self.policy.action_space
             or backends[0].info.action_space
             or ("midtrain" if name == "replay" else None)
         )
@@ -210,7 +154,7 @@ class Serve:
             console = Console()
             server.run(
                 ready=lambda server: console.print(
-                    self._says(name, server.port), highlight=False, soft_wrap=True
+                    self._banner(name, server.port), highlight=False, soft_wrap=True
                 )
             )
             if server.busy_s:
@@ -225,56 +169,47 @@ class Serve:
         console.print("stopped")
         return 0
 
-    def _backends(self) -> tuple[str, Sequence[Backend]]:
-        """The backend's name, and one backend for each replica."""
-        from strands_cosmos3.backends import make_backend
-        from strands_cosmos3.backends.options import InferenceOptions, require_backend
+    @property
+    def _backend(self) -> str:
+        default = "native" if self.trajectory is None else "replay"
+        return self.policy.backend_with(self.policy.model, default)
 
-        if self.model is not None and self.trajectory is not None:
-            raise ConfigError(
-                "--model and --trajectory are two different things to serve; give one."
-            )
-        parallel = ParallelConfig(self.tp, self.cfg) if (self.tp, self.cfg) != (1, 1) else None
-        default = "native" if parallel is None else "distributed"
-        name = self.backend or (default if self.trajectory is None else "replay")
+    def _backends(self) -> Sequence[Backend]:
+        """Return one backend for each replica."""
+        from strands_cosmos3.backends import make_backend
+
+        policy, name = self.policy, self._backend
+        if policy.model is not None and self.trajectory is not None:
+            raise ConfigError("--model and --trajectory are mutually exclusive.")
         if name == "replay" and "pose_abs" not in get_embodiment(self.embodiment).spaces:
             raise ConfigError(
                 f"--embodiment {self.embodiment}: a recording is sent as poses, which only droid "
                 "has on the wire; leave it out."
             )
-        degrees = {} if parallel is None else {"tp": self.tp, "cfg": self.cfg}
-        given: dict[str, Any] = {option: getattr(self, option) for option in _OF_MODEL}
-        flags = {
-            "trajectory": self.trajectory,
-            "replicas": self.replicas,
-            **degrees,
-            **self.engine_options.given,
-        }
-        require_backend(name, {**given, **flags}, flags=True)
-        model = self.trajectory or self.model
-        if model is None and name in ("native", "distributed"):
+        require_heeded(name, self, flags=True)
+        model = self.trajectory or policy.model
+        if model is None and name in ENGINE_BACKENDS:
             model = embedded_checkpoint(self.embodiment)
-        options = InferenceOptions(**given, engine=self.engine_options, parallel=parallel)
         count = (
             1
             if self.replicas is None
             else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
         )
-        if count and name in ("native", "distributed") and model is not None:
-            return name, self._replicas(count, model, options)
-        return name, [make_backend(name, model, options, self.action_space)]
+        if count and name in ENGINE_BACKENDS and model is not None:
+            return self._replicas(count, model, policy.for_backend)
+        return [make_backend(name, model, policy.for_backend, policy.action_space)]
 
     def _replicas(
-        self, count: int, model: str | Path, options: InferenceOptions
+        self, count: int, model: str | Path, options: BackendOptions
     ) -> Sequence[Backend]:
         from strands_cosmos3.parallel.group import RankTimeouts
 
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
         with needed_by("serve"):
             from strands_cosmos3.backends.distributed import replicas
-        return replicas(count, model, options, self.action_space, timeouts)
+        return replicas(count, model, options, self.policy.action_space, timeouts)
 
-    def _says(self, name: str, port: int) -> str:
+    def _banner(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "ws" if self.tls_cert is None else "wss"
         address = f"{scheme}://{host}:{port}"

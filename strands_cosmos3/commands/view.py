@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-import tyro
 from rich.console import Console
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.commands.rollout import Listeners, Rollout
+from strands_cosmos3.commands.rollout import Listeners, RolloutCommand
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.types import Outcome
-from strands_cosmos3.types import Rollout as Episode
+from strands_cosmos3.options import option
+from strands_cosmos3.types import Outcome, Rollout
 from strands_cosmos3.view.controls import ControlPanel, LiveControls, check_instruction, suggestions
 from strands_cosmos3.worlds.table.instruction import parse_instruction
 
@@ -27,7 +26,7 @@ _OUTCOME_S = 1.5
 
 
 @dataclass(frozen=True)
-class View(Rollout):
+class ViewCommand(RolloutCommand):
     """Watch rollouts in the browser, live.
 
     The page shows the arm, its commanded and achieved paths, cameras, predicted video and counters.
@@ -39,18 +38,18 @@ class View(Rollout):
 
     episodes: int = 0
     """Number of episodes; 0 runs until Ctrl-C. After the last one the page stays until Ctrl-C."""
-    view: Annotated[bool, tyro.conf.Suppress] = False
+    view: bool = option(False, hidden=True)
     page_port: int = 8080
     """TCP port of the page; 0 is any free one."""
     page_address: str = "127.0.0.1"
     """Interface of the page. Any but loopback needs --expose, because the page has no password."""
-    expose: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    expose: bool = False
     """Let other machines open the page."""
     page_origin: tuple[str, ...] = ()
     """Origins of other web pages that may show this one, e.g. https://robots.example. All others
     are refused.
     """
-    no_cameras: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    no_cameras: bool = False
     """Leave the camera frames out; rendering them takes most of the time."""
     play: Path | None = None
     """Play back recorded episodes instead: a dataset's folder, or the .npz of a rollout. An .npz
@@ -58,14 +57,8 @@ class View(Rollout):
     """
     episode: int = 0
     """For --play: the first episode of the dataset to show."""
-    leave: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    leave: bool = False
     """Exit after the last episode instead of keeping the page."""
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Page": ("page_port", "page_address", "expose", "page_origin", "no_cameras", "leave"),
-        "Playback": ("play", "episode"),
-        **Rollout.GROUPS,
-    }
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -113,10 +106,11 @@ class View(Rollout):
     def _check(self) -> None:
         if self.episodes < 0:
             raise ConfigError(f"--episodes must be 0 (until Ctrl-C) or more, got {self.episodes}.")
-        if self.port is not None and self.backend != "service":
+        port = self.policy.service.port
+        if port is not None and self.policy.backend != "service":
             raise ConfigError(
-                f"--port {self.port} is the port of a policy server (--backend service); the "
-                f"page's is --page-port {self.port}."
+                f"--port {port} is the port of a policy server (--backend service); the page's is "
+                f"--page-port {port}."
             )
         whole_number(self.page_port, "--page-port", 0, 65535)
         self._check_options()
@@ -149,7 +143,7 @@ class View(Rollout):
                 time.sleep(_WAIT_S / 4)
         return interrupt.requested
 
-    def _episode(self, *args: Any) -> Episode:
+    def _episode(self, *args: Any) -> Rollout:
         """Run an episode; an instruction of the page that the policy refuses only now gives way
         to the one before.
         """
@@ -216,7 +210,7 @@ class View(Rollout):
         with (
             self._open_stage(robot.scene) as stage,
             LiveView(
-                robot, stage, str(self.backend), not self.no_cameras, controls, novelty=novelty
+                robot, stage, self._backend, not self.no_cameras, controls, novelty=novelty
             ) as live,
         ):
             panel = ControlPanel(
@@ -229,7 +223,7 @@ class View(Rollout):
                 live.begin(instruction)
                 panel.update()
 
-            def end(episode: Episode) -> None:
+            def end(episode: Rollout) -> None:
                 outcomes.append(episode.outcome)
                 live.end(episode)
                 controls.took(episode)

@@ -32,7 +32,7 @@ from strands_cosmos3.engine.denoising import (
     starting_samples,
 )
 from strands_cosmos3.engine.graphs import VelocityRunner
-from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, DecodeVideo, Dtype, EngineOptions
+from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.preflight import choose_dtype, preflight
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
@@ -189,20 +189,17 @@ class Cosmos3Engine:
         cls,
         path_or_repo_id: str | Path,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         dtype: torch.dtype | Dtype | None = None,
         parallel: ParallelConfig | None = None,
         decode_video: DecodeVideo = False,
+        options: EngineOptions | None = None,
         variant: str | None = None,
         action_space: str | None = None,
         domains: Sequence[int] = (),
         revision: str | None = None,
         local_files_only: bool = False,
         verify: bool = True,
-        text_cache_bytes: int = TEXT_CACHE_BYTES,
-        offload_text: bool = False,
-        cuda_graphs: bool = False,
-        compile: bool = False,
     ) -> Cosmos3Engine:
         """Load a checkpoint.
 
@@ -210,7 +207,7 @@ class Cosmos3Engine:
             path_or_repo_id: A folder in the released layout or another format (docs/formats.md), a
                 contract file that names one, or a hub repository (``HF_*`` variables are honoured).
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the
-                process's local rank.
+                process's local rank. None is the device of ``options``, else the CPU.
             dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU,
                 ``auto`` measures (:func:`~strands_cosmos3.engine.preflight.choose_dtype`). The sampler
                 and the time embedding are in float32 in any case.
@@ -220,13 +217,13 @@ class Cosmos3Engine:
                 ``decode_frames`` says how many frames are. If not, the VAE's decoder is not read.
                 ``"preview"`` reads the checkpoint's preview decoder instead, if it has one:
                 cheaper, for films (:mod:`strands_cosmos3.engine.vae`).
+            options: Speed and memory; its device, dtype and ``decode_video`` count where the
+                arguments of that name are not given.
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.
             revision, local_files_only: Options of a hub repository.
             verify: Whether to compare files with the recorded digests.
-            text_cache_bytes, offload_text, cuda_graphs, compile: See
-                :class:`~strands_cosmos3.engine.options.EngineOptions`.
 
         Raises:
             CheckpointError: The checkpoint is damaged, is not the expected one, or does not fit;
@@ -234,24 +231,15 @@ class Cosmos3Engine:
             ConfigError: ``parallel`` does not fit the number of processes or the transformer, or an
                 option the device.
         """
-        options = EngineOptions(
-            cuda_graphs=cuda_graphs,
-            compile=compile,
-            offload_text=offload_text,
-            text_cache_bytes=text_cache_bytes,
-        )
-        options.require_runnable(
-            torch.device(device).type, 1 if parallel is None else parallel.tp_size
-        )
+        options = options or EngineOptions()
+        device = torch.device(device or options.device or "cpu")
+        dtype, decode_video = dtype or options.dtype, decode_video or options.decode_video
+        options.require_runnable(device.type, 1 if parallel is None else parallel.tp_size)
         if dtype == "auto" and parallel is not None and parallel.world_size > 1:
             raise ConfigError(
                 "dtype 'auto' could differ between ranks; name one: bfloat16 or float32."
             )
-        parallel_context = (
-            SingleProcess(torch.device(device))
-            if parallel is None
-            else parallel.join(torch.device(device))
-        )
+        parallel_context = SingleProcess(device) if parallel is None else parallel.join(device)
         with ExitStack() as on_failure:
             on_failure.callback(parallel_context.close)
             where = parallel_context.device
@@ -262,7 +250,12 @@ class Cosmos3Engine:
             parallel_context.check(checkpoint.config)
             decoder, shard = bool(decode_video), parallel_context.shard
             preflight(
-                checkpoint, where, dtype, decoder=decoder, offload_text=offload_text, shard=shard
+                checkpoint,
+                where,
+                dtype,
+                decoder=decoder,
+                offload_text=options.offload_text,
+                shard=shard,
             )
             if verify:
                 checkpoint.verify()
@@ -284,7 +277,7 @@ class Cosmos3Engine:
                     f"{checkpoint.config.latent_channel}: "
                     "they do not belong together."
                 )
-            text_device = torch.device("cpu") if offload_text else None
+            text_device = torch.device("cpu") if options.offload_text else None
             transformer = checkpoint.load_transformer(where, dtype, text_device, shard)
             parallel_context.parallelize(transformer)
             engine = cls(

@@ -1,15 +1,13 @@
-"""Options of an engine that change its speed and its memory, not its results. Importing this
-loads no torch.
-"""
+"""Options of an engine. Importing this loads no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from strands_cosmos3.checks import typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 DecodeVideo = bool | Literal["preview"]
@@ -19,51 +17,43 @@ TEXT_CACHE_BYTES = 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine computes. Results are the same up to rounding.
-
-    Args:
-        cuda_graphs: Replay a CUDA graph at each denoising step, one for each shape and length of
-            prompts (CUDA only).
-        compile: Compile the denoising step with ``torch.compile``; each new shape then takes a
-            minute or more once.
-        offload_text: Keep the text tower in host memory except while it reads a new prompt.
-        text_cache_bytes: Bytes of prompts' keys and values to keep across calls; 0 keeps none.
+    """Device, speed and memory of a model. All but the dtype change results by rounding at most.
 
     Raises:
+        ConfigError: ``dtype`` or ``decode_video`` is unknown.
         InputError: A value has another type, or ``text_cache_bytes`` is negative.
     """
 
-    cuda_graphs: bool = False
-    compile: bool = False
-    offload_text: bool = False
-    text_cache_bytes: int = TEXT_CACHE_BYTES
+    device: str | None = option(None, *MODEL_BACKENDS)
+    """cpu, cuda or cuda:N; None is cuda where torch sees a GPU, else cpu."""
+    dtype: Dtype | None = option(None, *MODEL_BACKENDS)
+    """Type of weights and hidden states; None is bfloat16 on cuda, else float32. auto is bfloat16
+    on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster.
+    """
+    decode_video: DecodeVideo = option(False, *MODEL_BACKENDS, hidden=True)
+    """Decode the predicted video. preview is cheaper and less exact, for checkpoints with a preview
+    decoder.
+    """
+    cuda_graphs: bool = option(False, *ENGINE_BACKENDS)
+    """Replay a CUDA graph at each denoising step, one for each shape and length of prompts."""
+    compile: bool = option(False, *ENGINE_BACKENDS)
+    """Compile the denoising step with torch.compile; each new shape then takes a minute or more
+    once.
+    """
+    offload_text: bool = option(False, *ENGINE_BACKENDS)
+    """Keep the text tower in host memory except while it reads a new prompt."""
+    text_cache_bytes: int = option(TEXT_CACHE_BYTES, *ENGINE_BACKENDS)
+    """Bytes of prompts' keys and values to keep across calls; 0 keeps none."""
 
     def __post_init__(self) -> None:
         typed_fields(self)
         whole_number(self.text_cache_bytes, "text_cache_bytes", 0)
-
-    @classmethod
-    def of(cls, options: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-        """Return options that are given as such, by name or not at all; raises ConfigError for
-        an unknown name.
-        """
-        if options is None or isinstance(options, EngineOptions):
-            return options or cls()
-        valid = [field.name for field in fields(cls)]
-        if unknown := [repr(name) for name in options if name not in valid]:
+        if self.dtype not in (None, *DTYPES):
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
+        if not isinstance(self.decode_video, bool) and self.decode_video != "preview":
             raise ConfigError(
-                f"unknown engine option {', '.join(unknown)}; valid: {', '.join(valid)}."
+                f"decode_video {self.decode_video!r} is unknown; valid: True, False, 'preview'."
             )
-        return cls(**options)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
-        return {
-            field.name: value
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        }
 
     def require_runnable(self, device: str, tp_size: int = 1) -> None:
         """Raise a ConfigError if a kind of device, or layers that are split over ranks, cannot

@@ -113,7 +113,7 @@ def _head(report: Mapping[str, Any]) -> str:
         "host",
         "port",
     )
-    options = {name: policy[name] for name in shown}
+    options = {name: policy.get(name) for name in shown}
     facts = {
         "suite": None if settings["suite"] == "table" else settings["suite"],
         "robot": _robot(report.get("robot")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -25,7 +26,7 @@ from strands_cosmos3.evaluation.cluster import WORKER_FAILURES
 from strands_cosmos3.evaluation.ranks import RayRank, RayRankHandle
 from strands_cosmos3.evaluation.reply import Reply
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
+from strands_cosmos3.parallel.config import RankOptions
 from strands_cosmos3.parallel.group import RankGroup, RankTimeouts
 
 if TYPE_CHECKING:
@@ -122,13 +123,11 @@ class Replica:
             init_method = ray.get(handles[0].actor.rendezvous.remote(), timeout=_CALL_S)
         except (*WORKER_FAILURES, GetTimeoutError):
             raise RankLostError(f"{handles[0].name} ended before ranks could connect.") from None
-        parallel = ParallelConfig(topology.tp_size, topology.cfg_size)
+        parallel = policy.parallel
         device, dtype = ("cuda:0", "bfloat16") if topology.num_gpus else ("cpu", "float32")
         options = RankOptions(
-            device,
-            policy.dtype or dtype,  # pyright: ignore[reportArgumentType]
+            replace(policy.engine, device=device, dtype=policy.engine.dtype or dtype),
             threads=None if topology.num_gpus else 1,
-            engine=policy.engine,
         )
         for rank, handle in enumerate(handles):
             handle.load(policy.model, parallel, rank, init_method, options)

@@ -123,26 +123,18 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         and not perturbation.changes_scene
         and assignment.goal_instruction == assignment.policy_instruction
     )
-    if not same or policy.dtype is not None or policy.policy is not None:
+    if not same or policy.engine.dtype is not None or policy.policy is not None:
         return None
-    split = topology.ranks_per_replica > 1
-    on_cpu = (
-        "cpu"
-        if policy.backend == "native" and not topology.num_gpus and topology.replicas
-        else None
-    )
+    on_cpu = policy.backend == "native" and not topology.num_gpus and topology.replicas > 0
     options: dict[str, Any] = {
         "task": assignment.task,
         "instruction": assignment.goal_instruction,
         "seed": assignment.seed,
         "duration": perturbation.limit_s or settings.duration,
-        "control-frequency": settings.control_frequency,
-        "backend": None,
-        "tp": topology.tp_size if split else None,
-        "cfg": topology.cfg_size if split else None,
-        **settings.to_dict()["policy"],
-        "num_steps": perturbation.num_steps or policy.num_steps,
-        "device": policy.device or on_cpu,
+        "control_frequency": settings.control_frequency,
+        **policy.to_dict(),
+        "num_steps": perturbation.num_steps or policy.sampling.num_steps,
+        "device": policy.engine.device or ("cpu" if on_cpu else None),
         "replan_rows": perturbation.replan_rows or policy.replan_rows,
         "latency": perturbation.latency_s,
         "noise_seed": None
@@ -150,14 +142,14 @@ def _repeat(settings: Settings, assignment: Assignment) -> str | None:
         else assignment.noise_seed(settings.noise_seed),
         "video": "again.mp4",
     }
-    options |= {"backend": "distributed"} if split else {}
+    options |= {"backend": "distributed"} if topology.ranks_per_replica > 1 else {}
     options |= {"robot": settings.robot} if identity_of(settings.robot) else {}
-    given = [
-        f"--{k.replace('_', '-')} {shlex.quote(str(value))}"
-        for k, value in options.items()
+    flags = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in options.items()
         if value is not None
     ]
-    return f"strands-cosmos3 rollout {' '.join(given)}{' --borrow-domain' * settings.borrow_domain}"
+    return f"strands-cosmos3 rollout {' '.join(flags)}"
 
 
 def _robot(settings: Settings, records: Iterable[Record]) -> dict[str, Any]:

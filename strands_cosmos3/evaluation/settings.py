@@ -8,13 +8,11 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.backends.options import OPTION_BACKENDS, require_backend
 from strands_cosmos3.checks import instance_of, seed_number
-from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.libero_plan import (
     LIBERO_TASKS,
@@ -25,6 +23,11 @@ from strands_cosmos3.evaluation.libero_plan import (
 )
 from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
 from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction, make_plan
+from strands_cosmos3.evaluation.policy_settings import (
+    EVALUATED_BACKENDS,
+    POLICY_OPTIONS,
+    PolicySettings,
+)
 from strands_cosmos3.evaluation.robots import (
     absolute,
     embodiment_of,
@@ -34,62 +37,13 @@ from strands_cosmos3.evaluation.robots import (
     tasks_of,
 )
 from strands_cosmos3.evaluation.topology import Topology
+from strands_cosmos3.options import MODEL_BACKENDS, require_heeded, with_options
+from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.sim.episode import physics_steps_per_tick
 from strands_cosmos3.worlds.libero.protocol import get_protocol
 from strands_cosmos3.worlds.table.instruction import parse_instruction
-
-BACKENDS = ("scripted", "native", "diffusers", "service", "python")
-MODEL_BACKENDS = ("native", "diffusers")
-
-
-@dataclass(frozen=True)
-class PolicySettings:
-    """The policy that is evaluated, one of :data:`BACKENDS`; contradictory options raise a
-    ConfigError or UnknownNameError.
-
-    ``model`` to ``dtype`` belong to :data:`MODEL_BACKENDS`, ``engine`` to ``native``, ``host`` to
-    ``token`` to ``service``, ``policy`` to ``python``: ``module:name`` of what makes an object with
-    ``get_actions_sync``. None stands for the preset.
-    """
-
-    backend: str = "scripted"
-    model: str | None = None
-    num_steps: int | None = None
-    guidance_scale: float | None = None
-    policy_frames: int | None = None
-    device: str | None = None
-    dtype: str | None = None
-    replan_rows: int | None = None
-    host: str | None = None
-    port: int | None = None
-    action_space: str | None = None
-    dialect: str | None = None
-    token: str | None = field(default=None, repr=False)
-    policy: str | None = None
-    engine: EngineOptions = field(default_factory=EngineOptions)
-
-    def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise UnknownNameError("backend", self.backend, BACKENDS)
-        if (self.backend in MODEL_BACKENDS) != (self.model is not None):
-            raise ConfigError(
-                f"backend {self.backend!r} with model={self.model!r}: a checkpoint's folder or "
-                "hub repository belongs to "
-                f"{' and '.join(MODEL_BACKENDS)}, which need one."
-            )
-        if (self.backend == "python") != (self.policy is not None):
-            raise ConfigError(
-                f"backend {self.backend!r} with policy={self.policy!r}: backend python needs one, "
-                "as module:name."
-            )
-        given = {name: value for name, value in vars(self).items() if name in OPTION_BACKENDS}
-        require_backend(self.backend, given | self.engine.given)
-        if self.action_space is not None and self.backend != "service":
-            raise ConfigError(
-                f"action_space belongs to backend service, not to {self.backend}; leave it out."
-            )
 
 
 @dataclass(frozen=True)
@@ -113,8 +67,6 @@ class Settings:
         suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.worlds.libero.suites.SUITES`),
             whose tasks are numbers.
         robot: Of our table: a name, or a .toml file (docs/robots.md).
-        borrow_domain: Whether a model may drive a robot that Cosmos 3 has no domain for, by droid's
-            rows.
         protocol: For LIBERO: one of :data:`~strands_cosmos3.worlds.libero.protocol.PROTOCOLS`.
 
     Raises:
@@ -122,7 +74,7 @@ class Settings:
             written.
     """
 
-    policy: PolicySettings = field(default_factory=PolicySettings)
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(backend="scripted"))
     tasks: tuple[str, ...] = ("reach", "pick", "place", "stack")
     seeds: int = 100
     seed: int = 0
@@ -139,7 +91,6 @@ class Settings:
     suite: str = TABLE
     protocol: str = "openpi"
     robot: str = PANDA.name
-    borrow_domain: bool = False
 
     def __post_init__(self) -> None:
         robot = evaluated_robot(self.robot)
@@ -181,13 +132,17 @@ class Settings:
                 f"{robot.name!r}."
             )
         if self.is_libero:
-            require_libero(self.suite, self.seeds, self.clips, self.policy.backend, self.conditions)
+            require_libero(
+                self.suite, self.seeds, self.clips, str(self.policy.backend), self.conditions
+            )
         else:
             self._check_instruction()
             require_conditions(robot, self.conditions)
         self._check_policy()
         if self.policy.backend != "python":
-            borrowed(self.robot, embodiment_of(robot), self.policy.backend, self.borrow_domain)
+            borrowed(
+                self.robot, embodiment_of(robot), self.policy.backend, self.policy.borrow_domain
+            )
 
     @property
     def is_libero(self) -> bool:
@@ -219,22 +174,36 @@ class Settings:
 
     def _check_policy(self) -> None:
         policy, sharded = self.policy, self.topology.replicas > 0
+        if policy.backend not in EVALUATED_BACKENDS:
+            raise UnknownNameError("backend", policy.backend, EVALUATED_BACKENDS)
+        if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
+            raise ConfigError(
+                f"backend {policy.backend!r} with model={policy.model!r}: a checkpoint's folder or "
+                "hub repository belongs to native and diffusers, which need one."
+            )
+        if (policy.backend == "python") != (policy.policy is not None):
+            raise ConfigError(
+                f"backend {policy.backend!r} with policy={policy.policy!r}: backend python needs "
+                "one, as module:name."
+            )
+        # native runs split, too: the topology has the degrees
+        require_heeded(policy.backend, replace(policy, parallel=ParallelConfig()))
         if sharded and policy.backend != "native":
             raise ConfigError(
                 f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in "
                 "every worker, so leave num_gpus, "
-                "tp_size, cfg_size and total_shard out."
+                "tp, cfg and total_shard out."
             )
         if sharded:
             policy.engine.require_runnable(
                 "cuda" if self.topology.num_gpus else "cpu", self.topology.tp_size
             )
-        if sharded and policy.device is not None:
+        if sharded and policy.engine.device is not None:
             raise ConfigError(
-                f"device {policy.device!r}: num_gpus decides where replicas run; leave the device "
+                f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave the device "
                 "out."
             )
-        if self.topology.cfg_size > 1 and policy.guidance_scale == 1:
+        if self.topology.cfg_size > 1 and policy.sampling.guidance_scale == 1:
             raise ConfigError(
                 "cfg_size=2 with guidance_scale=1: there is no second pass to compute; use "
                 "cfg_size=1."
@@ -266,15 +235,11 @@ class Settings:
         identity is equal.
 
         The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to
-        it. The keys are those of version 0.1, so that its folders can be resumed.
+        it.
         """
-        rounding = {
-            name: value
-            for name, value in self.policy.engine.given.items()
-            if name in ("compile", "cuda_graphs")
-        }
+        policy = self.policy.to_dict()
         return {
-            "policy": self._policy_dict() | rounding,
+            "policy": {name: policy[name] for name in policy if name not in _SAME_RESULT},
             "tp_size": self.topology.tp_size,
             "cfg_size": self.topology.cfg_size,
             "on_gpu": self.topology.num_gpus > 0,
@@ -288,7 +253,6 @@ class Settings:
             "control_frequency": self.control_frequency,
             **({} if self.noise_seed is None else {"noise_seed": self.noise_seed}),
             **identity_of(self.robot),
-            **({"borrow_domain": True} if self.borrow_domain else {}),
             **(
                 {"suite": self.suite, "protocol": vars(get_protocol(self.protocol))}
                 if self.is_libero
@@ -300,7 +264,7 @@ class Settings:
         """Return everything that determines the figures of dynamics."""
         return {
             "model": self.policy.model,
-            "num_steps": self.policy.num_steps,
+            "num_steps": self.policy.sampling.num_steps,
             "clips": self.clips,
             "seed": self.seed,
         }
@@ -318,44 +282,19 @@ class Settings:
             "conditions": [c.identity() for c in self.conditions],
         }
         topology = {**vars(self.topology), "replicas": self.topology.replicas}
-        return {
-            **values,
-            "policy": self._policy_dict() | self.policy.engine.given,
-            "topology": topology,
-        }
-
-    def _policy_dict(self) -> dict[str, Any]:
-        values = {name: getattr(self.policy, name) for name in _POLICY}
-        # as in 0.1
-        return (
-            values
-            if self.policy.policy is not None
-            else {k: v for k, v in values.items() if k != "policy"}
-        )
+        return {**values, "policy": self.policy.to_dict(), "topology": topology}
 
 
-_TOPOLOGY = ("num_gpus", "tp_size", "cfg_size", "total_shard")
-_POLICY = tuple(
-    option.name for option in fields(PolicySettings) if option.name not in ("token", "engine")
+_SAME_RESULT = ("offload_text", "text_cache_bytes", "tp", "cfg")
+"""Options that do not change a result, or that the topology has."""
+_TOPOLOGY = ("num_gpus", "total_shard")
+_RUN = (
+    *("suite", "protocol", "robot", "tasks", "seeds", "seed", "noise_seed", "conditions"),
+    *("instruction", "duration", "control_frequency", "workers", "episode_timeout", "films"),
+    "clips",
 )
-_ENGINE = tuple(option.name for option in fields(EngineOptions))
-_EPISODES = (
-    *(
-        "suite",
-        "protocol",
-        "robot",
-        "borrow_domain",
-        "tasks",
-        "seeds",
-        "seed",
-        "noise_seed",
-        "conditions",
-    ),
-    *("instruction", "duration", "control_frequency"),
-)
-_RUN = (*_EPISODES, "workers", "episode_timeout", "films", "clips")
 _PLACE = ("out", "address")
-OPTIONS = (*_RUN, *_POLICY, *_ENGINE, *_TOPOLOGY, *_PLACE)
+OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, *_PLACE)
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
@@ -378,7 +317,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
-    in_model = (*_POLICY, *_ENGINE, "tp_size", "cfg_size", "path")
+    in_model = (*POLICY_OPTIONS, "path")
     for key in section:
         if key not in in_model:
             raise UnknownNameError(f"option of [model] in {path}", key, in_model)
@@ -411,16 +350,19 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
         run["tasks"] = _names(run["tasks"], "tasks")
     if "conditions" in run:
         run["conditions"] = _conditions(run["conditions"])
-    policy = {name: given[name] for name in _POLICY if name in given}
-    if "backend" not in policy and "model" in policy:
-        policy["backend"] = "native"
-    if "replan_rows" in policy:
-        Perturbation(replan_rows=policy["replan_rows"])  # validates it
+    policy = {name: given[name] for name in POLICY_OPTIONS if name in given}
+    policy.setdefault("backend", "native" if "model" in policy else "scripted")
     if run.get("suite", TABLE) != TABLE:
         run, policy = libero_options(run), policy | libero_policy(policy)
-    topology = Topology(**{name: given[name] for name in _TOPOLOGY if name in given})
-    engine = EngineOptions(**{name: given[name] for name in _ENGINE if name in given})
-    return Settings(PolicySettings(**policy, token=token, engine=engine), topology=topology, **run)
+    settings = with_options(
+        PolicySettings(), policy | ({} if token is None else {"api_key": token})
+    )
+    topology = Topology(
+        tp_size=settings.parallel.tp_size,
+        cfg_size=settings.parallel.cfg_size,
+        **{name: given[name] for name in _TOPOLOGY if name in given},
+    )
+    return Settings(settings, topology=topology, **run)
 
 
 def _names(value: Any, option: str) -> tuple[str, ...]:

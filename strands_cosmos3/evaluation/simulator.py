@@ -27,11 +27,11 @@ class Simulator(EpisodeRunner):
 
     def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
         self._robot, self._layout = self.stages.prepare(assignment)
-        rows = {
+        return {
             "embodiment": self.settings.embodiment,
-            "borrow_domain": self.settings.borrow_domain,
+            "robot": self.settings.robot,
+            "limits": self._robot.limits,
         }
-        return {"robot": self.settings.robot, "limits": self._robot.limits, **rows}
 
     def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:
         perturbation, settings = assignment.perturbation, self.settings

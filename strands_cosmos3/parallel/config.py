@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.options import option
 
 if TYPE_CHECKING:
     import torch
@@ -21,23 +22,22 @@ VAE_SPLITS = ("exact", "tiles", "off")
 class ParallelConfig:
     """How one engine is divided among ranks. Rank number = ``cfg_rank * tp_size + tp_rank``.
 
-    Args:
-        tp_size: Ranks that split every layer.
-        cfg_size: 2 computes the conditional and the unconditional pass of guidance on two groups of
-            ranks; 1 on one.
-        vae_split: How all ranks share the VAE: ``exact`` splits the width into shards that exchange
-            halos; ``tiles`` decodes overlapping tiles, which is approximate; ``off`` encodes on
-            each rank and decodes on rank 0.
-        timeout_s: Time limit of one exchange between ranks [s].
-
     Raises:
         ConfigError: A degree or the split is not valid.
     """
 
-    tp_size: int = 1
-    cfg_size: int = 1
-    vae_split: VaeSplit = "exact"
-    timeout_s: float = 120.0
+    tp_size: int = option(1, "distributed", flag="tp")
+    """Ranks that split every layer."""
+    cfg_size: int = option(1, "distributed", flag="cfg")
+    """2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1
+    on one. tp x cfg processes are needed.
+    """
+    vae_split: VaeSplit = option("exact", "distributed")
+    """How all ranks share the VAE: exact splits the width into shards that exchange halos; tiles
+    decodes overlapping tiles, which is approximate; off encodes on each rank and decodes on rank 0.
+    """
+    timeout_s: float = option(120.0, "distributed", hidden=True)
+    """Time limit of one exchange between ranks [s]."""
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "cfg_size"):
@@ -102,20 +102,20 @@ class ParallelConfig:
 class RankOptions:
     """How every rank loads and computes. All values can be written as JSON.
 
-    ``device`` is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number plus
-    ``first_gpu``. ``dtype`` as in ``Cosmos3Engine.from_pretrained``. ``action_space`` is for a
-    checkpoint that does not state its own. ``threads`` are CPU threads of each rank; None keeps
-    torch's default.
+    Args:
+        engine: Its device is ``cpu``, ``cuda:N``, or ``cuda`` for the GPU with the rank's number
+            plus ``first_gpu``; None is ``cpu``.
+        action_space: For a checkpoint that does not state its own.
+        threads: CPU threads of each rank; None keeps torch's default.
+        first_gpu: GPU of rank 0.
     """
 
-    device: str = "cpu"
-    dtype: Dtype | None = "float32"
-    decode_video: DecodeVideo = False
+    engine: EngineOptions = field(default_factory=EngineOptions)
     action_space: str | None = None
     threads: int | None = None
     first_gpu: int = 0
-    engine: EngineOptions = field(default_factory=EngineOptions)
 
-    def __post_init__(self) -> None:
-        # a dictionary, when read from JSON
-        object.__setattr__(self, "engine", EngineOptions.of(self.engine))
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RankOptions:
+        """Return the options that ``dataclasses.asdict`` wrote."""
+        return cls(**{**values, "engine": EngineOptions(**values["engine"])})

@@ -124,7 +124,7 @@ class Rank:
             )
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        device = torch.device(options.device)
+        device = torch.device(options.engine.device or "cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device(
                 "cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1)
@@ -135,11 +135,9 @@ class Rank:
         self._engine = Cosmos3Engine.from_pretrained(
             str(locate(checkpoint)),
             device=device,
-            dtype=options.dtype,
             parallel=parallel,
-            decode_video=options.decode_video,
+            options=options.engine,
             action_space=options.action_space,
-            **vars(options.engine),
         )
         self._engine.parallel_context.barrier()
 
@@ -202,7 +200,8 @@ def rank_processes(
     """
     timeouts = timeouts or RankTimeouts()
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // parallel.world_size)
-    loaded = {**asdict(options), "threads": threads if options.device == "cpu" else options.threads}
+    on_cpu = options.engine.device in (None, "cpu")
+    loaded = {**asdict(options), "threads": threads if on_cpu else options.threads}
 
     def start(end: ExitStack) -> list[RankProcess]:
         folder = end.enter_context(tempfile.TemporaryDirectory(prefix="strands-cosmos3-ranks-"))
@@ -362,7 +361,10 @@ def main(connection: Connection) -> None:
     """Host one rank until the parent closes it or is gone."""
     parent, rank = _Parent(connection), Rank()
     settings, _ = parent.requests.get()
-    degrees, options = ParallelConfig(**settings["parallel"]), RankOptions(**settings["options"])
+    degrees, options = (
+        ParallelConfig(**settings["parallel"]),
+        RankOptions.from_dict(settings["options"]),
+    )
     parent.send(
         rank.load(
             settings["checkpoint"], degrees, settings["rank"], settings["init_method"], options

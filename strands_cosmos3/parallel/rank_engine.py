@@ -62,13 +62,13 @@ class RankGroupEngine:
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         require_tp_size(checkpoint.config, parallel.tp_size)
-        options.engine.require_runnable(options.device.partition(":")[0], parallel.tp_size)
+        device = torch.device(options.engine.device or "cpu")
+        options.engine.require_runnable(device.type, parallel.tp_size)
         # once for all ranks
-        dtype = choose_dtype(options.dtype, torch.device(options.device), checkpoint.config)
-        options = replace(options, dtype=str(dtype).removeprefix("torch."))
-        return cls(
-            checkpoint, options.decode_video, rank_processes(folder, parallel, options, timeouts)
-        )
+        dtype = choose_dtype(options.engine.dtype, device, checkpoint.config)
+        engine = replace(options.engine, dtype=str(dtype).removeprefix("torch."))
+        group = rank_processes(folder, parallel, replace(options, engine=engine), timeouts)
+        return cls(checkpoint, engine.decode_video, group)
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Answer one request; see ``Cosmos3Engine.step``. Errors: as :meth:`step_batch`."""

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strands_cosmos3.backends import ServiceOptions, make_backend
+from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.backends.options import DecodeVideo, Dtype, EngineOptions, InferenceOptions
-from strands_cosmos3.checks import F64, seed_number, typed, whole_number
+from strands_cosmos3.checks import F64, instance_of, seed_number, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.embodiments import Embodiment, GripperConvention, get_embodiment
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.engine.options import DecodeVideo, Dtype
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.observe.mapping import (
     RobotMapping,
     only_picture,
@@ -28,11 +28,11 @@ from strands_cosmos3.observe.mapping import (
     require_state_keys,
     resolve_mapping,
 )
-from strands_cosmos3.observe.views import Composition
+from strands_cosmos3.options import MODEL_BACKENDS
 from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm
-from strands_cosmos3.policy.batch import BatchAnswers
-from strands_cosmos3.policy.contract import Step
+from strands_cosmos3.policy.contract import Policy, Step
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
@@ -40,93 +40,57 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observatio
 _CLOSE_S, _NUDGE_S = 10.0, 0.05
 
 
-class Cosmos3Policy(BatchAnswers):
+class Cosmos3Policy(Policy):
     """Cosmos 3 as a robot policy.
 
     Args:
         embodiment: Name of the embodiment, e.g. ``"droid"``.
         robot: ``"panda"`` or another robot turns chunks into joint targets for it; None passes raw
             columns through.
-        backend: ``"scripted"``, ``"replay"``, ``"native"`` (this package's engine),
-            ``"distributed"`` (the same on several processes, which it starts), ``"diffusers"`` (the
-            stock diffusers pipeline), ``"service"`` (a policy server), or a
-            :class:`~strands_cosmos3.backends.base.Backend` of your own. None is ``"native"``
-            (``"distributed"`` with ``parallel``), and ``"service"`` where its host, port, api_key
-            or client is given.
-        model: For ``native``, ``distributed`` and ``diffusers``, a checkpoint's folder or hub
-            repository; None is the bundled policy, which knows one simulated table. For ``replay``,
-            a path or ``Recording``.
+        backend: A name, or a :class:`~strands_cosmos3.backends.base.Backend` of your own. See
+            :class:`~strands_cosmos3.policy.options.PolicyOptions`.
+        model: A checkpoint's folder or hub repository; for ``replay``, a path or ``Recording``.
         mode: ``"policy"``; with ``native`` and ``distributed`` also ``"forward_dynamics"`` (predict
             the video: give ``raw_actions=``; the video is in ``last_rollout["video"]``) and
             ``"inverse_dynamics"`` (give ``video=``).
-        action_space: Name of the backend's action space: the checkpoint's, for a service
-            ``joint_pos``, or the embodiment's.
         observation_mapping: Canonical or view name -> key of the observation, added to the robot's
             own. Map no camera or all of the rig. strands-robots' direction, camera ->
             ``observation/<view>``, is understood too.
         action_mapping: Canonical name -> key of the action, likewise; without a robot, column ->
             key.
-        cameras: Names of the robot's cameras, if known, so that a missing view is an error here.
-        observed_gripper: Unit of the observation's gripper: ``fraction``, ``closed_fraction``,
-            ``finger_m`` or ``tendon`` (:data:`~strands_cosmos3.embodiments.GRIPPERS`), or
-            a ``GripperConvention``; None is metres for a Panda's finger joint, else the open
-            fraction.
-        commanded_gripper: Unit of the action's gripper, likewise; None also follows a host's model
-            (:meth:`set_sim_context`).
-        servo_lead: Whether targets are sent early to cancel the lag of position servos (0.1 s for a
-            Panda's) in a simulator whose model states them. Elsewhere, and with False, targets are
-            the planned joint angles.
-        prompt: Used where a call gives an empty instruction. seed: Noise seed; it grows by one with
-            each call of an episode.
+        prompt: Used where a call gives an empty instruction.
+        seed: Noise seed; it grows by one with each call of an episode.
         actions_per_step: Most steps that a call returns; None returns the checkpoint's
             ``replan_rows``, or the whole chunk. Our Robot executes that many rows before it
             requests the next chunk.
-        chunk_rows: Rows to request of an inference; None is the embodiment's number. A server may
-            return another number.
-        arm_model: The arm's MuJoCo model, path or name; None is the packaged one.
-        obstacles: Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None: those of
-            our Robot, else none.
-        borrow_domain: Whether a model's rows may drive a robot that Cosmos 3 has no domain for.
-        limits: Limits of the arm's joints (:class:`~strands_cosmos3.robots.joints.JointLimits`);
-            None: the Panda's.
-        num_steps, guidance_scale, guidance_interval, device, dtype: As in
-            :class:`~strands_cosmos3.backends.options.InferenceOptions`; None is the preset of
-            embodiment and checkpoint.
-        engine_options: For ``native`` and ``distributed``: ``EngineOptions`` or a dictionary of
-            them (docs/engine.md).
-        composition: For the same: ``framework`` or ``letterbox``, how three views are composed;
-            None is the checkpoint's way.
-        parallel: For ``distributed``: a :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
         decode_video: Whether ``last_rollout["video"]`` holds the predicted video, [F, H, W, 3]
             uint8; ``"preview"`` is cheaper.
-        decode_frames: Number of its first frames to decode: the given one and one for each row.
-            None is all of them.
-        policy_frames: 1 predicts actions only, several times faster. None: see
-            :class:`InferenceOptions`.
-        host, port, api_key, client: For ``service``: its server (None: localhost, 8000) and token,
-            or a ``PolicyClient``.
-        dialect: For ``service``: ``robolab`` (default), ``openpi``, ``vllm-omni`` (heeds
-            ``num_steps``), ``roboarena``, or ``libero`` (NVIDIA's LIBERO server, HTTP).
-            ``transport`` is ``"raw"``.
+        action_space, host, port, api_key, client, num_steps, guidance_scale, guidance_interval,
+            device, dtype: The options of these names; None is the preset of embodiment and
+            checkpoint.
+        options: All options (:class:`~strands_cosmos3.policy.options.PolicyOptions`), or some of
+            them by name, as ``{"policy_frames": 1}``.
+        transport: ``"raw"`` (WebSocket and msgpack), the only one.
 
     Attributes:
+        options: All options, those that were given as arguments included.
         last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16),
             ``sound``, ``seed``, ``timing``, ``action_space``; if known ``quantiles``, ``novelty``,
             ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
 
     Raises:
-        ConfigError: Options that contradict each other or are not available, or a mapping that
-            names nothing.
+        ConfigError: Options that contradict each other, are given twice or are not available, or a
+            mapping that names nothing.
         ObservationError: ``cameras`` lacks one that is needed.
         UnknownNameError: An unknown embodiment, mode or backend; the message lists the valid ones.
     """
 
-    default_backend: ClassVar[str | None] = None
-    """Backend when no option names one: the bundled policy (None), or ``service`` for policies
-    that a host makes by name.
+    default_backend: ClassVar[str] = "native"
+    """Backend when no option names one: ``native``, or ``service`` for policies that a host makes
+    by name.
     """
 
-    @typed("backend", "cameras")
+    @typed("backend", "decode_video", "dtype")
     def __init__(
         self,
         embodiment: str | Embodiment = "droid",
@@ -135,58 +99,54 @@ class Cosmos3Policy(BatchAnswers):
         model: Any = None,
         mode: str = "policy",
         action_space: str | None = None,
-        observation_mapping: Mapping[str, str] | None = None,
-        action_mapping: Mapping[str, str] | None = None,
-        prompt: str = "",
-        seed: int | None = None,
-        actions_per_step: int | None = None,
-        chunk_rows: int | None = None,
-        arm_model: Any = None,
-        limits: Any = None,
-        num_steps: int | None = None,
-        guidance_scale: float | None = None,
-        guidance_interval: tuple[float, float] | None = None,
-        device: str | None = None,
-        dtype: Dtype | None = None,
-        engine_options: EngineOptions | Mapping[str, Any] | None = None,
-        composition: Composition | None = None,
-        decode_video: DecodeVideo = False,
-        decode_frames: int | None = None,
-        policy_frames: int | None = None,
         host: str | None = None,
         port: int | None = None,
         api_key: str | None = None,
         client: Any = None,
-        dialect: str | None = None,
+        observation_mapping: Mapping[str, str] | None = None,
+        action_mapping: Mapping[str, str] | None = None,
+        prompt: str = "",
+        num_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[float, float] | None = None,
+        seed: int | None = None,
+        device: str | None = None,
+        dtype: Dtype | None = None,
+        decode_video: DecodeVideo = False,
+        actions_per_step: int | None = None,
+        options: PolicyOptions | Mapping[str, Any] = PolicyOptions(),
         transport: str = "raw",
-        parallel: Any = None,
-        cameras: Sequence[str] | None = None,
-        observed_gripper: str | GripperConvention | None = None,
-        commanded_gripper: str | GripperConvention | None = None,
-        servo_lead: bool = True,
-        obstacles: Sequence[Obstacle] | None = None,
-        borrow_domain: bool = False,
     ):
         if transport != "raw":
             raise ConfigError(
                 f"transport {transport!r} does not exist; valid: 'raw' (WebSocket and msgpack)."
             )
+        self.options = options = PolicyOptions.of(options).with_arguments(
+            {
+                "action_space": action_space,
+                "host": host,
+                "port": port,
+                "api_key": api_key,
+                "client": client,
+                "num_steps": num_steps,
+                "guidance_scale": guidance_scale,
+                "guidance_interval": guidance_interval,
+                "device": device,
+                "dtype": dtype,
+                "decode_video": decode_video,
+                "actions_per_step": actions_per_step,
+            }
+        )
+        backend = options.once("backend", backend)
+        model = options.once("model", model)
+        arm = options.arm
         self.embodiment = get_embodiment(embodiment)
         self.robot = robot
         self.mode = Mode.parse(mode)
-        self.action_space = self.embodiment.action_space(action_space)
-        self.actions_per_step = (
-            None
-            if actions_per_step is None
-            else whole_number(actions_per_step, "actions_per_step", 1)
-        )
-        self._chunk_rows = (
-            None if chunk_rows is None else whole_number(chunk_rows, "chunk_rows", 1, 256)
-        )
+        self.action_space = self.embodiment.action_space(options.action_space)
+        self.actions_per_step = options.replan_rows
         self.prompt = prompt
-        self.decode_frames = (
-            None if decode_frames is None else whole_number(decode_frames, "decode_frames", 0)
-        )
+        self.decode_frames = options.decode_frames
         self.last_rollout: dict[str, Any] = {}
         self.robot_state_keys: list[str] = []
         self._action_mapping = action_mapping
@@ -194,50 +154,41 @@ class Cosmos3Policy(BatchAnswers):
             observation_mapping,
             action_mapping,
             self.embodiment.rig,
-            observed_gripper,
-            commanded_gripper,
+            arm.observed_gripper,
+            arm.commanded_gripper,
         )
         self._mapping = resolve_mapping(robot, None, *self._mapped)
-        self._gripper_is_given = commanded_gripper is not None
         self._first_seed = 0 if seed is None else seed_number(seed)
         # get_actions runs in worker threads; solver, clock and counters are shared
         self._planning = threading.RLock()
         self._closed = False
-        preflight.require_arm(robot, arm_model=arm_model, limits=limits, obstacles=obstacles)
+        preflight.require_arm(robot, arm)
         self.borrowed_domain = preflight.borrowed(
-            robot, self.embodiment.name, backend, borrow_domain
+            robot, self.embodiment.name, backend, options.borrow_domain
         )
         self._arm = (
-            None if robot is None else PolicyArm(arm_model, limits, servo_lead, obstacles, robot)
+            None
+            if robot is None
+            else PolicyArm(arm.arm_model, arm.limits, arm.servo_lead, arm.obstacles, robot)
         )
-        options = InferenceOptions(
-            device=device,
-            dtype=dtype,
-            num_steps=num_steps,
-            guidance_scale=guidance_scale,
-            guidance_interval=guidance_interval,
-            # which answers only so
-            decode_video=decode_video or bool(decode_frames) or self.mode is Mode.FORWARD_DYNAMICS,
-            policy_frames=policy_frames,
-            composition=composition,
-            engine=EngineOptions.of(engine_options),
-            parallel=parallel,
-        )
-        service = ServiceOptions(host, port, api_key, client, dialect)
-        if backend is None and model is None and not service.given:
-            backend = "distributed" if parallel is not None else self.default_backend or "native"
+        if backend is None:
+            backend = options.backend_with(model, self.default_backend)
         if backend in ("native", "distributed") and model is None:
             model = embedded_checkpoint(self.embodiment.name, robot)
-        self.backend = make_backend(backend, model, options, action_space, service)
+        for_backend = options.for_backend
+        if backend in MODEL_BACKENDS and (
+            self.decode_frames or self.mode is Mode.FORWARD_DYNAMICS
+        ):  # forward dynamics answers with its video only
+            engine = replace(options.engine, decode_video=options.engine.decode_video or True)
+            for_backend = replace(for_backend, engine=engine)
+        self.backend = make_backend(backend, model, for_backend, options.action_space)
         with ExitStack() as unmade:
             unmade.callback(self.backend.close)
-            self._configure_from_backend(action_space, cameras)
+            self._configure_from_backend()
             unmade.pop_all()
         self._start_over()
 
-    def _configure_from_backend(
-        self, action_space: str | None, cameras: Sequence[str] | None
-    ) -> None:
+    def _configure_from_backend(self) -> None:
         """Take over what the backend declares."""
         info = self.info
         if self.mode not in info.modes:
@@ -247,7 +198,7 @@ class Cosmos3Policy(BatchAnswers):
                 "use backend='native'."
             )
         if (
-            action_space is None
+            self.options.action_space is None
             and (declared := info.action_space_for(self.embodiment)) is not None
         ):
             self.action_space = self.embodiment.action_space(declared)
@@ -259,7 +210,7 @@ class Cosmos3Policy(BatchAnswers):
             self._action_mapping,
         )
         if self.requires_images:
-            preflight.require_every_camera(self._mapping, cameras)
+            preflight.require_every_camera(self._mapping, self.options.arm.cameras)
         preflight.require_recorded(self.backend, self.robot)
 
     def _start_over(self) -> None:
@@ -317,7 +268,7 @@ class Cosmos3Policy(BatchAnswers):
     @property
     def _rows_asked(self) -> int:
         return (
-            self._chunk_rows
+            self.options.chunk_rows
             or self.info.chunk_rows
             or self.embodiment.chunk_rows(self.action_space.name)
         )
@@ -340,7 +291,7 @@ class Cosmos3Policy(BatchAnswers):
             ConfigError, UnknownNameError: An option cannot be had, or no action would reach the
                 robot.
         """
-        preflight.require_options(policy_config, inspect.signature(cls).parameters)
+        preflight.require_arguments(policy_config, inspect.signature(cls).parameters)
         preflight.check_inputs(observation_keys, **policy_config)
 
     def set_robot_state_keys(self, robot_state_keys: Sequence[str]) -> None:
@@ -380,7 +331,7 @@ class Cosmos3Policy(BatchAnswers):
         if self._arm is None:
             return
         units = self._arm.bind_model(model, namespace, self._mapping)
-        if not self._gripper_is_given:
+        if self.options.arm.commanded_gripper is None:
             self._mapping = self._mapping.commanding(units)
 
     def reset(self, seed: int | None = None) -> None:
@@ -456,6 +407,62 @@ class Cosmos3Policy(BatchAnswers):
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
             return self._next_steps(plan, observation, delay)
+
+    @typed("observations")
+    def get_actions_batch(
+        self, observations: Sequence[Mapping[str, Any]], instructions: str | Sequence[str]
+    ) -> list[list[Step]]:
+        """The next steps for each of several flat observations, by one inference: of several
+        robots, or candidates for one.
+
+        Item i is what ``get_actions_sync`` answers at the beginning of an episode, with the seed of
+        the i-th call from now on: the same observation given K times yields K candidates, which
+        share its encoding. The policy's own episode ends; ``last_rollout`` is that of the last
+        item.
+
+        Args:
+            observations: As of ``get_actions_sync``.
+            instructions: One for each observation, or one for all.
+
+        Raises:
+            ConfigError: The mode is not ``policy``.
+            InputError: Not as many instructions as observations, or an argument is malformed.
+            ObservationError, BackendError: As of ``get_actions_sync``.
+        """
+        instance_of(observations, Sequence, "observations")
+        if self.mode is not Mode.POLICY:
+            raise ConfigError(f"a batch is answered in mode 'policy', not in {str(self.mode)!r}.")
+        texts = (
+            [instructions] * len(observations)
+            if isinstance(instructions, str)
+            else list(instructions)
+        )
+        if len(texts) != len(observations):
+            raise InputError(
+                f"{len(texts)} instructions for {len(observations)} observations; give one for "
+                "each, or one text."
+            )
+        with self._planning:
+            self._require_open()
+            first = self._calls
+            read: list[Observation] = []
+            requests: list[Request] = []
+            for i, (given, text) in enumerate(zip(observations, texts, strict=True)):
+                self._start_over()
+                self._calls = first + i
+                read.append(self._observation(given, 0.0))
+                requests.append(self._request(read[-1], text or self.prompt, None, None, None))
+            started = time.perf_counter()
+            chunks = self.backend.infer_batch(requests) if requests else []
+            infer_ms = (time.perf_counter() - started) * 1e3
+            answers: list[list[Step]] = []
+            for i, (chunk, observation) in enumerate(zip(chunks, read, strict=True)):
+                self._start_over()
+                self._calls = first + i
+                answers.append(
+                    self._next_steps(self._solved(chunk, observation, infer_ms), observation, 0)
+                )
+            return answers
 
     def _next_steps(
         self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int

@@ -9,7 +9,8 @@ from strands_cosmos3.checks import typed
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy.contract import Policy
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
-from strands_cosmos3.policy.preflight import require_options
+from strands_cosmos3.policy.host import HostedCosmos3Policy
+from strands_cosmos3.policy.preflight import require_arguments
 
 
 @typed()
@@ -17,8 +18,8 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     """Make a policy by name, as strands-robots does: ``create_policy("cosmos3", embodiment="droid",
     backend="scripted")``.
 
-    Without a backend, model or parallel it is ``service`` on localhost:8000, as strands-robots' own
-    ``cosmos3``; ``"cosmos3://host:port"`` says where that server is.
+    Without a backend, model or degrees of parallelism it is ``service`` on localhost:8000, as
+    strands-robots' own ``cosmos3``; ``"cosmos3://host:port"`` says where that server is.
 
     Raises:
         ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that
@@ -36,7 +37,5 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
                 f"{provider!r} says where the server is; leave {', '.join(twice)} out."
             )
         config["host"] = f"ws://{address}"
-    require_options(config, inspect.signature(Cosmos3Policy).parameters)
-    if all(config.get(name) is None for name in ("backend", "model", "parallel")):
-        config["backend"] = "service"
-    return Cosmos3Policy(**config)
+    require_arguments(config, inspect.signature(Cosmos3Policy).parameters)
+    return HostedCosmos3Policy(**config)

@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.backends import BACKENDS, required_inputs
+from strands_cosmos3.backends import required_inputs
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.backends.options import EngineOptions, InferenceOptions
-from strands_cosmos3.checks import instance_of, require_type, whole_number
+from strands_cosmos3.checks import instance_of, require_type
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, resolve_mapping
+from strands_cosmos3.options import BACKENDS, options_of
+from strands_cosmos3.policy.options import ArmOptions, PolicyOptions
 from strands_cosmos3.robots.catalogue import get_robot, recorded_robot
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.types import Mode
 
 
-def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None) -> None:
+def require_every_camera(mapping: RobotMapping, cameras: Iterable[str] | None) -> None:
     """Refuse a mapping of cameras that leaves one out, and a robot without one that is needed.
 
     Args:
@@ -40,17 +42,15 @@ def require_every_camera(mapping: RobotMapping, cameras: Iterable[object] | None
         )
     if cameras is None:
         return
-    if isinstance(cameras, str) or not all(isinstance(name, str) for name in cameras):
-        raise InputError(f"cameras is a list of camera names, got {cameras!r}.")
-    mapping.cameras.require(map(str, cameras))
+    mapping.cameras.require(cameras)
 
 
-def require_arm(robot: str | None, **options: Any) -> None:
+def require_arm(robot: str | None, arm: ArmOptions) -> None:
     """Raise ConfigError for options of an arm that are given without a robot: they would be
     ignored.
     """
-    for name, value in options.items():
-        if robot is None and value is not None:
+    for name in ("arm_model", "limits", "obstacles"):
+        if robot is None and getattr(arm, name) is not None:
             raise ConfigError(
                 f"{name} describes an arm, and robot=None answers raw columns; add robot='panda'."
             )
@@ -104,17 +104,18 @@ def _arms_of(robot: RobotSpec) -> tuple[object, ...]:
     return robot.model, [(limb.name, limb.joints, limb.frame) for limb in robot.limbs]
 
 
-def require_options(config: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse options that a policy's constructor does not have.
+def require_arguments(config: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse arguments that a policy's constructor does not have.
 
     Raises:
         ConfigError: It lacks some of them; the message lists those that it has.
     """
     known = list(known)
-    if unknown := [name for name in config if name not in known]:
-        raise ConfigError(
-            f"unknown policy option {', '.join(map(repr, unknown))}; valid: {', '.join(known)}."
-        )
+    for name in config:
+        if name in options_of(PolicyOptions) and name not in known:
+            raise ConfigError(f"{name!r} is an option: pass options={{{name!r}: ...}}.")
+        if name not in known:
+            raise ConfigError(f"unknown policy option {name!r}; valid: {', '.join(known)}.")
 
 
 def check_inputs(
@@ -125,8 +126,10 @@ def check_inputs(
     action_space: str | None = None,
     observation_mapping: Mapping[str, str] | None = None,
     action_mapping: Mapping[str, str] | None = None,
-    borrow_domain: bool = False,
-    **other: Any,
+    model: Any = None,
+    mode: Any = "policy",
+    options: PolicyOptions | Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
 ) -> None:
     """Check that a policy with these options can read such observations and move the robot they
     come from.
@@ -143,11 +146,15 @@ def check_inputs(
         InputError: A value is out of range or an unknown name.
     """
     require_type(observation_keys, Set[str], "observation_keys")
-    _require_hostable(backend)
     chosen = get_embodiment(embodiment)
-    chosen.action_space(action_space)
-    _check_values(other)
-    borrowed(robot, chosen.name, backend, borrow_domain)
+    Mode.parse(mode)
+    chosen_options = PolicyOptions.of(options).with_arguments(
+        {"action_space": action_space, **arguments}
+    )
+    backend = chosen_options.once("backend", backend)
+    _require_hostable(backend)
+    chosen.action_space(chosen_options.action_space)
+    borrowed(robot, chosen.name, backend, chosen_options.borrow_domain)
     mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
     if required_inputs(backend).requires_images:
         require_every_camera(mapping, None)
@@ -158,7 +165,9 @@ def check_inputs(
         rename_columns(tuple(mapping.observed), action_mapping)
     elif action_mapping is None:
         served = backend in (None, "service") and "joint_pos" in chosen.spaces
-        space = chosen.action_space(action_space or ("joint_pos" if served else None))
+        space = chosen.action_space(
+            chosen_options.action_space or ("joint_pos" if served else None)
+        )
         _require_some(space.columns, observation_keys)
 
 
@@ -171,20 +180,6 @@ def _require_hostable(backend: Any) -> None:
             "(strands_cosmos3.Robot), which another one "
             "does not show; use 'replay', 'native' or 'service'."
         )
-
-
-def _check_values(options: Mapping[str, Any]) -> None:
-    """Refuse values that the constructor would refuse."""
-    EngineOptions.of(options.get("engine_options"))
-    InferenceOptions(
-        num_steps=options.get("num_steps"),
-        dtype=options.get("dtype"),
-        composition=options.get("composition"),
-    )
-    Mode.parse(options.get("mode", "policy"))
-    for name in ("actions_per_step", "chunk_rows"):
-        if options.get(name) is not None:
-            whole_number(options[name], name, 1)
 
 
 def _require_some(columns: Sequence[str], names: Set[str]) -> None:

@@ -19,7 +19,9 @@ from strands_cosmos3.checks import F64, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.options import with_options
 from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.catalogue import aliases, get_robot, packaged_robots, source_of
 from strands_cosmos3.robots.model import frame_body
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
@@ -185,8 +187,11 @@ class Robot(SimulatedArm):
                 if self.scene.robot.embodiment is None
                 else {"embodiment": self.scene.robot.embodiment}
             )
-            given = {"robot": robot_name, "limits": self.limits, **own, **(policy_config or {})}
-            policy = create_policy(policy_provider, **given)
+            config = {"robot": robot_name, **own, **(policy_config or {})}
+            options = PolicyOptions.of(config.get("options", {}))
+            if options.arm.limits is None:
+                options = with_options(options, {"limits": self.limits})
+            policy = create_policy(policy_provider, **{**config, "options": options})
         try:
             recording = recording_of(policy)
             self.reset(seed, None if recording is None else self._start_of(recording), layout)

@@ -42,7 +42,7 @@ class ClosedLoop:
 
     def settings(self, checkpoint: Path) -> Settings:
         """Return the same as an evaluation's settings."""
-        policy = PolicySettings("native", str(checkpoint))
+        policy = PolicySettings(backend="native", model=str(checkpoint))
         return Settings(
             policy, self.tasks, seeds=self.episodes, seed=self.seed, duration=self.limit_s
         )

@@ -16,13 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from helpers.options import backend_options  # noqa: E402
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, required_inputs  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
 from strands_cosmos3.backends.model_input import ModelInput, as_pictures  # noqa: E402
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
-from strands_cosmos3.backends.options import EngineOptions, InferenceOptions  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
@@ -40,12 +40,13 @@ from strands_cosmos3.errors import (  # noqa: E402
     UnknownNameError,
     VariantError,
 )
+from strands_cosmos3.options import with_options  # noqa: E402
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
 from strands_cosmos3.robots.panda import HOME_Q  # noqa: E402
 from strands_cosmos3.serving.wire import encode_rows  # noqa: E402
 from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
-QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+QUICK = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
 DROID = get_embodiment("droid")
 
 
@@ -260,7 +261,7 @@ def test_the_backend_composes_the_views(native, monkeypatch):
     views = {
         name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
     }
-    stretching = EngineBackend(native.engine, replace(QUICK, composition="framework"))
+    stretching = EngineBackend(native.engine, with_options(QUICK, {"composition": "framework"}))
     assert native.compose(views, DROID_RIG).shape == (256, 303, 3), (
         "what its canvas holds of 540 x 640"
     )
@@ -328,7 +329,7 @@ def test_pictures_are_rounded():
 
 @pytest.mark.parametrize("name", ["native", "diffusers"])
 def test_predicted_world(folder, name):
-    backend = make_backend(name, folder, replace(QUICK, decode_video=True))
+    backend = make_backend(name, folder, with_options(QUICK, {"decode_video": True}))
     video = backend.infer(question()).video
     assert video.shape == (9, 144, 176, 3)
     assert video.dtype == np.uint8
@@ -340,7 +341,8 @@ def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(fold
     about = {"future_mode": "forward_dynamics", "policy_frames": [1, 9], "dynamics_steps": 1}
     apart = declaring(folder, tmp_path / "apart", **about)
     shown, plain = (
-        make_backend("native", apart, replace(QUICK, decode_video=how)) for how in (True, False)
+        make_backend("native", apart, with_options(QUICK, {"decode_video": how}))
+        for how in (True, False)
     )
     chunk, (alone, again) = (
         shown.infer(question()),
@@ -349,7 +351,9 @@ def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(fold
     assert chunk.action.tolist() == alone.action.tolist()
     assert alone.video is None
     own = make_backend(
-        "native", apart, replace(QUICK, decode_video=True, num_steps=None, guidance_scale=None)
+        "native",
+        apart,
+        with_options(QUICK, {"decode_video": True, "num_steps": None, "guidance_scale": None}),
     )
     known = question(mode=Mode.FORWARD_DYNAMICS, conditioning_actions=chunk.action)
     np.testing.assert_array_equal(
@@ -361,7 +365,7 @@ def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(fold
     assert both[1].video.shape == (5, 144, 176, 3)
     np.testing.assert_allclose(both[1].action, again.action, atol=2e-5)
     together = make_backend(
-        "native", apart, replace(QUICK, decode_video=True, policy_frames=9)
+        "native", apart, with_options(QUICK, {"decode_video": True, "policy_frames": 9})
     ).infer(question())
     assert together.action.tolist() != alone.action.tolist(), (
         "rows and video denoised together, where that is asked for"
@@ -389,15 +393,16 @@ def test_joint_pos(joint_folder, folder):
 def test_presets_and_overrides(folder):
     checkpoint = Checkpoint.open(folder)
     asked = question()
-    preset = ModelInput(checkpoint, InferenceOptions()).sampling(asked)
+    preset = ModelInput(checkpoint, backend_options()).sampling(asked)
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (30, 1.0, 10.0)
-    preset = ModelInput(checkpoint, InferenceOptions()).sampling(
+    preset = ModelInput(checkpoint, backend_options()).sampling(
         question(action_space=DROID.action_space("joint_pos"))
     )
     assert (preset.num_steps, preset.guidance_scale, preset.flow_shift) == (4, 3.0, 5.0)
     assert ModelInput(checkpoint, QUICK).sampling(asked).num_steps == 2
     edge = ModelInput(
-        replace(checkpoint, variant=VARIANTS["edge-policy-droid"]), replace(QUICK, num_steps=None)
+        replace(checkpoint, variant=VARIANTS["edge-policy-droid"]),
+        with_options(QUICK, {"num_steps": None}),
     )
     preset = edge.sampling(question(action_space=DROID.action_space("joint_pos")))
     made = edge(asked, "native").request(preset)
@@ -411,7 +416,7 @@ def test_a_checkpoints_state_and_tier(folder):
         state_row=StateRow((0.0,) * 10, (1.0,) * 10),
         metadata={"resolution_tier": 128},
     )
-    given, pose = ModelInput(found, InferenceOptions()), np.eye(4)
+    given, pose = ModelInput(found, backend_options()), np.eye(4)
     pose[:3] = [[0, -1, 0, 0.4], [1, 0, 0, 0.2], [0, 0, 1, 0.3]]
     made = given(question(limb_poses={"arm": pose}, gripper=0.7), "native")
     np.testing.assert_allclose(
@@ -435,7 +440,7 @@ def test_refusals(native, folder, tmp_path):
     with pytest.raises(LayoutError):
         make_backend("native", tmp_path / "nothing")
     with pytest.raises(ConfigError, match="float64"):
-        InferenceOptions(dtype="float64")
+        backend_options(dtype="float64")
 
 
 def test_a_missing_library_names_the_extra(folder, monkeypatch):
@@ -468,23 +473,21 @@ def test_behind_the_policy(folder, joint_folder):
 def test_options_reach_the_engine(folder):
     chosen = {"compile": True, "offload_text": True, "text_cache_bytes": 0}
     policy = Cosmos3Policy(
-        "droid", model=str(folder), device="cpu", dtype="bfloat16", engine_options=chosen
+        "droid", model=str(folder), device="cpu", dtype="bfloat16", options=chosen
     )
     with (
         closing(policy),
-        closing(
-            make_backend("native", folder, replace(QUICK, engine=EngineOptions(**chosen)))
-        ) as backend,
+        closing(make_backend("native", folder, with_options(QUICK, chosen))) as backend,
     ):
         for engine in (policy.backend.engine, backend.engine):
-            assert engine.options == EngineOptions(**chosen)
+            assert chosen.items() <= vars(engine.options).items()
         assert policy.backend.engine.dtype is torch.bfloat16
     with pytest.raises(
         ConfigError, match="compile belongs to backend native or distributed, not to diffusers"
     ):
-        make_backend("diffusers", folder, replace(QUICK, engine=EngineOptions(compile=True)))
-    with pytest.raises(ConfigError, match="unknown engine option 'graphs'"):
-        Cosmos3Policy.preflight({"image"}, engine_options={"graphs": True})
+        make_backend("diffusers", folder, with_options(QUICK, {"compile": True}))
+    with pytest.raises(ConfigError, match="unknown option 'graphs'"):
+        Cosmos3Policy.preflight({"image"}, options={"graphs": True})
 
 
 def test_the_composition_can_be_chosen(folder):
@@ -494,16 +497,18 @@ def test_the_composition_can_be_chosen(folder):
     }
     for composition in ("framework", "letterbox"):
         with closing(
-            Cosmos3Policy("droid", model=str(folder), device="cpu", composition=composition)
+            Cosmos3Policy(
+                "droid", model=str(folder), device="cpu", options={"composition": composition}
+            )
         ) as policy:
             picture = policy.backend.compose(views, DROID_RIG)
             assert np.array_equal(picture, compose_views(views, DROID_RIG, composition))
     with pytest.raises(ConfigError, match="'stretch' does not exist; valid: letterbox, framework"):
-        Cosmos3Policy("droid", model=str(folder), composition="stretch")
+        Cosmos3Policy("droid", model=str(folder), options={"composition": "stretch"})
     with pytest.raises(
         ConfigError, match="composition belongs to backend native or distributed, not to scripted"
     ):
-        Cosmos3Policy("droid", backend="scripted", composition="letterbox")
+        Cosmos3Policy("droid", backend="scripted", options={"composition": "letterbox"})
 
 
 def test_what_backends_need_is_known_before_they_are_made():

@@ -13,10 +13,10 @@ av = pytest.importorskip("av")
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from helpers.options import backend_options  # noqa: E402
 from strands_cosmos3.backends.model_input import ModelInput  # noqa: E402
 from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
-from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
-from strands_cosmos3.commands.infer import Infer  # noqa: E402
+from strands_cosmos3.commands.infer import InferCommand  # noqa: E402
 from strands_cosmos3.embedded import embedded_checkpoint  # noqa: E402
 from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 def policy(folder, mode, **options):
     world = mode == "forward_dynamics"
-    quick = InferenceOptions(
+    quick = backend_options(
         device="cpu", num_steps=1, guidance_scale=1.0, image_size=256, decode_video=world
     )
     return Cosmos3Policy(backend=NativeBackend(folder, quick), mode=mode, **options)
@@ -77,12 +77,14 @@ def test_each_mode_takes_the_steps_that_the_checkpoint_records_for_it(mode, step
         mode=Mode(mode),
         **given,
     )
-    assert ModelInput(checkpoint, InferenceOptions()).sampling(request).num_steps == steps
+    assert ModelInput(checkpoint, backend_options()).sampling(request).num_steps == steps
     processed = SimpleNamespace(
         embodiment=droid, space=droid.action_space("midtrain"), mode=Mode(mode)
     )
     processed.request = lambda sampling, **_: sampling
-    asked = Infer(out=Path("out"))._request(SimpleNamespace(checkpoint=checkpoint), processed)
+    asked = InferCommand(out=Path("out"))._request(
+        SimpleNamespace(checkpoint=checkpoint), processed
+    )
     assert asked.num_steps == steps
 
 

@@ -123,7 +123,7 @@ class Loops(Backend):
 
 
 def test_a_policys_posture_is_where_its_episode_began():
-    with Cosmos3Policy(robot="panda", backend=Loops(), chunk_rows=60) as policy:
+    with Cosmos3Policy(robot="panda", backend=Loops(), options={"chunk_rows": 60}) as policy:
         for q_start in (HOME_Q, ASIDE_Q):
             policy.reset()
             q = q_start

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.options import backend_options
 from strands_cosmos3.backends.native import NativeBackend
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -78,6 +78,6 @@ def test_ranks_do_not_measure_each_for_itself(checkpoints):
 @pytest.mark.parametrize("dtype", [None, "auto"])
 def test_the_bundled_policy_stays_in_float32_on_a_cpu(dtype):
     with closing(
-        NativeBackend(embedded_checkpoint(), InferenceOptions(device="cpu", dtype=dtype))
+        NativeBackend(embedded_checkpoint(), backend_options(device="cpu", dtype=dtype))
     ) as backend:
         assert backend.engine.dtype is torch.float32

@@ -10,6 +10,7 @@ import torch
 
 from helpers.cosmos3_oracle import CHUNK, Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -36,7 +37,9 @@ def seeded(checkpoints):
 def test_text_cache_changes_no_bit(checkpoints, kind, dtype):
     asked = request(Case(checkpoints[kind], steps=2))
     cached = engine(checkpoints[kind], dtype)
-    bare = Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=dtype, text_cache_bytes=0)
+    bare = Cosmos3Engine.from_pretrained(
+        checkpoints[kind], dtype=dtype, options=EngineOptions(text_cache_bytes=0)
+    )
     expected = bare.step(asked)
     for _ in range(2):
         found = cached.step(asked)
@@ -61,7 +64,7 @@ def test_the_text_cache_tells_prompts_apart(checkpoints):
     folder = checkpoints["silu"]
     asked = request(Case(folder, steps=1, guidance=1.0))
     cached = Cosmos3Engine.from_pretrained(folder)
-    bare = Cosmos3Engine.from_pretrained(folder, text_cache_bytes=0)
+    bare = Cosmos3Engine.from_pretrained(folder, options=EngineOptions(text_cache_bytes=0))
     ids = asked.text_ids
     others = [
         torch.cat([ids[:i], ids[i : i + 1] + 100, ids[i + 1 :]]) for i in (0, 8, 17, len(ids) - 1)
@@ -85,7 +88,7 @@ def test_the_text_cache_is_bounded(checkpoints):
     asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
     probe = engine(checkpoints["silu"], torch.float32).text_cache.get(tuple(range(40, 75))).nbytes
     small = Cosmos3Engine.from_pretrained(
-        checkpoints["silu"], dtype=torch.float32, text_cache_bytes=2 * probe
+        checkpoints["silu"], dtype=torch.float32, options=EngineOptions(text_cache_bytes=2 * probe)
     )
     for first in (40, 41, 42, 40):
         small.step(replace(asked, text_ids=torch.arange(first, first + 35)))
@@ -154,7 +157,7 @@ def test_pixels_need_the_decoder(checkpoints, seeded):
 def test_offloading_the_text_tower_changes_no_bit(checkpoints):
     asked = request(Case(checkpoints["relu2"], steps=2))
     moved = Cosmos3Engine.from_pretrained(
-        checkpoints["relu2"], dtype=torch.float32, offload_text=True
+        checkpoints["relu2"], dtype=torch.float32, options=EngineOptions(offload_text=True)
     )
     assert torch.equal(
         moved.step(asked)["action"],

@@ -17,10 +17,10 @@ import torch
 
 from helpers import checkpoint_formats as formats
 from helpers import damaged_formats as damaged
+from helpers.options import backend_options
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput, require_contract
 from strands_cosmos3.backends.native import NativeBackend
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -184,7 +184,7 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
     folder = formats.framework_export(checkpoints["relu2"], tmp_path / "c", edge=True)
     path = tmp_path / "my.toml"
     path.write_text(f'checkpoint = "c"\nbase = "{checkpoints["relu2"]}"\n')
-    backend = NativeBackend(path, InferenceOptions(device="cpu"))
+    backend = NativeBackend(path, backend_options(device="cpu"))
     with pytest.raises(ContractError) as caught:
         backend.infer(observe())
     said = str(caught.value)
@@ -193,7 +193,7 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
     assert "# action_space = ?" in said
     filled = formats.contract_file(path, folder, checkpoints["relu2"])
     assert inspect(filled)["verdict"] == "ready"
-    backend = NativeBackend(filled, InferenceOptions(device="cpu"))
+    backend = NativeBackend(filled, backend_options(device="cpu"))
     assert backend.info.chunk_rows == 16
     assert backend.infer(observe()).action.shape == (16, 10)
     with pytest.raises(ContractError, match="domain is 'droid_lerobot'"):
@@ -215,7 +215,7 @@ def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, wor
     folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
     path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["silu"], **changes)
     with pytest.raises(ContractError, match=word):
-        require_contract(Checkpoint.open(path), observe(), InferenceOptions())
+        require_contract(Checkpoint.open(path), observe(), backend_options())
 
 
 RIG = '["wrist", "exterior_1", "exterior_2"]'
@@ -343,7 +343,7 @@ def test_the_framework_contract_of_libero_takes_the_raw_figures(checkpoints, tmp
         f'checkpoint = "c"\nbase = "{checkpoints["silu"]}"\nlike = "cosmos-framework-libero"\n'
     )
     assert inspect(path)["missing"] == []
-    low, high = ModelInput(Checkpoint.open(path), InferenceOptions()).quantiles(observe("libero"))
+    low, high = ModelInput(Checkpoint.open(path), backend_options()).quantiles(observe("libero"))
     raw = load_action_stats("libero").raw
     np.testing.assert_allclose(low, raw.q01, atol=1e-12)
     np.testing.assert_allclose(high, raw.q99, atol=1e-12)
@@ -353,7 +353,7 @@ def test_the_framework_contract_of_libero_takes_the_raw_figures(checkpoints, tmp
 def test_a_lerobot_folder_brings_its_statistics(pairs, checkpoints, tmp_path):
     path, _ = pairs("lerobot", "silu")
     opened = Checkpoint.open(path)
-    low, high = ModelInput(opened, InferenceOptions()).quantiles(observe())
+    low, high = ModelInput(opened, backend_options()).quantiles(observe())
     np.testing.assert_allclose(low, np.linspace(-1, -0.1, 10), atol=1e-6)
     np.testing.assert_allclose(high, np.linspace(0.5, 2, 10), atol=1e-6)
     assert opened.layout.skipped == tuple(sorted(formats.SIGLIP))

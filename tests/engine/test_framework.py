@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from helpers.cosmos3_oracle import pipeline
+from helpers.options import backend_options
 from strands_cosmos3.backends.model_input import ModelInput
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
@@ -80,7 +80,7 @@ def test_pictures_through_a_served_policy(released, name):
 def released(joint_checkpoint):
     """A small checkpoint in the place of the released Nano policy."""
     found = replace(Checkpoint.open(joint_checkpoint), variant=VARIANTS["nano-policy-droid"])
-    return ModelInput(found, InferenceOptions(image_size=480))
+    return ModelInput(found, backend_options(image_size=480))
 
 
 def test_released_policies_have_the_servers_pictures_and_others_ours(joint_checkpoint, released):
@@ -90,14 +90,14 @@ def test_released_policies_have_the_servers_pictures_and_others_ours(joint_check
     ]
     views = {name: picture(seed, (480, 640), "uint8") for seed, name in enumerate(DROID_RIG.views)}
     letterboxed = compose(views, DROID_RIG)
-    ours = ModelInput(Checkpoint.open(joint_checkpoint), InferenceOptions())
+    ours = ModelInput(Checkpoint.open(joint_checkpoint), backend_options())
     assert np.array_equal(ours.compose(views, DROID_RIG), letterboxed)
     assert released.compose(views, DROID_RIG).shape == (720, 640, 3)
     found = replace(Checkpoint.open(joint_checkpoint), variant=VARIANTS["edge-policy-droid"])
-    optional = ModelInput(found, InferenceOptions(composition="letterbox"))
+    optional = ModelInput(found, backend_options(composition="letterbox"))
     assert np.array_equal(optional.compose(views, DROID_RIG), letterboxed)
     recorded = replace(Checkpoint.open(joint_checkpoint), metadata={"composition": "framework"})
-    assert ModelInput(recorded, InferenceOptions()).compose(views, DROID_RIG).shape == (720, 640, 3)
+    assert ModelInput(recorded, backend_options()).compose(views, DROID_RIG).shape == (720, 640, 3)
 
 
 def test_a_composed_picture_precedes_views(released):

@@ -27,11 +27,11 @@ def infer(checkpoints, picture, tmp_path):
     def run(*extra, image=True):
         base = [
             "infer",
-            "--checkpoint",
+            "--model",
             str(checkpoints["silu"]),
             "--prompt",
             "pick up the red cube",
-            "--steps",
+            "--num-steps",
             "2",
         ]
         base += ["--image", str(picture)] if image else []
@@ -122,7 +122,7 @@ def test_options_reach_the_sampler(infer, tmp_path):
 
 
 def test_integer_domain_and_canvas(infer, tmp_path):
-    canvas = ("--height", "96", "--width", "128", "--fps", "10", "--action-chunk-size", "4")
+    canvas = ("--height", "96", "--width", "128", "--fps", "10", "--chunk-rows", "4")
     assert infer("--domain-name", "20", "--raw-action-dim", "7", *canvas) == 0
     assert read(tmp_path)["shape"] == [4, 7]
 
@@ -133,7 +133,7 @@ def test_joint_pos(joint_checkpoint, picture, tmp_path):
         str(picture),
         "--prompt",
         "x",
-        "--steps",
+        "--num-steps",
         "1",
         "--image-size",
         "256",
@@ -141,9 +141,9 @@ def test_joint_pos(joint_checkpoint, picture, tmp_path):
         str(tmp_path / "o"),
     ]
     state = ["--state", "0", "0", "0", "-2", "0", "2", "0.7", "0.2"]
-    assert main(["infer", "--checkpoint", str(joint_checkpoint), *options, *state]) == 0
+    assert main(["infer", "--model", str(joint_checkpoint), *options, *state]) == 0
     assert (read(tmp_path)["shape"], read(tmp_path)["action_space"]) == ([32, 8], "joint_pos")
-    assert main(["infer", "--checkpoint", str(joint_checkpoint), *options]) == 2
+    assert main(["infer", "--model", str(joint_checkpoint), *options]) == 2
 
 
 STATE = ["--state", "0.5", "0", "0.4", "1", "0", "0", "0", "-1", "0", "1"]
@@ -162,10 +162,10 @@ def test_the_bundled_checkpoint_is_the_default(picture, tmp_path, capsys):
         "--out",
         str(tmp_path / "o"),
     ]
-    assert main([*options, *STATE, "--steps", "1"]) == 0
+    assert main([*options, *STATE, "--num-steps", "1"]) == 0
     bundled = read(tmp_path)
     assert (bundled["domain"], bundled["action_space"]) == ("droid_lerobot", "midtrain")
-    assert main([*options, *STATE, "--steps", "1", "--checkpoint", str(embedded_checkpoint())]) == 0
+    assert main([*options, *STATE, "--num-steps", "1", "--model", str(embedded_checkpoint())]) == 0
     assert read(tmp_path)["data"] == bundled["data"]
     capsys.readouterr()
     assert main(options) == 2
@@ -182,7 +182,7 @@ def test_the_help_names_the_state(capsys):
         main(["infer", "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "ten numbers" in said
-    assert "The default is the bundled policy" in said
+    assert "None is the bundled policy" in said
 
 
 def test_a_blank_prompt(infer, tmp_path):
@@ -193,7 +193,7 @@ def test_a_blank_prompt(infer, tmp_path):
 
 
 def test_a_missing_prompt(checkpoints, picture, capsys):
-    assert main(["infer", "--checkpoint", str(checkpoints["silu"]), "--image", str(picture)]) == 2
+    assert main(["infer", "--model", str(checkpoints["silu"]), "--image", str(picture)]) == 2
     assert "--prompt is missing" in capsys.readouterr().err
 
 
@@ -205,7 +205,6 @@ def test_a_missing_prompt(checkpoints, picture, capsys):
         (["--action-file", "a.json"], "forward_dynamics"),
         (["--mode", "forward_dynamics", "--action-file", "/no/such.json"], "/no/such.json"),
         (["--condition-frames", "zero"], "0,1"),
-        (["--steps", "0"], "--steps"),
         (["--domain-name", "mars"], "droid_lerobot"),
         (["--domain-name", "8"], "raw_action_dim"),
         (["--height", "96"], "both"),
@@ -216,6 +215,13 @@ def test_a_missing_prompt(checkpoints, picture, capsys):
 def test_bad_usage(infer, capsys, extra, said):
     assert infer(*extra) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_value_that_is_out_of_range_is_named(infer, capsys):
+    with pytest.raises(SystemExit) as stop:
+        infer("--num-steps", "0")
+    assert stop.value.code == 2
+    assert "num_steps must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -232,16 +238,14 @@ def test_bad_action_files(infer, tmp_path, capsys, content):
 def test_a_damaged_checkpoint_is_a_failure_and_not_bad_usage(tmp_path, picture):
     (tmp_path / "c").mkdir()
     assert (
-        main(
-            ["infer", "--checkpoint", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"]
-        )
+        main(["infer", "--model", str(tmp_path / "c"), "--image", str(picture), "--prompt", "x"])
         == 1
     )
 
 
 @pytest.mark.parametrize(
     ("extra", "wanted"),
-    [((), (3, 1.0, 5.0)), (("--steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))],
+    [((), (3, 1.0, 5.0)), (("--num-steps", "2", "--flow-shift", "3"), (2, 1.0, 3.0))],
 )
 def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypatch, extra, wanted):
     """The bundled checkpoint records 3 steps and a shift of 5; a backend samples it the same
@@ -265,9 +269,7 @@ def test_the_checkpoints_own_sampling_is_the_default(picture, tmp_path, monkeypa
         str(tmp_path / "o"),
     ]
     state = ["--state", "0.5", "0", "0.4", "1", "0", "0", "0", "1", "0", "1"]
-    assert (
-        main(["infer", "--checkpoint", str(embedded_checkpoint()), *options, *state, *extra]) == 0
-    )
+    assert main(["infer", "--model", str(embedded_checkpoint()), *options, *state, *extra]) == 0
     (request,) = asked
     assert (request.num_inference_steps, request.guidance_scale, request.flow_shift) == wanted
     assert request.use_karras_sigmas is False

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.cosmos3_oracle import Case, request
+from helpers.options import backend_options
 from helpers.training_data import random_preview, write_preview
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -116,7 +116,7 @@ def test_damage_is_an_error_that_names_the_file(with_preview, tmp_path):
 
 def test_other_values_are_refused():
     with pytest.raises(ConfigError, match="'fast' is unknown; valid: True, False, 'preview'"):
-        InferenceOptions(decode_video="fast")
+        backend_options(decode_video="fast")
 
 
 @dataclass

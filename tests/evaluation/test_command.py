@@ -223,7 +223,7 @@ def test_a_full_folder_is_refused(tmp_path, capsys):
 
 def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
     for options in (
-        ["--num-gpus", "7", "--tp-size", "2", "--model", "c"],
+        ["--num-gpus", "7", "--tp", "2", "--model", "c"],
         ["--tasks", "juggle"],
         ["--conditions", "blind"],
         ["--tasks", "reach,stack"],  # the embedded checkpoint knows no stack
@@ -245,11 +245,11 @@ def test_tasks_that_are_no_names_are_told(tmp_path, capsys):
 def test_a_file_and_the_command_line_together(tmp_path, capsys):
     file = tmp_path / "e.toml"
     file.write_text(
-        f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp_size = 2\n'
+        f'num_gpus = 8\nout = "{tmp_path / "run"}"\n[model]\npath = "nowhere"\ntp = 2\n'
     )
     assert main(["evaluate", "--config", str(file), "--total-shard", "3"]) == 2
     assert "total_shard=3 contradicts num_gpus=8" in capsys.readouterr().err
-    assert main(["evaluate", "--config", str(file), "--tp-size", "3"]) == 2, "the command line wins"
+    assert main(["evaluate", "--config", str(file), "--tp", "3"]) == 2, "the command line wins"
     assert "tp_size=3" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

@@ -143,11 +143,11 @@ def test_a_command_is_only_given_where_it_repeats_the_episode():
         return _repeat(settings, settings.plan()[0])
 
     assert "--device" not in said()
-    assert "--backend distributed --tp 2" in said(tp_size=2)
-    assert "--device cpu" in said(tp_size=2), (
+    assert "--backend distributed --model c --tp 2" in said(tp=2)
+    assert "--device cpu" in said(tp=2), (
         "on a machine with a GPU it would run there, in other numbers"
     )
-    assert "--device" not in said(tp_size=2, num_gpus=2)
+    assert "--device" not in said(tp=2, num_gpus=2)
     assert "--device cuda:1" in said(device="cuda:1")
     assert said(dtype="bfloat16") is None, "rollout cannot be told"
 

@@ -120,11 +120,11 @@ def ranks_below(process):
 
 
 def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
-    """`evaluate --tp-size 2` as users run it; a rank is killed between two questions or in one."""
+    """`evaluate --tp 2` as users run it; a rank is killed between two questions or in one."""
     out = tmp_path / "run"
     options = {
         "model": model,
-        "tp-size": 2,
+        "tp": 2,
         "tasks": "reach",
         "seeds": 2,
         "num-steps": 1,

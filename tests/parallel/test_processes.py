@@ -18,8 +18,8 @@ from PIL import Image
 
 from helpers import rank_cases as cases
 from helpers.environments import ROOT
+from helpers.options import backend_options
 from strands_cosmos3.backends import make_backend
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
@@ -48,9 +48,8 @@ def question(**changes):
 
 
 def options(parallel=None):
-    return InferenceOptions(
-        device="cpu", num_steps=2, guidance_scale=3.0, image_size=256, parallel=parallel
-    )
+    quick = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+    return quick if parallel is None else replace(quick, parallel=parallel)
 
 
 def alive(pid):
@@ -192,7 +191,7 @@ def test_nothing_is_started_for_what_cannot_work(checkpoints, tmp_path, monkeypa
         make_backend(
             "distributed",
             checkpoints["nano"],
-            InferenceOptions(device="cuda:0", parallel=ParallelConfig(2)),
+            backend_options(device="cuda:0", tp=2),
         )
 
 
@@ -253,7 +252,7 @@ def who_came_to_the_end_of_python(tmp_path, monkeypatch):
 def common(checkpoint, picture, out):
     return [
         *(
-            "--checkpoint",
+            "--model",
             checkpoint,
             "--image",
             str(picture),
@@ -267,7 +266,7 @@ def common(checkpoint, picture, out):
             str(out),
             "--image-size",
             "256",
-            "--steps",
+            "--num-steps",
             "2",
             "--device",
             "cpu",
@@ -349,7 +348,7 @@ def test_torchrun_ends_all_where_one_is_killed_and_on_ctrl_c(checkpoints, pictur
         "--tp",
         "2",
         *common(checkpoints["nano"], picture, tmp_path / "o"),
-        "--steps",
+        "--num-steps",
         str(FOREVER),
     )
     try:

@@ -28,7 +28,9 @@ def rows(steps):
 
 @pytest.fixture(scope="module")
 def bundled():
-    with Cosmos3Policy("droid", "panda", device="cpu", seed=5, policy_frames=1) as policy:
+    with Cosmos3Policy(
+        "droid", "panda", device="cpu", seed=5, options={"policy_frames": 1}
+    ) as policy:
         policy.set_control_frequency(20)
         yield policy
 
@@ -84,7 +86,7 @@ def test_what_no_batch_can_be(bundled):
 
 def test_decoded_frames_of_a_call():
     seen = observation(0.0, 0)
-    with Cosmos3Policy("droid", "panda", device="cpu", decode_frames=5) as policy:
+    with Cosmos3Policy("droid", "panda", device="cpu", options={"decode_frames": 5}) as policy:
         policy.plan(policy.mapping.read(seen, 0.0, True, 0.0), "pick up the red cube")
         some = policy.last_rollout["video"]
         assert some.shape == (5, 128, 144, 3)

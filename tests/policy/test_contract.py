@@ -69,7 +69,7 @@ def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
         ):
             joints.replan_rows = own  # as a checkpoint may say of itself
             policy = Cosmos3Policy(
-                robot=robot, backend=joints, action_space="joint_pos", chunk_rows=rows
+                robot=robot, backend=joints, action_space="joint_pos", options={"chunk_rows": rows}
             )
             policy.set_control_frequency(50)
             assert policy.execution_horizon == steps
@@ -77,10 +77,10 @@ def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
                 len(policy.get_actions_sync(observation, "go")) == policy.execution_horizon == steps
             )
     spy.replan_rows = 8
-    deltas = Cosmos3Policy(backend=spy, chunk_rows=24)
+    deltas = Cosmos3Policy(backend=spy, options={"chunk_rows": 24})
     deltas.set_control_frequency(50)
     assert deltas.execution_horizon == len(deltas.get_actions_sync(observation, "go")) == 8
-    assert Cosmos3Policy(backend=Spy(), chunk_rows=24).execution_horizon == 24
+    assert Cosmos3Policy(backend=Spy(), options={"chunk_rows": 24}).execution_horizon == 24
 
 
 def test_the_motion_goes_on_where_the_answered_steps_end(spy):
@@ -106,7 +106,7 @@ def test_the_motion_goes_on_where_the_answered_steps_end(spy):
 def test_stretched_time_is_not_motion():
     brisk = Spy(joints_rad_s=np.array([0.9, 0, 0, 0, 0, 0, 0]))
     policy = Cosmos3Policy(
-        robot="panda", backend=brisk, action_space="joint_pos", limits=FER.derated(0.3)
+        robot="panda", backend=brisk, action_space="joint_pos", options={"limits": FER.derated(0.3)}
     )
     policy.set_control_frequency(50)
     steps = policy.get_actions_sync(flat(), "go")
@@ -203,17 +203,25 @@ def test_a_missing_camera_is_named_before_construction_ends():
     with pytest.raises(
         ObservationError, match=r"lacks camera 'exterior_2'; it has: wrist, exterior_1, overview"
     ):
-        Cosmos3Policy(robot="panda", backend=spy, cameras=["wrist", "exterior_1", "overview"])
+        Cosmos3Policy(
+            robot="panda", backend=spy, options={"cameras": ["wrist", "exterior_1", "overview"]}
+        )
     mapped = {"wrist": "hand", "exterior_1": "front", "exterior_2": "left"}
     with pytest.raises(ObservationError, match=r"'left' \(view 'exterior_2'\)"):
         Cosmos3Policy(
-            robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front"]
+            robot="panda",
+            backend=spy,
+            observation_mapping=mapped,
+            options={"cameras": ["hand", "front"]},
         )
-    with pytest.raises(InputError, match="a list of camera names"):
-        Cosmos3Policy(robot="panda", backend=spy, cameras="wrist")
-    assert spy.closed == 4  # a policy that was not made keeps nothing open
+    assert spy.closed == 3  # a policy that was not made keeps nothing open
+    with pytest.raises(InputError, match="cameras must be"):
+        Cosmos3Policy(robot="panda", backend=spy, options={"cameras": "wrist"})
     Cosmos3Policy(
-        robot="panda", backend=spy, observation_mapping=mapped, cameras=["hand", "front", "left"]
+        robot="panda",
+        backend=spy,
+        observation_mapping=mapped,
+        options={"cameras": ["hand", "front", "left"]},
     )
     # it looks at none
     Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"wrist": "hand"})
@@ -238,7 +246,7 @@ KNOWN = {*KEYS, *VIEWS, "joint1.vel"}
         (KNOWN, {"num_steps": -1}, "num_steps must be at least 1"),
         (KNOWN, {"dtype": "float8"}, "float8"),
         (KNOWN, {"mode": "dream"}, "dream"),
-        (KNOWN, {"chunk_rows": 0}, "chunk_rows"),
+        (KNOWN, {"options": {"chunk_rows": 0}}, "chunk_rows"),
         (KNOWN, {"action_space": "velocity"}, "midtrain"),
         (KNOWN, {"embodiment": "toaster"}, "toaster"),
         (KNOWN, {"robot": None}, r"joint_0.*gripper.*robot='panda'"),
@@ -291,6 +299,6 @@ def test_mappings_are_checked_when_the_policy_is_made():
     with pytest.raises(ConfigError, match=r"'joint_0' is no column.*tx"):
         Cosmos3Policy(backend=Spy(), action_mapping={"joint_0": "x"})
     with pytest.raises(UnknownNameError, match="tendon"):
-        Cosmos3Policy(robot="panda", backend=Spy(), commanded_gripper="teeth")
+        Cosmos3Policy(robot="panda", backend=Spy(), options={"commanded_gripper": "teeth"})
     with pytest.raises(ConfigError, match="both stand for 'joint2'"):
         Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"joint_0": "joint2"})

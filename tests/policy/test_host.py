@@ -153,7 +153,10 @@ def test_the_gripper_is_commanded_in_the_unit_that_the_host_takes_it_in():
     # what is observed stays in metres
     assert [request.gripper for request in spy.requests] == [pytest.approx(0.2)] * 2
     told = Cosmos3Policy(
-        robot="panda", backend=spy, action_space="joint_pos", commanded_gripper="tendon"
+        robot="panda",
+        backend=spy,
+        action_space="joint_pos",
+        options={"commanded_gripper": "tendon"},
     )
     told.set_sim_context(hosted(), "panda/")
     assert commanded(told) == pytest.approx(51)
@@ -196,7 +199,7 @@ def test_targets_lead_position_servos_and_only_those():
     np.testing.assert_allclose(
         (led - bare)[5:90], np.tile((lead_s - 0.01) * speed, (85, 1)), atol=2e-5
     )
-    np.testing.assert_array_equal(joints(made(hosted(), servo_lead=False)), bare)
+    np.testing.assert_array_equal(joints(made(hosted(), options={"servo_lead": False})), bare)
 
     def torque_motor(spec):
         spec.actuator("actuator3").biasprm[:] = 0

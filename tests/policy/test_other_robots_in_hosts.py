@@ -95,7 +95,9 @@ def foreign(tmp_path):
 def test_a_borrowed_domain_has_to_be_named(foreign):
     with pytest.raises(ConfigError, match=r"no domain for robot 'mine'.*borrow_domain=True"):
         Cosmos3Policy("droid", foreign, Spy(requires_images=True))
-    policy = Cosmos3Policy("droid", foreign, Spy(requires_images=True), borrow_domain=True)
+    policy = Cosmos3Policy(
+        "droid", foreign, Spy(requires_images=True), options={"borrow_domain": True}
+    )
     pictures = dict.fromkeys(DROID_RIG.views, np.zeros((36, 64, 3), np.uint8))
     policy.get_actions_sync(at_home(policy) | pictures, "go")
     assert policy.last_rollout["borrowed_domain"] == "droid_lerobot"

@@ -17,6 +17,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
 from strands_cosmos3.policy.host import HostedCosmos3Policy
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
@@ -233,7 +234,7 @@ def test_a_model_that_is_given_is_run_or_refused(spy):
             Cosmos3Policy(robot="panda", backend=backend, model="/no/such/checkpoint")
     for make in (lambda **config: create_policy("cosmos3", **config), HostedCosmos3Policy):
         with pytest.raises(ConfigError, match="bundled policy"):  # for distributed, and for a Panda
-            make(parallel=ParallelConfig(2))
+            make(options=PolicyOptions(parallel=ParallelConfig(2)))
 
 
 def test_the_expert_needs_the_simulator():

@@ -207,7 +207,7 @@ def test_the_contract_is_strands_robots_own(host: str):
 
 def test_a_policy_object_replays_a_recording(drive, recording: Path):
     config = {"embodiment": "droid", "robot": "panda", "backend": "replay", "model": str(recording)}
-    bare = {**config, "servo_lead": False}
+    bare = {**config, "options": {"servo_lead": False}}
     overlapping = job("object", config)
     overlapping["run"]["async_rtc"] = True
     seen, lagging, overlapped = drive(job("object", config), job("object", bare), overlapping)

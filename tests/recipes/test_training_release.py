@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.options import backend_options
 from helpers.training_data import CANVAS
 from recipes.table_policy.captions import caption
 from recipes.table_policy.predictions import predict_rows
@@ -17,7 +18,6 @@ from recipes.table_policy.vae_trainer import encoder_of
 from recipes.table_policy.windows import PictureWindows, state_row_of
 from strands_cosmos3.actions.rotations import matrix_to_rot6d
 from strands_cosmos3.backends.model_input import ModelInput
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.datasets.arm_rows import state_columns
 from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def ask(folder, request: Request, frame) -> torch.Tensor:
     robot.
     """
     with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32) as engine:
-        processed = ModelInput(engine.checkpoint, InferenceOptions())(request, "native")
+        processed = ModelInput(engine.checkpoint, backend_options())(request, "native")
         assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
         # the demonstration's own canvas, not one composed anew
         pixels = to_pixels(frame[None]).contiguous()
@@ -92,7 +92,7 @@ def test_the_engine_answers_what_training_computed(released, policy, vae, demos,
 def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
     found = Checkpoint.open(released)
     assert found.state_row == state_row_of(demos)
-    processed = ModelInput(found, InferenceOptions())(
+    processed = ModelInput(found, backend_options())(
         request_at(demos, 7, "reach the red cube"), "native"
     )
     assert processed.action_prefix is not None
@@ -108,7 +108,7 @@ def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
 
 def test_an_engine_without_a_state_is_refused(released, demos):
     with Cosmos3Engine.from_pretrained(released, dtype=torch.float32) as engine:
-        processed = ModelInput(engine.checkpoint, InferenceOptions())(
+        processed = ModelInput(engine.checkpoint, backend_options())(
             request_at(demos, 0, "reach the red cube"), "native"
         )
         with pytest.raises(InputError, match="state row"):
@@ -170,13 +170,13 @@ def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(
     found = Checkpoint.open(export(*args, frames=(17, 1), label="x"))
     request = request_at(demos, 0, "reach the red cube")
     for asked, latent_frames in ((None, 5), (17, 5), (1, 1)):
-        processed = ModelInput(found, InferenceOptions(policy_frames=asked))(request, "native")
+        processed = ModelInput(found, backend_options(policy_frames=asked))(request, "native")
         assert (
             processed.request(Sampling(1, 1.0, 5.0), use_karras_sigmas=False).video_shape[0]
             == latent_frames
         )
     with pytest.raises(ConfigError, match=r"policy_frames 9: .* 17 or 1"):
-        ModelInput(found, InferenceOptions(policy_frames=9))(request, "native")
+        ModelInput(found, backend_options(policy_frames=9))(request, "native")
     metadata = tmp_path / "both/checkpoint.json"
     metadata.write_text(re.sub(r"17,(?=\s+1\s)", "true,", metadata.read_text()))
     with pytest.raises(LayoutError, match="policy_frames must be whole numbers"):

@@ -14,10 +14,11 @@ import pytest
 
 from helpers.fake_libero import RAW, REPLIES, STATUS, VIDEO, Server, libero_server
 from helpers.faulty_service import held
+from helpers.options import backend_options
 from helpers.serving import libero_request, request, until
 from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.stats import denormalize_chunk
-from strands_cosmos3.backends import ServiceOptions, make_backend
+from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.service import LiberoServiceBackend
 from strands_cosmos3.errors import (
     BackendError,
@@ -67,8 +68,10 @@ def service(port: int, fault: str = "", **config) -> LiberoServiceBackend:
 
 
 def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server):
-    config = ServiceOptions("127.0.0.1", server.server_port, api_key="a-token", dialect="libero")
-    backend = make_backend("service", service=config)
+    options = backend_options(
+        host="127.0.0.1", port=server.server_port, api_key="a-token", dialect="libero"
+    )
+    backend = make_backend("service", options=options)
     chunk = backend.infer(libero_request(left=51))
     path, said, token = server.asked[-1]
     assert (path, token) == ("/predict", "Api-Key a-token")
@@ -93,7 +96,7 @@ def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server)
 def test_a_policy_calls_such_a_server(server: Server):
     picture = np.full((256, 512, 3), 51, np.uint8)
     with Cosmos3Policy(
-        "libero", host="127.0.0.1", port=server.server_port, dialect="libero"
+        "libero", host="127.0.0.1", port=server.server_port, options={"dialect": "libero"}
     ) as policy:
         steps = policy.get_actions_sync({"image": picture}, "put the soup in the basket")
     rows = denormalize_chunk(
@@ -180,12 +183,14 @@ def test_another_embodiment_and_a_request_without_a_picture_are_refused_before_a
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (ServiceOptions("ws://a", dialect="libero"), "https://"),
-        (ServiceOptions(client=PolicyClient(), dialect="libero"), "HttpPolicyClient"),
-        (ServiceOptions(client=HttpPolicyClient()), "PolicyClient"),
-        (ServiceOptions("http://a"), "wss://"),
+        ({"host": "ws://a", "dialect": "libero"}, "https://"),
+        ({"client": PolicyClient(), "dialect": "libero"}, "HttpPolicyClient"),
+        ({"client": HttpPolicyClient()}, "PolicyClient"),
+        ({"host": "http://a"}, "wss://"),
     ],
 )
-def test_a_client_or_an_address_of_another_protocol_is_refused(options: ServiceOptions, says: str):
+def test_a_client_or_an_address_of_another_protocol_is_refused(
+    options: dict[str, object], says: str
+):
     with pytest.raises(ConfigError, match=says):
-        make_backend("service", service=options)
+        make_backend("service", options=backend_options(**options))

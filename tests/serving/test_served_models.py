@@ -16,11 +16,11 @@ from helpers.serving import DROID, observation, until
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from helpers.options import backend_options  # noqa: E402
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, so3_exp  # noqa: E402
 from strands_cosmos3.backends import make_backend  # noqa: E402
 from strands_cosmos3.backends.distributed import replicas  # noqa: E402
-from strands_cosmos3.backends.options import InferenceOptions  # noqa: E402
 from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
 from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.parallel.group import RankTimeouts  # noqa: E402
@@ -28,7 +28,7 @@ from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E
 from strands_cosmos3.serving.codec import decode, encode  # noqa: E402
 from strands_cosmos3.types import Request  # noqa: E402
 
-QUICK = InferenceOptions(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+QUICK = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
 T = se3(so3_exp(np.array([0.3, 2.5, -0.4])), np.array([0.4, -0.1, 0.3]))
 
 

@@ -12,9 +12,10 @@ from test_server import recording
 from test_wire import T, request
 
 from helpers.holding import Stays, sunk_mm
+from helpers.options import backend_options
 from helpers.serving import DROID, Echo, picture, until
 from strands_cosmos3 import create_policy
-from strands_cosmos3.backends import ServiceOptions, make_backend
+from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.replay import ReplayBackend
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import get_embodiment
@@ -246,7 +247,7 @@ def test_create_policy_takes_the_server_s_address(serve):
         ({"backend": "service", "client": PolicyClient(), "port": 3}, "leave host, port"),
         ({"host": "http://x"}, "not an address"),
         ({"host": "x:y:z/"}, "not an address"),
-        ({"port": 8000, "dialect": "klingon"}, "roboarena"),
+        ({"port": 8000, "options": {"dialect": "klingon"}}, "roboarena"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(config, says):
@@ -376,7 +377,9 @@ def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, con
     joints = request(limb_poses={"arm": motion.T_base_cosmos[0]}, t_motion_s=0.0)
     assert connect(port).infer(joints).action_space.name == "pose_abs"
     told = make_backend(
-        "service", action_space="joint_pos", service=ServiceOptions("127.0.0.1", port)
+        "service",
+        options=backend_options(host="127.0.0.1", port=port),
+        action_space="joint_pos",
     )
     with pytest.raises(ServiceRefusedError, match="--action-space midtrain"):
         told.infer(joints)
@@ -407,8 +410,8 @@ def test_every_domain_is_created_by_name_and_answers_its_own_columns(name):
 
 
 def test_an_arm_without_a_robot_is_an_error():
-    for option in ("arm_model", "limits"):
-        with pytest.raises(ConfigError, match=f"{option} describes an arm.*robot='panda'"):
-            Cosmos3Policy(
-                "droid", backend="service", **{option: FER if option == "limits" else "panda"}
-            )
+    for options in ({"arm_model": "panda"}, {"limits": FER}):
+        with pytest.raises(
+            ConfigError, match=r"(arm_model|limits) describes an arm.*robot='panda'"
+        ):
+            Cosmos3Policy("droid", backend="service", options=options)

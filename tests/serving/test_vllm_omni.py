@@ -14,9 +14,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from helpers.fake_vllm_omni import CONFIG, PATH, vllm_omni
+from helpers.options import backend_options
 from helpers.serving import Echo, observation, request, until
 from helpers.transcripts import listening
-from strands_cosmos3.backends import InferenceOptions, ServiceOptions, make_backend
+from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import (
     ConfigError,
@@ -39,12 +40,8 @@ def service(
 
 def test_seed_steps_and_session_arrive_and_the_bare_array_is_read():
     with vllm_omni() as (port, fake):
-        options = InferenceOptions(num_steps=7)
-        backend = make_backend(
-            "service",
-            options=options,
-            service=ServiceOptions("127.0.0.1", port, dialect="vllm-omni"),
-        )
+        options = backend_options(num_steps=7, host="127.0.0.1", port=port, dialect="vllm-omni")
+        backend = make_backend("service", options=options)
         for seed in (2**32 - 1, 5):
             chunk = backend.infer(request(seed=seed))
             np.testing.assert_allclose(chunk.action[3, :7], request().q_rad + 0.03, atol=1e-6)
@@ -129,9 +126,7 @@ def test_a_server_with_other_actions_is_refused_unless_it_is_said_to_be_mistaken
 
 def test_num_steps_belong_to_its_dialect():
     with pytest.raises(ConfigError, match="vllm-omni"):
-        make_backend(
-            "service", options=InferenceOptions(num_steps=3), service=ServiceOptions("127.0.0.1", 1)
-        )
+        make_backend("service", options=backend_options(num_steps=3, host="127.0.0.1", port=1))
 
 
 def test_our_server_answers_on_its_path_as_it_does(serve):

@@ -154,7 +154,7 @@ def test_obstacles_are_the_robots_unless_they_are_given():
     policy = going(INTO_TABLE)
     policy.set_obstacles(Robot().scene.obstacles)
     assert "table" in policy.plan(at_home, "go").collision.bodies
-    policy = going(INTO_TABLE, obstacles=())
+    policy = going(INTO_TABLE, options={"obstacles": ()})
     assert Robot().run_policy(policy=policy, duration=0.5).counters["collision_stopped"] == 0
     assert policy.plan(at_home, "go").collision.outcome == "clear"
 
@@ -164,7 +164,7 @@ def test_an_obstacle_of_ones_own(yaw_rad, outcome):
     """A shelf beside the way down, which it reaches only if it is turned."""
     x, y, _ = (dh_forward(HOME_Q) @ T_hand_tcp)[:3, 3]
     shelf = Obstacle("shelf", (x, y - 0.3, 0.1), (0.8, 0.1, 0.1), yaw_rad)
-    plan = going(away_from_home([0.0, 0.0, -0.3]), obstacles=[shelf]).plan(
+    plan = going(away_from_home([0.0, 0.0, -0.3]), options={"obstacles": [shelf]}).plan(
         Observation(HOME_Q, gripper=1.0), "go"
     )
     assert plan.collision.outcome == outcome
@@ -174,8 +174,8 @@ def test_an_obstacle_of_ones_own(yaw_rad, outcome):
 def test_a_compiled_model_has_obstacles_of_its_own():
     slab = [Obstacle("slab", (0.4, 0.0, 0.1), (0.4, 0.4, 0.1))]
     with pytest.raises(ConfigError, match="compiled"):
-        going(INTO_TABLE, arm_model=load_panda(), obstacles=slab)
-    policy = going(INTO_TABLE, arm_model=load_model(panda_path(), slab))
+        going(INTO_TABLE, options={"arm_model": load_panda(), "obstacles": slab})
+    policy = going(INTO_TABLE, options={"arm_model": load_model(panda_path(), slab)})
     policy.set_obstacles(Robot().scene.obstacles)
     assert "slab" in policy.plan(Observation(HOME_Q, gripper=1.0), "go").collision.bodies
 

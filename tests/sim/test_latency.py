@@ -20,7 +20,7 @@ from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
-CONFIG = {"embodiment": "droid", "backend": "scripted", "chunk_rows": 32}
+CONFIG = {"embodiment": "droid", "backend": "scripted", "options": {"chunk_rows": 32}}
 IDLE = ("idle_ticks", "deadline_misses", "expired", "failed", "rejected", "restarts")
 
 
@@ -109,7 +109,7 @@ class Heeds(ScriptedBackend):
 def test_committed_rows_are_the_last_chunks_own_at_their_time(robot):
     backend = Heeds()
     with Cosmos3Policy(
-        backend=backend, robot="panda", chunk_rows=32, actions_per_step=10
+        backend=backend, robot="panda", options={"chunk_rows": 32}, actions_per_step=10
     ) as policy:
         robot.run_policy(
             policy=policy, instruction="pick up the red cube", duration=5.0, latency=0.4
@@ -139,7 +139,7 @@ def test_rows_that_were_refused_are_not_committed(robot, monkeypatch):
 
     monkeypatch.setattr("strands_cosmos3.control.loop.blend_chunk", refuse_the_third)
     with Cosmos3Policy(
-        backend=backend, robot="panda", chunk_rows=32, actions_per_step=10
+        backend=backend, robot="panda", options={"chunk_rows": 32}, actions_per_step=10
     ) as policy:
         robot.run_policy(
             policy=policy, instruction="pick up the red cube", duration=4.0, latency=0.4
@@ -155,7 +155,7 @@ def test_rows_that_were_refused_are_not_committed(robot, monkeypatch):
 def test_an_inference_that_takes_longer_than_its_chunk_is_asked_all_the_same(robot):
     """It is bound to everything but one row: none of the questions may be malformed for that."""
     backend = Heeds()
-    with Cosmos3Policy(backend=backend, robot="panda", chunk_rows=8) as policy:
+    with Cosmos3Policy(backend=backend, robot="panda", options={"chunk_rows": 8}) as policy:
         rollout = robot.run_policy(
             policy=policy, instruction="pick up the red cube", duration=4.0, latency=0.8
         )
@@ -257,7 +257,7 @@ def test_latency_is_the_loops_and_inference_the_walls(robot):
 
 def test_an_episode_that_ends_in_a_hold_says_so(robot):
     """Two rows last 0.13 s and the next answer takes 0.8 s: the time is up while the arm waits."""
-    config = {**CONFIG, "chunk_rows": 2}
+    config = {**CONFIG, "options": {"chunk_rows": 2}}
     rollout = robot.run_policy(
         policy_config=config, instruction="reach the red cube", duration=1.3, latency=0.8
     )

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers.options import backend_options
 from helpers.post_training import SMALL, SMALL_CANVAS, made_up_arm
 from helpers.training_data import write_preview
 from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput
-from strands_cosmos3.backends.options import InferenceOptions
 from strands_cosmos3.datasets import ACTION, EE_POSE, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -144,7 +144,7 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
 def quantiles_of(folder):
     droid = get_embodiment("droid")
     request = Request(droid, droid.action_space("midtrain"), "open the drawer", 16, None, 1.0)
-    return ModelInput(Checkpoint.open(folder), InferenceOptions()).quantiles(request)
+    return ModelInput(Checkpoint.open(folder), backend_options()).quantiles(request)
 
 
 def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path, space):

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_cosmos3.commands.view import View
+from strands_cosmos3.commands.view import ViewCommand
 from strands_cosmos3.errors import InstructionError
 from strands_cosmos3.language import Language
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.film import composite
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.view.controls import (
@@ -161,12 +162,12 @@ class Watched(LiveControls):
         return super().ends_episode
 
 
-def run_view(script, tmp_path: Path, **options) -> tuple[View, list[dict]]:
+def run_view(script, tmp_path: Path, **options) -> tuple[ViewCommand, list[dict]]:
     """Run `view` with the scripted expert while ``script(controls)`` runs in another thread; the
     episodes of its report.
     """
-    view = View(
-        backend="scripted",
+    view = ViewCommand(
+        policy=PolicyOptions(backend="scripted"),
         page_port=0,
         no_cameras=True,
         leave=True,

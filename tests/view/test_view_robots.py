@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.view import View
+from strands_cosmos3.commands.view import ViewCommand
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InstructionError
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Rollout
@@ -209,7 +210,7 @@ def test_what_can_be_asked_of_a_bar(tmp_path: Path):
 
 
 def test_an_instruction_of_the_page_names_the_bar_s_task():
-    view = View(robot="dual_panda", backend="scripted")
+    view = ViewCommand(robot="dual_panda", policy=PolicyOptions(backend="scripted"))
     assert view._task == "lift_bar"
     view.controls.check = lambda text: check_instruction(text, None, with_bar=Verb.LIFT)
     view.controls.ask("raise the bar")

@@ -5,6 +5,7 @@ answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature, PreTrainedConfig
 from lerobot.optim import AdamWConfig
@@ -16,7 +17,7 @@ BUNDLED = "bundled"
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 # seven joint angles [rad] and the open fraction of the gripper, in states and in actions
 _ARM = (8,)
-_NO_TRAINING = "this plugin runs policies; train them with `strands-cosmos3 train` and name the result as checkpoint."
+_NO_TRAINING = "this plugin runs policies; train them with `strands-cosmos3 train` and name the result as model."
 
 
 def _inputs() -> dict[str, PolicyFeature]:
@@ -37,14 +38,15 @@ class Cosmos3Config(PreTrainedConfig):
             gripper) and the pictures ``observation.images.wrist``, ``.exterior_1`` and
             ``.exterior_2``. LeRobot's policy server resizes pictures to the shapes given here.
         output_features: ``action`` (8, as the state): joint angles and the open fraction.
-        checkpoint: ``"bundled"``, a checkpoint's folder, or its repository on the Hugging Face hub.
+        model: ``"bundled"``, a checkpoint's folder, or its repository on the Hugging Face hub.
         embodiment: Name of the embodiment, e.g. ``"droid"``.
         fps: Rate of the loop that applies the actions; None is the checkpoint's own, 15 Hz for
             DROID.
         n_action_steps: Actions that ``select_action`` takes from a chunk; None is the checkpoint's
             own number.
         seed: Noise seed; each chunk of an episode uses the next one.
-        num_steps, guidance_scale: Of the sampler; None is the checkpoint's preset.
+        options: Further options of ``strands_cosmos3.policy.options.PolicyOptions`` by name, e.g.
+            ``{"num_steps": 2, "policy_frames": 1}``.
     """
 
     input_features: dict[str, PolicyFeature] | None = field(default_factory=_inputs)
@@ -56,13 +58,12 @@ class Cosmos3Config(PreTrainedConfig):
             ("STATE", "VISUAL", "ACTION"), NormalizationMode.IDENTITY
         )
     )
-    checkpoint: str = BUNDLED
+    model: str = BUNDLED
     embodiment: str = "droid"
     fps: float | None = None
     n_action_steps: int | None = None
     seed: int = 0
-    num_steps: int | None = None
-    guidance_scale: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def validate_features(self) -> None:
         """Raise ConfigError unless state and action are the arm's eight numbers and the three

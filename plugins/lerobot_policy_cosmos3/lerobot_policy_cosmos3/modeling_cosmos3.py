@@ -52,14 +52,15 @@ class Cosmos3Policy(PreTrainedPolicy):
             embodiment=config.embodiment,
             robot="panda",
             backend="native",
-            model=None if config.checkpoint == BUNDLED else config.checkpoint,
+            model=None if config.model == BUNDLED else config.model,
             seed=config.seed,
             actions_per_step=_WHOLE_CHUNK,
-            num_steps=config.num_steps,
-            guidance_scale=config.guidance_scale,
             device=config.device,
-            observed_gripper="fraction",
-            commanded_gripper="fraction",
+            options={
+                "observed_gripper": "fraction",
+                "commanded_gripper": "fraction",
+                **config.options,
+            },
         )
         if config.fps is not None:
             self.policy.set_control_frequency(config.fps)

@@ -1,6 +1,6 @@
 """Write a folder that LeRobot takes as ``--policy.path`` or ``--pretrained_name_or_path``:
 
-python -m lerobot_policy_cosmos3.save out/cosmos3 --checkpoint bundled
+python -m lerobot_policy_cosmos3.save out/cosmos3 --model bundled
 """
 
 import argparse
@@ -16,7 +16,7 @@ def main() -> None:
     )
     parser.add_argument("folder")
     parser.add_argument(
-        "--checkpoint",
+        "--model",
         default=BUNDLED,
         help="folder or hub repository (default: the bundled policy)",
     )
@@ -26,7 +26,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     policy = Cosmos3Policy(
-        Cosmos3Config(checkpoint=given.checkpoint, embodiment=given.embodiment, fps=given.fps)
+        Cosmos3Config(model=given.model, embodiment=given.embodiment, fps=given.fps)
     )
     policy.save_pretrained(given.folder)
     policy.policy.close()

@@ -1,0 +1,70 @@
+"""How tyro reads the dataclasses of commands and options (:mod:`strands_cosmos3.options`): help texts
+are the docstrings of their fields, sections are groups, and a default of None is not shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
+
+import tyro
+from docstring_parser import parse_from_object
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+registry = ConstructorRegistry()
+
+
+def from_environment(variable: str) -> Any:
+    """Declare a field without a flag that is read from an environment variable."""
+    return field(default=None, repr=False, metadata={"environment": variable, "hidden": True})
+
+
+@registry.struct_rule
+def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+    kind: Any = info.type
+    if not is_dataclass(info.type) or kind.__module__.startswith("tyro"):  # a union of subcommands
+        return None
+    texts, hints = help_texts(kind), get_type_hints(kind, include_extras=True)
+    flags: list[StructFieldSpec] = []
+    for declared in fields(kind):
+        default: Any = _default(declared, info.default)
+        no_default = default is None or default is False or default in ("", ())
+        hint: Any = Annotated[
+            hints[declared.name],
+            tyro.conf.arg(
+                name=declared.metadata.get("flag"),
+                help_behavior_hint="" if no_default else None,
+            ),
+        ]
+        if default is False:  # --flag without --no-flag
+            hint = tyro.conf.FlagCreatePairsOff[hint]
+        if declared.metadata.get("hidden"):
+            hint = tyro.conf.Suppress[hint]
+        flags.append(StructFieldSpec(declared.name, hint, default, texts.get(declared.name)))
+    return StructConstructorSpec(kind, tuple(flags))
+
+
+def help_texts(kind: Any) -> dict[str, str]:
+    """Return the documentation of a dataclass's fields, those of its bases included, by name."""
+    return {
+        param.arg_name: " ".join((param.description or "").replace("``", "").split())
+        for part in reversed(kind.__mro__)
+        if is_dataclass(part)
+        for param in parse_from_object(part).params
+    }
+
+
+def _default(declared: Field[Any], parent: Any) -> Any:
+    """Return a field's default: that of the instance which is the default of its dataclass, or its
+    own.
+    """
+    if hasattr(parent, declared.name):
+        return getattr(parent, declared.name)
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    return tyro.MISSING if declared.default is MISSING else declared.default

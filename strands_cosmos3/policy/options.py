@@ -1,0 +1,184 @@
+"""Options of a policy. Each is declared once, with its help text, default and the backends that heed
+it; ``Cosmos3Policy``, the commands, the TOML of ``evaluate`` and the LeRobot plugin are built from
+them. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from strands_cosmos3.backends.options import BackendOptions, SamplingOptions, ServiceOptions
+from strands_cosmos3.checks import instance_of, typed_fields, whole_number
+from strands_cosmos3.collision import Obstacle
+from strands_cosmos3.embodiments import GripperConvention
+from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.options import (
+    MODEL_BACKENDS,
+    BackendName,
+    changed_options,
+    option,
+    options_of,
+    section,
+    with_options,
+)
+from strands_cosmos3.parallel.config import ParallelConfig
+
+_OPTION_OF_ARGUMENT = {"actions_per_step": "replan_rows"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOptions:
+    """The arm that a policy moves. With ``robot=None`` only the grippers' units and the cameras
+    count.
+    """
+
+    arm_model: Any = None
+    """Its MuJoCo model, path or name; None is the packaged one."""
+    limits: Any = None
+    """Limits of its joints (:class:`~strands_cosmos3.robots.joints.JointLimits`); None is the
+    robot's own.
+    """
+    servo_lead: bool = True
+    """Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in
+    a simulator whose model states them. Elsewhere, and with False, targets are the planned joint
+    angles.
+    """
+    obstacles: Sequence[Obstacle] | None = None
+    """Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None is those of our Robot,
+    else none.
+    """
+    cameras: Sequence[str] | None = None
+    """Names of the robot's cameras, if known, so that a missing view is an error of the
+    constructor.
+    """
+    observed_gripper: str | GripperConvention | None = None
+    """Unit of the observation's gripper: ``fraction``, ``closed_fraction``, ``finger_m`` or
+    ``tendon`` (:data:`~strands_cosmos3.embodiments.GRIPPERS`), or a ``GripperConvention``;
+    None is metres for a Panda's finger joint, else the open fraction.
+    """
+    commanded_gripper: str | GripperConvention | None = None
+    """Unit of the action's gripper, likewise; None also follows a host's model
+    (:meth:`~strands_cosmos3.policy.Cosmos3Policy.set_sim_context`).
+    """
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """The policy.
+
+    Raises:
+        InputError: A number is out of range.
+    """
+
+    backend: BackendName | None = None
+    """Where actions come from: a checkpoint in this process (native), in several (distributed) or
+    in the stock diffusers pipeline (diffusers), a policy server (service), a recording (replay), or
+    an expert that reads the simulator's state (scripted). None: distributed with --tp or --cfg,
+    service with its address, else native.
+    """
+    model: str | None = option(None, *MODEL_BACKENDS)
+    """For native, distributed and diffusers: a checkpoint's folder or hub repository. None is the
+    bundled policy, which can reach, pick and place on one simulated table.
+    """
+    action_space: Literal["midtrain", "joint_pos"] | None = None
+    """Action space, where neither the checkpoint nor the server states it: pose deltas (midtrain)
+    or joint angles (joint_pos). None: as stated, for a server joint_pos, else the embodiment's.
+    """
+    chunk_rows: int | None = None
+    """Rows of a chunk; None is the checkpoint's number, else the embodiment's (DROID: 16 pose
+    deltas or 32 joint rows at 15 Hz). A server may return another number.
+    """
+    replan_rows: int | None = None
+    """Rows to execute before the next chunk is requested; None is the checkpoint's number (8 for
+    the bundled policy), else the whole chunk.
+    """
+    borrow_domain: bool = False
+    """Let a model drive a robot that Cosmos 3 has no domain for, by another robot's rows."""
+    decode_frames: int | None = option(None, hidden=True)
+    """Frames of the predicted video to decode: the observed one and one for each row. None is all
+    of them.
+    """
+    sampling: SamplingOptions = section(SamplingOptions)
+    engine: EngineOptions = section(EngineOptions)
+    parallel: ParallelConfig = section(ParallelConfig)
+    service: ServiceOptions = section(ServiceOptions)
+    arm: ArmOptions = section(ArmOptions, hidden=True)
+
+    def __post_init__(self) -> None:
+        typed_fields(self)
+        for name, lowest, highest in (
+            ("chunk_rows", 1, 256),
+            ("replan_rows", 1, None),
+            ("decode_frames", 0, None),
+        ):
+            if (value := getattr(self, name)) is not None:
+                whole_number(value, name, lowest, highest)
+
+    @classmethod
+    def of(cls, options: PolicyOptions | Mapping[str, Any]) -> PolicyOptions:
+        """Return options that are given as such, or by name in one flat dictionary, e.g.
+        ``{"policy_frames": 1, "tp": 2}``.
+
+        Raises:
+            ConfigError: There is no such option.
+        """
+        if isinstance(options, Mapping):
+            return with_options(cls(), options)
+        return instance_of(options, PolicyOptions, "options")
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> PolicyOptions:
+        """Return the options with those that are arguments of ``Cosmos3Policy``; None and False are
+        not set, and arguments that are no options are left out.
+
+        Raises:
+            ConfigError: One of them is set already.
+        """
+        values = {
+            option: value
+            for name, value in arguments.items()
+            if (option := _OPTION_OF_ARGUMENT.get(name, name)) in options_of(PolicyOptions)
+            and value is not None
+            and value is not False
+        }
+        if twice := sorted(changed_options(self).keys() & values.keys()):
+            raise ConfigError(
+                f"{', '.join(twice)} is given as an argument and in options; give it once."
+            )
+        return with_options(self, values)
+
+    def once(self, name: str, argument: Any) -> Any:
+        """Return an argument, or the option of its name.
+
+        Raises:
+            ConfigError: Both are set.
+        """
+        value = getattr(self, name)
+        if argument is not None and value is not None:
+            raise ConfigError(f"{name} is given as an argument and in options; give it once.")
+        return value if argument is None else argument
+
+    def backend_with(self, model: Any, default: str = "native") -> str:
+        """Return the backend, or the one that follows from a model and the other options."""
+        if self.backend is not None:
+            return self.backend
+        if model is None and changed_options(self.service):
+            return "service"
+        if self.parallel.world_size > 1:
+            return "distributed"
+        return default if model is None else "native"
+
+    @property
+    def for_backend(self) -> BackendOptions:
+        """The part that backends read."""
+        return BackendOptions(
+            sampling=self.sampling,
+            engine=self.engine,
+            parallel=self.parallel,
+            service=self.service,
+        )
