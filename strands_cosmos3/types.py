@@ -251,7 +251,7 @@ class Request:
         )
         self._check_conditions()
         for name in ("limb_poses", "limb_anchors"):
-            poses: Mapping[str, F64] = instance_of(getattr(self, name), Mapping, name)
+            poses = cast("Mapping[str, F64]", instance_of(getattr(self, name), Mapping, name))
             checked = {limb: rigid_transform(T, f"{name}[{limb!r}]") for limb, T in poses.items()}
             _set(self, **{name: checked})
 
@@ -292,10 +292,10 @@ class Request:
                     f"{name} {verb} for mode {str(mode)!r}; this is mode {str(self.mode)!r}."
                 )
         if self.conditioning_actions is not None:
-            known = finite_array(
+            actions = finite_array(
                 self.conditioning_actions, "conditioning_actions", (None, self.action_space.width)
             )
-            _set(self, conditioning_actions=known)
+            _set(self, conditioning_actions=actions)
         if self.action_prefix is not None:
             action_prefix = finite_array(
                 self.action_prefix, "action_prefix", (None, self.action_space.width)
@@ -389,8 +389,8 @@ class ActionChunk:
     @property
     def extras(self) -> dict[str, Any]:
         """Those of ``quantiles`` and ``novelty`` that it has."""
-        found = {"quantiles": self.quantiles, "novelty": self.novelty}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {"quantiles": self.quantiles, "novelty": self.novelty}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _others_of_width(embodiment: Embodiment, width: int) -> str:
@@ -603,7 +603,7 @@ class Rollout:
                 name: dict(getattr(self, name))
                 for name in ("inference_ms", "seam_rad_s", "counters")
             },
-            "collisions": [found.to_dict() for found in self.collisions],
+            "collisions": [report.to_dict() for report in self.collisions],
             "duration_s": self.duration_s,
             "realtime_factor": self.realtime_factor,
             "final_state": self.final_state,

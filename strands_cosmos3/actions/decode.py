@@ -337,26 +337,25 @@ def encode_chunk(
     return encode_limbs({limb: T_base_cosmos}, grippers, embodiment, stats, method, clip)
 
 
-def _limbs_of(embodiment: Embodiment, given: Mapping[str, Any]) -> list[LimbColumns]:
-    """The limbs that something is given for, in the columns' order; arms must not be missing."""
+def _limbs_of(embodiment: Embodiment, by_limb: Mapping[str, Any]) -> list[LimbColumns]:
+    """The limbs of a mapping, in the columns' order; arms must not be missing."""
     if not embodiment.limbs:
         raise ActionSpaceError(
             f"which columns of {embodiment.name!r} belong to which limb is not stated by its "
             "source; use the raw columns."
         )
     names = [limb.name for limb in embodiment.limbs]
-    if unknown := [name for name in given if name not in names]:
+    if unknown := [name for name in by_limb if name not in names]:
         raise UnknownNameError(f"limb of embodiment {embodiment.name!r}", unknown[0], names)
     missing = [
-        limb.name for limb in embodiment.limbs if limb.name not in given and not limb.is_camera
+        limb.name for limb in embodiment.limbs if limb.name not in by_limb and not limb.is_camera
     ]
-    if missing or not given:
-        wanted = ", ".join(missing or names)
+    if missing or not by_limb:
         raise InputError(
-            f"embodiment {embodiment.name!r} moves the limbs {', '.join(names)}; nothing is given "
-            f"for {wanted}."
+            f"embodiment {embodiment.name!r} moves the limbs {', '.join(names)}; those of "
+            f"{', '.join(missing or names)} are missing."
         )
-    return [limb for limb in embodiment.limbs if limb.name in given]
+    return [limb for limb in embodiment.limbs if limb.name in by_limb]
 
 
 def _poses_of(rows: F64) -> F64:

@@ -121,15 +121,15 @@ def interpolate_poses(T: F64, t_s: Any, at_s: Any) -> F64:
         T, t_s: [N, 4, 4] knots, all in one frame, and their [N] times, strictly increasing.
         at_s: [M] query times; beyond the knots' span the first or last knot is taken.
     """
-    T, t, at = (np.asarray(value, dtype=np.float64) for value in (T, t_s, at_s))
-    if len(T) == 1:
-        return np.repeat(T, len(at), axis=0)
+    knots, t, at = (np.asarray(value, dtype=np.float64) for value in (T, t_s, at_s))
+    if len(knots) == 1:
+        return np.repeat(knots, len(at), axis=0)
     at = np.clip(at, t[0], t[-1])
     i = np.clip(np.searchsorted(t, at, side="right") - 1, 0, len(t) - 2)
     u = ((at - t[i]) / (t[i + 1] - t[i]))[:, None]
-    steps = so3_log(np.swapaxes(T[:-1, :3, :3], -1, -2) @ T[1:, :3, :3])
-    position = (1 - u) * T[i, :3, 3] + u * T[i + 1, :3, 3]
-    return se3(T[i, :3, :3] @ so3_exp(u * steps[i]), position)
+    steps = so3_log(np.swapaxes(knots[:-1, :3, :3], -1, -2) @ knots[1:, :3, :3])
+    position = (1 - u) * knots[i, :3, 3] + u * knots[i + 1, :3, 3]
+    return se3(knots[i, :3, :3] @ so3_exp(u * steps[i]), position)
 
 
 def _writable(array: F64, *shape: int) -> F64:

@@ -393,9 +393,9 @@ def _chunk_map(
             f"{space.name!r} rows of {embodiment.name!r} are not normalised; use them unchanged."
         )
     if width != space.width:
-        others = [name for name, other in embodiment.spaces.items() if other.width == width]
+        names = [name for name, other in embodiment.spaces.items() if other.width == width]
         raise ActionSpaceError(
-            f"rows have {width} columns{f' (as {others} do)' if others else ''}, but only "
+            f"rows have {width} columns{f' (as {names} do)' if names else ''}, but only "
             f"{space.name!r} rows of "
             f"{embodiment.name!r} are normalised, and they have {space.width}. Other rows are "
             "used without statistics."
@@ -443,21 +443,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
-    own, columns = data.get("domain"), data.get("columns")
+    recorded, columns = data.get("domain"), data.get("columns")
     names: list[Any] = cast("list[Any]", columns) if isinstance(columns, list) else [None]
     if (
         data["schema"] != _SCHEMA
-        or not isinstance(own, str)
+        or not isinstance(recorded, str)
         or not all(isinstance(name, str) for name in names)
     ):
         raise StatisticsError(
             f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "
             "describes."
         )
-    if domain is not None and own != domain and own != _domain_of(domain):
-        raise StatisticsError(f"{str(path)!r} holds statistics of {own!r}, not of {domain!r}.")
+    if domain is not None and recorded != domain and recorded != _domain_of(domain):
+        raise StatisticsError(f"{str(path)!r} holds statistics of {recorded!r}, not of {domain!r}.")
     skipped = _indices(data.get("skip_rotation_dims", []), path)
-    stats = _stats(own, tuple(names), data, data.get("raw"), path, skipped)
+    stats = _stats(recorded, tuple(names), data, data.get("raw"), path, skipped)
     single = data.get("single_arm_columns", stats.width)
     return stats.first(instance_of(single, int, f"single_arm_columns of {str(path)!r}"))
 
@@ -469,11 +469,11 @@ def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> Acti
             "of cosmos-framework's "
             f"({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
         )
-    known = _domain_of(path.stem if domain is None else domain)
-    columns = get_embodiment(known).action_space("midtrain").columns
+    domain = _domain_of(path.stem if domain is None else domain)
+    columns = get_embodiment(domain).action_space("midtrain").columns
     block = data.get("global", data)
     width = len(columns)
-    if known == "umi" and len(_block(block, path)["q01"]) == 2 * width:
+    if domain == "umi" and len(_block(block, path)["q01"]) == 2 * width:
         columns = (*columns, *(f"second_{column}" for column in columns))
     meta = data.get("metadata")
     skipped = (
@@ -481,7 +481,7 @@ def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> Acti
         if isinstance(meta, dict)
         else ()
     )
-    return _stats(known, columns, block, data.get("global_raw"), path, skipped).first(width)
+    return _stats(domain, columns, block, data.get("global_raw"), path, skipped).first(width)
 
 
 def _stats(

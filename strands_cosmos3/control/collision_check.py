@@ -65,10 +65,10 @@ class CollisionCheck:
         ]
 
     def _met_by(self, geom: int, radius: F64) -> tuple[NDArray[np.intp], NDArray[np.intp], F64]:
-        """The pairs that a geometry is in, the others' places in ``_geoms``, and their radii."""
+        """The pairs that a geometry is in, the partners' places in ``_geoms``, and their radii."""
         pairs, column = np.nonzero(self.pairs == geom)
-        others = self.pairs[pairs, 1 - column]
-        return pairs, np.searchsorted(self._geoms, others), radius[others]
+        partners = self.pairs[pairs, 1 - column]
+        return pairs, np.searchsorted(self._geoms, partners), radius[partners]
 
     def _ever_apart(self, pairs: NDArray[np.intp], joints: list[int]) -> NDArray[np.intp]:
         """The pairs without links that overlap wherever the arm is: coarse shapes do, about a
@@ -108,8 +108,8 @@ class CollisionCheck:
             centres[row] = self._data.geom_xpos[self._geoms]
         across = centres[:, self._second] - centres[:, self._first]
         distance = np.sqrt(np.einsum("rpx,rpx->rp", across, across)) - self._radii_m
-        for geom, pairs, others, radii in self._boxes:
-            offset = (centres[:, others] - self._data.geom_xpos[geom]) @ self._data.geom_xmat[
+        for geom, pairs, partners, radii in self._boxes:
+            offset = (centres[:, partners] - self._data.geom_xpos[geom]) @ self._data.geom_xmat[
                 geom
             ].reshape(3, 3)
             beyond = np.maximum(np.abs(offset) - self.model.geom_size[geom], 0.0)
@@ -193,8 +193,8 @@ class CollisionCheck:
 
     def _name(self, geom: int) -> str:
         body = int(self.model.geom_bodyid[geom])
-        named = self.model.body(body).name if body else self.model.geom(geom).name
-        return named or (f"body {body}" if body else f"geom {geom}")
+        name = self.model.body(body).name if body else self.model.geom(geom).name
+        return name or (f"body {body}" if body else f"geom {geom}")
 
 
 def _least(at_start: F64) -> F64:
@@ -223,15 +223,15 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     }
 
     def checked(a: int, b: int) -> bool:
-        one, two = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
-        gap = abs(int(joints_below[one] - joints_below[two]))
+        first, second = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
+        gap = abs(int(joints_below[first] - joints_below[second]))
         movable = any(
-            joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (one, two)
+            joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (first, second)
         )
         if (
             gap == 0
             or movable
-            or (gap == 1 and model.body_rootid[one] == model.body_rootid[two] in arms)
+            or (gap == 1 and model.body_rootid[first] == model.body_rootid[second] in arms)
         ):
             return False
         masks = (
@@ -239,10 +239,10 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
             or model.geom_contype[b] & model.geom_conaffinity[a]
         )
         return (a, b) in explicit or bool(
-            masks and (one, two) not in excluded and (two, one) not in excluded
+            masks and (first, second) not in excluded and (second, first) not in excluded
         )
 
     solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist()
     candidates = explicit | set(combinations(solid, 2))
-    found = sorted(pair for pair in candidates if checked(*pair))
-    return np.array(found, dtype=np.intp).reshape(-1, 2)
+    pairs = sorted(pair for pair in candidates if checked(*pair))
+    return np.array(pairs, dtype=np.intp).reshape(-1, 2)

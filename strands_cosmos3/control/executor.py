@@ -169,12 +169,12 @@ class Takeover:
 
     def _require_grippers(self, gripper: F64 | None) -> None:
         if gripper is not None and gripper.shape[1:] != self.gripper.shape:
-            have, given = (
+            of_arm, of_row = (
                 "a number" if shape == () else list(shape)
                 for shape in (self.gripper.shape, gripper.shape[1:])
             )
             raise ControlError(
-                f"a row's grippers are {given}, but the arm's are {have}; nothing was changed."
+                f"a row's grippers are {of_row}, but the arm's are {of_arm}; nothing was changed."
             )
 
     def _on_the_clock(
@@ -445,8 +445,8 @@ class Executor:
         step_m = np.diff(hand.chain.position(path[1:]), axis=0)
         within_v = np.linalg.norm(step_m[1:], axis=1) <= most_v
         within_a = np.linalg.norm(np.diff(step_m, axis=0), axis=1) <= most_a
-        named = ("the hand's velocity", within_v), ("the hand's acceleration", within_a)
-        return [name for name, within in named if not within.all()]
+        limits = ("the hand's velocity", within_v), ("the hand's acceleration", within_a)
+        return [name for name, within in limits if not within.all()]
 
 
 def _held(gripper: F64, n: int) -> F64:

@@ -51,6 +51,7 @@ POSTURE_GAIN = 0.1  # share of the distance to the posture that a row covers in 
 _POSTURE_STEP_RAD = 0.015  # the most that it covers
 _POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
 _DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
+_BY_ROW = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
 _FRAME_TYPES = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
     "site": mujoco.mjtObj.mjOBJ_SITE,
@@ -113,6 +114,18 @@ class IKSolution:
         return (self.residual_m <= POSITION_TOLERANCE_M) & (
             self.residual_rad <= ROTATION_TOLERANCE_RAD
         )
+
+    @staticmethod
+    def joined(parts: Sequence[IKSolution], collision: CollisionReport) -> IKSolution:
+        """Return consecutive parts as one solution."""
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_ROW
+        }
+        return IKSolution(**arrays, collision=collision)
+
+    def rows(self, first: int, last: int) -> IKSolution:
+        """Return the rows from ``first`` to before ``last``."""
+        return replace(self, **{name: getattr(self, name)[first:last] for name in _BY_ROW})
 
     @property
     def worst(self) -> float:
@@ -255,9 +268,9 @@ class MinkIKBridge:
                 "or a frame fixed to it."
             )
         T_world_ee, T_world_body = self.ee_pose(qpos), np.eye(4)
-        of, at = self._lm.data, body if site < 0 else site
-        T_world_body[:3, :3] = (of.xmat if site < 0 else of.site_xmat)[at].reshape(3, 3)
-        T_world_body[:3, 3] = (of.xpos if site < 0 else of.site_xpos)[at]
+        data = self._lm.data
+        pose = data.body(body) if site < 0 else data.site(site)
+        T_world_body[:3, :3], T_world_body[:3, 3] = pose.xmat.reshape(3, 3), pose.xpos
         return np.linalg.inv(T_world_ee) @ T_world_body
 
     def solve(
@@ -280,15 +293,13 @@ class MinkIKBridge:
             ShapeError, NonFiniteError, InputError: An argument is malformed, or the chain starts
                 outside its range by more than :data:`START_TOLERANCE_RAD`. Nothing was solved.
         """
-        targets, q = (
-            rigid(T_world_ee, "T_world_ee", leading=1),
-            self.configuration(q_init, "q_init"),
-        )
+        targets = rigid(T_world_ee, "T_world_ee", leading=1)
+        q = self.configuration(q_init, "q_init")
         dt_s = dt_s if dt_s is None else positive(dt_s, "dt_s")
-        how = self.method if method is None else _method(method)
+        method = self.method if method is None else _method(method)
         bounds = StepBounds.of(self.limits, q[self.q_address], dt_s)
-        solution = self._row_by_row(targets, q, bounds, how, self._mink_limits)
-        if how == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
+        solution = self._row_by_row(targets, q, bounds, method, self._mink_limits)
+        if method == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
             solution = self._look_ahead(targets, q, bounds, solution)
         return (
             solution
@@ -312,47 +323,43 @@ class MinkIKBridge:
         """Return distances [T] in m and angles [T] in rad between poses [T, 4, 4] and those of
         angles [T, nq].
         """
-        targets, rows = (
-            rigid(poses, "poses", leading=1),
-            trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1),
-        )
+        targets = rigid(poses, "poses", leading=1)
+        rows = trailing(qpos_traj, "qpos_traj", (self.model.nq,), leading=1)
         if len(targets) != len(rows):
             raise ShapeError(
                 f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}."
             )
-        found = np.array(
-            [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
-        )
-        return found[:, 0], found[:, 1]
+        return self._residuals(targets, rows)
+
+    def _residuals(self, targets: F64, rows: F64) -> tuple[F64, F64]:
+        residuals = [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
+        residual_m, residual_rad = np.array(residuals).T
+        return residual_m, residual_rad
 
     def _row_by_row(
         self,
         targets: F64,
         q: F64,
         bounds: StepBounds,
-        how: Method,
+        method: Method,
         limits: list[mink.Limit],
-        accepted: F64 | None = None,
+        most: F64 | None = None,
     ) -> IKSolution:
-        """Solve rows in turn, up to the first with a residual (m, rad) above that in
-        ``accepted`` [T, 2], if given.
-        """
+        """Solve rows in turn, up to the first with a residual (m, rad) above ``most`` [T, 2]."""
         n = len(targets)
-        out = np.empty((n, self.model.nq))
+        rows = np.empty((n, self.model.nq))
         residual_m, residual_rad = np.empty(n), np.empty(n)
         clamped, iterations = np.zeros(n, dtype=bool), np.zeros(n, dtype=int)
         for i, target in enumerate(targets):
             lower, upper = bounds.around(q[self.q_address])
             q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(
-                target, q, lower, upper, how, limits
+                target, q, lower, upper, method, limits
             )
-            out[i] = q
-            if accepted is not None and (
-                residual_m[i] > accepted[i, 0] or residual_rad[i] > accepted[i, 1]
-            ):
+            rows[i] = q
+            if most is not None and (residual_m[i] > most[i, 0] or residual_rad[i] > most[i, 1]):
                 n = i
                 break
-        return IKSolution(out[:n], residual_m[:n], residual_rad[:n], clamped[:n], iterations[:n])
+        return IKSolution(rows, residual_m, residual_rad, clamped, iterations).rows(0, n)
 
     def _look_ahead(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
@@ -373,11 +380,8 @@ class MinkIKBridge:
         """The solution [T, nq] of angles [T, n], with its residuals and active bounds."""
         rows = np.repeat(q[None], len(targets), axis=0)
         rows[:, self.q_address] = angles
-        residuals = np.array(
-            [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
-        )
-        clamped = bounds.active(q[self.q_address], angles).any(axis=1)
-        return IKSolution(rows, residuals[:, 0], residuals[:, 1], np.asarray(clamped), iterations)
+        clamped = np.asarray(bounds.active(q[self.q_address], angles).any(axis=1))
+        return IKSolution(rows, *self._residuals(targets, rows), clamped, iterations)
 
     def _clear_of_collisions(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
@@ -387,18 +391,18 @@ class MinkIKBridge:
         """
         check = self.collisions
         assert check is not None
-        found = check.examine(q, solution.q_rad)
-        if found.row is None:
-            return replace(solution, collision=found)
-        around = self._around(targets, q, bounds, solution, max(0, found.row - _LEAD_ROWS))
-        met = check.examine(q, around.q_rad).row
-        passed = len(around.q_rad) if met is None else met
+        report = check.examine(q, solution.q_rad)
+        if report.row is None:
+            return replace(solution, collision=report)
+        around = self._around(targets, q, bounds, solution, max(0, report.row - _LEAD_ROWS))
+        collision_row = check.examine(q, around.q_rad).row
+        passed = len(around.q_rad) if collision_row is None else collision_row
         if passed == len(targets):
-            return replace(around, collision=replace(found, outcome=CollisionOutcome.AVOIDED))
-        followed = solution.q_rad[: found.row] if passed <= found.row else around.q_rad[:passed]
-        rows, held_from = check.hold(q, followed, len(targets))
-        held = self._account(targets, q, rows[:, self.q_address], bounds, solution.iterations)
-        return replace(held, collision=replace(found, held_from=held_from))
+            return replace(around, collision=replace(report, outcome=CollisionOutcome.AVOIDED))
+        free = around.q_rad[:passed] if passed > report.row else solution.q_rad[: report.row]
+        rows, held_from = check.hold(q, free, len(targets))
+        stopped = self._account(targets, q, rows[:, self.q_address], bounds, solution.iterations)
+        return replace(stopped, collision=replace(report, held_from=held_from))
 
     def _around(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution, first: int
@@ -407,20 +411,11 @@ class MinkIKBridge:
         that takes a detour.
         """
         assert self.collisions is not None
-        limits, start = (
-            [*self._mink_limits, self.collisions.limit],
-            solution.q_rad[first - 1] if first else q,
-        )
-        accepted = np.stack(
-            (solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), axis=1
-        )[first:]
-        rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, accepted)
-        names = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
-        joined = {
-            name: np.concatenate((getattr(solution, name)[:first], getattr(rest, name)))
-            for name in names
-        }
-        return replace(solution, **joined)
+        limits = [*self._mink_limits, self.collisions.limit]
+        start = solution.q_rad[first - 1] if first else q
+        most = np.stack((solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), 1)
+        rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, most[first:])
+        return IKSolution.joined((solution.rows(0, first), rest), solution.collision)
 
     def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
         """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in
@@ -436,10 +431,10 @@ class MinkIKBridge:
         )
 
     def _step(
-        self, target: F64, q: F64, lower: F64, upper: F64, how: Method, limits: list[mink.Limit]
+        self, target: F64, q: F64, lower: F64, upper: F64, method: Method, limits: list[mink.Limit]
     ) -> tuple[F64, float, float, bool, int]:
         spent = 0
-        if how == "auto":
+        if method == "auto":
             angles, [(residual_m, residual_rad)], spent = self._lm.solve(
                 [target], q, posture_step(self.posture_rad, q[self.q_address])
             )
@@ -554,14 +549,10 @@ def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:
     )
     if frame < 0:
         count = {"body": model.nbody, "site": model.nsite, "geom": model.ngeom}[frame_type]
-        names = [
-            found
-            for i in range(count)
-            if (found := mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i))
-        ]
+        names = [mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i) for i in range(count)]
         raise FrameError(
             f"the model has no {frame_type} {name!r}; it has: "
-            f"{', '.join(names) or 'none that are named'}."
+            f"{', '.join(filter(None, names)) or 'none that are named'}."
         )
     return frame
 

@@ -84,7 +84,8 @@ class LevenbergMarquardt:
     Args:
         frames: Of each frame its kind (``"body"``, ``"site"`` or ``"geom"``) and its id.
         q_address, dof_address: [n] addresses of the joints in qpos and qvel.
-        weight: [n] diagonal of W; a joint of weight zero stays where it is. None is the identity.
+        weight: [n] diagonal of W in a box; a joint of weight zero stays where it is. None is the
+            identity.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class LevenbergMarquardt:
         self.model = model
         self.data = mujoco.MjData(model)
         self._q_indices, self._dof_indices = _as_slice(q_address), _as_slice(dof_address)
-        self._weight = weight
+        self._weight = np.ones(len(q_address)) if weight is None else weight
         size = 6 * len(frames)
         self._error, self._J, self._identity = (
             np.zeros(size),
@@ -155,7 +156,7 @@ class LevenbergMarquardt:
             iteration += 1
             self_motion = self_motion_rad if iteration == 1 else None
             trial = (
-                angles_rad + self._step(damping, self_motion)
+                angles_rad + self._step(self._update_jacobian(), damping, self_motion)
                 if box is None
                 else self._step_inside(damping, self_motion, angles_rad, box)
             )
@@ -208,23 +209,21 @@ class LevenbergMarquardt:
             frame.update_jacobian()
         return self._J[:, self._dof_indices]
 
-    def _step(self, damping: float, self_motion_rad: F64 | None) -> F64:
-        """Return the damped least-squares step [n] for the error at the current kinematics."""
-        J = self._update_jacobian()
-        return self._damped(
-            J, J if self._weight is None else J * self._weight, damping, self_motion_rad
-        )
+    def _step(
+        self, J: F64, damping: float, self_motion_rad: F64 | None, weight: F64 | None = None
+    ) -> F64:
+        """Return the damped least-squares step [n] for the error.
 
-    def _damped(self, J: F64, JW: F64, damping: float, self_motion_rad: F64 | None) -> F64:
-        """With a self-motion z the step is ``z + W J^T (J W J^T + lambda I)^-1 (e - J z)``, which
-        adds z's projection on the null space.
+        With a self-motion z it is ``z + W J^T (J W J^T + lambda I)^-1 (e - J z)``, which adds z's
+        projection on the null space.
         """
-        A = JW @ J.T
-        A += damping * self._identity
+        JW = J if weight is None else J * weight
+        system = JW @ J.T
+        system += damping * self._identity
         error = self._error if self_motion_rad is None else self._error - J @ self_motion_rad
-        _, y, info = _cholesky_solve(A, error)
+        _, y, info = _cholesky_solve(system, error)
         if info != 0:  # singular to working precision
-            y = np.linalg.solve(A + 1e-6 * self._identity, error)
+            y = np.linalg.solve(system + 1e-6 * self._identity, error)
         return y @ JW if self_motion_rad is None else y @ JW + self_motion_rad
 
     def _step_inside(
@@ -235,12 +234,11 @@ class LevenbergMarquardt:
         """
         (low, high), J = box, self._update_jacobian()
         stopped = np.zeros_like(angles_rad)  # steps of the joints that have weight zero
-        weight = np.ones_like(angles_rad) if self._weight is None else self._weight
-        step = stopped
+        weight, step = self._weight, stopped
         for _ in angles_rad:
             free = weight > 0
             motion = 0.0 if self_motion_rad is None else self_motion_rad
-            step = self._damped(J, J * weight, damping, np.where(free, motion, stopped))
+            step = self._step(J, damping, np.where(free, motion, stopped), weight)
             outside = free & ((angles_rad + step < low) | (angles_rad + step > high))
             if not outside.any():
                 break

@@ -285,7 +285,7 @@ class LimbIK:
 
     def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
         names = list(self.bridges)
-        if not isinstance(T_base_frame, Mapping) or set(T_base_frame) != set(names):
+        if set(T_base_frame) != set(names):
             raise InputError(
                 f"poses must be given by limb, for {', '.join(names)}; got {T_base_frame!r:.80}."
             )

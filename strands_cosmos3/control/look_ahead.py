@@ -101,8 +101,9 @@ def look_ahead(
         q_start: [nq] configuration at the start; joints off the chain keep its values.
         start_rad: [n] the chain's angles in it.
     """
-    found = [_descend(_Chunk(solver, targets, q_start), start_rad, seed, bounds) for seed in seeds]
-    return min(found, key=lambda solution: solution[1])[0]
+    chunk = _Chunk(solver, targets, q_start)
+    solutions = [_descend(chunk, start_rad, seed, bounds) for seed in seeds]
+    return min(solutions, key=lambda solution: solution[1])[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,12 +153,10 @@ def _inside(angles: F64, start: F64, bounds: StepBounds) -> F64:
     reach a bound on it.
     """
     out, before = np.empty_like(angles), start
-    for row, wanted in enumerate(angles):
+    for row, target in enumerate(angles):
         lower, upper = bounds.around(before)
-        wanted = np.where(
-            wanted < lower + _SNAP_RAD, lower, np.where(wanted > upper - _SNAP_RAD, upper, wanted)
-        )
-        out[row] = before = wanted
+        snapped = np.where(target < lower + _SNAP_RAD, lower, target)
+        out[row] = before = np.where(target > upper - _SNAP_RAD, upper, snapped)
     return out
 
 
@@ -201,8 +200,8 @@ def _newton(
     factor: Any, s: F64, y: F64, dual: F64, primal: F64, products: F64
 ) -> tuple[F64, F64, F64]:
     """Newton step of d, s and y that removes the residuals and reduces s * y by ``products``."""
-    wanted = -dual - _forces((y * primal - products) / s)
-    dd: F64 = _solve_banded(factor, wanted.ravel(), lower=1)[0].reshape(dual.shape)
+    target = -dual - _forces((y * primal - products) / s)
+    dd: F64 = _solve_banded(factor, target.ravel(), lower=1)[0].reshape(dual.shape)
     ds = -primal - _sides(dd)
     return dd, ds, -(products + y * ds) / s
 

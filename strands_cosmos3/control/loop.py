@@ -396,12 +396,12 @@ class ControlLoop:
         """One sentence on what the arm waits for in HOLD; None in every other state."""
         if self.executor.state is not ExecutorState.HOLD:
             return None
-        held = f"the arm has held for {self.held_s:.2f} s"
+        hold = f"the arm has held for {self.held_s:.2f} s"
         if self.error is not None:
-            return f"{held}; the latest inference failed: {self.error}"
+            return f"{hold}; the latest inference failed: {self.error}"
         if self._pending is None:
-            return f"{held}; no fresh chunk has arrived."
-        return f"{held}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
+            return f"{hold}; no fresh chunk has arrived."
+        return f"{hold}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
 
     def close(self, timeout_s: float = 10.0, cancel: Callable[[], None] = lambda: None) -> None:
         """End the worker thread. An inference that does not end within ``timeout_s`` is abandoned
@@ -445,10 +445,10 @@ class ControlLoop:
             return False
         if executor.state is not ExecutorState.RUNNING:
             return True
-        wanted = self.config.replan_rows
+        rows = self.config.replan_rows
         if (
-            wanted is not None
-            and executor.steps_to_row(max(wanted - self._rows_passed, 0) - 1) < self.substeps
+            rows is not None
+            and executor.steps_to_row(max(rows - self._rows_passed, 0) - 1) < self.substeps
         ):
             return True
         expected_s = self._expected_s()

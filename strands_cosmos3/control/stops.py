@@ -135,9 +135,9 @@ def _strain_bound(q: F64, v: F64, a: F64, limits: JointLimits, stop_s: float) ->
     slowing = np.maximum(deceleration, np.abs(a))
     strain = np.zeros(len(q))
     for hand in limits.hands:
-        reach, own = hand.chain.reach_m, hand.of_chain(speed)
-        fast = own @ reach
-        hard = hand.of_chain(slowing) @ reach + 2 * own.sum(1) * fast
+        reach, chain_speed = hand.chain.reach_m, hand.of_chain(speed)
+        fast = chain_speed @ reach
+        hard = hand.of_chain(slowing) @ reach + 2 * chain_speed.sum(1) * fast
         strain = np.maximum(strain, np.maximum(fast / hand.velocity, hard / hand.acceleration))
     leaves = (
         (slowing >= limits.acceleration) | (q + travel > limits.q_max) | (q - travel < limits.q_min)
@@ -227,8 +227,8 @@ def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> 
     hard = np.where(
         spare > 0, fast * fast / (tight + np.sqrt(np.maximum(spare, 0.0))), limits.acceleration
     )
-    wanted = np.maximum(np.maximum(gentle, hard), _GENTLEST * limits.acceleration)
-    return np.where(stop_s > 0, np.minimum(wanted, limits.acceleration), limits.acceleration)
+    deceleration = np.maximum(np.maximum(gentle, hard), _GENTLEST * limits.acceleration)
+    return np.where(stop_s > 0, np.minimum(deceleration, limits.acceleration), limits.acceleration)
 
 
 def _phases(v: F64, a: F64, A: F64, J: F64) -> tuple[F64, F64]:

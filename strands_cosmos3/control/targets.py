@@ -5,7 +5,7 @@ kinematics.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +169,4 @@ def _solve_row_by_row(
         t_s=chunk.row_times_s,
         gripper=np.concatenate(grippers) if grippers else None,
     )
-    arrays: dict[str, Any] = {
-        field.name: np.concatenate([getattr(solution, field.name) for solution in solutions])
-        for field in fields(IKSolution)
-        if field.name != "collision"
-    }
-    return cosmos, IKSolution(**arrays, collision=report)
+    return cosmos, IKSolution.joined(solutions, report)

@@ -350,12 +350,12 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     """
     inverse, n = 1.0 / h, len(knots)
     pull = 3.0 * np.diff(knots, axis=0) * (inverse * inverse)[:, None]
-    bands, wanted = np.zeros((3, n)), np.empty_like(knots)
+    bands, right_side = np.zeros((3, n)), np.empty_like(knots)
     bands[0, 2:], bands[2, : n - 2] = inverse[1:], inverse[:-1]
     bands[1, 1:-1] = 2.0 * (inverse[:-1] + inverse[1:])
     bands[1, 0], bands[1, -1], bands[2, n - 2] = 1.0, 2.0 * inverse[-1], inverse[-1]
-    wanted[0], wanted[1:-1], wanted[-1] = v_start, pull[:-1] + pull[1:], pull[-1]
-    solved = solve_banded((1, 1), bands, wanted, check_finite=False)  # pyright: ignore[reportUnknownVariableType]
+    right_side[0], right_side[1:-1], right_side[-1] = v_start, pull[:-1] + pull[1:], pull[-1]
+    solved = solve_banded((1, 1), bands, right_side, check_finite=False)  # pyright: ignore[reportUnknownVariableType]
     return np.asarray(solved, dtype=np.float64)  # pyright: ignore[reportUnknownArgumentType]
 
 

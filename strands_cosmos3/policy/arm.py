@@ -69,8 +69,8 @@ class PolicyArm:
         else:
             model = load_with_obstacles(self._model, robot, obstacles)
         if alone:
-            own = limits_of_arm(model, robot) if limits is None else limits
-            self._ik = LimbIK(robot, model=model, limits={robot.limbs[0].name: own})
+            of_limb = limits_of_arm(model, robot) if limits is None else limits
+            self._ik = LimbIK(robot, model=model, limits={robot.limbs[0].name: of_limb})
         else:
             self._ik = LimbIK(robot, model=model)
         self._all_limits = self._ik.limits if alone or limits is None else limits

@@ -144,7 +144,7 @@ def test_a_single_arm_decodes_as_before_bit_for_bit():
 def test_what_is_missing_or_unknown_is_named():
     dual = get_embodiment("robomind-franka-dual")
     chunk = ActionChunk(np.zeros((2, 20)), dual.action_space(), dual)
-    with pytest.raises(InputError, match="nothing is given for right"):
+    with pytest.raises(InputError, match="those of right are missing"):
         decode_limbs(chunk, {"left": np.eye(4)})
     with pytest.raises(UnknownNameError, match="left, right"):
         decode_limbs(chunk, {"left": np.eye(4), "right": np.eye(4), "arm": np.eye(4)})
