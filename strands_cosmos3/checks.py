@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import types
-import typing
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, wraps
-from numbers import Real
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
+from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 
@@ -265,31 +264,6 @@ def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
     return decorate
 
 
-def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:
-    """Decorator that accepts old argument names (old=new) with a DeprecationWarning; InputError
-    if both are given.
-    """
-
-    def decorate(function: Callable[_P, _K]) -> Callable[_P, _K]:
-        @wraps(function)
-        def renamed(*args: _P.args, **kwargs: _P.kwargs) -> _K:
-            for old in new_names.keys() & kwargs.keys():
-                new = new_names[old]
-                if new in kwargs:
-                    raise InputError(f"{old} is the old name of {new}; give {new} alone.")
-                warnings.warn(
-                    f"{function.__name__}: {old} is renamed to {new}.",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                kwargs[new] = kwargs.pop(old)
-            return function(*args, **kwargs)
-
-        return renamed
-
-    return decorate
-
-
 def typed_fields(instance: Any) -> None:
     """Check a dataclass's fields against their annotations, likewise; call it in
     ``__post_init__``.
@@ -304,11 +278,60 @@ def typed_fields(instance: Any) -> None:
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
-    if type(value) is not kind and not _is(value, kind):
-        wanted = _NOUNS.get(kind) or (
+    if type(value) is kind:
+        return
+    scalar = value
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "fiub":
+        scalar = value.item()
+    try:
+        check_type(
+            scalar, _accepted(kind), collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS
+        )
+    except TypeCheckError:
+        noun = _NOUNS.get(kind) or (
             kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.", "", str(kind))
         )
-        raise InputError(f"{name} must be {wanted}, got {type(value).__name__} ({value!r:.80}).")
+        raise InputError(
+            f"{name} must be {noun}, got {type(value).__name__} ({value!r:.80})."
+        ) from None
+
+
+class _NumberType(type):
+    """Metaclass of types of numbers, which booleans do not have."""
+
+    kind: Any
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.kind) and not isinstance(value, bool)
+
+
+class _Whole(metaclass=_NumberType):
+    kind = Integral
+
+
+class _Real(metaclass=_NumberType):
+    kind = Real
+
+
+@cache
+def _accepted(kind: Any) -> Any:
+    """The type that is checked for an annotation: numbers and booleans of numpy count; arrays and
+    the values of literals are left to the function.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _accepted(arguments[0])
+    if origin is Literal:
+        return Union[tuple(map(type, arguments))]  # noqa: UP007 - of a tuple
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(_accepted, arguments))]  # noqa: UP007
+    # numpy's NDArray is an alias of an alias on Python 3.12
+    if origin is np.ndarray or not (origin is None or isinstance(origin, type)):
+        return Any
+    if origin not in (None, Callable):
+        elements = tuple(one if one is ... else _accepted(one) for one in arguments)
+        return types.GenericAlias(origin, elements)
+    return {int: _Whole, float: _Real, bool: bool | np.bool_}.get(kind, kind)
 
 
 @cache
@@ -326,45 +349,3 @@ def _annotations(owner: Any) -> dict[str, Any]:
             except NameError:
                 continue
     return found
-
-
-def _is(value: object, kind: Any) -> bool:
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _is(value, args[0])
-    if origin in (typing.Union, types.UnionType):
-        return any(_is(value, one) for one in args)
-    if origin is Literal:
-        return any(type(value) is type(one) or isinstance(value, type(one)) for one in args)
-    if kind is None:
-        return value is None
-    if kind is float:
-        scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-        return isinstance(scalar, Real) and not isinstance(scalar, bool | np.bool_)
-    if kind is int:
-        return isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if kind is bool:
-        return isinstance(value, bool | np.bool_)
-    # an alias: numpy's NDArray on Python 3.12
-    if origin is not None and not isinstance(origin, type):
-        return True
-    if origin is not None:
-        return origin is np.ndarray or (
-            isinstance(value, origin) and _elements_are(value, origin, args)
-        )
-    return (
-        kind is Any
-        or not isinstance(kind, type)
-        or getattr(kind, "_is_protocol", False)
-        or isinstance(value, kind)
-    )
-
-
-def _elements_are(value: Any, origin: Any, args: tuple[Any, ...]) -> bool:
-    if issubclass(origin, Mapping):
-        return all(_is(key, args[0]) and _is(one, args[1]) for key, one in value.items())
-    if issubclass(origin, tuple) and args[-1] is not ...:
-        return len(value) == len(args) and all(map(_is, value, args))
-    if issubclass(origin, Callable):
-        return True
-    return not isinstance(value, str) and all(_is(one, args[0]) for one in value)
