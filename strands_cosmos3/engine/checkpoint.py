@@ -32,16 +32,10 @@ from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stat
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.contract import missing, require_complete
+from strands_cosmos3.engine.formats.contract import SAMPLING, missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
-from strands_cosmos3.engine.metadata import (
-    StateRow,
-    read_count,
-    read_novelty,
-    read_policy_frames,
-    read_sampling,
-)
+from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder, materialise
@@ -168,18 +162,18 @@ class Checkpoint:
         }
         if config is not None and metadata is not None:
             named = step.of(lambda: _variant(layout, config, metadata, variant))
+            frames = metadata.get("policy_frames") or []
             found |= {
                 "variant": named,
                 "metadata": metadata,
                 "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
-                "sampling": step.of(lambda: read_sampling(metadata)),
-                "policy_frames": step.of(lambda: read_policy_frames(metadata)),
-                "replan_rows": step.of(lambda: read_count(metadata, "replan_rows")),
-                "prefix_rows": step.of(lambda: read_count(metadata, "prefix_rows")) or 0,
-                "dynamics_steps": step.of(lambda: read_count(metadata, "dynamics_steps")),
-                "novelty_rmse": step.of(lambda: read_novelty(metadata))
-                if "preview" in found
-                else None,
+                "sampling": _sampling(metadata),
+                "policy_frames": tuple(frames if isinstance(frames, list) else [frames]),
+                "prefix_rows": metadata.get("prefix_rows") or 0,
+                **{
+                    name: metadata.get(name)
+                    for name in ("replan_rows", "dynamics_steps", "novelty_rmse")
+                },
                 "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True
                 and not (named and named.repo_id),
@@ -445,6 +439,14 @@ def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> We
             )
         weights.check(expected_shapes(config), OPTIONAL)
     return weights
+
+
+def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
+    """The recorded preset, or None."""
+    if (recorded := metadata.get("sampling")) is None:
+        return None
+    steps, guidance, shift = (recorded[name] for name in SAMPLING)
+    return Sampling(steps, float(guidance), float(shift))
 
 
 def _variant(

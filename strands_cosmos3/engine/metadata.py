@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.embodiments import Sampling
-from strands_cosmos3.engine.formats.contract import FIELDS, SAMPLING
-from strands_cosmos3.engine.variants import VARIANTS
+from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field
 from strands_cosmos3.engine.weight_files import inside, read_config
 from strands_cosmos3.errors import LayoutError, ShapeError
-from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import require_file, shown
 
 COLUMNS = "pose9_opening"
@@ -90,23 +87,40 @@ class StateRow:
 
 
 METADATA = "checkpoint.json"
-_MOST = {
-    "policy_frames": 1000,
-    "replan_rows": 10_000,
-    "prefix_rows": 10_000,
-    "dynamics_steps": 1000,
-}
-_NAMES = {
-    "variant": tuple(VARIANTS),
-    "action_space": ("joint_pos", "midtrain"),
-    "prompt_format": ("plain", "json"),
-    "composition": ("letterbox", "framework"),
-    "dynamics_prompt": ("empty", "instruction"),
-    "dynamics_start": ("noise", "frame"),
-    "future_mode": ("policy", "forward_dynamics"),
-}
-CONTRACT_FIELDS = ("width", "chunk", "fps", "normalization", "statistics", "gripper", "views")
 _SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def _one_of(*valid: str) -> Field:
+    return lambda value: value in valid, f"one of {', '.join(valid)}"
+
+
+def _count(most: int) -> Field:
+    words = f"a whole number of at least 1, at most {most}"
+    return lambda value: type(value) is int and 1 <= value <= most, words
+
+
+_POLICY_FRAMES = _count(1000)
+RECORDED: Mapping[str, Field] = {
+    **FIELDS,
+    **OPTIONAL,
+    "dynamics_prompt": _one_of("empty", "instruction"),
+    "dynamics_start": _one_of("noise", "frame"),
+    "future_mode": _one_of("policy", "forward_dynamics"),
+    "policy_frames": (
+        lambda value: all(map(_POLICY_FRAMES[0], value if isinstance(value, list) else [value])),
+        f"{_POLICY_FRAMES[1]}, or a list of such",
+    ),
+    "replan_rows": _count(10_000),
+    "prefix_rows": _count(10_000),
+    "dynamics_steps": _count(1000),
+    "novelty_rmse": (
+        lambda value: type(value) in (int, float) and 0 < value <= 1,
+        "a number above 0, at most 1",
+    ),
+}
+"""Field -> its check, and its valid values in words; ``state``, ``language`` and ``sha256`` are
+checked apart.
+"""
 
 
 def read_metadata(root: Path) -> Mapping[str, Any]:
@@ -118,84 +132,21 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
     found = read_config(root / METADATA, root).get("strands_cosmos3", {})
     if not isinstance(found, dict):
         raise _invalid("strands_cosmos3", found, "an object")
-    for name, valid in _NAMES.items():
-        if found.get(name) is not None and found[name] not in valid:
-            raise _invalid(name, found[name], f"one of {', '.join(valid)}")
-    if found.get("domain") is not None and not FIELDS["domain"][0](found["domain"]):
-        raise _invalid("domain", found["domain"], "an embodiment's name")
-    tier = found.get("resolution_tier")
-    if tier is not None and (
-        isinstance(tier, bool) or not isinstance(tier, int) or tier not in TIERS
-    ):
-        raise _invalid("resolution_tier", tier, f"one of {', '.join(map(str, TIERS))}")
-    for name in CONTRACT_FIELDS:
-        if found.get(name) is not None and not FIELDS[name][0](found[name]):
-            raise _invalid(name, found[name], FIELDS[name][1])
-    _require_files(root, found.get("sha256"))
-    return found
-
-
-def _require_files(root: Path, recorded: Any) -> None:
-    """Require that recorded digests are digests, of files inside the checkpoint."""
-    if not isinstance(recorded, dict | None):
+    for name, (is_valid, words) in RECORDED.items():
+        if found.get(name) is not None and not is_valid(found[name]):
+            raise _invalid(name, found[name], words)
+    recorded = found.get("sha256") or {}
+    if not isinstance(recorded, dict):
         raise _invalid("sha256", recorded, "an object of file -> digest")
-    for name, digest in (recorded or {}).items():
+    for name, digest in recorded.items():
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise _invalid(f"sha256 of {shown(name)}", digest, "64 lower-case hexadecimal digits")
-        require_file(
-            inside(root / name, root),
-            LayoutError,
-            hint=f"{METADATA} records its sha256; download it again.",
-        )
-
-
-def read_sampling(metadata: Mapping[str, Any]) -> Sampling | None:
-    """The recorded preset, or None; raises LayoutError if it is incomplete or out of range."""
-    found = metadata.get("sampling")
-    if found is None:
-        return None
-    figures: list[Any] = [found.get(name) for name in SAMPLING] if isinstance(found, dict) else []
-    if not FIELDS["sampling"][0](dict(zip(SAMPLING, figures, strict=False))):
-        raise _invalid("sampling", found, FIELDS["sampling"][1])
-    steps, guidance, shift = figures
-    return Sampling(steps, float(guidance), float(shift))
-
-
-def read_policy_frames(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The recorded clip lengths, the default first; empty if there are none."""
-    found = metadata.get("policy_frames", [])
-    choices = found if isinstance(found, list) else [found]
-    if not all(_count("policy_frames", n) for n in choices):
-        raise _invalid(
-            "policy_frames", found, f"whole numbers of at least 1, at most {_MOST['policy_frames']}"
-        )
-    return tuple(choices)
-
-
-def read_count(metadata: Mapping[str, Any], name: str) -> int | None:
-    """A recorded number of rows or steps, or None."""
-    found = metadata.get(name)
-    if found is not None and not _count(name, found):
-        raise _invalid(name, found, f"a whole number of at least 1, at most {_MOST[name]}")
+        hint = f"{METADATA} records its sha256; download it again."
+        require_file(inside(root / name, root), LayoutError, hint=hint)
     return found
 
 
-def read_novelty(metadata: Mapping[str, Any]) -> float | None:
-    """The recorded 99.9 % quantile of the reconstruction's RMS error on validation pictures, in
-    0..1, or None.
-    """
-    found = metadata.get("novelty_rmse")
-    if found is not None and not (type(found) in (int, float) and 0 < found <= 1):
-        raise _invalid("novelty_rmse", found, "a number above 0, at most 1")
-    return found
-
-
-def _count(name: str, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST[name]
-
-
-def _invalid(name: str, found: object, wanted: str) -> LayoutError:
+def _invalid(name: str, found: object, words: str) -> LayoutError:
     return LayoutError(
-        f"{METADATA}: {name} must be {wanted}, got {shown(found)}. Correct it, or download it "
-        "again."
+        f"{METADATA}: {name} must be {words}, got {shown(found)}. Correct it, or download it again."
     )

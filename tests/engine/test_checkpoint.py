@@ -21,7 +21,6 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import LABEL, write_checkpoint
-from strands_cosmos3.engine.metadata import read_count
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
 from strands_cosmos3.errors import (
@@ -511,8 +510,3 @@ def test_both_dynamics_have_the_steps_that_they_record_and_a_policy_its_own():
     assert (
         same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 3
     )
-    with pytest.raises(
-        LayoutError,
-        match="dynamics_steps must be a whole number of at least 1, at most 1000, got 0",
-    ):
-        read_count({"dynamics_steps": 0}, "dynamics_steps")

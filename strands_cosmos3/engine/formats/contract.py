@@ -24,8 +24,10 @@ from strands_cosmos3.resources import contained, read_json, require_file, resour
 
 CONTRACT = "contract.toml"
 NORMALIZATIONS = ("none", *get_args(Method))
+Field = tuple[Callable[[Any], bool], str]
+"""The check of a field, and its valid values in words."""
 Stated = tuple[str, Mapping[str, Any]]
-"""A source, and what it states."""
+"""A source, and the fields that it states."""
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "meanstd": ("mean", "std"),
     "minmax": ("min", "max"),
@@ -90,7 +92,7 @@ def _figures(value: Any, raw: bool = True) -> bool:
     return sound and ("raw" not in value or _figures(value["raw"], raw=False))
 
 
-FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+FIELDS: Mapping[str, Field] = {
     "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
     "action_space": (
         _one_of("midtrain", "joint_pos"),
@@ -122,7 +124,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 """Field -> its check, and its valid values in words."""
-OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+OPTIONAL: Mapping[str, Field] = {
     "variant": (_one_of(*VARIANTS), " or ".join(VARIANTS)),
     "composition": (_one_of("letterbox", "framework"), '"letterbox" or "framework"'),
 }

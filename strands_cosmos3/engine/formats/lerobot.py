@@ -148,9 +148,9 @@ class LeRobotPolicy(OnBase):
                 "values (x -> 1 - x), for which no contract has a word. Only true with IDENTITY, "
                 "or false, is implemented."
             )
-        if type(rows := config.get("n_action_steps")) is int and 0 < rows < config.get(
-            "chunk_size", 0
-        ):
+        is_count, rows = FIELDS["chunk"][0], config.get("n_action_steps")
+        chunk: Any = found.get("chunk")
+        if is_count(rows) and is_count(chunk) and rows < chunk:
             found["replan_rows"] = rows
         if flipped:  # their rows count 1 as closed, and the model's are flipped
             found["gripper"] = "1=open"
