@@ -196,7 +196,7 @@ def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
     """
     with needed_by("a dataset"):
         from strands_cosmos3.datasets import Dataset, recorded_limbs
-        from strands_cosmos3.datasets.limbs import embodiment_of
+        from strands_cosmos3.datasets.reader import embodiment_of
     with Dataset(folder) as dataset:
         if not len(dataset):
             raise InputError(f"{str(folder)!r} has no episodes.")

@@ -3,10 +3,13 @@
 from strands_cosmos3.extras import needed_by
 
 with needed_by("strands_cosmos3.datasets"):
-    from strands_cosmos3.datasets.episode import EpisodeWriter
-    from strands_cosmos3.datasets.limbs import RecordedLimb, recorded_limbs
     from strands_cosmos3.datasets.merge import merge_datasets
-    from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
+    from strands_cosmos3.datasets.reader import (
+        Dataset,
+        RecordedEpisode,
+        RecordedLimb,
+        recorded_limbs,
+    )
     from strands_cosmos3.datasets.spec import (
         ACTION,
         EE_POSE,
@@ -17,7 +20,7 @@ with needed_by("strands_cosmos3.datasets"):
         camera_key,
     )
     from strands_cosmos3.datasets.video import VideoConfig
-    from strands_cosmos3.datasets.writer import DatasetWriter
+    from strands_cosmos3.datasets.writer import DatasetWriter, EpisodeWriter
 
 __all__ = [
     "ACTION",

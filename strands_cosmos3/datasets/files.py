@@ -1,4 +1,4 @@
-"""Files of a LeRobot v3 dataset: paths, ``meta/info.json``, tasks, parquet.
+"""Files of a LeRobot v3 dataset: paths, ``meta/info.json``, tasks, the episode index, parquet.
 
 ::
 
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import instance_of
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
+from strands_cosmos3.datasets.stats import Stats
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
 from strands_cosmos3.resources import contained, read_json, write_whole
 
@@ -50,11 +51,10 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
     """Return a path from a template of ``meta/info.json``. Raises DatasetFormatError if
     malformed or outside the dataset.
     """
-    allowed = {"chunk_index", "file_index", "video_key"}
     try:
         fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-        if not fields <= allowed:
-            raise ValueError(f"the allowed fields are {', '.join(sorted(allowed))}")
+        if not fields <= {"chunk_index", "file_index", "video_key"}:
+            raise ValueError("the allowed fields are chunk_index, file_index, video_key")
         path = PurePosixPath(
             template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key)
         )
@@ -62,13 +62,7 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
         raise DatasetFormatError(
             f"{root / INFO}: the path template {template!r} is malformed: {error}."
         ) from None
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or "\\" in str(path)
-        or "\0" in str(path)
-        or min(number) < 0
-    ):
+    if path.is_absolute() or ".." in path.parts or set("\\\0") & set(str(path)) or min(number) < 0:
         raise DatasetFormatError(
             f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the "
             "dataset."
@@ -203,10 +197,9 @@ def read_table(
         names = pq.read_schema(path).names
         if missing := [name for name in columns or () if name not in names]:
             raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
-        wanted = (
-            None if columns is None else [*columns, *(name for name in optional if name in names)]
-        )
-        return pq.read_table(path, columns=wanted)
+        if columns is not None:
+            columns = [*columns, *(name for name in optional if name in names)]
+        return pq.read_table(path, columns=columns)
     except FileNotFoundError:
         raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
     except (OSError, pa.ArrowException) as error:
@@ -250,29 +243,16 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     """Write ``meta/tasks.parquet`` in the format of a pandas DataFrame with the instruction as
     index.
     """
-    index = {
-        "name": "task",
-        "field_name": "task",
-        "pandas_type": "unicode",
-        "numpy_type": "object",
-        "metadata": None,
-    }
-    column = {
-        **index,
-        "name": "task_index",
-        "field_name": "task_index",
-        "pandas_type": "int64",
-        "numpy_type": "int64",
-    }
-    creator = {
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0.0",
-    }
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy}
+        for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
     pandas = {
         "index_columns": ["task"],
         "column_indexes": [],
-        "columns": [column, index],
-        **creator,
+        "columns": [{**column, "metadata": None} for column in columns],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
     }
     table = pa.table(
         {
@@ -306,3 +286,199 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
             f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ..."
         )
     return tuple(text for _, text in rows)
+
+
+_FILE_INDEX = ("chunk_index", "file_index")
+_META = ("meta/episodes/chunk_index", "meta/episodes/file_index")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Index entry of one episode."""
+
+    tasks: tuple[str, ...]
+    length: int  # number of frames
+    start: int  # index of the first frame in the dataset
+    data: tuple[int, int]  # chunk and file of the data rows
+    # camera key -> chunk, file, index of the first frame in that file
+    videos: Mapping[str, tuple[int, int, int]]
+    note: Mapping[str, Any]
+    meta: tuple[int, int]  # chunk and file of this entry
+
+
+def rows_to_table(
+    rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int
+) -> Any:
+    """Return the parquet table of consecutive entries that start at episode ``first``."""
+    lengths = np.array([row.length for row in rows])
+    starts = np.array([row.start for row in rows])
+    columns: dict[str, Any] = {
+        "episode_index": np.arange(first, first + len(rows)),
+        "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
+        "length": lengths,
+        **_file_columns("data", [row.data for row in rows]),
+        "dataset_from_index": starts,
+        "dataset_to_index": starts + lengths,
+    }
+    for key in rows[0].videos:
+        columns |= _file_columns(f"videos/{key}", [row.videos[key][:2] for row in rows])
+        first_frames = np.array([row.videos[key][2] for row in rows])
+        columns[f"videos/{key}/from_timestamp"] = first_frames / fps
+        columns[f"videos/{key}/to_timestamp"] = (first_frames + lengths) / fps
+    for key in stats[0]:
+        for name in stats[0][key]:
+            columns[f"stats/{key}/{name}"] = pa.array(
+                [figures[key][name].tolist() for figures in stats]
+            )
+    columns |= _file_columns("meta/episodes", [row.meta for row in rows])
+    columns[NOTE] = pa.array(
+        [json.dumps(dict(row.note)) if row.note else None for row in rows], pa.string()
+    )
+    return pa.table(columns)
+
+
+def _file_columns(prefix: str, numbers: Sequence[tuple[int, ...]]) -> dict[str, Ints]:
+    chunk, file = np.array(numbers, np.int64).T
+    return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+
+
+def episode_files(root: Path) -> list[Path]:
+    """Return the files of the index in order."""
+    return sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet"))
+
+
+class EpisodeIndex:
+    """The entries that ``meta/info.json`` counts, as arrays.
+
+    Raises:
+        DatasetFormatError: Entries are missing, out of order, overlap, or do not add up to the
+            totals.
+    """
+
+    def __init__(self, root: Path, info: Info):
+        self.root, self._path = root, f"{root}/meta/episodes"
+        videos = [f"videos/{key}" for key in info.spec.cameras]
+        names = [
+            *("episode_index", "length", "dataset_from_index", "dataset_to_index"),
+            *(f"{prefix}/{name}" for prefix in ("data", *videos) for name in _FILE_INDEX),
+            *(f"{prefix}/from_timestamp" for prefix in videos),
+        ]
+        self._table = self._read(names, info.total_episodes)
+        numbers = {name: self._numbers(name) for name in names}
+        self.length, self.start = numbers["length"], numbers["dataset_from_index"]
+        self.data = np.stack([numbers[f"data/{name}"] for name in _FILE_INDEX], axis=1)
+        self.videos: dict[str, Ints] = {}
+        for key, prefix in zip(info.spec.cameras, videos, strict=True):
+            first = np.round(numbers[f"{prefix}/from_timestamp"] * info.spec.fps).astype(np.int64)
+            files = [numbers[f"{prefix}/{name}"] for name in _FILE_INDEX]
+            self.videos[key] = np.stack([*files, first], axis=1)
+        self._check(numbers, info)
+
+    def _read(self, names: Sequence[str], n: int) -> Any:
+        """The table of the first ``n`` entries; None if there is none."""
+        if not n:
+            return None
+        optional = ("tasks", NOTE, *_META)
+        tables = [read_table(path, names, optional) for path in episode_files(self.root)]
+        if sum(table.num_rows for table in tables) < n:
+            raise DatasetFormatError(
+                f"{self._path} lists fewer episodes than the {n} of meta/info.json."
+            )
+        whole = pa.concat_tables(tables, promote_options="permissive")
+        return whole.slice(0, n).combine_chunks()
+
+    def _numbers(self, name: str) -> Any:
+        dtype = np.float64 if name.endswith("timestamp") else np.int64
+        if self._table is None:
+            return np.zeros(0, dtype)
+        column = self._table.column(name)
+        if column.null_count:
+            raise DatasetFormatError(f"{self._path}: {name} has empty entries.")
+        values = column.to_numpy()
+        if values.dtype.kind not in "iuf" or not ((values >= 0) & (values <= 2**53)).all():
+            raise DatasetFormatError(
+                f"{self._path}: {name} must hold finite numbers of at least zero."
+            )
+        return values.astype(dtype)
+
+    def _check(self, numbers: Mapping[str, Any], info: Info) -> None:
+        n = info.total_episodes
+        ends = np.cumsum(self.length)
+        if not np.array_equal(numbers["episode_index"], np.arange(n)):
+            raise DatasetFormatError(f"{self._path} does not number its {n} episodes 0, 1, 2, ...")
+        ordered = np.array_equal(numbers["dataset_to_index"], ends) and np.array_equal(
+            self.start, ends - self.length
+        )
+        if (self.length < 1).any() or not ordered:
+            raise DatasetFormatError(
+                f"{self._path}: the episodes' frames do not follow one another from 0."
+            )
+        if int(ends[-1] if n else 0) != info.total_frames:
+            raise DatasetFormatError(
+                f"{self.root}: the episodes have {ends[-1]} frames, meta/info.json "
+                f"{info.total_frames}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def row(self, i: int) -> Row:
+        """Return the entry of one episode."""
+        meta = [int(self._optional(name, i) or 0) for name in _META]
+        tasks = self._optional("tasks", i)
+        return Row(
+            tuple(tasks) if isinstance(tasks, list) else (),
+            int(self.length[i]),
+            int(self.start[i]),
+            tuple(self.data[i].tolist()),
+            {key: tuple(at[i].tolist()) for key, at in self.videos.items()},
+            self._note(i),
+            (meta[0], meta[1]),
+        )
+
+    def _optional(self, name: str, i: int) -> Any:
+        if self._table is None or name not in self._table.column_names:
+            return None
+        return self._table.column(name)[i].as_py()
+
+    def _note(self, i: int) -> Mapping[str, Any]:
+        text = self._optional(NOTE, i)
+        try:
+            note = {} if text is None else json.loads(text)
+        except (TypeError, ValueError):
+            raise DatasetFormatError(
+                f"{self._path}: the note of episode {i} is not JSON."
+            ) from None
+        return note if isinstance(note, dict) else {}
+
+    def next_file(self, chunk_size: int) -> int:
+        """Return the number of the first unused file, the same for data, videos and index."""
+        files = [self.data, *self.videos.values()]
+        if self._table is not None and set(_META) <= set(self._table.column_names):
+            files.append(np.stack([self._numbers(name) for name in _META], axis=1))
+        numbers = [int((at[:, 0] * chunk_size + at[:, 1]).max()) for at in files if len(at)]
+        return max(numbers, default=-1) + 1
+
+
+def read_episode_stats(
+    root: Path, index: EpisodeIndex, spec: DatasetSpec
+) -> list[dict[str, Stats]]:
+    """Return the statistics of each episode. Raises DatasetFormatError if an episode lacks them."""
+    keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
+    episodes: list[dict[str, Stats]] = []
+    for path in episode_files(root):
+        table = read_table(path)
+        names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
+        columns = {
+            (key, name): table.column(f"stats/{key}/{name}").to_pylist()
+            for _, key, name in names
+            if key in keys
+        }
+        if {key for key, _ in columns} != keys:
+            raise DatasetFormatError(f"{path} lacks the episodes' statistics of some features.")
+        for i in range(table.num_rows):
+            episode: dict[str, Stats] = {key: {} for key in keys}
+            for (key, name), values in columns.items():
+                episode[key][name] = np.asarray(values[i])
+            episodes.append(episode)
+    return episodes[: len(index)]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.index import Row, read_episode_stats, rows_to_table
+from strands_cosmos3.datasets.files import Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import BOOKKEEPING
 from strands_cosmos3.datasets.stats import Stats, merged_features, to_json

@@ -1,4 +1,6 @@
-"""Read LeRobot v3 datasets: episodes by index, whole columns, single frames."""
+"""Read LeRobot v3 datasets: episodes by index, whole columns, single frames, and the motion of each
+limb. Columns belong to a limb by their names, never by their position.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,38 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import whole_number
-from strands_cosmos3.datasets.files import HINT, STATS, file_of, read_info, read_table, read_tasks
-from strands_cosmos3.datasets.index import EpisodeIndex
-from strands_cosmos3.datasets.spec import BOOKKEEPING, DatasetSpec, Feature
+from strands_cosmos3.actions.decode import decode_pose_trajectory
+from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
+from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.datasets.files import (
+    HINT,
+    STATS,
+    EpisodeIndex,
+    file_of,
+    read_info,
+    read_table,
+    read_tasks,
+)
+from strands_cosmos3.datasets.spec import (
+    ACTION,
+    BOOKKEEPING,
+    EE_POSE,
+    GRIPPER,
+    POSE_COLUMNS,
+    STATE,
+    DatasetSpec,
+    Feature,
+    limb_prefix,
+)
 from strands_cosmos3.datasets.stats import Stats, column_stats
 from strands_cosmos3.datasets.video import FrameReader
+from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
 from strands_cosmos3.resources import read_json
 
@@ -44,14 +65,12 @@ class Dataset:
         self._videos = FrameReader(self.info.spec.fps)
         self._columns: OrderedDict[tuple[int, int, str], NDArray[Any]] = OrderedDict()
         first: dict[tuple[int, int], int] = {}
-        for (chunk, file), start in zip(
-            self._index.data.tolist(), self._index.start.tolist(), strict=True
+        for number, start in zip(
+            map(tuple, self._index.data.tolist()), self._index.start.tolist(), strict=True
         ):
-            first.setdefault((chunk, file), start)
+            first.setdefault(number, start)
         ends = [*first.values(), self.n_frames][1:]  # the frames of each data file: [first, end)
-        self._files = {
-            number: (start, end) for (number, start), end in zip(first.items(), ends, strict=True)
-        }
+        self._files = dict(zip(first, zip(first.values(), ends, strict=True), strict=True))
 
     @property
     def spec(self) -> DatasetSpec:
@@ -142,10 +161,10 @@ class Dataset:
 
     def _file_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
         """Return the committed rows of a column of one data file, read-only."""
-        feature, at = self._numeric(key), (*number, key)
-        if at in self._columns:
-            self._columns.move_to_end(at)
-            return self._columns[at]
+        feature, place = self._numeric(key), (*number, key)
+        if place in self._columns:
+            self._columns.move_to_end(place)
+            return self._columns[place]
         path, (first, end) = file_of(self.root, self.info.data_path, number), self._files[number]
         table = read_table(path, list(dict.fromkeys((key, "index"))))
         index = table.column("index").to_numpy()
@@ -155,7 +174,7 @@ class Dataset:
             )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")[: end - first]
         values.setflags(write=False)
-        self._columns[at] = values
+        self._columns[place] = values
         while len(self._columns) > _CACHED_COLUMNS:
             self._columns.popitem(last=False)
         return values
@@ -170,12 +189,7 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -252,7 +266,8 @@ class RecordedEpisode:
             DatasetFormatError, NonFiniteError: The file is damaged, or contains NaN.
         """
         dataset, index = self.dataset, self.dataset._index
-        number = (int(index.data[self.index, 0]), int(index.data[self.index, 1]))
+        chunk, file = index.data[self.index].tolist()
+        number = (chunk, file)
         first = int(index.start[self.index]) - dataset._files[number][0]
         rows = dataset._file_column(number, key)[first : first + len(self)]
         if len(rows) != len(self):
@@ -275,13 +290,12 @@ class RecordedEpisode:
         dataset, cameras, n = self.dataset, self.dataset.spec.cameras, len(self)
         if camera not in cameras:
             raise UnknownNameError("camera", camera, cameras)
-        wanted = (
-            range(n)[slice(None) if rows is None else rows]
-            if rows is None or isinstance(rows, slice)
-            else rows
-        )
-        numbers = [whole_number(row, "row", 0, n - 1) for row in wanted]
-        chunk, file, first = (int(value) for value in dataset._index.videos[camera][self.index])
+        rows = slice(None) if rows is None else rows
+        numbers = [
+            whole_number(row, "row", 0, n - 1)
+            for row in (range(n)[rows] if isinstance(rows, slice) else rows)
+        ]
+        chunk, file, first = dataset._index.videos[camera][self.index].tolist()
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
         return dataset._videos.read(path, first, numbers, cameras[camera].shape)
 
@@ -294,8 +308,96 @@ class RecordedEpisode:
         """
         row = whole_number(row, "row", 0, len(self) - 1)
         cameras = self.dataset.spec.cameras
-        wanted = self.dataset.spec.features if keys is None else keys
         return {
             key: self.frames(key, [row])[0] if key in cameras else np.asarray(self[key][row])
-            for key in wanted
+            for key in (self.dataset.spec.features if keys is None else keys)
         }
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLimb:
+    """The motion of one limb in an episode of N frames.
+
+    Args:
+        q_rad: [N, n] measured joint angles.
+        gripper: [N] measured open fractions.
+        T_base_cosmos: [N, 4, 4] measured poses of the Cosmos frame in the limb's base.
+        T_base_commanded: [N + 1, 4, 4] commanded poses of it: the first frame's, and where each row
+            leads.
+        gripper_commanded: [N] open fractions that the rows command.
+    """
+
+    q_rad: F64
+    gripper: F64
+    T_base_cosmos: F64
+    T_base_commanded: F64
+    gripper_commanded: F64
+
+
+def embodiment_of(episode: RecordedEpisode) -> Embodiment:
+    """Return the embodiment whose rows an episode records.
+
+    Raises:
+        DatasetFormatError: The dataset does not state it, or has other columns.
+    """
+    root, features = episode.dataset.root, episode.dataset.spec.columns
+    name = features[ACTION].info.get("embodiment") if ACTION in features else None
+    if not isinstance(name, str):
+        raise DatasetFormatError(
+            f"{root} does not state the embodiment of its {ACTION!r}; record it with rollout "
+            "--dataset."
+        )
+    embodiment = get_embodiment(name)
+    columns = embodiment.action_space("midtrain").columns
+    if features[ACTION].names != columns or not embodiment.limbs:
+        raise DatasetFormatError(
+            f"the columns of {ACTION!r} in {root} are not those of {name!r}: {', '.join(columns)}."
+        )
+    return embodiment
+
+
+def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
+    """Return the motion of each limb, by the limb's name, in the order of the embodiment's columns.
+
+    Raises:
+        DatasetFormatError: A limb's columns are missing, or the dataset does not state its
+            embodiment.
+    """
+    embodiment = embodiment_of(episode)
+    limbs = [limb for limb in embodiment.limbs if not limb.is_camera and limb.gripper is not None]
+    names, rows = [limb.name for limb in limbs], episode[ACTION].astype(np.float64)
+    recorded: dict[str, RecordedLimb] = {}
+    for limb in limbs:
+        prefix = limb_prefix(limb.name, names)
+        n = sum(name.startswith(f"{prefix}joint_") for name in _names(episode, STATE))
+        state = _columns(
+            episode, STATE, [*(f"{prefix}joint_{i}" for i in range(n)), prefix + GRIPPER]
+        )
+        pose = _columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS])
+        T = se3(quaternion_to_matrix(pose[:, 3:]), pose[:, :3])
+        assert limb.gripper is not None
+        commanded = limb.gripper.to_fraction(rows[:, limb.gripper_column])
+        recorded[limb.name] = RecordedLimb(
+            state[:, :-1],
+            state[:, -1],
+            T,
+            decode_pose_trajectory(rows[:, limb.pose], T[0]),
+            commanded,
+        )
+    return recorded
+
+
+def _names(episode: RecordedEpisode, key: str) -> tuple[str, ...]:
+    feature = episode.dataset.spec.columns.get(key)
+    return () if feature is None or feature.names is None else feature.names
+
+
+def _columns(episode: RecordedEpisode, key: str, columns: list[str]) -> F64:
+    """[N, len(columns)] the named columns of a feature."""
+    names = _names(episode, key)
+    if missing := [name for name in columns if name not in names]:
+        raise DatasetFormatError(
+            f"{key!r} of {episode.dataset.root} has no column {', '.join(missing)}; it has "
+            f"{', '.join(names) or 'no names'}."
+        )
+    return episode[key].astype(np.float64)[:, [names.index(name) for name in columns]]

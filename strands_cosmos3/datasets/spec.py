@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, typed, whole_number
+from strands_cosmos3.checks import instance_of, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
 
@@ -64,35 +64,23 @@ class Feature:
         object.__setattr__(self, "shape", tuple(self.shape))
         if self.dtype not in (*NUMERIC, VIDEO):
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
-        sizes = [
-            side
-            for side in self.shape
-            if isinstance(side, int) and not isinstance(side, bool) and side > 0
-        ]
-        if len(sizes) != len(self.shape):
-            raise ShapeError(
-                f"a feature's shape must consist of positive integers, got {list(self.shape)}."
-            )
+        shape = list(self.shape)
+        if not all(type(side) is int and side > 0 for side in shape):
+            raise ShapeError(f"a feature's shape must consist of positive integers, got {shape}.")
         if self.dtype == VIDEO:
-            if (
-                len(sizes) != 3
-                or sizes[2] != 3
-                or sizes[0] % 2
-                or sizes[1] % 2
-                or max(sizes) > MAX_SIDE_PX
-            ):
+            if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
                 raise ShapeError(
-                    "a camera's shape must be [H, W, 3] with H and W even and at most "
-                    f"{MAX_SIDE_PX}, got {list(self.shape)}."
+                    f"a camera's shape must be [H, W, 3] with H and W even, got {shape}."
                 )
-        elif len(sizes) != 1 or sizes[0] > MAX_COLUMNS:
+            if max(shape) > MAX_SIDE_PX:
+                raise ShapeError(f"a camera's side is at most {MAX_SIDE_PX} pixels, got {shape}.")
+        elif len(shape) != 1 or shape[0] > MAX_COLUMNS:
             raise ShapeError(
-                f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got "
-                f"{list(self.shape)}."
+                f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got {shape}."
             )
-        elif self.names is not None and len(self.names) != sizes[0]:
+        elif self.names is not None and len(self.names) != shape[0]:
             raise ShapeError(
-                f"a feature of shape [{sizes[0]}] needs {sizes[0]} names, got {len(self.names)}."
+                f"a feature of shape {shape} needs {shape[0]} names, got {len(self.names)}."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:  # a MappingProxyType cannot be pickled
@@ -164,24 +152,21 @@ class DatasetSpec:
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
         pairs = (("fps", self.fps, other.fps), ("robot type", self.robot_type, other.robot_type))
-        found = [
+        differences = [
             f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in pairs if mine != theirs
         ]
         for key in sorted({*self.features, *other.features}):
             mine, theirs = self.features.get(key), other.features.get(key)
-            if mine is None or theirs is None:
-                found.append(
-                    f"{key} {'absent' if mine is None else 'present'} and "
-                    f"{'absent' if theirs is None else 'present'}"
-                )
-            elif mine != theirs:
-                found.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
-            elif not mine.is_video and mine.info != theirs.info:
-                found.append(f"{key} {dict(mine.info)} and {dict(theirs.info)}")
-        return found
+            if mine != theirs:
+                differences.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
+            elif mine and theirs and not mine.is_video and mine.info != theirs.info:
+                differences.append(f"{key} {dict(mine.info)} and {dict(theirs.info)}")
+        return differences
 
 
-def _describe(feature: Feature) -> str:
+def _describe(feature: Feature | None) -> str:
+    if feature is None:
+        return "absent"
     names = "" if feature.names is None or feature.is_video else f" ({', '.join(feature.names)})"
     return f"{feature.dtype} {list(feature.shape)}{names}"
 
@@ -251,7 +236,6 @@ def arm_spec(
     return DatasetSpec(int(rate), features, robot_type)
 
 
-@typed()
 def limb_prefix(name: str, limbs: Collection[str]) -> str:
     """Return what stands before a limb's columns: its name, or nothing if it is the only one of
     ``limbs``.

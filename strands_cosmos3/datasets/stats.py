@@ -59,15 +59,15 @@ class PictureStats:
         mean = (self._histogram @ levels) / total
         variance = (self._histogram @ levels**2) / total - mean**2
         cumulative = np.cumsum(self._histogram, axis=1)
-        seen = self._histogram > 0
+        levels_present = self._histogram > 0
 
         def quantile(q: float) -> NDArray[np.float64]:
             rows = zip(cumulative, total, strict=True)
             return levels[[int(np.searchsorted(row, q * (n - 1), side="right")) for row, n in rows]]
 
         channels = {
-            "min": levels[seen.argmax(axis=1)],
-            "max": levels[255 - seen[:, ::-1].argmax(axis=1)],
+            "min": levels[levels_present.argmax(axis=1)],
+            "max": levels[255 - levels_present[:, ::-1].argmax(axis=1)],
             "mean": mean,
             "std": np.sqrt(np.maximum(variance, 0.0)),
             **{name: quantile(q) for name, q in QUANTILES.items()},

@@ -96,12 +96,10 @@ class CameraWriter:
         self._stream, self._config = stream, config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
         self._stats = PictureStats()
-        spaced = (
-            None
-            if n_frames is None
-            else np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round()
-        )
-        self._sampled = None if spaced is None else set(spaced.astype(int).tolist())
+        self._sampled: set[int] | None = None
+        if n_frames is not None:
+            spaced = np.linspace(0, n_frames - 1, min(n_frames, _SAMPLED_FRAMES)).round()
+            self._sampled = set(spaced.astype(int).tolist())
         self._n = 0
 
     def add(self, frame: Frames) -> None:
@@ -225,35 +223,34 @@ class FrameReader:
                 f"{path} has size {stream.height} x {stream.width}, but its feature is "
                 f"{list(shape)}."
             )
-        wanted = sorted(set(rows))
-        found: dict[int, Frames] = {}
+        frames: dict[int, Frames] = {}
         try:
-            for run in _runs(wanted):
-                found |= self._decode(container, stream, first, run)
+            for run in _runs(sorted(set(rows))):
+                frames |= self._decode(container, stream, first, run)
         except (OSError, av.error.FFmpegError) as error:
             raise DatasetFormatError(f"{path} cannot be decoded: {error}.") from None
-        if missing := [row for row in wanted if row not in found]:
+        if missing := set(rows) - set(frames):
             raise DatasetFormatError(
-                f"{path} has no frame {first + missing[0]}, but an episode refers to it."
+                f"{path} has no frame {first + min(missing)}, but an episode refers to it."
             )
-        return np.stack([found[row] for row in rows])
+        return np.stack([frames[row] for row in rows])
 
     def _decode(self, container: Any, stream: Any, first: int, run: list[int]) -> dict[int, Frames]:
-        """Decode from the key frame before the run to its last frame; return the wanted frames
-        that exist.
+        """Decode from the key frame before the run to its last frame; return the run's frames that
+        exist.
         """
         start = stream.start_time or 0
         container.seek(
             start + round(Fraction(first + run[0], self._fps) / stream.time_base), stream=stream
         )
-        wanted, found = set(run), {}
+        rows, frames = set(run), dict[int, Any]()
         for frame in container.decode(stream):
             row = round((frame.pts - start) * stream.time_base * self._fps) - first
-            if row in wanted:
-                found[row] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
+            if row in rows:
+                frames[row] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
             if row >= run[-1]:
                 break
-        return found
+        return frames
 
     def _container(self, path: Path) -> Any:
         if path in self._open:

@@ -1,35 +1,25 @@
-"""Write LeRobot v3 datasets. Episodes appear in atomic commits."""
+"""Write LeRobot v3 datasets: episodes frame by frame or as a whole, in atomic commits."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import image_array, instance_of, whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.episode import (
-    Cameras,
-    Columns,
-    EpisodeWriter,
-    FinishedEpisode,
-    Note,
-    checked_column,
-    checked_note,
-    checked_task,
-    require_features,
-)
-from strands_cosmos3.datasets.index import EpisodeIndex, Row, read_episode_stats, rows_to_table
+from strands_cosmos3.datasets.files import EpisodeIndex, Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
-from strands_cosmos3.datasets.spec import DatasetSpec
+from strands_cosmos3.datasets.spec import DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
 from strands_cosmos3.datasets.video import CameraWriter, VideoConfig, join_videos
 from strands_cosmos3.errors import (
@@ -38,8 +28,178 @@ from strands_cosmos3.errors import (
     DatasetError,
     DatasetMismatchError,
     InputError,
+    NonFiniteError,
+    ShapeError,
 )
 from strands_cosmos3.resources import UNFINISHED, write_json, write_whole
+
+Columns = Mapping[str, NDArray[Any]]
+Cameras = Mapping[str, CameraWriter]
+Note = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FinishedEpisode:
+    """An episode that is not committed yet."""
+
+    columns: Columns
+    videos: Mapping[str, bytes]
+    stats: Mapping[str, Stats]
+    length: int
+    task: str
+    note: Note
+
+
+class EpisodeWriter:
+    """Records one episode frame by frame. As a context manager, saves it, or discards it on an
+    exception.
+
+    Created by :meth:`~strands_cosmos3.datasets.writer.DatasetWriter.episode`.
+
+    To save the episode, it calls ``keep`` with columns, cameras, length and note, and returns its
+    result, the episode's index.
+
+    Attributes:
+        is_open: Whether the episode is neither saved nor discarded.
+        length: Number of frames so far.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        video: VideoConfig,
+        keep: Callable[[Columns, Cameras, int, Note], int],
+    ):
+        self._spec, self._keep = spec, keep
+        self._columns: dict[str, list[NDArray[Any]]] = {key: [] for key in spec.columns}
+        self._cameras = {
+            key: CameraWriter(feature, spec.fps, video) for key, feature in spec.cameras.items()
+        }
+        self.is_open = True
+        self.length = 0
+
+    def add(self, frame: Mapping[str, Any]) -> None:
+        """Append a frame: the value of every feature, [n] numbers (a scalar if n is 1) or [H, W, 3]
+        uint8 pictures.
+
+        Raises:
+            InputError, ShapeError, NonFiniteError: A feature is missing, unknown, misshapen or not
+                finite; nothing was added.
+            ConfigError: The episode has ended.
+        """
+        self._require_open()
+        spec = self._spec
+        _require_features(set(frame), spec)
+        numbers = {
+            key: _checked_value(frame[key], key, feature) for key, feature in spec.columns.items()
+        }
+        pictures = {
+            key: image_array(frame[key], key, feature.shape)
+            for key, feature in spec.cameras.items()
+        }
+        for key, value in numbers.items():
+            self._columns[key].append(value)
+        for key, picture in pictures.items():
+            self._cameras[key].add(picture)
+        self.length += 1
+
+    def replace_last(self, key: str, value: Any) -> None:
+        """Replace a numeric value of the last frame, e.g. ``next.done``. Raises InputError if it
+        cannot.
+        """
+        columns = self._spec.columns
+        if key not in columns or not self.length:
+            raise InputError(
+                f"{key!r} is not numeric, or there is no frame yet; numeric features: "
+                f"{', '.join(columns)}."
+            )
+        self._columns[key][-1] = _checked_value(value, key, columns[key])
+
+    def save(self, note: Note | None = None) -> int:
+        """Save the episode and return its index. Raises InputError if it has no frame,
+        DatasetError if it cannot be written.
+        """
+        self._require_open()
+        if not self.length:
+            raise InputError("an episode needs at least one frame; discard it instead.")
+        columns = {key: np.stack(values) for key, values in self._columns.items()}
+        note = _checked_note(note)
+        self.is_open = False
+        return self._keep(columns, self._cameras, self.length, note)
+
+    def discard(self) -> None:
+        """Discard the episode. No-op if it has ended."""
+        if self.is_open:
+            self.is_open = False
+            for camera in self._cameras.values():
+                camera.discard()
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise ConfigError("this episode was saved or discarded; start another one.")
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.is_open and error is None:
+            self.save()
+        self.discard()
+
+
+def _checked_task(task: Any) -> str:
+    if not isinstance(task, str) or not task.strip():
+        raise InputError(f"an episode needs an instruction, a non-empty text; got {task!r}.")
+    return task
+
+
+def _checked_note(note: Note | None) -> Note:
+    note = {} if note is None else dict(note)
+    try:
+        json.dumps(note, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"an episode's note must be serializable as JSON: {error}.") from None
+    return note
+
+
+def _require_features(keys: set[str], spec: DatasetSpec) -> None:
+    """Raise InputError unless an episode's features are exactly the spec's."""
+    missing, unknown = sorted(set(spec.features) - keys), sorted(keys - set(spec.features))
+    if missing or unknown:
+        parts = [f"lacks {', '.join(missing)}"] * bool(missing)
+        parts += [f"has also {', '.join(unknown)}"] * bool(unknown)
+        raise InputError(
+            f"the episode {' and '.join(parts)}; its features are {', '.join(spec.features)}."
+        )
+
+
+def _checked_value(value: Any, key: str, feature: Feature) -> NDArray[Any]:
+    return _checked_column(np.asarray(value)[None], key, feature, 1)[0]
+
+
+def _checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[Any]:
+    """Return a column as [n, width] ([n] if the width is 1) in the feature's dtype.
+
+    Raises:
+        InputError, ShapeError, NonFiniteError: It has another kind or shape, is empty, or is not
+            finite in that dtype.
+    """
+    array, width = np.asarray(value), feature.shape[0]
+    kinds = {"f": "fiu", "i": "iu", "b": "b"}[np.dtype(feature.dtype).kind]
+    if array.dtype.kind not in kinds:
+        raise InputError(f"{key} must hold {feature.dtype} numbers, got {array.dtype}.")
+    if array.shape != (n, width) and not (width == 1 and array.shape == (n,)):
+        raise ShapeError(f"{key} must have shape [{n}, {width}], got {list(array.shape)}.")
+    if n == 0:
+        raise ShapeError("an episode needs at least one frame.")
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
+        column = array.astype(feature.dtype)
+    if not np.isfinite(column).all():
+        place = np.argwhere(~np.isfinite(column))[0].tolist()
+        raise NonFiniteError(
+            f"{key}{place} is {array[tuple(place)]}; every value of a dataset must be finite."
+        )
+    return column.reshape(n) if width == 1 else column
 
 
 class DatasetWriter:
@@ -95,10 +255,10 @@ class DatasetWriter:
             self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
             return info
         info = files.read_info(self.root)
-        if found := info.spec.differences(spec):
+        if differences := info.spec.differences(spec):
             raise DatasetMismatchError(
-                f"{self.root} has another kind of episodes: {'; '.join(found)}. Choose another "
-                "folder."
+                f"{self.root} has another kind of episodes: {'; '.join(differences)}. Choose "
+                "another folder."
             )
         if (info.data_path, info.video_path) != (files.DATA_PATH, files.VIDEO_PATH):
             raise DatasetMismatchError(
@@ -115,21 +275,13 @@ class DatasetWriter:
         """Delete the files of a commit that a killed writer did not complete."""
         for path in self.root.rglob(UNFINISHED):
             path.unlink()
-        for folder in (
-            self.root / "data",
-            self.root / "meta/episodes",
-            *(self.root / "videos").glob("*"),
-        ):
-            for path in folder.glob("chunk-*/*"):
-                chunk, file = (
-                    path.parent.name.removeprefix("chunk-"),
-                    path.stem.removeprefix("file-"),
-                )
-                if (
-                    chunk.isdecimal()
-                    and file.isdecimal()
-                    and int(chunk) * info.chunk_size + int(file) >= self._next_file
-                ):
+        for pattern in ("data", "meta/episodes", "videos/*"):
+            for path in self.root.glob(f"{pattern}/chunk-*/*"):
+                chunk = path.parent.name.removeprefix("chunk-")
+                file = path.stem.removeprefix("file-")
+                if not (chunk + file).isdecimal() or not chunk or not file:
+                    continue
+                if int(chunk) * info.chunk_size + int(file) >= self._next_file:
                     path.unlink()
 
     @property
@@ -154,7 +306,7 @@ class DatasetWriter:
         if self._recording is not None and self._recording.is_open:
             raise ConfigError("an episode is being recorded; save or discard it first.")
         self._recording = EpisodeWriter(
-            self.spec, self.video, partial(self._finish, checked_task(task))
+            self.spec, self.video, partial(self._finish, _checked_task(task))
         )
         return self._recording
 
@@ -180,13 +332,13 @@ class DatasetWriter:
         """
         self._require_open()
         spec, videos = self.spec, videos or {}
-        task, note = checked_task(task), checked_note(note)
-        require_features({*columns, *videos}, spec)
+        task, note = _checked_task(task), _checked_note(note)
+        _require_features({*columns, *videos}, spec)
         if set(columns) != set(spec.columns) or set(videos) != set(spec.cameras):
             raise InputError("pass numeric features in columns and cameras in videos.")
         n = len(np.atleast_1d(np.asarray(next(iter({**columns, **videos}.values())))))
         checked = {
-            key: checked_column(columns[key], key, feature, n)
+            key: _checked_column(columns[key], key, feature, n)
             for key, feature in spec.columns.items()
         }
         frames = {
@@ -310,12 +462,7 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -336,13 +483,13 @@ def _lock(root: Path) -> int | None:
     if root.exists() and not root.is_dir():
         raise DatasetError(f"{root} is no folder, but a dataset must be one.")
     if root.is_dir() and not (root / files.INFO).exists():
-        strange = sorted(path.name for path in root.iterdir() if path.name != "meta")
-        strange += sorted(
+        others = sorted(path.name for path in root.iterdir() if path.name != "meta")
+        others += sorted(
             f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith(".")
         )
-        if strange:
+        if others:
             raise DatasetError(
-                f"{root} contains other files ({', '.join(strange[:5])}); choose an empty folder."
+                f"{root} contains other files ({', '.join(others[:5])}); choose an empty folder."
             )
     try:
         (root / "meta").mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
 from strands_cosmos3.checks import F64, instance_of, typed
-from strands_cosmos3.datasets.episode import EpisodeWriter
 from strands_cosmos3.datasets.spec import (
     ACTION,
     DONE,
@@ -27,7 +26,7 @@ from strands_cosmos3.datasets.spec import (
     arm_spec,
     camera_key,
 )
-from strands_cosmos3.datasets.writer import DatasetWriter
+from strands_cosmos3.datasets.writer import DatasetWriter, EpisodeWriter
 from strands_cosmos3.embodiments import Embodiment, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA

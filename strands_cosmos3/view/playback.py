@@ -14,8 +14,7 @@ import numpy as np
 
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.checks import F64, finite_array, of_grippers
-from strands_cosmos3.datasets.limbs import embodiment_of, recorded_limbs
-from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode
+from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode, embodiment_of, recorded_limbs
 from strands_cosmos3.datasets.spec import IMAGES
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
