@@ -39,17 +39,16 @@ def embedded_checkpoint(
             it knows.
         ResourceNotFoundError: The installation lacks it.
     """
-    asked = (
+    choices = (
         ("embodiment", embodiment, EMBODIMENTS),
         ("robot", robot, ROBOTS),
         ("task", task or TASKS[0], TASKS),
     )
-    for name, value, known in asked:
-        if value not in known:
+    for name, value, trained in choices:
+        if value not in trained:
             raise ConfigError(
-                f"the bundled policy knows {name} {' or '.join(map(repr, known))} on its own "
-                "simulated table, not "
-                f"{value!r}: it was trained on a Panda's wrist camera and two exterior views, and "
+                f"the bundled policy knows {name} {' or '.join(map(repr, trained))} on its own "
+                f"simulated table, not {value!r}: it was trained on a Panda's wrist camera and two exterior views, and "
                 "droid's rows. Post-train it "
                 f"for another robot, or {_ELSE}."
             )

@@ -67,21 +67,21 @@ def pip_command(extras: Iterable[str]) -> str:
     return f"pip install 'strands-cosmos3[{','.join(extras)}]'"
 
 
-def require_extras(what: str, extras: Iterable[str]) -> None:
-    """Raise MissingDependencyError if a module of these extras is not installed. ``what`` needs
-    them, e.g. a command.
+def require_extras(user: str, extras: Iterable[str]) -> None:
+    """Raise MissingDependencyError if a module of these extras is not installed. ``user``, e.g. a
+    command, needs them.
     """
     absent = {extra: EXTRAS[extra].absent for extra in extras}
     missing = [extra for extra, modules in absent.items() if modules]
     if missing:
         first = ", ".join(absent[extra][0] for extra in missing)
         raise MissingDependencyError(
-            f"{what} needs packages that are not installed ({first}): {pip_command(missing)}"
+            f"{user} needs packages that are not installed ({first}): {pip_command(missing)}"
         )
 
 
 @contextmanager
-def needed_by(what: str) -> Iterator[None]:
+def needed_by(user: str) -> Iterator[None]:
     """Turn a missing optional module into a MissingDependencyError that names its extra; other
     import errors pass.
     """
@@ -89,9 +89,9 @@ def needed_by(what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        extras = [extra for extra, known in EXTRAS.items() if module in known.modules]
+        extras = [name for name, extra in EXTRAS.items() if module in extra.modules]
         if not extras:
             raise
         raise MissingDependencyError(
-            f"{what} needs {module}, which is not installed: {pip_command(extras[:1])}"
+            f"{user} needs {module}, which is not installed: {pip_command(extras[:1])}"
         ) from None

@@ -38,8 +38,8 @@ def resource(relative: str) -> Path:
     )
 
 
-def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> Path:
-    """Return ``path`` if no symbolic link leads it out of ``root`` (``what`` in messages);
+def contained(path: Path, root: Path, noun: str, error: type[Cosmos3Error]) -> Path:
+    """Return ``path`` if no symbolic link leads it out of ``root`` (a ``noun`` in messages);
     otherwise raise ``error``.
 
     In the Hugging Face cache, ``snapshots/<revision>`` links into ``blobs``; the repository's
@@ -52,7 +52,7 @@ def contained(path: Path, root: Path, what: str, error: type[Cosmos3Error]) -> P
     if allowed.parent.name == "snapshots" and allowed.parents[1].name.startswith(_HUB_FOLDERS):
         allowed = allowed.parents[1]
     if not target.is_relative_to(allowed):
-        raise error(f"{path} leads to {target}, outside the {what} {allowed}; it was not opened.")
+        raise error(f"{path} leads to {target}, outside the {noun} {allowed}; it was not opened.")
     return path
 
 
@@ -70,15 +70,15 @@ def require_file(
     would block its reader.
     """
     try:
-        about = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         raise error(f"{path} does not exist. {hint}") from None
     except (OSError, ValueError) as reason:  # a loop of links, a NUL in the name
         raise error(f"{shown(str(path))} cannot be read ({reason}). {hint}") from None
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise error(f"{path} is not an ordinary file; it was not opened. {hint}")
-    if most_bytes is not None and about.st_size > most_bytes:
-        raise error(f"{path} has {about.st_size} bytes; at most {most_bytes} are read. {hint}")
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise error(f"{path} has {status.st_size} bytes; at most {most_bytes} are read. {hint}")
 
 
 def _int64(digits: str) -> int:
@@ -115,9 +115,9 @@ def require_creatable(path: Path, name: str) -> None:
         hidden.touch()
         hidden.unlink()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{name} {str(path)!r} cannot be written ({why}); choose another place."
+            f"{name} {str(path)!r} cannot be written ({reason}); choose another place."
         ) from None
 
 

@@ -483,13 +483,13 @@ def _lock(root: Path) -> int | None:
     if root.exists() and not root.is_dir():
         raise DatasetError(f"{root} is no folder, but a dataset must be one.")
     if root.is_dir() and not (root / files.INFO).exists():
-        others = sorted(path.name for path in root.iterdir() if path.name != "meta")
-        others += sorted(
+        foreign = sorted(path.name for path in root.iterdir() if path.name != "meta")
+        foreign += sorted(
             f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith(".")
         )
-        if others:
+        if foreign:
             raise DatasetError(
-                f"{root} contains other files ({', '.join(others[:5])}); choose an empty folder."
+                f"{root} contains other files ({', '.join(foreign[:5])}); choose an empty folder."
             )
     try:
         (root / "meta").mkdir(parents=True, exist_ok=True)

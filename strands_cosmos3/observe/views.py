@@ -97,23 +97,23 @@ def resize(
         _weights(width, hw[1], kernel, antialias),
     )
     out = np.empty((*picture.shape[:-3], *hw, channels), np.float32)
-    for one in np.ndindex(picture.shape[:-3]):
-        tall = rows @ picture[one].astype(np.float32).reshape(height, width * channels)
+    for i in np.ndindex(picture.shape[:-3]):
+        tall = rows @ picture[i].astype(np.float32).reshape(height, width * channels)
         columns_first = (
             tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, hw[0] * channels)
         )
-        out[one] = (columns @ columns_first).reshape(hw[1], hw[0], channels).swapaxes(0, 1)
+        out[i] = (columns @ columns_first).reshape(hw[1], hw[0], channels).swapaxes(0, 1)
     return out
 
 
 @lru_cache(maxsize=8)
-def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> csr_array:
-    """[wanted, size] contribution of each pixel, pixel centres at half integers, edges
+def _weights(size: int, target: int, kernel: Kernel, antialias: bool) -> csr_array:
+    """[target, size] contribution of each pixel, pixel centres at half integers, edges
     renormalised.
     """
-    scale = size / wanted
+    scale = size / target
     stretch = max(scale, 1.0) if antialias else 1.0
-    centre = (np.arange(wanted) + 0.5) * scale
+    centre = (np.arange(target) + 0.5) * scale
     if antialias:
         distance = (np.arange(size)[None, :] + 0.5 - centre[:, None]) / stretch
         weights = _profile(distance, kernel)
@@ -121,8 +121,8 @@ def _weights(size: int, wanted: int, kernel: Kernel, antialias: bool) -> csr_arr
         reach = int(np.ceil(_REACH[kernel])) + 1
         around = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)
         share = _profile(around + 0.5 - centre[:, None], kernel)
-        weights = np.zeros((wanted, size))
-        np.add.at(weights, (np.arange(wanted)[:, None], around.clip(0, size - 1)), share)
+        weights = np.zeros((target, size))
+        np.add.at(weights, (np.arange(target)[:, None], around.clip(0, size - 1)), share)
     return csr_array((weights / weights.sum(axis=1, keepdims=True)).astype(np.float32))
 
 

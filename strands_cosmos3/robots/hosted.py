@@ -67,8 +67,8 @@ def require_robot(
         _require_hand(host, expected, limb, robot.title, several)
         pairs.append((host, expected))
         first += len(limb.joints)
-    (first_host, first_expected), *others = pairs
-    for limb, (host, expected) in zip(robot.limbs[1:], others, strict=True):
+    (first_host, first_expected), *further = pairs
+    for limb, (host, expected) in zip(robot.limbs[1:], further, strict=True):
         error = np.linalg.inv(_between(first_expected, expected)) @ _between(first_host, host)
         if (distance := _distance(error)) is not None:
             raise ConfigError(

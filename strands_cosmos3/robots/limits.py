@@ -118,20 +118,20 @@ def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None
 def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
     n_assumed, ids = len(assumed), _joint_ids(model, limb)
     low, high, unlimited = _ranges(model, ids)
-    stated = {name: np.array(values) for name, values in limb.limits.values.items()}
-    if "q_min" in stated:
-        low, high = np.maximum(low, stated["q_min"]), np.minimum(high, stated["q_max"])
+    of_robot = {name: np.array(values) for name, values in limb.limits.values.items()}
+    if "q_min" in of_robot:
+        low, high = np.maximum(low, of_robot["q_min"]), np.minimum(high, of_robot["q_max"])
     elif unlimited:
         assumed.append(f"{limb.name}: range +-{ASSUMED_RANGE_RAD:.2f} of {', '.join(unlimited)}")
     if (low >= high).any():
         raise ConfigError(
             f"the limits of limb {limb.name!r} leave nothing of a joint's range: {low} to {high}."
         )
-    rates: dict[str, Any] = {**_assumed_rates(model, ids), **stated, "q_min": low, "q_max": high}
-    if "acceleration" in stated and "jerk" not in stated:
-        rates["jerk"] = stated["acceleration"] * ASSUMED_JERK_RATIO
+    rates: dict[str, Any] = {**_assumed_rates(model, ids), **of_robot, "q_min": low, "q_max": high}
+    if "acceleration" in of_robot and "jerk" not in of_robot:
+        rates["jerk"] = of_robot["acceleration"] * ASSUMED_JERK_RATIO
     for name, values in rates.items():
-        if name not in (*stated, "q_min", "q_max") and (
+        if name not in (*of_robot, "q_min", "q_max") and (
             name != "torque" or (values == ASSUMED_TORQUE).any()
         ):
             assumed.append(f"{limb.name}: {name} {values.tolist()}")

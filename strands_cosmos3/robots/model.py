@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -35,6 +35,7 @@ PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 _OPTIONS = ("timestep", "integrator", "cone", "impratio")
 """Physics options that attaching drops; without the elliptic cone, grasps creep."""
 _CONTACT_OPTIONS = ("cone", "impratio")
+_PLURALS = {"joint": "joints", "actuator": "actuators", "body": "bodies", "site": "sites"}
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
 _JOINT_DRIVES = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _SAME = 1e-9
@@ -196,22 +197,7 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
             f"a scene needs the arm as an .xml file; {str(path)!r} is already compiled."
         )
     arm = _with_servos(robot, path)
-    missing = [
-        f"{kind} {name!r}"
-        for limb in robot.limbs
-        for kind, name in (
-            (limb.frame_type, limb.frame),
-            *(("joint", joint) for joint in (*limb.joints, *_fingers(limb))),
-            *(("actuator", actuator) for actuator in _actuators(limb)),
-        )
-        if getattr(arm, kind)(name) is None
-    ]
-    if missing:
-        file = str(path or robot.model[0].file)
-        raise ConfigError(
-            f"{file!r} is not a {robot.title} that this package can drive: it lacks "
-            f"{', '.join(missing)}."
-        )
+    _require_names(arm, robot, "its model" if path is None else str(path))
     return arm
 
 
@@ -235,15 +221,6 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
             narrow_ranges(model, limb)
             _require_home(model, limb)
         return model
-
-
-def _fingers(limb: Limb) -> tuple[str, ...]:
-    return () if limb.gripper is None else limb.gripper.joints
-
-
-def _actuators(limb: Limb) -> tuple[str, ...]:
-    gripper = () if limb.gripper is None else (limb.gripper.actuator,)
-    return (*limb.actuators, *gripper)
 
 
 def _with_servos(robot: RobotSpec, first: Path | None = None) -> mujoco.MjSpec:
@@ -351,26 +328,39 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
         )
 
 
-def _require_names(model: mujoco.MjModel, robot: RobotSpec) -> None:
-    """Raise ConfigError unless the model has everything that the robot names."""
+def _require_names(
+    model: mujoco.MjSpec | mujoco.MjModel, robot: RobotSpec, source: str = "its model"
+) -> None:
+    """Raise ConfigError unless a model, or its specification, has everything that the robot names."""
+    names: dict[str, list[str]] = {
+        "joint": list(robot.joints),
+        "actuator": [],
+        "body": [camera.body for camera in robot.cameras],
+        "site": [],
+    }
     for limb in robot.limbs:
-        _require(model, robot, "joint", (*limb.joints, *_fingers(limb)))
-        _require(model, robot, "actuator", _actuators(limb))
-        _require(model, robot, limb.frame_type, (limb.frame,))
-        _require(model, robot, "site", () if limb.tool is None else (limb.tool,))
-        bodies = (limb.base, *(limb.gripper.fingers if limb.gripper else ()))
-        _require(model, robot, "body", bodies)
-    _require(model, robot, "body", [camera.body for camera in robot.cameras])
+        names["actuator"] += limb.actuators
+        names["body"].append(limb.base)
+        names[limb.frame_type].append(limb.frame)
+        names["site"] += [] if limb.tool is None else [limb.tool]
+        if limb.gripper is not None:
+            names["joint"] += limb.gripper.joints
+            names["actuator"].append(limb.gripper.actuator)
+            names["body"] += limb.gripper.fingers
+    for kind, of_robot in names.items():
+        of_model = _names_of(model, kind)
+        if missing := [name for name in of_robot if name not in of_model]:
+            raise ConfigError(
+                f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which {source} does "
+                f"not have; it has: {', '.join(filter(None, of_model)) or 'none'}."
+            )
 
 
-def _require(model: mujoco.MjModel, robot: RobotSpec, kind: str, names: Iterable[str]) -> None:
-    counts = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}
-    in_model = [getattr(model, kind)(i).name for i in range(counts[kind])]
-    if missing := [name for name in names if name not in in_model]:
-        raise ConfigError(
-            f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which its model does "
-            f"not have; it has: {', '.join(filter(None, in_model)) or 'none'}."
-        )
+def _names_of(model: mujoco.MjSpec | mujoco.MjModel, kind: str) -> list[str]:
+    if isinstance(model, mujoco.MjSpec):
+        return [part.name for part in getattr(model, _PLURALS[kind])]
+    count = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}
+    return [getattr(model, kind)(i).name for i in range(count[kind])]
 
 
 def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:

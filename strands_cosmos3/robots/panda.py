@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import InputError, ShapeError
+from strands_cosmos3.errors import ShapeError
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.joints import HandLimits, JointLimits, SerialChain
 from strands_cosmos3.robots.spec import Limb
@@ -96,37 +96,9 @@ def dh_forward(q_rad: Any) -> F64:
     without a model file.
 
     Each joint contributes ``Rx(alpha) Tx(a) Rz(q) Tz(d)`` (Craig, Introduction to Robotics,
-    modified convention).
-
-    Raises:
-        InputError, ShapeError: They are not numbers; the last axis is not 7.
+    modified convention). ShapeError: The last axis is not 7.
     """
-    try:
-        q = np.asarray(q_rad, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"q_rad must be an array of real numbers, got {type(q_rad).__name__} ({error})."
-        ) from None
-    if q.ndim == 0 or q.shape[-1] != 7:
+    q = np.asarray(q_rad, dtype=np.float64)
+    if q.shape[-1:] != (7,):
         raise ShapeError(f"q_rad must have shape [..., 7], got {list(q.shape)}.")
-    T = np.broadcast_to(np.eye(4), (*q.shape[:-1], 4, 4))
-    for joint, (a_m, d_m, alpha_rad) in enumerate(DH):
-        c, s = np.cos(q[..., joint]), np.sin(q[..., joint])
-        ca, sa = np.cos(alpha_rad), np.sin(alpha_rad)
-        step = np.zeros((*q.shape[:-1], 4, 4))
-        step[..., 0, 0], step[..., 0, 1], step[..., 0, 3] = c, -s, a_m
-        step[..., 1, 0], step[..., 1, 1], step[..., 1, 2], step[..., 1, 3] = (
-            s * ca,
-            c * ca,
-            -sa,
-            -d_m * sa,
-        )
-        step[..., 2, 0], step[..., 2, 1], step[..., 2, 2], step[..., 2, 3] = (
-            s * sa,
-            c * sa,
-            ca,
-            d_m * ca,
-        )
-        step[..., 3, 3] = 1.0
-        T = T @ step
-    return T @ T_link7_flange @ T_flange_hand
+    return FRANKA_CHAIN.frames(q) @ T_link7_flange @ T_flange_hand

@@ -151,8 +151,8 @@ class JointServo:
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
         self._payload = None
         if compensation.payload_kg:
-            limb, *others = limbs
-            if others:
+            limb, *further = limbs
+            if further:
                 raise ConfigError(
                     f"a payload is compensated for one limb, and this arm has {len(limbs)}; leave "
                     "payload_kg out."

@@ -115,8 +115,8 @@ class LimbLimits:
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
         """The limits of joints that are stated, by name."""
-        stated = {name: getattr(self, name) for name in _PLAUSIBLE}
-        return {name: figures.values for name, figures in stated.items() if figures is not None}
+        limits = {name: getattr(self, name) for name in _PLAUSIBLE}
+        return {name: figures.values for name, figures in limits.items() if figures is not None}
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -427,8 +427,8 @@ class RobotSpec:
             _names(tuple(camera.name for camera in self.cameras), f"the cameras of {self.name!r}")
         for joint in self.shared_joints:
             limbs = [limb for limb in self.limbs if joint in limb.joints]
-            first, *others = (limb.of_joint(limb.joints.index(joint)) for limb in limbs)
-            if any(other != first for other in others):
+            first, *further = (limb.of_joint(limb.joints.index(joint)) for limb in limbs)
+            if any(figures != first for figures in further):
                 raise ConfigError(
                     f"limbs of {self.name!r} share the joints {', '.join(self.shared_joints)}, "
                     f"but state different things of {joint!r}; its actuator, home, limits and "
@@ -450,8 +450,8 @@ class RobotSpec:
         are several.
         """
         if name is None:
-            first, *others = self.limbs
-            if others:
+            first, *further = self.limbs
+            if further:
                 names = ", ".join(limb.name for limb in self.limbs)
                 raise ConfigError(f"robot {self.name!r} has the limbs {names}; name one.")
             return first

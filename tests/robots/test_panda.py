@@ -23,12 +23,15 @@ from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model, load_panda, panda_path
 from strands_cosmos3.robots.panda import (
     ARM_JOINTS,
+    DH,
     FER,
     FINGER_JOINTS,
     FR3,
     HOME_Q,
+    T_flange_hand,
     T_hand_flange,
     T_hand_tcp,
+    T_link7_flange,
     dh_forward,
 )
 
@@ -78,6 +81,37 @@ def test_forward_kinematics_is_the_dh_product(model):
     assert expected.shape == (1000, 4, 4)
     worst = max(np.abs(hand_pose(model, row) - T).max() for row, T in zip(q, expected, strict=True))
     assert worst < 1e-12
+
+
+def craig_product(q):
+    """``Rx(alpha) Tx(a) Rz(q) Tz(d)`` of each joint, written out."""
+    T = np.broadcast_to(np.eye(4), (*q.shape[:-1], 4, 4))
+    for joint, (a_m, d_m, alpha_rad) in enumerate(DH):
+        c, s = np.cos(q[..., joint]), np.sin(q[..., joint])
+        ca, sa = np.cos(alpha_rad), np.sin(alpha_rad)
+        step = np.zeros((*q.shape[:-1], 4, 4))
+        step[..., 0, 0], step[..., 0, 1], step[..., 0, 3] = c, -s, a_m
+        step[..., 1, 0], step[..., 1, 1], step[..., 1, 2], step[..., 1, 3] = (
+            s * ca,
+            c * ca,
+            -sa,
+            -d_m * sa,
+        )
+        step[..., 2, 0], step[..., 2, 1], step[..., 2, 2], step[..., 2, 3] = (
+            s * sa,
+            c * sa,
+            ca,
+            d_m * ca,
+        )
+        step[..., 3, 3] = 1.0
+        T = T @ step
+    return T @ T_link7_flange @ T_flange_hand
+
+
+def test_dh_forward_is_craigs_product_bit_for_bit():
+    """Recordings hold these figures."""
+    q = np.random.default_rng(1).uniform(FER.q_min, FER.q_max, (200, 7))
+    np.testing.assert_array_equal(dh_forward(q), craig_product(q))
 
 
 def test_dh_forward_keeps_leading_axes_and_refuses_other_widths():

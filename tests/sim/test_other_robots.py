@@ -147,12 +147,12 @@ def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
     path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
     for changed, says in (
         ({"gripper": None}, "has none on 'arm'"),
-        ({"actuators": ("a", *arm.actuators[1:])}, "actuator 'a'"),
+        ({"actuators": ("a", *arm.actuators[1:])}, "names the actuator a,"),
     ):
         path.write_text(write_robot(replace(UR5E, name="mine", limbs=(replace(arm, **changed),))))
         with pytest.raises(ConfigError, match=f"^{path}: .*{says}"):
             Scene(robot=get_robot(path))
-    with pytest.raises(ConfigError, match=f"^{path}: .*actuator 'a'"):
+    with pytest.raises(ConfigError, match=f"^{path}: .*names the actuator a,"):
         load_with_obstacles(None, get_robot(path), ())
 
 
