@@ -29,7 +29,7 @@ from strands_cosmos3.types import ErrorSummary, Outcome, Rollout
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
-POSITIONAL = ("what", "part", "model", "path")
+POSITIONAL = ("action", "what", "part", "model", "path")
 
 
 def recording(path: Path) -> Path:
@@ -375,7 +375,7 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path):
     assert findings["rendering"]["state"] == "ok"
     limits = findings["robots' limits"]["detail"]
     assert limits.startswith(
-        "all published for panda, fr3, dual_panda; assumed: ur5e (acceleration, jerk)"
+        "all published for dual_panda, fr3, panda; assumed: ur5e (acceleration, jerk)"
     )
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
 

