@@ -21,6 +21,7 @@ F64 = NDArray[np.float64]
 _K = TypeVar("_K")
 _P = ParamSpec("_P")
 _NOUNS = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
+LARGEST = 1e9  # m, rad, or columns of rotations; products of larger values could overflow
 _SO3_TOLERANCE = 1e-6
 MAX_IMAGE_SIDE = 4096
 
@@ -95,23 +96,44 @@ def image_array(
     return array
 
 
-def rigid_transform(value: Any, name: str, batch: bool = False) -> F64:
-    """Return a read-only float64 copy of one rigid transform [4, 4], or of several [N, 4, 4].
+def trailing(
+    value: Any,
+    name: str,
+    shape: tuple[int | None, ...],
+    largest: float = LARGEST,
+    leading: int | None = None,
+) -> F64:
+    """Return a read-only float64 copy of ``value`` with shape [..., *shape]; None frees an axis,
+    and no axis may be empty.
+
+    Args:
+        largest: Bound on the magnitudes.
+        leading: Number of axes before ``shape``; None allows any.
+
+    Raises:
+        InputError: It is not numeric, or a magnitude exceeds ``largest``.
+        ShapeError, NonFiniteError: It has another shape or an empty axis, or holds NaN or infinity.
+    """
+    if leading is None:
+        try:
+            leading = max(np.ndim(value) - len(shape), 0)
+        except ValueError:  # ragged; finite_array raises the error
+            leading = 0
+    array = finite_array(value, name, (None,) * leading + shape)
+    if (reach := np.abs(array).max()) > largest:
+        raise InputError(f"{name} reaches {reach:.3g}; values beyond {largest:g} are not physical.")
+    return array
+
+
+def rigid(value: Any, name: str, leading: int = 0) -> F64:
+    """Return a read-only float64 copy of rigid transforms [4, 4], or with leading axes.
 
     Raises:
         InputError: A rotation block is not orthonormal and right-handed, or a last row is not (0,
             0, 0, 1).
-        ShapeError, NonFiniteError: As :func:`finite_array`.
+        ShapeError, NonFiniteError: As :func:`trailing`.
     """
-    T = finite_array(value, name, (None, 4, 4) if batch else (4, 4))
-    require_rigid(T, name)
-    return T
-
-
-def require_rigid(T: F64, name: str) -> None:
-    """Require that finite matrices [..., 4, 4] are rigid transforms, and raise InputError
-    otherwise.
-    """
+    T = trailing(value, name, (4, 4), leading=leading)
     R = T[..., :3, :3]
     off = np.abs(np.swapaxes(R, -1, -2) @ R - np.eye(3)).max()
     if not off <= _SO3_TOLERANCE or not (np.linalg.det(R) > 0).all():  # written so that NaN fails
@@ -121,6 +143,7 @@ def require_rigid(T: F64, name: str) -> None:
         )
     if not np.abs(T[..., 3, :] - np.array([0.0, 0.0, 0.0, 1.0])).max() <= _SO3_TOLERANCE:
         raise InputError(f"{name}: the last row of a rigid transform is (0, 0, 0, 1).")
+    return T
 
 
 def require_rows(n: int, *values: object, axes: int | None = None) -> None:

@@ -32,7 +32,7 @@ from strands_cosmos3.checks import (
     mask_array,
     open_fractions,
     positive,
-    rigid_transform,
+    rigid,
     whole_number,
 )
 from strands_cosmos3.collision import CollisionReport
@@ -252,7 +252,7 @@ class Request:
         self._check_conditions()
         for name in ("limb_poses", "limb_anchors"):
             poses = cast("Mapping[str, F64]", instance_of(getattr(self, name), Mapping, name))
-            checked = {limb: rigid_transform(T, f"{name}[{limb!r}]") for limb, T in poses.items()}
+            checked = {limb: rigid(T, f"{name}[{limb!r}]") for limb, T in poses.items()}
             _set(self, **{name: checked})
 
     @property
@@ -377,7 +377,7 @@ class ActionChunk:
             )
             _set(self, quantiles=(q01, q99))
         if self.T_base_departure is not None:
-            _set(self, T_base_departure=rigid_transform(self.T_base_departure, "T_base_departure"))
+            _set(self, T_base_departure=rigid(self.T_base_departure, "T_base_departure"))
         _set(self, action=action, fps=positive(fps, "fps"))
 
     @property
@@ -419,12 +419,12 @@ class PoseTrajectory:
     gripper: F64 | None = None
 
     def __post_init__(self) -> None:
-        T = rigid_transform(self.T_base_frame, "T_base_frame", batch=True)
+        T = rigid(self.T_base_frame, "T_base_frame", 1)
         _set(
             self,
             T_base_frame=T,
             t_s=increasing_times(self.t_s, len(T)),
-            T_base_anchor=rigid_transform(self.T_base_anchor, "T_base_anchor"),
+            T_base_anchor=rigid(self.T_base_anchor, "T_base_anchor"),
             gripper=None if self.gripper is None else open_fractions(self.gripper, len(T)),
         )
         if self.gripper is not None and self.gripper.ndim != 1:

@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import rigid, trailing
 from strands_cosmos3.actions.rotations import (
     matrix_to_rot6d,
     quaternion_to_matrix,
@@ -35,7 +34,7 @@ from strands_cosmos3.actions.stats import (
     normalize_chunk,
     require_in_range,
 )
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, rigid, trailing
 from strands_cosmos3.embodiments import (
     POSE9,
     ActionSpace,

@@ -17,8 +17,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_cosmos3.actions.arrays import trailing
-from strands_cosmos3.checks import F64, finite_array, instance_of, typed
+from strands_cosmos3.checks import F64, finite_array, instance_of, trailing, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,

@@ -23,7 +23,7 @@ from strands_cosmos3.checks import (
     finite_array,
     instance_of,
     positive,
-    rigid_transform,
+    rigid,
     typed,
     whole_number,
 )
@@ -61,7 +61,7 @@ class Recording:
     source: str = ""
 
     def __post_init__(self) -> None:
-        T = rigid_transform(self.T_base_cosmos, "T_base_cosmos", batch=True)
+        T = rigid(self.T_base_cosmos, "T_base_cosmos", 1)
         if len(T) < 2:
             raise InputError("a recording needs at least two poses.")
         gripper = finite_array(self.gripper, "gripper", (len(T),))

@@ -19,8 +19,7 @@ import numpy as np
 import qpsolvers
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.arrays import rigid, trailing
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid, trailing
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt

@@ -19,9 +19,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.arrays import rigid
 from strands_cosmos3.actions.decode import LimbPoses, decode_joint_chunk
-from strands_cosmos3.checks import F64, of_grippers
+from strands_cosmos3.checks import F64, of_grippers, rigid
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge, posture_step

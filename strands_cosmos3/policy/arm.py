@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ class PolicyArm:
         with needed_by("inverse kinematics"):
             from strands_cosmos3.control.limb_ik import LimbIK
             from strands_cosmos3.robots.limits import limits_of_arm
-            from strands_cosmos3.robots.model import load_model, load_with_obstacles
+            from strands_cosmos3.robots.model import is_compiled, load_model, load_with_obstacles
+        if not (isinstance(self._model, str | Path | None) or is_compiled(self._model)):
+            raise InputError(
+                "arm_model must be a MuJoCo model, a path or a name, got "
+                f"{type(self._model).__name__}."
+            )
         self._obstacles, robot = obstacles, self._robot
         alone, limits = len(robot.limbs) == 1, self._limits
         if alone and self._model is not None:
