@@ -117,6 +117,15 @@ class Backend(ABC):
     def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
         """Start a new episode."""
 
+    def snapshot(self) -> Any:
+        """Return what it remembers between two requests of an episode, for :meth:`restore`; None is
+        nothing. A backend with such memory overrides both.
+        """
+        return None
+
+    def restore(self, state: Any) -> None:  # noqa: B027 - optional for implementers
+        """Return to a snapshot."""
+
     def close(self) -> None:  # noqa: B027 - optional for implementers
         """Free all resources; calling it twice is harmless."""
 
@@ -173,6 +182,12 @@ class AdaptedBackend(Backend):
 
     def reset(self, seed: int | None = None) -> None:
         self._inner.reset(seed)
+
+    def snapshot(self) -> Any:
+        return self._member("snapshot")()
+
+    def restore(self, state: Any) -> None:
+        self._member("restore")(state)
 
     def close(self) -> None:
         self._inner.close()

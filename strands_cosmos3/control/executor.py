@@ -23,6 +23,7 @@ from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
 from strands_cosmos3.robots.joints import HandLimits, JointLimits
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import JointTrajectory
 
 _LIMIT_SLACK_RAD = 1e-6
@@ -207,7 +208,7 @@ class Takeover:
         )
 
 
-class Executor:
+class Executor(Restorable):
     """Turns joint trajectories into references on the physics clock.
 
     Args:
@@ -222,6 +223,11 @@ class Executor:
             a joint's end that no spline through them would stay inside its range), ``stops``,
             ``faults``.
     """
+
+    STATE = (
+        *("state", "counters", "_gripper", "_knot_step", "_motion_from_s", "_plan"),
+        *("_n_head", "_n_motion", "_cursor", "_history", "_before"),
+    )
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
         self.limits = limits

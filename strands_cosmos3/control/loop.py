@@ -38,6 +38,7 @@ from strands_cosmos3.errors import (
     Cosmos3Error,
     InputError,
 )
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import JointTrajectory, Observation
 
 __all__ = [
@@ -284,7 +285,7 @@ class PendingPlan:
     result: Future[tuple[JointTrajectory, PreparedMotion] | None]
 
 
-class ControlLoop:
+class ControlLoop(Restorable):
     """Drives an arm tick by tick.
 
     Args:
@@ -308,6 +309,12 @@ class ControlLoop:
     Raises:
         ConfigError: A tick is not a whole number of the arm's reference steps.
     """
+
+    STATE = (
+        *("counters", "error", "_pending", "_planning", "_ticks_ahead", "_latencies"),
+        *("_rows_passed", "_rows_merged", "_due_at_once", "_n_rows", "_row_s"),
+        *("_failures", "_not_before_s", "_moved_s"),
+    )
 
     def __init__(
         self,
@@ -343,6 +350,15 @@ class ControlLoop:
         self._row_s = 0.0
         self._failures = 0
         self._not_before_s = self._moved_s = -float("inf")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state between two ticks, after waiting for an inference under way;
+        the arm, the executor and the planner have their own. ConfigError in real time.
+        """
+        if self.config.latency_s is None:
+            raise ConfigError("an episode in real time cannot be saved; use a simulated latency.")
+        wait([pending.result for pending in (self._pending, self._planning) if pending is not None])
+        return super().snapshot()
 
     def tick(self) -> Tick:
         """Run one control period: accept the chunk that has arrived, request the next if it is due,

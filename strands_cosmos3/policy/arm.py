@@ -103,6 +103,15 @@ class PolicyArm:
         """
         self._begun = False
 
+    def snapshot(self) -> Any:
+        """Return what it remembers of the episode."""
+        return self._begun, self._postures()
+
+    def restore(self, state: Any) -> None:
+        """Return to a snapshot."""
+        self._begun, postures = state
+        self._set_postures(postures)
+
     def known(self, observation: Observation, embodiment: Embodiment) -> dict[str, Any]:
         """Return what a :class:`~strands_cosmos3.types.Request` says of the limbs: their poses and
         anchors by name, their grippers in the order of the columns.

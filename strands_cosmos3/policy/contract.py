@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import InputError
+from strands_cosmos3.errors import ConfigError, InputError
 
 Step = dict[str, float | list[float]]
 
@@ -155,6 +155,16 @@ class Policy(ABC):
         """Break off an inference that runs in another thread, where the policy can; that call
         raises.
         """
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of what the policy remembers between two calls, for :meth:`restore`.
+        ConfigError: It cannot be saved.
+        """
+        raise ConfigError(f"policy {self.provider_name!r} cannot be saved: it has no snapshot().")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        raise ConfigError(f"policy {self.provider_name!r} cannot be restored.")
 
     def close(self) -> None:  # noqa: B027 - optional for implementers
         """Free all resources; calling it twice is harmless."""

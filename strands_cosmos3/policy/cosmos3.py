@@ -38,6 +38,7 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observatio
 
 # how long a call under way is waited for, and how often it is told to end
 _CLOSE_S, _NUDGE_S = 10.0, 0.05
+_REMEMBERED = ("_calls", "_first_seed", "_first_call_s", "_timeline", "last_rollout")
 
 
 class Cosmos3Policy(Policy):
@@ -341,6 +342,21 @@ class Cosmos3Policy(Policy):
                 self._first_seed = seed_number(seed, "reset: seed")
             self._start_over()
             self.backend.reset(seed)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of what policy, arm and backend remember of the episode."""
+        with self._planning:
+            parts = {"arm": self._arm and self._arm.snapshot(), "backend": self.backend.snapshot()}
+            return {name: getattr(self, name) for name in _REMEMBERED} | parts
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        with self._planning:
+            for name in _REMEMBERED:
+                setattr(self, name, state[name])
+            if self._arm is not None:
+                self._arm.restore(state["arm"])
+            self.backend.restore(state["backend"])
 
     def close(self) -> None:
         """Free the backend: its sockets, threads and memory. A closed policy raises an error when

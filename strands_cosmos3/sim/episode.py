@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from strands_cosmos3.backends.replay import LimbRecording
-from strands_cosmos3.checks import positive, typed
+from strands_cosmos3.checks import positive
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.control.loop import (
-    AcceptedChunk,
-    ControlLoop,
-    LoopConfig,
-    Tick,
-)
+from strands_cosmos3.control.loop import AcceptedChunk, ControlLoop, LoopConfig, Tick
 from strands_cosmos3.errors import BackendError, ConfigError, ControlError, Cosmos3Error
 from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
+from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.policy_planner import AdaptedPolicyPlanner, PolicyPlanner
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.types import Outcome, Rollout
-from strands_cosmos3.worlds.table.tasks import Judge
 
 _MAX_STOP_S = 3.0
 _MAX_WAIT_S = 10.0  # for an inference under way when the episode ends
@@ -55,20 +51,21 @@ def _clock_of(config: LoopConfig) -> str:
     return "simulated" if config.latency_s else "simulated, stopped for each answer"
 
 
-class Episode:
-    """Runs one episode.
+class EpisodeRunner:
+    """Runs one episode, from its start or from a snapshot.
 
     Args:
         arm: Already reset.
         judge: The task's success criterion, or None.
+        n_ticks: Most ticks.
         realtime: Whether a simulated second lasts at least a second of wall-clock time.
         on_tick: Called after every tick; the episode ends as interrupted if it returns True.
-
-    Raises:
-        InputError: An argument has another type.
+        followed: Judges the policy's own instruction, where that is another goal: it ends the
+            episode too.
+        recording: Of a replay: the episode ends with it.
+        progress: Called with simulated and total seconds.
     """
 
-    @typed()
     def __init__(
         self,
         arm: SimulatedArm,
@@ -76,8 +73,13 @@ class Episode:
         judge: Judge | None,
         film: VideoRecorder,
         config: LoopConfig,
+        n_ticks: int,
+        *,
         realtime: bool = False,
         on_tick: Callable[[], bool | None] | None = None,
+        followed: Judge | None = None,
+        recording: LimbRecording | None = None,
+        progress: Callable[[float, float], None] | None = None,
     ):
         self.arm, self.planner, self.judge, self.film, self.config = (
             arm,
@@ -86,68 +88,70 @@ class Episode:
             film,
             config,
         )
-        self.on_tick = on_tick
+        self.on_tick, self.followed, self.n_ticks = on_tick, followed, n_ticks
+        self.recording, self.progress = recording, progress
         self.log = EpisodeLog(arm.dt_s, arm.scene.limbs)
         self._counters_before = dict(planner.counters)
         self._interrupt = Interrupt()
         self._pacer = Pacer(arm.now_s()) if realtime else None
+        self._within_tick = False  # a tick has moved the arm and is not judged yet
         self.loop = ControlLoop(
             arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested
         )
 
-    @typed()
-    def run(
-        self,
-        n_ticks: int,
-        seed: int,
-        task: str | None,
-        recording: LimbRecording | None,
-        progress: Callable[[float, float], None] | None,
-    ) -> Rollout:
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state of arm, loop, planner, judges and log; it waits for an
+        inference under way. ConfigError in real time.
+        """
+        return {
+            "loop": self.loop.snapshot(),
+            "arm": self.arm.snapshot(),
+            "planner": self.planner.snapshot(),
+            "judges": [None if j is None else j.snapshot() for j in (self.judge, self.followed)],
+            "log": self.log.snapshot(),
+            "counted": self._of_planner(),
+            "within_tick": self._within_tick,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot of an episode of the same arm, task and policy."""
+        self.arm.restore(state["arm"])
+        self.loop.restore(state["loop"])
+        self.planner.restore(state["planner"])
+        for judge, judged in zip((self.judge, self.followed), state["judges"], strict=True):
+            if judge is not None:
+                judge.restore(judged)
+        self.log.restore(state["log"])
+        counted = state["counted"]
+        self._counters_before = {n: self.planner.counters.get(n, 0) - counted[n] for n in counted}
+        self._within_tick = state["within_tick"]
+
+    def run(self, seed: int, task: str | None) -> Rollout:
         """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come
         to rest and report.
         """
         started = time.perf_counter()
         try:
             with deferred_interrupt() as self._interrupt:
-                outcome = self._play(n_ticks, recording, progress)
+                outcome = self._play()
         finally:
             self.loop.close(0.0 if self._interrupt.forced else _MAX_WAIT_S, self.planner.cancel)
         wall_s = time.perf_counter() - started
         self.film.finish(self.arm.data, f"{outcome}: {outcome.message}")
-        return self._report(seed, task, outcome, recording, wall_s)
+        return self._report(seed, task, outcome, wall_s)
 
-    def _play(
-        self,
-        n_ticks: int,
-        recording: LimbRecording | None,
-        progress: Callable[[float, float], None] | None,
-    ) -> Outcome:
-        outcome, hz = Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT, self.config.hz
+    def _play(self) -> Outcome:
+        outcome: Outcome | None = None
         try:
-            for tick in range(n_ticks):
+            if self._within_tick:
+                outcome = self._ended()
+            while outcome is None and self.log.counters["ticks"] < self.n_ticks:
                 if self._interrupt.requested or self._tick():
                     outcome = Outcome.INTERRUPTED
-                    break
-                if progress is not None:
-                    progress((tick + 1) / hz, n_ticks / hz)
-                if self.judge is not None and self.judge.succeeded(self.arm.data):
-                    outcome = Outcome.SUCCESS
-                    break
-                if (
-                    recording is not None
-                    and self.arm.executor.motion_s >= recording.duration_s - 1e-9
-                ):
-                    break
-            else:
-                if not self.log.chunks:
-                    raise BackendError(
-                        f"the policy returned no chunk in the episode's {n_ticks / hz:g} s, and "
-                        "nothing moved. "
-                        "Give it longer (duration), or let the simulation wait for it (no "
-                        "realtime, no latency)."
-                    )
-                self._account_for_holding()
+                else:
+                    outcome = self._ended()
+            if outcome is None:
+                outcome = self._time_is_up()
         except KeyboardInterrupt:
             if self._interrupt.forced:
                 raise
@@ -164,6 +168,34 @@ class Episode:
                 self._come_to_rest()
         return Outcome.FAULT if self.log.fault else outcome
 
+    def _ended(self) -> Outcome | None:
+        """Judge the present tick; return how the episode ended, or None."""
+        self._within_tick = False
+        if self.followed is not None and self.followed.succeeded(self.arm.data):
+            return Outcome.FOLLOWED
+        if self.progress is not None:
+            hz = self.config.hz
+            self.progress(self.log.counters["ticks"] / hz, self.n_ticks / hz)
+        if self.judge is not None and self.judge.succeeded(self.arm.data):
+            return Outcome.SUCCESS
+        motion_s, recording = self.arm.executor.motion_s, self.recording
+        over = recording is not None and motion_s >= recording.duration_s - 1e-9
+        return self._unjudged if over else None
+
+    @property
+    def _unjudged(self) -> Outcome:
+        return Outcome.COMPLETED if self.judge is None else Outcome.TIMEOUT
+
+    def _time_is_up(self) -> Outcome:
+        if not self.log.chunks:
+            raise BackendError(
+                f"the policy returned no chunk in the episode's {self.n_ticks / self.config.hz:g} "
+                "s, and nothing moved. Give it longer (duration), or let the simulation wait for "
+                "it (no realtime, no latency)."
+            )
+        self._account_for_holding()
+        return self._unjudged
+
     def _account_for_holding(self) -> None:
         """Record why the arm held when the time was up; raise if it held for too long."""
         loop = self.loop
@@ -175,9 +207,10 @@ class Episode:
 
     def _tick(self) -> bool:
         """Run one control tick; return whether ``on_tick`` ends the episode."""
-        self._keep(self.loop.tick())
+        self._record(self.loop.tick())
         self.log.end_chunk(self.arm.executor.rows_begun)  # before a fault can end the episode
         self.log.counters["ticks"] += 1
+        self._within_tick = True
         if self.on_tick is not None and self.on_tick():
             return True
         if self._pacer is not None:
@@ -197,7 +230,7 @@ class Episode:
         self.film.show_prediction(video, chunk.since_s)
         self.film.show_plan(chunk.plan, chunk.wall_ms)
 
-    def _keep(self, tick: Tick) -> None:
+    def _record(self, tick: Tick) -> None:
         self.log.step_block(tick.block, tick.q_rad, tick.gripper)
         self.film.frame(self.arm.data)
 
@@ -212,7 +245,7 @@ class Episode:
             if not reference.qd_rad_s.any() and not reference.qdd_rad_s2.any() and self.log.blocks:
                 break
             try:
-                self._keep(self.loop.advance())
+                self._record(self.loop.advance())
             except ControlError as error:  # report what was done
                 if not self.log.blocks:
                     raise
@@ -226,7 +259,6 @@ class Episode:
         seed: int,
         task: str | None,
         outcome: Outcome,
-        recording: LimbRecording | None,
         wall_s: float,
     ) -> Rollout:
         log, planner = self.log, self.planner
@@ -239,7 +271,7 @@ class Episode:
             ik=log.ik_error(),
             path=log.path_error(),
             tracking=log.tracking_error(),
-            drift=log.drift(recording),
+            drift=log.drift(self.recording),
             loop_drift=log.loop_drift(),
             between_hands=log.between_hands(),
             by_limb=log.by_limb(),
@@ -264,6 +296,7 @@ class Episode:
             borrowed_domain=planner.borrowed_domain,
             collisions=log.collisions(),
             arrays=log.arrays(),
+            followed=None if self.followed is None else outcome is Outcome.FOLLOWED,
         )
 
     def _of_planner(self) -> dict[str, int]:

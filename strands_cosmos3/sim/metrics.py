@@ -13,10 +13,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import PlannedMotion
 from strands_cosmos3.sim.scene import SceneLimb
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory, PoseTrajectory
 
 _NONE = np.zeros(1)
@@ -65,10 +67,15 @@ class ChunkRecord:
 
 
 @dataclass
-class EpisodeLog:
+class EpisodeLog(Restorable):
     """Log of an episode; ``dt_s`` is the physics step. Errors are over all limbs, or of those
     that are named.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        *("q_achieved", "gripper_achieved", "blocks", "chunk_of", "chunks", "actions"),
+        *("counters", "fault", "held", "final_state"),
+    )
 
     dt_s: float
     limbs: Mapping[str, SceneLimb]
@@ -82,6 +89,15 @@ class EpisodeLog:
     fault: str | None = None
     held: str | None = None
     final_state: ExecutorState | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the log."""
+        return super().snapshot() | {"chunks": [copy.copy(chunk) for chunk in self.chunks]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        super().restore(state)
+        self.chunks = [copy.copy(chunk) for chunk in self.chunks]
 
     @property
     def duration_s(self) -> float:

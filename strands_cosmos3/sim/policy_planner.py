@@ -19,6 +19,7 @@ from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 __all__ = ["planner_for", "recording_of"]
@@ -32,7 +33,7 @@ _MEMBERS = (
 )
 
 
-class PolicyPlanner:
+class PolicyPlanner(Restorable):
     """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a
     :class:`~strands_cosmos3.control.loop.Planner`).
 
@@ -44,6 +45,8 @@ class PolicyPlanner:
             or been rejected.
         replan_rows: Rows to execute before the next inference, or None.
     """
+
+    STATE = ("answer", "accepted_rows", "_action_prefix")
 
     def __init__(
         self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder
@@ -89,6 +92,15 @@ class PolicyPlanner:
             )
         return plan
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state, the policy's included."""
+        return super().snapshot() | {"policy": self._policy.snapshot()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        super().restore(state)
+        self._policy.restore(state["policy"])
+
     @property
     def counters(self) -> Mapping[str, int]:
         """Events in the policy's life by name, e.g. ``reconnects``."""
@@ -99,7 +111,7 @@ class PolicyPlanner:
         self._policy.cancel()
 
 
-class AdaptedPolicyPlanner:
+class AdaptedPolicyPlanner(Restorable):
     """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as
     :class:`PolicyPlanner`.
 
@@ -109,6 +121,7 @@ class AdaptedPolicyPlanner:
     ``hz`` is the rate at which the policy's steps are due.
     """
 
+    STATE = ("answer", "accepted_rows", "_shown")
     model_sha256: str | None = None
     borrowed_domain: str | None = None
     counters: Mapping[str, int] = {}
@@ -149,6 +162,15 @@ class AdaptedPolicyPlanner:
             np.maximum(q, limits.q_max),
         )
         return replace(plan, q_rad=shifted)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state, the policy's included."""
+        return super().snapshot() | {"policy": self._policy.snapshot()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        super().restore(state)
+        self._policy.restore(state["policy"])
 
     def cancel(self) -> None:
         """Do nothing: such a policy cannot be cancelled."""

@@ -1,5 +1,4 @@
-"""The scene: a robot on a table, three cubes and an open bin, or for two hands a bar, and the
-cameras of the robot's rig.
+"""A scene: a robot, what stands around it and what lies before it, and the cameras of its rig.
 
 The world's origin is the robot's base, or halfway between those of two arms; z = 0 is the table's
 top. x points away from the robot, y to its left. Lengths are in metres, angles in radians. A
@@ -11,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, require_type, typed
+from strands_cosmos3.checks import F64, finite_array, require_type
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, UnknownNameError
 from strands_cosmos3.robots.catalogue import PANDA
@@ -30,45 +30,24 @@ from strands_cosmos3.robots.model import (
     require_servos,
 )
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
-from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.scene_builder import (
-    BAR,
-    BIN,
-    LIGHT_BAR,
-    VIEWS,
-    Bar,
-    Bin,
-    Cube,
-    bin_of,
-    build,
-    nominal,
+    View,
+    add_camera,
+    add_lights,
+    add_tabletop,
+    cameras,
+    robot_spec,
     view_names_of,
 )
 
-DEFAULT_CUBES = (
-    Cube("cube_red", (0.83, 0.12, 0.11)),
-    Cube("cube_green", (0.13, 0.58, 0.22)),
-    Cube("cube_blue", (0.10, 0.32, 0.82)),
-)
-DISTRACTORS = (
-    Cube("other_yellow", (0.90, 0.78, 0.12), 0.032, 0.03),
-    Cube("other_violet", (0.50, 0.18, 0.62), 0.048, 0.09),
-)
-"""Cubes that no instruction names."""
-SPAWN_X_M, SPAWN_Y_M = PANDA.workspace.x_m, PANDA.workspace.y_m
-BAR_X_M, BAR_Y_M, BAR_YAW_RAD = (0.44, 0.54), (-0.04, 0.04), (-0.15, 0.15)
-"""Where a bar may lie, so that two arms reach both of its ends."""
-SEPARATION_M = 0.10
-"""Least distance between the centres of two cubes: an open finger fits beside a cube at any yaw
-of both.
-"""
 _MAX_DRAWS, _FRESH_START = 10_000, 1_000
+_NO_FORCE = np.zeros(3)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Poses of the named cubes, or of the bar, on the table; ShapeError or NonFiniteError if an
-    array does not fit.
+    """Poses of named bodies that lie on the table; ShapeError or NonFiniteError if an array does not
+    fit.
     """
 
     names: tuple[str, ...]
@@ -110,7 +89,6 @@ class SceneLimb:
     finger_joints: tuple[int, ...]
     finger_bodies: tuple[int, ...]
 
-    @typed()
     def opening_direction(self, data: mujoco.MjData, finger: int) -> F64:
         """Return the direction [3] in which a finger (index of ``finger_bodies``) opens, in the
         world.
@@ -122,6 +100,18 @@ class SceneLimb:
             data.xpos[bodies[:finger] + bodies[finger + 1 :]], axis=0
         )
         return away / np.linalg.norm(away)
+
+    def grips(self, data: mujoco.MjData, force_n: Mapping[int, F64], least_n: float) -> bool:
+        """Whether every finger presses on a body against the direction in which it opens.
+
+        Args:
+            force_n: Force [3] on the body by each body that touches it (:meth:`Scene.forces_on`).
+            least_n: Force of each finger from which it presses.
+        """
+        return all(
+            -self.opening_direction(data, i) @ force_n.get(body, _NO_FORCE) > least_n
+            for i, body in enumerate(self.finger_bodies)
+        )
 
     @property
     def gap_m(self) -> F64:
@@ -136,7 +126,7 @@ class SceneLimb:
 def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
     require_drives(model, robot)
     require_servos(model, robot)
-    found: dict[str, SceneLimb] = {}
+    limbs: dict[str, SceneLimb] = {}
     first = 0
     for limb in robot.limbs:
         gripper = limb.gripper
@@ -153,7 +143,7 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
                 "upwards."
             )
         fingers = tuple(int(model.joint(name).id) for name in gripper.joints)
-        found[limb.name] = SceneLimb(
+        limbs[limb.name] = SceneLimb(
             limb,
             gripper,
             "" if len(robot.limbs) == 1 else f"{limb.name}_",
@@ -169,81 +159,68 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
             or tuple(model.jnt_bodyid[list(fingers)].tolist()),
         )
         first += len(limb.joints)
-    return found
+    return limbs
 
 
-def _compiled(
-    cubes: tuple[Cube, ...],
-    arm: str | Path | None,
-    appearance: Appearance,
-    robot: RobotSpec,
-    bar: Bar | None,
-) -> mujoco.MjModel:
-    try:
-        model = build(cubes, arm, appearance, robot, bar).compile()
-    except ValueError as error:  # MuJoCo's, e.g. of a robot's file with a table of its own
-        if isinstance(error, Cosmos3Error):
-            raise
-        raise ConfigError(
-            f"MuJoCo cannot build the scene of robot {robot.name!r}: {error}"
-        ) from error
-    for limb in robot.limbs if arm is None else ():
-        narrow_ranges(model, limb)
-    return model
+@dataclass(frozen=True)
+class RestingBody:
+    """A free body that lies on the table at an episode's beginning.
+
+    Args:
+        height_m: Its height as it lies; its origin is in the middle.
+        qpos, dof, id: Addresses of its 7 ``qpos`` entries (x y z, quaternion wxyz) and its 6
+            ``qvel`` entries; index of the body.
+    """
+
+    height_m: float
+    qpos: int
+    dof: int
+    id: int
 
 
 class Scene:
-    """A compiled scene and the indices into it.
+    """A compiled scene and the indices into it: a robot at a table.
+
+    A subclass adds what stands on it in :meth:`furnish`. It names the bodies that episodes place as
+    ``resting``, and may override :meth:`cameras`, :meth:`sample_layout` and :meth:`privileged`.
 
     Attributes:
         model: 600 Hz, ``implicitfast``.
         view_names: The observation cameras, in the order of the robot's rig.
         robot, limbs: The robot, and its limbs by name.
+        bodies: The resting bodies by name.
         arm_qpos, arm_dof: [n] addresses of all limbs' joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: All fingers'.
         arm_actuators, gripper_actuators: [n] and [G] indices into ``ctrl``.
-        obstacles: The table and the bin's walls, for the arm's controller.
+        obstacles: The boxes that stand, such as the table, for the arm's controller.
         robot_roots: Ids of the bodies that carry the limbs.
-        bar: The bar, or None; bar_qpos, bar_dof, bar_body: As of a cube.
         limb, gripper, kinematics, hand_body, tcp_site, finger_joints, finger_bodies,
             gripper_actuator: Those of the only limb; of several limbs a ConfigError.
-        cube_qpos, cube_dof, cube_body: By cube: address of its 7 ``qpos`` entries (x y z,
-            quaternion wxyz), of its 6 ``qvel`` entries, index of its body.
     """
 
-    @typed()
     def __init__(
         self,
-        cubes: tuple[Cube, ...] | None = None,
-        arm: str | Path | None = None,
-        appearance: Appearance | None = None,
         robot: RobotSpec = PANDA,
-        bar: Bar | None = None,
+        arm: str | Path | None = None,
+        resting: Mapping[str, float] | None = None,
     ):
-        """Compile the scene; ConfigError if two cubes share a name, or a limb has no gripper.
+        """Compile the scene; ConfigError if the robot's model cannot be used, or a limb has no
+        gripper.
 
-        Without cubes and a bar, it has three cubes for one limb, and a bar for several. ``arm`` is
-        None (the robot's own model), the path of an ``.xml`` with its names, or ``"menagerie"`` (a
-        Panda, over the network).
+        Args:
+            arm: None is the robot's own model; or the path of an ``.xml`` with its names, or
+                ``"menagerie"`` (a Panda, over the network).
+            resting: Name of each resting body -> its height [m].
         """
-        bar = Bar() if bar is None and cubes is None and len(robot.limbs) > 1 else bar
-        cubes = (DEFAULT_CUBES if bar is None else ()) if cubes is None else cubes
-        if len({cube.name for cube in cubes}) != len(cubes):
-            raise ConfigError(
-                f"every cube needs its own name, got {[cube.name for cube in cubes]}."
-            )
-        self.cubes: dict[str, Cube] = {cube.name: cube for cube in cubes}
-        self.robot, self.bar = robot, bar
-        self.bin: Bin = bin_of(robot)
-        self.appearance = appearance = appearance or nominal(robot)
+        self.robot = robot
         with robot.named_in_errors():
             robot.require_independent("a scene")
             self.view_names: tuple[str, ...] = view_names_of(robot)
-            self.model: mujoco.MjModel = _compiled(cubes, arm, appearance, robot, bar)
+            self.model: mujoco.MjModel = self._compiled(arm)
             self.limbs = _limbs_of(model := self.model, robot)
         self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in robot.joints])
         self.arm_dof = np.array([model.joint(name).dofadr[0] for name in robot.joints])
-        fingers = [joint for one in self.limbs.values() for joint in one.finger_joints]
+        fingers = [joint for limb in self.limbs.values() for joint in limb.finger_joints]
         self.finger_qpos, self.finger_dof = (
             model.jnt_qposadr[fingers].astype(int),
             model.jnt_dofadr[fingers].astype(int),
@@ -251,20 +228,51 @@ class Scene:
         self.arm_actuators = np.array(
             [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
         )
-        self.gripper_actuators = np.array([one.gripper_actuator for one in self.limbs.values()])
+        self.gripper_actuators = np.array([limb.gripper_actuator for limb in self.limbs.values()])
         self.robot_roots = frozenset(
-            int(model.body_rootid[one.frame_body]) for one in self.limbs.values()
+            int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()
         )
         self.obstacles = _standing_boxes(model, self.robot_roots)
-        if bar is not None:
-            self.bar_qpos, self.bar_dof = (
-                int(model.joint(BAR).qposadr[0]),
-                int(model.joint(BAR).dofadr[0]),
+        self.bodies = {
+            name: RestingBody(
+                height_m,
+                int(model.joint(name).qposadr[0]),
+                int(model.joint(name).dofadr[0]),
+                int(model.body(name).id),
             )
-            self.bar_body = int(model.body(BAR).id)
-        self.cube_qpos = {name: int(model.joint(name).qposadr[0]) for name in self.cubes}
-        self.cube_dof = {name: int(model.joint(name).dofadr[0]) for name in self.cubes}
-        self.cube_body = {name: int(model.body(name).id) for name in self.cubes}
+            for name, height_m in (resting or {}).items()
+        }
+
+    def furnish(self, spec: mujoco.MjSpec) -> None:
+        """Add lights, a table, and what stands and lies on it, to the robot's specification. A
+        resting body has a free joint of its name.
+        """
+        add_lights(spec)
+        add_tabletop(spec)
+
+    def cameras(self) -> Mapping[str, View]:
+        """Return the cameras by name; ConfigError if the rig needs one that there is not."""
+        return cameras(self.robot)
+
+    def _compiled(self, arm: str | Path | None) -> mujoco.MjModel:
+        try:
+            spec = robot_spec(self.robot, arm)
+            self.furnish(spec)
+            for name, view in self.cameras().items():
+                add_camera(spec, name, view)
+            model = spec.compile()
+        except ValueError as error:  # MuJoCo's, e.g. of a robot's file with a table of its own
+            if isinstance(error, Cosmos3Error):
+                raise
+            raise ConfigError(
+                f"MuJoCo cannot build the scene of robot {self.robot.name!r}: {error}"
+            ) from error
+        for limb in self.robot.limbs if arm is None else ():
+            narrow_ranges(model, limb)
+        return model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # it holds no state
 
     @property
     def only(self) -> SceneLimb:
@@ -303,19 +311,15 @@ class Scene:
     def gripper_actuator(self) -> int:
         return self.only.gripper_actuator
 
-    @typed()
-    def sample_layout(self, rng: np.random.Generator, separation_m: float = SEPARATION_M) -> Layout:
-        """Return a layout uniform in the spawn region, at any yaw, ``separation_m`` apart;
-        ConfigError if it cannot fit.
-
-        A bar lies where both of its ends can be reached, and no cubes lie beside it.
+    def sample_layout(self, rng: np.random.Generator, separation_m: float = 0.0) -> Layout:
+        """Return a layout uniform in the robot's workspace, at any yaw, with the centres
+        ``separation_m`` apart; ConfigError if it cannot fit.
         """
-        if self.bar is not None:
-            xy = np.array([[rng.uniform(*BAR_X_M), rng.uniform(*BAR_Y_M)]])
-            return Layout((BAR,), xy, np.array([rng.uniform(*BAR_YAW_RAD)]))
+        if not self.bodies:
+            return Layout((), np.zeros((0, 2)), np.zeros(0))
         placed: list[F64] = []
         for draw in range(_MAX_DRAWS):
-            # the cubes that lie may leave no room for another
+            # the bodies that lie may leave no room for another
             if draw % _FRESH_START == _FRESH_START - 1:
                 placed.clear()
             xy = np.array(
@@ -323,15 +327,15 @@ class Scene:
             )
             if all(np.linalg.norm(xy - other) >= separation_m for other in placed):
                 placed.append(xy)
-            if len(placed) == len(self.cubes):
+            if len(placed) == len(self.bodies):
                 return Layout(
-                    tuple(self.cubes), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed))
+                    tuple(self.bodies), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed))
                 )
         raise ConfigError(
-            f"{len(self.cubes)} cubes do not fit {separation_m:g} m apart into the spawn region."
+            f"{len(self.bodies)} bodies do not fit {separation_m:g} m apart into the workspace of "
+            f"{self.robot.name!r}."
         )
 
-    @typed()
     def reset(
         self,
         data: mujoco.MjData,
@@ -339,14 +343,13 @@ class Scene:
         q_arm_rad: F64 | None = None,
         gripper_open: bool = True,
     ) -> None:
-        """Place the arm and the cubes, at rest, with the servos commanded to hold.
+        """Place the arm and the resting bodies, at rest, with the servos commanded to hold.
 
         ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [n] is the robot's
         home by default.
 
         Raises:
-            UnknownNameError, ConfigError: The layout does not place exactly this scene's cubes, or
-                its bar.
+            UnknownNameError, ConfigError: The layout does not place exactly this scene's bodies.
             ShapeError, NonFiniteError: The configuration is not one finite number a joint.
         """
         q = finite_array(
@@ -354,43 +357,82 @@ class Scene:
             "q_arm_rad",
             (len(self.arm_qpos),),
         )
-        heights = {name: cube.edge_m for name, cube in self.cubes.items()}
-        places = dict(self.cube_qpos)
-        if self.bar is not None:
-            heights[BAR], places[BAR] = self.bar.size_m[2], self.bar_qpos
         for name in layout.names:
-            if name not in places:
-                raise UnknownNameError("cube", name, places)
-        if set(layout.names) != set(places):
+            if name not in self.bodies:
+                raise UnknownNameError("body", name, self.bodies)
+        if set(layout.names) != set(self.bodies):
             raise ConfigError(
-                f"the layout places {list(layout.names)}, the scene has {list(places)}."
+                f"the layout places {list(layout.names)}, the scene has {list(self.bodies)}."
             )
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.arm_qpos] = q
         data.ctrl[self.arm_actuators] = q
-        for one in self.limbs.values():
-            data.qpos[one.finger_qpos] = one.gripper.opening.from_fraction(float(gripper_open))
-            data.ctrl[one.gripper_actuator] = one.gripper.command.from_fraction(float(gripper_open))
-        for name, (x_m, y_m), yaw_rad in zip(
-            layout.names, layout.xy_m, layout.yaw_rad, strict=True
-        ):
-            lay(data, places[name], (x_m, y_m, heights[name] / 2), yaw_rad)
+        for limb in self.limbs.values():
+            data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(float(gripper_open))
+            data.ctrl[limb.gripper_actuator] = limb.gripper.command.from_fraction(
+                float(gripper_open)
+            )
+        for name, xy_m, yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
+            self.lay(data, name, xy_m, yaw_rad)
         mujoco.mj_forward(self.model, data)
 
+    def lay(self, data: mujoco.MjData, name: str, xy_m: Sequence[float], yaw_rad: float) -> None:
+        """Write the pose of a resting body that lies at [2] with a yaw."""
+        body = self.bodies[name]
+        data.qpos[body.qpos : body.qpos + 7] = (
+            *(*xy_m, body.height_m / 2),
+            *(np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)),
+        )
+
     def rearranged(
-        self, data: mujoco.MjData, cubes: Mapping[str, tuple[F64, float]]
+        self, data: mujoco.MjData, places: Mapping[str, tuple[F64, float]]
     ) -> mujoco.MjData:
-        """Return a copy of a state with some cubes elsewhere on the table, given by name: centre
-        [2] and yaw.
+        """Return a copy of a state with some resting bodies elsewhere, given by name: centre [2]
+        and yaw.
         """
         moved = mujoco.MjData(self.model)
         mujoco.mj_copyData(moved, self.model, data)
-        for name, (xy_m, yaw_rad) in cubes.items():
-            lay(moved, self.cube_qpos[name], (*xy_m, self.cubes[name].edge_m / 2), yaw_rad)
+        for name, (xy_m, yaw_rad) in places.items():
+            self.lay(moved, name, xy_m, yaw_rad)
         mujoco.mj_forward(self.model, moved)
         return moved
 
-    @typed()
+    def privileged(self, data: mujoco.MjData) -> dict[str, F64]:
+        """Return what only the simulation knows: the pose [4, 4] of each resting body, and of each
+        limb ``tcp`` [4, 4], ``tcp_twist`` [6] (m/s and rad/s, world axes), ``base`` [4, 4] and
+        ``gap_m`` between its open fingers, after its prefix.
+        """
+        state: dict[str, F64] = {name: self.T_world_body(data, name) for name in self.bodies}
+        for limb in self.limbs.values():
+            tcp, twist = np.eye(4), np.zeros(6)
+            tcp[:3, :3], tcp[:3, 3] = (
+                data.site_xmat[limb.tcp_site].reshape(3, 3),
+                data.site_xpos[limb.tcp_site],
+            )
+            mujoco.mj_objectVelocity(
+                self.model, data, mujoco.mjtObj.mjOBJ_SITE, limb.tcp_site, twist, 0
+            )
+            state[f"{limb.prefix}tcp"] = tcp
+            # MuJoCo puts rotation first
+            state[f"{limb.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))
+            state[f"{limb.prefix}base"] = limb.T_world_base
+            state[f"{limb.prefix}gap_m"] = limb.gap_m
+        return state
+
+    def forces_on(self, data: mujoco.MjData, body: int) -> dict[int, F64]:
+        """Return the force [3] on a body, in the world, by each body that touches it."""
+        bodies = self.model.geom_bodyid[data.contact.geom]  # [contacts, 2]
+        forces: dict[int, F64] = {}
+        wrench = np.zeros(6)
+        for i in np.flatnonzero((bodies == body).any(axis=1)):
+            mujoco.mj_contactForce(self.model, data, int(i), wrench)
+            # MuJoCo's normal points from the first geom to the second
+            on_second = wrench[:3] @ data.contact.frame[i].reshape(3, 3)
+            first, second = bodies[i].tolist()
+            other, force = (first, on_second) if second == body else (second, -on_second)
+            forces[other] = forces.get(other, np.zeros(3)) + force
+        return forces
+
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
         """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step;
         UnknownNameError if there is none.
@@ -405,16 +447,6 @@ class Scene:
         T[:3, 3] = data.xpos[index]
         return T
 
-    def in_bin(self, position_m: F64) -> bool:
-        """Return whether a world position [3] lies inside the bin's walls and below their rim."""
-        return self.bin.contains(finite_array(position_m, "position_m", (3,)))
-
-
-def lay(data: mujoco.MjData, address: int, center_m: Sequence[float], yaw_rad: float) -> None:
-    """Write the pose of a body that lies flat to the 7 ``qpos`` entries of its free joint."""
-    data.qpos[address : address + 3] = center_m
-    data.qpos[address + 3 : address + 7] = np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)
-
 
 def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:
     """The solid boxes of a model that neither move nor belong to the robot."""
@@ -425,29 +457,10 @@ def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obst
     solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & (
         (model.geom_contype | model.geom_conaffinity) != 0
     )
-    found: list[Obstacle] = []
+    boxes: list[Obstacle] = []
     for geom in np.flatnonzero(standing & solid_box).tolist():
         yaw_rad = float(np.arctan2(data.geom_xmat[geom, 3], data.geom_xmat[geom, 0]))
         x, y, z = data.geom_xpos[geom].tolist()
         a, b, c = (2 * model.geom_size[geom]).tolist()
-        found.append(Obstacle(model.geom(geom).name, (x, y, z), (a, b, c), yaw_rad))
-    return tuple(found)
-
-
-__all__ = [
-    "BAR",
-    "BIN",
-    "DEFAULT_CUBES",
-    "DISTRACTORS",
-    "LIGHT_BAR",
-    "SEPARATION_M",
-    "SPAWN_X_M",
-    "SPAWN_Y_M",
-    "VIEWS",
-    "Bar",
-    "Bin",
-    "Cube",
-    "Layout",
-    "Scene",
-    "SceneLimb",
-]
+        boxes.append(Obstacle(model.geom(geom).name, (x, y, z), (a, b, c), yaw_rad))
+    return tuple(boxes)

@@ -1,4 +1,4 @@
-"""Builder of the scene: table, cubes, bin, lights and cameras, added to the arm's specification."""
+"""Parts of a scene, added to a robot's specification: lights, a table, boxes and cameras."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from types import MappingProxyType
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, positive, typed, typed_fields
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
 from strands_cosmos3.robots.spec import Limb, RobotSpec
-from strands_cosmos3.sim.appearance import NOMINAL, Appearance, Surface
-from strands_cosmos3.worlds.table.instruction import Verb
 
 _BOX = mujoco.mjtGeom.mjGEOM_BOX
 _PLANE = mujoco.mjtGeom.mjGEOM_PLANE
@@ -26,77 +24,18 @@ TABLE_X_M = (-0.32, 0.98)
 TABLE_Y_M = (-0.68, 0.68)
 TABLE_THICKNESS_M = 0.04
 FLOOR_Z_M = -0.74
+_PLAIN_RGB = (204, 186, 160)
 SURFACE = "surface"
 """Name of the table's texture and material."""
-_CONTACT = {
+CONTACT = {
     "friction": [0.5, 0.01, 0.0001],
     "solref": [0.01, 1.0],
     "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
 }
-"""Stiffer than MuJoCo's default: a resting cube sinks in by some 10 micrometres. The sliding
-friction times that of the finger pads (1.5) stays below 1, so a finger that presses a cube down
+"""Contacts of a geom, stiffer than MuJoCo's default: a resting body sinks in by some 10 micrometres. The sliding
+friction times that of the finger pads (1.5) stays below 1, so a finger that presses a body down
 while pushing it aside cannot jam it.
 """
-
-
-@dataclass(frozen=True)
-class Cube:
-    """A free cube; InputError if its edge or mass is not above zero."""
-
-    name: str  # of its body, joint and geom
-    rgb: tuple[float, float, float]  # in 0..1
-    edge_m: float = 0.040
-    mass_kg: float = 0.060
-
-    def __post_init__(self) -> None:
-        typed_fields(self)
-        positive(self.edge_m, "edge_m")
-        positive(self.mass_kg, "mass_kg")
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the
-    mass is not above zero.
-
-    ``verb`` is what it is for: to lift, or to hand over.
-    """
-
-    size_m: tuple[float, float, float] = (0.04, 0.60, 0.04)
-    mass_kg: float = 0.5
-    grasp_m: float = 0.22  # of each hand from its centre, along the long axis
-    rgb: tuple[float, float, float] = (0.85, 0.42, 0.12)
-    verb: Verb = Verb.LIFT
-
-    def __post_init__(self) -> None:
-        typed_fields(self)
-        for value in (*self.size_m, self.mass_kg, self.grasp_m):
-            positive(value, "a bar's sizes and mass")
-
-
-LIGHT_BAR = Bar((0.04, 0.30, 0.04), 0.05, 0.10, (0.10, 0.45, 0.62), Verb.HAND_OVER)
-"""One hand can hold it by an end."""
-BAR = "bar"
-"""Name of the bar's body, joint and geom."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """An open box on the table, with its sides along x and y."""
-
-    center_m: tuple[float, float] = (0.42, 0.41)
-    inner_m: tuple[float, float] = (0.22, 0.16)  # extent along x and y
-    height_m: float = 0.07  # of the rim over the table
-    wall_m: float = 0.006  # thickness of walls and floor
-
-    def surrounds(self, position_m: F64) -> bool:
-        """Whether a world position [3] lies inside the walls or above that space."""
-        inside = np.abs(position_m[:2] - np.array(self.center_m)) < np.array(self.inner_m) / 2
-        return bool(inside.all() and position_m[2] > 0.0)
-
-    def contains(self, position_m: F64) -> bool:
-        """Whether a world position [3] lies inside the walls and below the rim."""
-        return self.surrounds(position_m) and bool(position_m[2] < self.height_m)
 
 
 @dataclass(frozen=True)
@@ -110,17 +49,13 @@ class View:
     parent: str = "world"  # the body that it is fixed to
 
 
-@typed()
-def bin_of(robot: RobotSpec) -> Bin:
-    """Return the bin where the robot's workspace has it."""
-    return Bin(robot.workspace.bin_m)
-
-
 def _on(robot: RobotSpec) -> dict[str, View]:
     """A robot's own cameras."""
     return {
-        one.name: View(one.position_m, one.target_m, one.fovy_deg, one.up, one.body)
-        for one in robot.cameras
+        camera.name: View(
+            camera.position_m, camera.target_m, camera.fovy_deg, camera.up, camera.body
+        )
+        for camera in robot.cameras
     }
 
 
@@ -133,93 +68,66 @@ VIEWS: Mapping[str, View] = MappingProxyType(
     }
 )
 """The cameras by name with the Panda: the views of the DROID rig, and one for the film."""
-_AROUND: Mapping[str, View] = {
+AROUND: Mapping[str, View] = {
     **VIEWS,
     "front": View((1.65, 0.0, 0.85), (0.30, 0.0, 0.30), 52.0),
     "left": VIEWS["exterior_1"],
     "right": VIEWS["exterior_2"],
-    # in front of the arm, which would hide the cubes
+    # in front of the arm, which would hide what lies there
     "camera_top": View((1.02, 0.0, 0.78), (0.49, 0.0, 0.03), 24.0),
 }
 """Cameras beside the robot that a rig may have."""
-_NEAR: Mapping[str, View] = {
-    "exterior_1": View((1.08, 0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
-    "exterior_2": View((1.08, -0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
-}
-BIN = Bin()
 
 
-def nominal(robot: RobotSpec) -> Appearance:
-    """Return the appearance of a robot's scene where none is given: with the DROID rig's views
-    that of the bundled policy.
+def cameras(
+    robot: RobotSpec,
+    around: Mapping[str, View] = MappingProxyType({}),
+    offset_m: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> dict[str, View]:
+    """Return the cameras of a robot's rig and of the film by name, those on the robot first.
+
+    Args:
+        around: Cameras beside the robot, in place of those of :data:`AROUND`.
+        offset_m: Displacement of those on the robot, in their parent's frame.
+
+    Raises:
+        ConfigError: There is no camera for one of the rig's views.
     """
-    return Appearance("parquet", "near") if set(_NEAR) <= set(view_names_of(robot)) else NOMINAL
-
-
-@typed()
-def cameras(appearance: Appearance, robot: RobotSpec = PANDA) -> dict[str, View]:
-    """Return the cameras of an appearance by name, those on the robot first; ConfigError if it
-    lacks one of the rig's.
-    """
-    around = {**_AROUND, **(_NEAR if appearance.rig == "near" else {})}
-    own, found = _on(robot), dict[str, View]()
+    around, own = {**AROUND, **around}, _on(robot)
+    views: dict[str, View] = {}
     for name, view in own.items():
-        x_m, y_m, z_m = np.add(view.position_m, appearance.wrist_offset_m).tolist()
-        found[name] = replace(view, position_m=(x_m, y_m, z_m))
+        x_m, y_m, z_m = np.add(view.position_m, offset_m).tolist()
+        views[name] = replace(view, position_m=(x_m, y_m, z_m))
     for name in (*view_names_of(robot), "beauty"):
         if name not in own and (name not in around or around[name].parent != "world"):
             raise ConfigError(
                 f"robot {robot.name!r} needs a camera {name!r} for the scene's views; add one to "
                 "its cameras."
             )
-        found.setdefault(name, around[name])
-    return found
+        views.setdefault(name, around[name])
+    return views
 
 
-@typed()
 def view_names_of(robot: RobotSpec) -> tuple[str, ...]:
     """Return the names of the views of a robot's embodiment; DROID's if it states none."""
     return get_embodiment(robot.embodiment or "droid").view_names
 
 
-@typed()
-def build(
-    cubes: tuple[Cube, ...],
-    arm: str | Path | None = None,
-    appearance: Appearance | None = None,
-    robot: RobotSpec = PANDA,
-    bar: Bar | None = None,
-) -> mujoco.MjSpec:
-    """Return an arm's specification with the scene added, ready to compile; ``arm`` and errors as
-    for ``load_spec``.
-
-    A bar stands in the place of the bin.
+def robot_spec(robot: RobotSpec, arm: str | Path | None = None) -> mujoco.MjSpec:
+    """Return a robot's specification, ready to be furnished: physics rate, gravity compensation and
+    the servos of its grippers are set. ``arm`` and errors as for
+    :func:`~strands_cosmos3.robots.model.load_spec`.
     """
     spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
-    appearance = appearance or nominal(robot)
-    _set_physics(spec, robot)
+    _set_physics(spec)
     for limb in robot.limbs:
         _stiffen_gripper(spec, limb)
-    _add_lights(spec, appearance.light)
-    _add_table(spec, appearance.surface)
-    if bar is None:
-        _add_bin(spec, bin_of(robot))
-    else:
-        _add_free_box(spec, BAR, bar.size_m, bar.mass_kg, bar.rgb)
-    for cube in cubes:
-        _add_free_box(
-            spec, cube.name, (cube.edge_m, cube.edge_m, cube.edge_m), cube.mass_kg, cube.rgb
-        )
-    for name, view in cameras(appearance, robot).items():
-        _add_camera(spec, name, view)
     return spec
 
 
-def _set_physics(spec: mujoco.MjSpec, robot: RobotSpec) -> None:
-    """Set what the control loop relies on: physics rate, gravity compensation, a tool centre
-    point.
-    """
+def _set_physics(spec: mujoco.MjSpec) -> None:
+    """Set what the control loop relies on: physics rate and gravity compensation."""
     spec.option.timestep = 1.0 / PHYSICS_HZ
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for body in spec.bodies[1:]:  # the real arm compensates its own weight
@@ -237,7 +145,8 @@ def _stiffen_gripper(spec: mujoco.MjSpec, limb: Limb) -> None:
     gripper.biasprm = np.multiply(gripper.biasprm, limb.gripper.grip_gain)
 
 
-def _add_lights(spec: mujoco.MjSpec, factor: float) -> None:
+def add_lights(spec: mujoco.MjSpec, factor: float = 1.0) -> None:
+    """Add the lights and the sky, all of them times ``factor``."""
     spec.visual.headlight.ambient = np.multiply(factor, [0.36, 0.36, 0.36])
     spec.visual.headlight.diffuse = np.multiply(factor, [0.22, 0.22, 0.22])
     spec.visual.headlight.specular = np.multiply(factor, [0.05, 0.05, 0.05])
@@ -277,8 +186,9 @@ def _add_lights(spec: mujoco.MjSpec, factor: float) -> None:
     )
 
 
-def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
-    picture = surface.texture()
+def add_tabletop(spec: mujoco.MjSpec, picture: NDArray[np.uint8] | None = None) -> None:
+    """Add the table. ``picture`` [H, W, 3] covers it; None is a plain surface."""
+    picture = np.full((2, 2, 3), _PLAIN_RGB, np.uint8) if picture is None else picture
     texture = spec.add_texture(name=SURFACE, type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
     texture.width, texture.height, texture.data = (
         picture.shape[1],
@@ -298,7 +208,7 @@ def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
         pos=[*center, -TABLE_THICKNESS_M / 2],
         size=[*half, TABLE_THICKNESS_M / 2],
         group=3,
-        **_CONTACT,
+        **CONTACT,
     )
     ghost = {"contype": 0, "conaffinity": 0, "group": 2}
     world.add_geom(type=_PLANE, pos=[*center, 0], size=[*half, 1], material=SURFACE, **ghost)
@@ -320,28 +230,14 @@ def _add_table(spec: mujoco.MjSpec, surface: Surface) -> None:
             )
 
 
-def _add_bin(spec: mujoco.MjSpec, box: Bin) -> None:
-    spec.add_material(name="bin", rgba=[0.33, 0.36, 0.40, 1], specular=0.25, shininess=0.3)
-    body = spec.worldbody.add_body(name="bin", pos=[*box.center_m, 0.0])
-    (ix, iy), w, h = box.inner_m, box.wall_m, box.height_m
-    walls = {
-        "bin_floor": ([0, 0, w / 2], [ix / 2, iy / 2, w / 2]),
-        "bin_front": ([ix / 2 + w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
-        "bin_back": ([-ix / 2 - w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
-        "bin_left": ([0, iy / 2 + w / 2, h / 2], [ix / 2, w / 2, h / 2]),
-        "bin_right": ([0, -iy / 2 - w / 2, h / 2], [ix / 2, w / 2, h / 2]),
-    }
-    for name, (pos, size) in walls.items():
-        body.add_geom(name=name, type=_BOX, pos=pos, size=size, material="bin", **_CONTACT)
-
-
-def _add_free_box(
+def add_free_box(
     spec: mujoco.MjSpec,
     name: str,
     size_m: tuple[float, float, float],
     mass_kg: float,
     rgb: tuple[float, float, float],
 ) -> None:
+    """Add a free body, a box of uniform density; body, joint, geom and material have its name."""
     spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     x, y, z = (edge * edge for edge in size_m)
     inertia = [mass_kg * two / 12 for two in (y + z, x + z, x + y)]
@@ -350,11 +246,12 @@ def _add_free_box(
     )
     body.add_freejoint(name=name)
     body.add_geom(
-        name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **_CONTACT
+        name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **CONTACT
     )
 
 
-def _add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:
+def add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:
+    """Add a camera to its parent body."""
     back = np.subtract(view.position_m, view.target_m)
     back /= np.linalg.norm(back)
     right = np.cross(view.up, back)

@@ -27,8 +27,11 @@ from strands_cosmos3.robots.model import chain_to_body
 from strands_cosmos3.robots.panda import LIMITS
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, FeedForward, JointServo
 from strands_cosmos3.sim.plant import PlantErrors
-from strands_cosmos3.sim.scene import BAR, Layout, Scene
+from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import Observation
+
+_PHYSICS = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,10 @@ class ArmOptions:
     compensate: Literal["none", "known", "identified"] = "none"
 
 
-class SimulatedArm:
-    """A simulated arm on its table (a :class:`~strands_cosmos3.control.loop.Arm`).
+class SimulatedArm(Restorable):
+    """A simulated arm in its scene (a :class:`~strands_cosmos3.control.loop.Arm`).
 
     Args:
-        scene: None is three cubes and a bin around a Panda.
-        arm_model: None for the embedded one, the path of an ``.xml`` with the Franka's names, or
-            ``"menagerie"`` (fetched over the network). A given scene has its own.
         plant: Errors of the simulated arm that its controller does not know of; None is the scene's
             model itself.
 
@@ -86,20 +86,19 @@ class SimulatedArm:
         model: The model that is stepped; the controller's is the scene's.
 
     Raises:
-        UnknownNameError: No such arm model, limits or feed-forward.
-        ConfigError, EnvironmentalError: The model cannot be used, or not be fetched.
+        UnknownNameError: No such limits or feed-forward.
+        ConfigError: The limits are another arm's, or assumed where ``strict`` refuses that.
     """
 
-    @typed()
+    STATE = ("_seed", "_ctrl_under_way", "_led_q_rad", "_before_step")
+
     def __init__(
         self,
+        scene: Scene,
         control: ControlConfig | None = None,
-        scene: Scene | None = None,
-        arm_model: str | Path | None = None,
         plant: PlantErrors | None = None,
     ):
-        self.scene = Scene(arm=arm_model) if scene is None else scene
-        self.plant = None if plant is None else instance_of(plant, PlantErrors, "plant")
+        self.scene, self.plant = scene, plant
         self.model = (
             self.scene.model
             if self.plant is None
@@ -111,6 +110,7 @@ class SimulatedArm:
         self._seed = 0
         self._ctrl_under_way: deque[F64] = deque()
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
+        self._before_step: F64 | None = None  # physics before the last step; None after a reset
         self.control = ControlConfig() if control is None else control
         self.limits = self._joint_limits()
         if self.control.strict and self.limits.assumed:
@@ -131,7 +131,6 @@ class SimulatedArm:
         self.dt_s = float(self.scene.model.opt.timestep)
         self._open: float | F64 = of_grippers(np.ones(len(self.scene.limbs)))
         self.executor = Executor(self.limits, self.dt_s, self.scene.robot.home_rad, self._open)
-        self._loop_counters: Mapping[str, int] = {}
         self.on_step: Callable[[F64, Any], None] | None = None
         """Called after every physics step with the references at its end: angles [n] and open
         fraction, or [G].
@@ -154,8 +153,8 @@ class SimulatedArm:
 
     @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
-        """Place the arm at rest (at ``q_rad`` [n], by default at home) and the cubes (at
-        ``layout``, by default random).
+        """Place the arm at rest (at ``q_rad`` [n], by default at home) and the resting
+        bodies (at ``layout``, by default random).
         """
         layout = (
             self.scene.sample_layout(np.random.default_rng(seed_number(seed)))
@@ -164,16 +163,43 @@ class SimulatedArm:
         )
         start = self.scene.robot.home_rad if q_rad is None else q_rad
         self.executor = Executor(self.limits, self.dt_s, start, self._open)
-        self._loop_counters = {}
         self.scene.reset(self.data, layout, start)
         self._seed = seed
         steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
         self._ctrl_under_way = deque([self.data.ctrl.copy() for _ in range(steps)])
-        self._led_q_rad = None
+        self._led_q_rad = self._before_step = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state: physics, delayed controls and executor."""
+        parts = {"physics": self._physics(), "executor": self.executor.snapshot()}
+        return super().snapshot() | parts
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot of this arm, exact to the bit.
+
+        What MuJoCo derives from a state, such as poses and contact forces, is that of the beginning
+        of the last physics step; so this step is repeated.
+        """
+        super().restore(state)
+        self.executor.restore(state["executor"])
+        before, now = self._before_step, state["physics"]
+        if before is None:
+            mujoco.mj_setState(self.scene.model, self.data, now, _PHYSICS)
+            self.data.qacc_warmstart[:] = 0.0
+            mujoco.mj_forward(self.scene.model, self.data)
+        else:
+            mujoco.mj_setState(self.model, self.data, before, _PHYSICS)
+            mujoco.mj_step(self.model, self.data)
+        mujoco.mj_setState(self.model, self.data, now, _PHYSICS)
+
+    def _physics(self) -> F64:
+        state = np.empty(mujoco.mj_stateSize(self.model, _PHYSICS))
+        mujoco.mj_getState(self.model, self.data, state, _PHYSICS)
+        return state
 
     def counters(self) -> dict[str, int]:
-        """Events of the current episode by name, from the executor and the control loop."""
-        return {**self.executor.counters, **self._loop_counters}
+        """Events of the current episode by name."""
+        return dict(self.executor.counters)
 
     def now_s(self) -> float:
         """Simulated time in seconds."""
@@ -217,38 +243,9 @@ class SimulatedArm:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
         q, qd, gripper = self.joint_state()
         now_s, motion_s = float(self.data.time), self.executor.motion_s
-        return Observation(q, gripper, images or {}, qd, now_s, motion_s, self._privileged())
-
-    def _privileged(self) -> dict[str, F64]:
-        scene, data = self.scene, self.data
-        known: dict[str, F64] = {name: scene.T_world_body(data, name) for name in scene.cubes}
-        for one in scene.limbs.values():
-            tcp, twist = np.eye(4), np.zeros(6)
-            tcp[:3, :3], tcp[:3, 3] = (
-                data.site_xmat[one.tcp_site].reshape(3, 3),
-                data.site_xpos[one.tcp_site],
-            )
-            mujoco.mj_objectVelocity(
-                self.model, data, mujoco.mjtObj.mjOBJ_SITE, one.tcp_site, twist, 0
-            )
-            known[f"{one.prefix}tcp"] = tcp
-            # MuJoCo puts rotation first
-            known[f"{one.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))
-            known[f"{one.prefix}base"] = one.T_world_base
-            known[f"{one.prefix}gap_m"] = one.gap_m
-        if scene.bar is not None:
-            bar = scene.bar
-            return known | {
-                BAR: scene.T_world_body(data, BAR),
-                "bar_m": np.array([*bar.size_m, bar.grasp_m]),
-            }
-        edge = next(iter(scene.cubes.values())).edge_m
-        return known | {
-            "edge_m": np.array(edge),
-            "bin": np.array([*scene.bin.center_m, scene.bin.height_m]),
-            "carry_m": np.array(scene.robot.workspace.carry_m),
-            "grasp_yaw_rad": np.deg2rad(scene.robot.workspace.grasp_yaw_deg),
-        }
+        return Observation(
+            q, gripper, images or {}, qd, now_s, motion_s, self.scene.privileged(self.data)
+        )
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
         """Follow references at the end of each of M physics steps; ``before`` is the one at the
@@ -290,18 +287,20 @@ class SimulatedArm:
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, references[2], load_nm)
         q, finger_q = np.empty((n, self.servo.n)), np.empty((n, len(limbs)))
-        for k in range(len(block)):
+        for k in range(n):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
                 dynamics, qdd_rad_s2 = self._nominal_dynamics(), references[2][k]
-                arm = self.servo.computed_torque(
+                ctrl = self.servo.computed_torque(
                     dynamics, q_rad[k], qd_rad_s[k], qdd_rad_s2, load_nm[k]
                 )
-                self._write_ctrl(arm, fingers[k])
-                mujoco.mj_step2(model, data)
+                step = mujoco.mj_step2
             else:
-                self._write_ctrl(arm_ctrl[k], fingers[k])
-                mujoco.mj_step(model, data)
+                step, ctrl = mujoco.mj_step, arm_ctrl[k]
+            self._write_ctrl(ctrl, fingers[k])
+            if k == n - 1:
+                self._before_step = self._physics()
+            step(model, data)
             q[k] = data.qpos[scene.arm_qpos]
             finger_q[k] = data.qpos[first_finger]
             if self.on_step is not None:

@@ -1,8 +1,7 @@
 """The interface of a world: its tasks, its sentences, what can be varied in it, and sessions.
 
-A :class:`World` is a description and cheap to make: it imports no simulator before a
-:class:`Session` is opened. A session belongs to one process. It is reset to the :class:`Start` of
-an episode; then either :meth:`Session.run` runs a policy to its end, or a caller executes chunks
+A :class:`World` is a description and cheap to make. A :class:`Session` is a world that was opened
+in a process. It is reset to the :class:`Start` of an episode; then either :meth:`Session.run` runs a policy to its end, or a caller executes chunks
 one by one, and saves and restores the session between them.
 
 Commands name a world as ``NAME``, ``NAME/VARIANT`` (``libero/libero_object``), ``module:name`` or
@@ -257,8 +256,11 @@ class SessionState:
 class Session(ABC):
     """A world opened in this process, for one episode at a time. A context manager.
 
+    A state that is saved in a run, by its ``on_tick``, includes the policy and the inference under
+    way; :meth:`resume` goes on from it.
+
     Attributes:
-        can_restore: Whether :meth:`save` and :meth:`restore` work.
+        can_restore: Whether :meth:`save`, :meth:`restore` and :meth:`resume` work.
     """
 
     can_restore: bool = False
@@ -287,6 +289,10 @@ class Session(ABC):
             Cosmos3Error: The first answer cannot be executed; later ones end the episode as a
                 fault.
         """
+
+    def resume(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
+        """Continue the run that the restored state was saved in, with the same options."""
+        raise ConfigError(f"{type(self).__name__} cannot restore a state.")
 
     @abstractmethod
     def observation(self, images: bool = True) -> Observation:
@@ -415,6 +421,14 @@ class World(ABC):
     def expert(self, robot: str | None = None) -> Backend | None:
         """Return a new backend that solves the tasks from the simulator's state, or None."""
         return None
+
+    def required_expert(self, robot: str | None = None) -> Backend:
+        """As :meth:`expert`; ConfigError if there is none."""
+        if (expert := self.expert(robot)) is None:
+            raise ConfigError(
+                f"world {self.name!r} has no scripted expert; choose another backend."
+            )
+        return expert
 
     def identity(self, robot: str | None = None) -> dict[str, Any]:
         """Return what, beside task, seed and variation, determines an episode: JSON values, also

@@ -1,6 +1,7 @@
-"""The level lift of a bar by two hands: what holds the bar, and the task's success condition.
+"""Success conditions of the tasks with a bar: its level lift by two hands, and its hand-over.
 
-A height alone is fooled: one hand lifts an end, or the bar lies on the back of a hand.
+Heights alone are fooled: one hand lifts an end, or the bar lies on the back of a hand; it may have
+been put down, thrown, or put there by hand before the other hand held it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ from dataclasses import dataclass, field
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.sim.scene import Scene, SceneLimb
-from strands_cosmos3.worlds.table.handling import forces_on
-
-__all__ = ["BarMonitor", "BarState", "bar_state", "jumped"]
+from strands_cosmos3.worlds.table.scene import BAR, TableScene
 
 LIFT_M = 0.10
 TILT_RAD, TURN_RAD = float(np.deg2rad(5.0)), float(np.deg2rad(15.0))
@@ -27,6 +25,9 @@ CLEAR_M = 0.02  # the bar is off the table
 TAKEN_WITHIN_M = 0.05  # hands may move the bar this far before all fingers hold it
 # further in a tick than its speed explains: the bar was moved by hand
 _JUMP_M_S, _JUMP_M = 1.0, 0.002
+AWAY_M = 0.10
+OPEN = 0.75  # of the giver's fingers
+BOTH_S = 0.2
 _CORNERS = np.array(np.meshgrid((-0.5, 0.5), (-0.5, 0.5), (-0.5, 0.5))).reshape(3, 8).T
 
 
@@ -73,18 +74,19 @@ class BarState:
         return float(abs(np.arctan2(u * y - v * x, u * x + v * y)))
 
 
-def bar_state(scene: Scene, data: mujoco.MjData) -> BarState:
+def bar_state(scene: TableScene, data: mujoco.MjData) -> BarState:
     """Return the bar's state, as of the last physics step; ConfigError if the scene has none."""
-    bar = instance_of(scene, Scene, "scene").bar
+    bar = scene.bar
     if bar is None:
         raise ConfigError(
             "this scene has no bar; use a robot of two arms, e.g. Robot('dual_panda'), or "
-            "Scene(bar=Bar())."
+            "TableScene(bar=Bar())."
         )
-    R, position = data.xmat[scene.bar_body].reshape(3, 3), data.xpos[scene.bar_body].copy()
-    forces = forces_on(scene, data, scene.bar_body)
+    body, dof = scene.bodies[BAR].id, scene.bodies[BAR].dof
+    R, position = data.xmat[body].reshape(3, 3), data.xpos[body].copy()
+    forces = scene.forces_on(data, body)
     fingers = {body for limb in scene.limbs.values() for body in limb.finger_bodies}
-    velocity = data.qvel[scene.bar_dof : scene.bar_dof + 6]
+    velocity = data.qvel[dof : dof + 6]
     return BarState(
         time_s=float(data.time),
         position_m=position,
@@ -93,19 +95,10 @@ def bar_state(scene: Scene, data: mujoco.MjData) -> BarState:
         speed_m_s=float(np.linalg.norm(velocity[:3])),
         turning_rad_s=float(np.linalg.norm(velocity[3:])),
         gripped_by=frozenset(
-            name for name, limb in scene.limbs.items() if _grips(data, limb, forces)
+            name for name, limb in scene.limbs.items() if limb.grips(data, forces, PRESS_N)
         ),
         touched=bool(fingers & set(forces)),
         touched_by_others=bool(set(forces) - fingers),
-    )
-
-
-def _grips(data: mujoco.MjData, limb: SceneLimb, forces: dict[int, F64]) -> bool:
-    """Whether each finger presses on the bar against its opening direction."""
-    fingers = enumerate(limb.finger_bodies)
-    return all(
-        -limb.opening_direction(data, i) @ forces.get(body, np.zeros(3)) > PRESS_N
-        for i, body in fingers
     )
 
 
@@ -120,7 +113,7 @@ class BarMonitor:
     as lifted again.
     """
 
-    scene: Scene
+    scene: TableScene
     dropped: bool = False
     lay: BarState | None = None  # where it last lay at rest with no finger on it
     taken: bool = False  # held by every hand since, with short interruptions at most
@@ -133,7 +126,7 @@ class BarMonitor:
 
     def add(self, now: BarState) -> bool:
         """As :meth:`update`, of a state."""
-        before, self.now = self.now, instance_of(now, BarState, "now")
+        before, self.now = self.now, now
         if before is not None and jumped(before, now):
             self.lay, self.taken, self._held = None, False, None
         if now.lies:
@@ -163,7 +156,6 @@ class BarMonitor:
         )
 
 
-@typed()
 def jumped(before: BarState, now: BarState) -> bool:
     """Whether the bar moved further than its speed explains."""
     explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
@@ -171,3 +163,98 @@ def jumped(before: BarState, now: BarState) -> bool:
         np.linalg.norm(now.position_m - before.position_m)
         > explained * (now.time_s - before.time_s) + _JUMP_M
     )
+
+
+def withdrawn(scene: TableScene, data: mujoco.MjData, name: str) -> bool:
+    """Whether a limb's fingers are open, and its tool centre point is more than 100 mm away from
+    the bar.
+
+    ConfigError if the scene has no bar or no such limb.
+    """
+    bar, limb = scene.bar, scene.limbs.get(name)
+    if bar is None or limb is None:
+        raise ConfigError(
+            f"handing over needs a bar and the limb {name!r}; the scene has {sorted(scene.limbs)}."
+        )
+    body = scene.bodies[BAR].id
+    R, position = data.xmat[body].reshape(3, 3), data.xpos[body]
+    beyond = np.abs((data.site_xpos[limb.tcp_site] - position) @ R) - np.array(bar.size_m) / 2
+    opening = np.asarray(limb.gripper.opening.to_fraction(data.qpos[limb.finger_qpos]))
+    return bool(np.linalg.norm(np.maximum(beyond, 0.0)) > AWAY_M and opening.min() > OPEN)
+
+
+@dataclass
+class HandOverMonitor:
+    """What happened to the bar so far, and whether the hand ``taker`` has been given it by the
+    other, and holds it alone now.
+
+    It has, if the other hand alone took the bar from where it lay, and both held it for 0.2 s
+    without a break more than 100 mm above the table, with nothing else touching it. From then on
+    the taker must hold it, with interruptions of 0.1 s at most. It holds it alone, while only its
+    fingers press on the bar, its lowest corner is more than 100 mm above the table, nothing else
+    touches it, it is slower than 50 mm/s, and the giver's fingers are open and 100 mm away. Once
+    the bar has been dropped, it never counts again.
+    """
+
+    scene: TableScene
+    taker: str
+    dropped: bool = False
+    lay: BarState | None = None  # where it last lay at rest with no finger on it
+    taken: bool = False  # by the giver alone, and held by a hand since
+    handed: bool = False  # both held it in mid-air, and the taker holds it since
+    now: BarState | None = field(default=None)
+    _held_s: float = -np.inf
+    _taker_held_s: float = -np.inf
+    _both_since_s: float | None = None
+    _cleared: bool = False  # the bar was off the table when it was last held
+
+    def __post_init__(self) -> None:
+        if self.taker not in self.scene.limbs or len(self.scene.limbs) != 2:
+            raise ConfigError(
+                f"handing over needs two arms, one of them {self.taker!r}; the scene has "
+                f"{sorted(self.scene.limbs)}."
+            )
+        (self.giver,) = (name for name in self.scene.limbs if name != self.taker)
+
+    def update(self, data: mujoco.MjData) -> bool:
+        """Add the present state; return whether the condition holds."""
+        return self.add(bar_state(self.scene, data), withdrawn(self.scene, data, self.giver))
+
+    def add(self, now: BarState, withdrawn: bool) -> bool:
+        """As :meth:`update`, of a state; ``withdrawn`` as :func:`withdrawn` says of the giver."""
+        before, self.now = self.now, now
+        if before is not None and jumped(before, now):
+            self.lay, self.taken = None, False
+        if now.lies:
+            self.lay = now
+        self._follow_grips(now)
+        self._follow_both(now)
+        lifted = now.lowest_m > LIFT_M and now.speed_m_s < SPEED_M_S
+        alone = now.gripped_by == {self.taker} and not now.touched_by_others
+        return self.handed and alone and lifted and withdrawn and not self.dropped
+
+    def _follow_grips(self, now: BarState) -> None:
+        if now.gripped_by:
+            self._held_s, self._cleared = now.time_s, now.lowest_m > CLEAR_M
+        elif now.time_s - self._held_s > SLIP_S:
+            self.dropped |= self.taken and self._cleared
+            self.taken = False
+        near = (
+            self.lay is not None
+            and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
+        )
+        self.taken |= bool(near and now.gripped_by == {self.giver})
+
+    def _follow_both(self, now: BarState) -> None:
+        both = (
+            self.taken
+            and len(now.gripped_by) == 2
+            and now.lowest_m > LIFT_M
+            and not now.touched_by_others
+        )
+        since = now.time_s if self._both_since_s is None else self._both_since_s
+        self._both_since_s = since if both else None
+        if self.taker in now.gripped_by:
+            self._taker_held_s = now.time_s
+        held = self.taken and now.time_s - self._taker_held_s <= SLIP_S
+        self.handed = held and (self.handed or (both and now.time_s - since >= BOTH_S - 1e-9))

@@ -1,5 +1,5 @@
-"""Two hands and a bar between them, simplified: what the scripted experts of tasks with a bar
-plan their rows in.
+"""The scripted experts of the tasks with a bar, and the simplified two-hand dynamics that they plan
+their rows in.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from strands_cosmos3.worlds.table.steps import approach, rotate, rotation_vector
 
 # Motion limits per row at 10 Hz.
 _STEP_M, _STEP_CHANGE_M = 0.020, 0.005
-LIFT_M, LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
+_LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
 _TURN_RAD, _TURN_CHANGE_RAD = float(np.deg2rad(4.5)), float(np.deg2rad(1.2))
 _OPENING_CHANGE = 0.45
 
-HOVER_M = 0.10  # over the bar
-DESCEND_WITHIN_M, GRASP_WITHIN_M = 0.012, 0.004
-GRASP_WITHIN_RAD = float(np.deg2rad(2.0))
-SQUEEZE_ROWS = 4
-CLOSING = 0.95  # hands whose fingers are further closed than that are about to grasp
+_HOVER_M = 0.10  # over the bar
+_DESCEND_WITHIN_M, _GRASP_WITHIN_M = 0.012, 0.004
+_GRASP_WITHIN_RAD = float(np.deg2rad(2.0))
+_SQUEEZE_ROWS = 4
+_CLOSING = 0.95  # hands whose fingers are further closed than that are about to grasp
 _HOLDS = 0.85, 1.12  # gap between the fingers that hold the bar, in its widths
-NOTHING_BETWEEN = 0.3
+_NOTHING_BETWEEN = 0.3
+_LIFT_HEIGHT_M = 0.20  # of the bar's centre above where it lies
+_MEETING_M = np.array([0.48, 0.0, 0.30])  # of the bar's centre, where it is handed over
+_MET_WITHIN_M = 0.006
+_FREE = 1.5  # gap between fingers that may leave the bar, in its widths
+# the giver's way out: up so far before it goes aside; and where to
+_GIVER_CLEAR_M, _GIVER_UP_M, _GIVER_ASIDE_M = 0.10, 0.18, 0.12
 # opens across a bar along y
 _HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
@@ -95,8 +101,8 @@ class BarHands(ABC):
         at, R = self.target(hand)
         turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
         return bool(
-            np.linalg.norm(hand.p - at) < within * GRASP_WITHIN_M
-            and turned < within * GRASP_WITHIN_RAD
+            np.linalg.norm(hand.p - at) < within * _GRASP_WITHIN_M
+            and turned < within * _GRASP_WITHIN_RAD
         )
 
     def over(self, hand: Hand) -> bool:
@@ -104,7 +110,7 @@ class BarHands(ABC):
         at, R = self.target(hand)
         turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
         return bool(
-            np.linalg.norm((hand.p - at)[:2]) < DESCEND_WITHIN_M and turned < 2 * GRASP_WITHIN_RAD
+            np.linalg.norm((hand.p - at)[:2]) < _DESCEND_WITHIN_M and turned < 2 * _GRASP_WITHIN_RAD
         )
 
     def holds(self, hand: Hand) -> bool:
@@ -121,6 +127,133 @@ class BarHands(ABC):
 
 
 MakeHands = Callable[[dict[str, Hand], F64, float, float, float], BarHands]
+
+
+@dataclass
+class Lift(BarHands):
+    """Both hands lift the bar.
+
+    They hover over their ends of the bar, descend, close together and rise together: while they
+    hold it, they share one translation, so that their relative pose stays what it is.
+    """
+
+    def advance(self) -> Mapping[str, float]:
+        """Advance by one row; both hands are commanded the same open fraction."""
+        return dict.fromkeys(self.hands, self._advance())
+
+    def _advance(self) -> float:
+        hands = self.hands.values()
+        at = all(self.near(hand, 4.0) for hand in hands)
+        if all(self.holds(hand) for hand in hands):
+            self._carry()
+            return 0.0
+        closing = at and any(hand.opening < _CLOSING for hand in hands)
+        if closing or all(self.near(hand) for hand in hands):
+            empty = any(hand.opening < _NOTHING_BETWEEN for hand in hands)
+            for hand in hands:
+                hand.stay(1.0 if empty else 0.0, self.width_m)
+            return 1.0 if empty else 0.0
+        self._approach()
+        return 1.0
+
+    def _carry(self) -> None:
+        self.held_rows += 1
+        hands = list(self.hands.values())
+        waits = (
+            self.held_rows <= _SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
+        )
+        left = np.array([0.0, 0.0, 0.0 if waits else self.rest_m + _LIFT_HEIGHT_M - self.bar[2, 3]])
+        v = np.array([0.0, 0.0, float(np.mean([hand.v[2] for hand in hands]))])
+        v = approach(v, left, _LIFT_M, _LIFT_CHANGE_M)
+        for hand in hands:
+            hand.rise(v)
+        self.bar[:3, 3] += v
+
+    def _approach(self) -> None:
+        """Move every hand over its end of the bar, and down onto it once all of them are there."""
+        places = {name: self.target(hand) for name, hand in self.hands.items()}
+        over = all(self.over(hand) for hand in self.hands.values())
+        for name, hand in self.hands.items():
+            at, R = places[name]
+            hand.move(at if over else at + [0.0, 0.0, _HOVER_M], R)
+            hand.move_fingers(1.0, 0.0)
+
+
+@dataclass
+class HandOver(BarHands):
+    """One hand gives the bar to the other, ``taker``.
+
+    The giver takes the bar at its end and brings it to the middle. There the other hand comes down
+    onto the free end and closes; only when both hold it does the giver open, and go up and aside.
+    """
+
+    taker: str = "right"
+    both_rows: int = 0
+
+    def advance(self) -> Mapping[str, float]:
+        """Advance by one row; return the open fraction that each hand is commanded."""
+        taker, (giver,) = (
+            self.hands[self.taker],
+            (name for name in self.hands if name != self.taker),
+        )
+        gives, takes = self.holds(self.hands[giver]), self.holds(taker)
+        if takes:
+            taker.stay(0.0, self.width_m)
+            return {self.taker: 0.0, giver: self._let_go(self.hands[giver], gives)}
+        opening = self._bring(self.hands[giver]) if gives else self._grasp(self.hands[giver])
+        met = gives and np.linalg.norm(_MEETING_M - self.bar[:3, 3]) < _MET_WITHIN_M
+        return {giver: opening, self.taker: self._grasp(taker) if met else self._wait(taker)}
+
+    def _grasp(self, hand: Hand) -> float:
+        """Close a hand on its end of the bar, or approach it from above."""
+        if (self.near(hand, 4.0) and hand.opening < _CLOSING) or self.near(hand):
+            opening = 1.0 if hand.opening < _NOTHING_BETWEEN else 0.0
+            hand.stay(opening, self.width_m)
+            return opening
+        at, R = self.target(hand)
+        hand.move(at if self.over(hand) else at + [0.0, 0.0, _HOVER_M], R)
+        hand.move_fingers(1.0, 0.0)
+        return 1.0
+
+    def _bring(self, hand: Hand) -> float:
+        """Bring the bar to where the hands meet."""
+        self.held_rows += 1
+        waits = (
+            self.held_rows <= _SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
+        )
+        left = np.zeros(3) if waits else _MEETING_M - self.bar[:3, 3]
+        hand.rise(approach(hand.v, left, _LIFT_M, _LIFT_CHANGE_M))
+        self.bar[:3, 3] += hand.v
+        return 0.0
+
+    def _wait(self, hand: Hand) -> float:
+        """Wait over the place where the bar's free end will be."""
+        at, R = self.target(hand)
+        hand.move(at + _MEETING_M - self.bar[:3, 3] + [0.0, 0.0, _HOVER_M], R)
+        hand.move_fingers(1.0, 0.0)
+        return 1.0
+
+    def _let_go(self, hand: Hand, holds: bool) -> float:
+        """Open once the other hand holds the bar too, and go up, then aside."""
+        self.both_rows += holds
+        if holds and self.both_rows <= _SQUEEZE_ROWS:
+            hand.stay(0.0, self.width_m)
+            return 0.0
+        if hand.opening * hand.gap_m < _FREE * self.width_m and self.near(hand, 4.0):
+            hand.stay(1.0, 0.0)
+            return 1.0
+        hand.move_fingers(1.0, 0.0)
+        hand.move(self._way_out(hand), hand.turn)
+        return 1.0
+
+    def _way_out(self, hand: Hand) -> F64:
+        at, _ = self.target(hand)
+        aside = hand.side * self.bar[:3, 1] * [1.0, 1.0, 0.0]
+        return (
+            at
+            + [0.0, 0.0, _GIVER_UP_M]
+            + (_GIVER_ASIDE_M * aside if hand.p[2] - at[2] > _GIVER_CLEAR_M else 0.0)
+        )
 
 
 def bar_chunk(request: Request, kind: MakeHands) -> ActionChunk:

@@ -15,35 +15,41 @@ stack: Two fingers took the cube from elsewhere and released it within 20 mm (si
     one edge (+-5 mm) apart in height. Both are slower than 10 mm/s, the other lies on something,
     within 20 mm of where it lay when the cube was taken, and no part of the robot touches either.
 
-``lift_bar``, the level lift of a bar by two hands, is judged in ``bar.py``, and ``hand_over`` in
-``hand_over.py``. Two fingers hold a cube while both press on it from opposite sides. A cube that
+``lift_bar``, the level lift of a bar by two hands, and ``hand_over`` are judged in ``bar.py``. Two fingers hold a cube while both press on it from opposite sides. A cube that
 moves further than its speed explains was moved by hand: its history starts again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.sim.scene import BAR, LIGHT_BAR, Bar, Scene
-from strands_cosmos3.worlds.table.bar import BarMonitor
-from strands_cosmos3.worlds.table.hand_over import HandOverMonitor
-from strands_cosmos3.worlds.table.handling import (
-    REACH_M,
-    REST_M_S,
-    CubeHistory,
-    CubeState,
-    cube_state,
-    touched_only_by,
-)
+from strands_cosmos3.sim.judge import Judge
+from strands_cosmos3.worlds.table.bar import BarMonitor, HandOverMonitor
 from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb
+from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene
+from strands_cosmos3.worlds.world import Task
+
+REACH_M = 0.030
+REST_M_S = 0.010
+NUDGE_M = 0.030
+"""Distance that closing fingers may push a cube from where it lay before both of them hold it."""
+_PRESS_N = 0.1  # of each finger
+_SUPPORT = 0.5  # share of its weight from which a cube is supported
+_SLOW_M_S = 0.05
+_SLIP_S = 0.1  # a grip may be interrupted for this long
+# further in a tick than its speed explains: a cube was moved by hand
+_JUMP_M_S, _JUMP_M = 1.0, 0.002
+
+_UP = np.array([0.0, 0.0, 1.0])
+
 
 LIFT_M = 0.100
 DISTURBED_M = 0.020
@@ -54,10 +60,94 @@ STACK_HEIGHT_M = 0.005
 
 
 @dataclass(frozen=True)
+class CubeState:
+    """A cube now; ``force_n`` is the force [3] on it, in the world, by the body that touches it."""
+
+    time_s: float
+    position_m: F64
+    speed_m_s: float
+    force_n: dict[int, F64]
+    support_n: float  # upward force of everything but the robot
+    supported: bool
+    gripped: bool  # both fingers press on it from opposite sides
+    robot_touches: bool
+
+
+def cube_state(scene: TableScene, data: mujoco.MjData, cube: str) -> CubeState:
+    """Return a cube's state, as of the last physics step; UnknownNameError if the scene has no
+    such cube.
+    """
+    if cube not in scene.cubes:
+        raise UnknownNameError("cube", cube, scene.cubes)
+    model, body, dof = scene.model, scene.bodies[cube].id, scene.bodies[cube].dof
+    forces = scene.forces_on(data, body)
+    robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
+    support_n = float(sum(forces[other] @ _UP for other in forces if other not in robot))
+    weight_n = model.body_mass[body] * float(np.linalg.norm(model.opt.gravity))
+    return CubeState(
+        time_s=float(data.time),
+        position_m=data.xpos[body].copy(),
+        speed_m_s=float(np.linalg.norm(data.qvel[dof : dof + 3])),
+        force_n=forces,
+        support_n=support_n,
+        supported=support_n >= _SUPPORT * weight_n,
+        gripped=scene.only.grips(data, forces, _PRESS_N),
+        robot_touches=bool(robot),
+    )
+
+
+@dataclass
+class CubeHistory:
+    """What happened to a cube in an episode so far; call :meth:`update` at every tick."""
+
+    now: CubeState | None = None
+    lay_m: F64 | None = None  # where it last lay on something, not gripped
+    alone_m: F64 | None = None  # where it last lay at rest with the hand out of reach
+    taken_m: F64 | None = None  # where it lay when both fingers took it
+    base_m: F64 | None = None  # where the cube to stack it on was then
+    held: bool = False  # gripped since, with short interruptions at most
+    released: CubeState | None = field(default=None)  # the last moment of the latest grip
+    _gripped: CubeState | None = None
+
+    def update(self, now: CubeState, tcp_m: F64, base_m: F64 | None = None) -> None:
+        """Add the present state; ``tcp_m`` and ``base_m`` [3] are where the tool centre point
+        and the other cube are.
+        """
+        before, self.now = self.now, now
+        if before is not None and _jumped(before, now):
+            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = (
+                self._gripped
+            ) = None
+            self.held = False
+        if now.gripped:
+            if (
+                not self.held
+                and self.lay_m is not None
+                and np.linalg.norm(now.position_m - self.lay_m) < NUDGE_M
+            ):
+                self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
+            self._gripped = now
+        elif (
+            self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S
+        ):
+            self.held, self.released = False, self._gripped
+        if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
+            self.lay_m = now.position_m
+            if now.speed_m_s < REST_M_S and np.linalg.norm(tcp_m - now.position_m) >= REACH_M:
+                self.alone_m = now.position_m
+
+
+def _jumped(before: CubeState, now: CubeState) -> bool:
+    dt_s = now.time_s - before.time_s
+    explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
+    return bool(np.linalg.norm(now.position_m - before.position_m) > explained * dt_s + _JUMP_M)
+
+
+@dataclass(frozen=True)
 class Situation:
     """What a condition judges: the scene now, and the history of the goal's cube."""
 
-    scene: Scene
+    scene: TableScene
     goal: Goal
     data: mujoco.MjData
     now: CubeState
@@ -67,15 +157,19 @@ class Situation:
 Condition = Callable[[Situation], bool]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task."""
+@dataclass(frozen=True, kw_only=True)
+class TableTask(Task):
+    """A task on the table.
 
-    name: str
-    instruction: str  # by default
-    hold_s: float  # time for which the condition must hold
-    holds: Condition | None = None  # whether the condition holds now, of a cube; None is a bar's
-    bar: Bar | None = None  # that it is about, instead of cubes
+    Args:
+        hold_s: Time for which the condition must hold.
+        holds: Whether the condition holds now, of a cube; None is a bar's.
+        bar: The bar that it is about, instead of cubes.
+    """
+
+    hold_s: float
+    holds: Condition | None = None
+    bar: Bar | None = None
 
 
 def _reach(at: Situation) -> bool:
@@ -94,7 +188,7 @@ def _reach(at: Situation) -> bool:
 def _pick(at: Situation) -> bool:
     taken, fingers = at.history.taken_m, at.scene.finger_bodies
     if taken is None or not (
-        at.history.held and at.now.gripped and touched_only_by(at.now, fingers)
+        at.history.held and at.now.gripped and set(at.now.force_n) <= set(fingers)
     ):
         return False
     return bool(at.now.position_m[2] - taken[2] >= LIFT_M)
@@ -126,7 +220,7 @@ def _stack(at: Situation) -> bool:
     on_top = (
         _aside(off) < STACK_ASIDE_M
         and abs(off[2] - edge) < STACK_HEIGHT_M
-        and at.scene.cube_body[onto] in at.now.force_n
+        and at.scene.bodies[onto].id in at.now.force_n
     )
     brought = _aside(let_go) < RELEASE_ASIDE_M and not (
         _aside(taken) < edge and taken[2] > edge / 2
@@ -150,34 +244,35 @@ def _aside(offset: F64) -> float:
     return float(np.linalg.norm(offset[:2]))
 
 
-TASKS: Mapping[str, Task] = MappingProxyType(
+TASKS: Mapping[str, TableTask] = MappingProxyType(
     {
-        "reach": Task("reach", "reach the red cube", 0.2, _reach),
-        "pick": Task("pick", "pick up the red cube", 0.5, _pick),
-        "place": Task("place", "place the red cube in the bin", 0.3, _place),
-        "stack": Task("stack", "stack the red cube on the blue cube", 0.5, _stack),
-        "lift_bar": Task("lift_bar", LIFT_THE_BAR, 1.0, bar=Bar()),
-        "hand_over": Task("hand_over", HAND_OVER_THE_BAR, 1.0, bar=LIGHT_BAR),
+        task.name: task
+        for task in (
+            TableTask("reach", "reach the red cube", hold_s=0.2, holds=_reach),
+            TableTask("pick", "pick up the red cube", hold_s=0.5, holds=_pick),
+            TableTask("place", "place the red cube in the bin", hold_s=0.3, holds=_place),
+            TableTask("stack", "stack the red cube on the blue cube", hold_s=0.5, holds=_stack),
+            TableTask("lift_bar", LIFT_THE_BAR, hold_s=1.0, bar=Bar()),
+            TableTask("hand_over", HAND_OVER_THE_BAR, hold_s=1.0, bar=LIGHT_BAR),
+        )
     }
 )
 """The tasks by name."""
 CUBE_TASKS = tuple(name for name, task in TASKS.items() if task.bar is None)
 
 
-def get_task(name: str) -> Task:
+def get_task(name: str) -> TableTask:
     """Return the task of that name; UnknownNameError lists the tasks."""
-    if not isinstance(name, str) or name not in TASKS:
+    if name not in TASKS:
         raise UnknownNameError("task", name, TASKS)
     return TASKS[name]
 
 
-def task_of(goal: Goal) -> Task:
+def task_of(goal: Goal) -> TableTask:
     """Return the task that judges an instruction's goal."""
-    verb = instance_of(goal, Goal, "goal").verb
-    return TASKS["lift_bar" if verb is Verb.LIFT else str(verb)]
+    return TASKS["lift_bar" if goal.verb is Verb.LIFT else str(goal.verb)]
 
 
-@typed()
 def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
     """Return the bar that a task of two arms is about; None is the scene's default.
     UnknownNameError: no such task.
@@ -189,26 +284,26 @@ def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
 class _CubeMonitor:
     """Whether a condition of a cube holds now."""
 
-    def __init__(self, scene: Scene, goal: Goal, holds: Condition):
+    def __init__(self, scene: TableScene, goal: Goal, holds: Condition):
         self._scene, self._goal, self._holds, self._history = scene, goal, holds, CubeHistory()
 
     def update(self, data: mujoco.MjData) -> bool:
         """Add the present state; return whether the condition holds."""
         now, onto = cube_state(self._scene, data, self._goal.cube), self._goal.onto
-        base_m = None if onto is None else data.xpos[self._scene.cube_body[onto]].copy()
+        base_m = None if onto is None else data.xpos[self._scene.bodies[onto].id].copy()
         self._history.update(now, data.site_xpos[self._scene.tcp_site], base_m)
         return self._holds(Situation(self._scene, self._goal, data, now, self._history))
 
 
-class Judge:
+class TableJudge(Judge):
     """Judges one episode of a task; ``goal`` is the parsed instruction, with the cube to judge.
 
     Raises:
         ConfigError: The scene does not have what the task or the instruction is about.
     """
 
-    @typed()
-    def __init__(self, task: Task, scene: Scene, goal: Goal):
+    def __init__(self, task: TableTask, scene: TableScene, goal: Goal):
+        super().__init__(task.hold_s)
         verbs = [None if bar is None else bar.verb for bar in (task.bar, scene.bar)]
         if {*verbs, goal.verb if goal.cube == BAR else None} != {verbs[0]}:
             has = (
@@ -224,32 +319,18 @@ class Judge:
                 f"Robot('dual_panda', task='hand_over')."
             )
         self.task, self._scene, self._goal = task, scene, goal
-        self._monitor = self._start()
-        self._at_s = -float("inf")
-        self._since_s: float | None = None
+        self.restart()
 
-    def _start(self) -> BarMonitor | HandOverMonitor | _CubeMonitor:
-        holds, taker = self.task.holds, self._goal.to
-        if taker is not None:
-            return HandOverMonitor(self._scene, taker)
-        return (
-            BarMonitor(self._scene)
-            if holds is None
-            else _CubeMonitor(self._scene, self._goal, holds)
-        )
+    def restart(self) -> None:
+        """Forget what happened so far."""
+        scene, goal, condition = self._scene, self._goal, self.task.holds
+        if goal.to is not None:
+            self._monitor = HandOverMonitor(scene, goal.to)
+        elif condition is None:
+            self._monitor = BarMonitor(scene)
+        else:
+            self._monitor = _CubeMonitor(scene, goal, condition)
 
-    def succeeded(self, data: mujoco.MjData) -> bool:
-        """Return whether the condition has held for long enough; call it at every tick.
-
-        A clock that goes back starts a new episode.
-        """
-        now_s = float(instance_of(data, mujoco.MjData, "data").time)
-        if now_s < self._at_s:
-            self._monitor, self._since_s = self._start(), None
-        self._at_s = now_s
-        if not self._monitor.update(data):
-            self._since_s = None
-            return False
-        if self._since_s is None:
-            self._since_s = now_s
-        return now_s - self._since_s >= self.task.hold_s - 1e-9
+    def holds(self, data: mujoco.MjData) -> bool:
+        """Add the present state; return whether the condition holds."""
+        return self._monitor.update(data)

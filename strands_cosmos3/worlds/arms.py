@@ -1,0 +1,652 @@
+"""Worlds of simulated arms: robots in MuJoCo, run by policies in the closed loop.
+
+A world of this kind (:class:`ArmWorld`) says what stands around a robot and what success is; the
+arms, the loop, the films and saved states are here.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.backends.replay import LimbRecording
+from strands_cosmos3.checks import F64, positive, seed_number, typed
+from strands_cosmos3.control.identification import identify
+from strands_cosmos3.control.loop import LoopConfig
+from strands_cosmos3.errors import (
+    ActuatorGuardError,
+    ConfigError,
+    ControlError,
+    InputError,
+    UnknownNameError,
+)
+from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.robots.catalogue import (
+    aliases,
+    get_robot,
+    model_file,
+    packaged_robots,
+    source_of,
+)
+from strands_cosmos3.robots.model import frame_body
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
+from strands_cosmos3.robots.spec import Limb, RobotSpec
+from strands_cosmos3.sim.episode import EpisodeRunner, physics_steps_per_tick
+from strands_cosmos3.sim.film import VIEW_HW, RolloutListener, VideoRecorder
+from strands_cosmos3.sim.judge import Judge
+from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
+from strands_cosmos3.sim.policy_planner import planner_for, recording_of
+from strands_cosmos3.sim.render import Renderer
+from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig, SimulatedArm
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
+from strands_cosmos3.worlds.world import (
+    NOT_VARIED,
+    Executed,
+    RunOptions,
+    Session,
+    SessionState,
+    Start,
+    Variation,
+    World,
+    get_world,
+)
+
+if TYPE_CHECKING:
+    # needs pyarrow, which other rollouts do not
+    from strands_cosmos3.sim.dataset import RolloutRecorder
+
+ROBOTS = (
+    "panda",
+    "franka",
+    *(
+        name
+        for name, robot in packaged_robots().items()
+        if name != "panda" and (source_of(robot) is None or len(robot.limbs) == 1)
+    ),
+)
+"""Names of the robots that can be simulated."""
+DOMAIN = "droid"
+"""Embodiment of a robot that Cosmos 3 has no domain for."""
+Progress = Callable[[float, float], None]
+_START_M, _START_RAD = 0.02, 0.1
+
+
+class ArmWorld(World):
+    """A world of simulated arms. A subclass has tasks, scenes and judges."""
+
+    robots = ROBOTS
+
+    @abstractmethod
+    def scene(
+        self,
+        robot: RobotSpec,
+        task: str | None = None,
+        variation: Variation = NOT_VARIED,
+        arm: str | Path | None = None,
+    ) -> Scene:
+        """Return a new scene around a robot; ``arm`` is another model of it, see
+        :class:`~strands_cosmos3.sim.scene.Scene`.
+        """
+
+    @abstractmethod
+    def judge(self, task: str, scene: Scene, instruction: str) -> Judge:
+        """Return the judge of an episode.
+
+        Raises:
+            InstructionError: The instruction cannot be judged.
+            ConfigError: The scene does not have what task and instruction are about.
+        """
+
+    def scene_key(self, robot: RobotSpec, task: str | None, variation: Variation) -> Hashable:
+        """Return what a scene depends on: episodes with equal keys share one."""
+        return task, variation
+
+    def arrange(self, robot: Robot, start: Start) -> Layout | None:
+        """Change what a variation changes without another scene; return the layout, or None for
+        that of the seed.
+        """
+        return None
+
+    def embodiment(self, robot: str | None = None) -> str:
+        """Return the name of the embodiment whose rows drive a robot."""
+        return get_robot(robot or self.robots[0]).embodiment or DOMAIN
+
+    def identity(self, robot: str | None = None) -> dict[str, Any]:
+        """Return the world's name, and of another robot than the first its name and its files."""
+        return {"world": self.name, **_robot_identity(robot or self.robots[0], self.robots[0])}
+
+    def open(
+        self, robot: str | None = None, *, task: str | None = None, arm: ArmOptions | None = None
+    ) -> ArmSession:
+        """Open a session with a simulated arm."""
+        return ArmSession(self, robot or self.robots[0], task, arm or ArmOptions())
+
+
+@lru_cache(maxsize=32)
+def _robot_identity(name: str, default: str) -> dict[str, Any]:
+    robot = get_robot(name)
+    if robot == get_robot(default):
+        return {}
+    if not _is_file(name):
+        return {"robot": robot.name}
+    digest = hashlib.sha256()
+    for path in (Path(name), *(model_file(part) for part in robot.model)):
+        digest.update(path.read_bytes())
+    return {"robot": robot.name, "robot_sha256": digest.hexdigest()}
+
+
+class Robot(SimulatedArm):
+    """A simulated arm that policies can drive.
+
+    ``"franka"`` is the same arm as ``"panda"``; a ``.toml`` file describes another one. ``task`` is
+    the one that the scene is built for, by default the robot's first; ``world`` is a name as for
+    :func:`~strands_cosmos3.worlds.get_world`, or an :class:`ArmWorld`. Other arguments and errors:
+    :class:`~strands_cosmos3.sim.simulated_arm.SimulatedArm`.
+    """
+
+    @typed("world")
+    def __init__(
+        self,
+        name: str = "panda",
+        control: ControlConfig | None = None,
+        scene: Scene | None = None,
+        arm_model: str | Path | None = None,
+        plant: PlantErrors | None = None,
+        task: str | None = None,
+        world: str | World = "table",
+    ):
+        self.name, spec = name, get_robot(_known_robot(name))
+        self.world = arm_world(world)
+        scene = self.world.scene(spec, task, arm=arm_model) if scene is None else scene
+        if scene.robot.name != spec.name:
+            raise ConfigError(
+                f"the scene was built around robot {scene.robot.name!r}, not {name!r}; give "
+                "a scene of this robot."
+            )
+        super().__init__(scene, control, plant)
+
+    def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
+        """Place the arm at rest and the resting bodies, see
+        :meth:`~strands_cosmos3.sim.simulated_arm.SimulatedArm.reset`.
+        """
+        self.runner: EpisodeRunner | None = None
+        super().reset(seed, q_rad, layout)
+
+    def counters(self) -> dict[str, int]:
+        """Events of the current episode by name, from the executor and the control loop."""
+        return {**super().counters(), **({} if self.runner is None else self.runner.loop.counters)}
+
+    def identify(self) -> Compensation:
+        """Identify this robot's delay, payload and friction from a motion of 6 s from home; the
+        robot itself stays as it is.
+
+        The arm moves in free space: it passes through whatever a low hand would hit.
+
+        ConfigError: It has several limbs.
+        """
+        limb, control = (
+            self.scene.limb,
+            replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION),
+        )
+        twin = SimulatedArm(self.scene, control, self.plant)
+        twin.model = _in_free_space(twin.model, limb)
+        return identify(
+            twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb
+        )
+
+    @typed("policy", "duration", "control_frequency")
+    def run_policy(
+        self,
+        robot_name: str | None = None,
+        instruction: str = "",
+        policy_provider: str = "cosmos3",
+        policy_config: Mapping[str, Any] | None = None,
+        duration: float = 15.0,
+        control_frequency: float = 50.0,
+        video: str | Path | None = None,
+        *,
+        film_layout: str = "full",
+        policy: Policy | None = None,
+        task: str | None = None,
+        seed: int = 0,
+        noise_seed: int | None = None,
+        layout: Layout | None = None,
+        latency: float | Callable[[], float] = 0.0,
+        realtime: bool = False,
+        progress: Progress | None = None,
+        on_tick: Callable[[Robot], bool | None] | None = None,
+        recorder: RolloutRecorder | None = None,
+        audience: RolloutListener | None = None,
+    ) -> Rollout:
+        """Run one episode in the closed loop.
+
+        Args:
+            robot_name: The policy's robot; None is this one.
+            instruction: The policy's instruction; empty is the task's default.
+            policy_config: Arguments of :class:`Cosmos3Policy`, e.g. ``{"embodiment": "droid",
+                "backend": "scripted"}``.
+            duration: Longest duration in simulated seconds; an episode ends when its task succeeds,
+                or a replay's recording ends.
+            control_frequency: Rate of the control loop [Hz]; it must divide the physics' 600 Hz, at
+                which motor commands (MuJoCo's ``ctrl``) are written in any case.
+            video: A film to write (.mp4).
+            film_layout: ``"full"`` or ``"views"``, see :data:`strands_cosmos3.sim.film.LAYOUTS`.
+            policy: A policy object instead of provider and config; the caller closes it. Other
+                packages' policies are wrapped.
+            task: One of the world's tasks, or None for no success criterion.
+            seed: Seed of the scene, and of the policy's noise unless ``noise_seed`` is given.
+            layout: Positions of what lies on the table, instead of random ones.
+            latency: Simulated duration of an inference [s], or a callable that returns the next
+                one's: the arm follows its current chunk meanwhile. 0 pauses the simulation for each
+                inference. Not together with ``realtime``.
+            realtime: Run no faster than wall-clock time, and accept each chunk when it arrives.
+            progress: Called with simulated and total seconds.
+            on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the
+                episode (``interrupted``).
+            audience: Receives each chunk's plan and predicted video.
+
+        Returns:
+            The commanded and the achieved motion, and the outcome. Ctrl-C brings the arm to rest
+            first (outcome ``interrupted``); a second one stops at once.
+
+        Raises:
+            ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was
+                made.
+        """
+        robot_name = self.name if robot_name is None else _known_robot(robot_name)
+        if get_robot(robot_name).name != self.scene.robot.name:
+            raise ConfigError(
+                f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
+                "it out."
+            )
+        _require_arguments(on_tick, "on_tick", 1)
+        _require_arguments(progress, "progress", 2)
+        _require_members(policy, "policy", "get_actions_sync", "reset")
+        _require_members(recorder, "recorder", "recording")
+        _require_members(audience, "audience", "show_plan", "show_prediction")
+        options = RunOptions(
+            duration_s=duration,
+            control_frequency_hz=control_frequency,
+            latency=latency,
+            realtime=realtime,
+            noise_seed=noise_seed,
+            video=video,
+            film_layout=film_layout,
+            recorder=recorder,
+            audience=audience,
+            progress=progress,
+        )
+        start = Start(task, seed, instruction=instruction)
+        tick = None if on_tick is None else lambda: on_tick(self)
+        self._judges(start, options)  # errors before a policy is made
+        if policy is not None:
+            return self.run_episode(policy, start, options, layout=layout, on_tick=tick)
+        config = self._policy_arguments(robot_name) | dict(policy_config or {})
+        if config.get("backend") == "scripted":
+            config["backend"] = self.world.required_expert(robot_name)
+        with create_policy(policy_provider, **config) as made:
+            return self.run_episode(made, start, options, layout=layout, on_tick=tick)
+
+    def _policy_arguments(self, robot_name: str) -> dict[str, Any]:
+        embodiment = self.scene.robot.embodiment
+        own = {} if embodiment is None else {"embodiment": embodiment}
+        return {"robot": robot_name, "limits": self.limits, **own}
+
+    def _judges(self, start: Start, options: RunOptions) -> tuple[str, Judge | None, Judge | None]:
+        """Check the options; return the goal's instruction, its judge, and that of the policy's own
+        instruction if it is another goal.
+        """
+        physics_steps_per_tick(options.control_frequency_hz or self.world.control_frequency_hz)
+        if options.realtime and options.latency:
+            raise ConfigError(
+                f"latency={options.latency!r} is simulated, and realtime=True measures the real "
+                "one; leave one out."
+            )
+        if start.task is None:
+            return start.instruction, None, None
+        world, task = self.world, self.world.task(start.task, self.name)
+        goal, own = start.instruction or task.instruction, options.instruction
+        differs = bool(own) and not world.same_goal(task.name, goal, own)
+        followed = world.judge(task.name, self.scene, own) if differs else None
+        return goal, self.judge_of(start), followed
+
+    def judge_of(self, start: Start) -> Judge | None:
+        """Return a new judge of an episode; None where nothing is judged."""
+        if start.task is None:
+            return None
+        task = self.world.task(start.task, self.name)
+        return self.world.judge(task.name, self.scene, start.instruction or task.instruction)
+
+    def run_episode(
+        self,
+        policy: Policy,
+        start: Start,
+        options: RunOptions,
+        *,
+        layout: Layout | None = None,
+        on_tick: Callable[[], bool | None] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """Reset the arm and run a policy; with ``state``, a runner's snapshot, go on from there.
+        Errors: as :meth:`run_policy`.
+        """
+        goal, judge, followed = self._judges(start, options)
+        instruction, hz = (
+            options.instruction or goal,
+            options.control_frequency_hz or self.world.control_frequency_hz,
+        )
+        horizon_s = 20.0 if start.task is None else self.world.task(start.task, self.name).horizon_s
+        duration_s = horizon_s if options.duration_s is None else options.duration_s
+        n_ticks = max(1, round(positive(duration_s, "duration") * hz))
+        recording = recording_of(policy)
+        if state is None:
+            q_rad = None if recording is None else self._start_of(recording)
+            self.reset(start.seed, q_rad, layout)
+            if recording is not None:
+                self._require_start(recording)
+            noise = options.noise_seed
+            policy.reset(start.seed if noise is None else seed_number(noise, "noise_seed"))
+        with VideoRecorder(
+            self.scene, options.video, hz, instruction, options.film_layout, audience=options.audience
+        ) as film:
+            planner = planner_for(self, policy, instruction, film, hz)
+            latency_s = None if options.realtime else options.latency
+            self.runner = runner = EpisodeRunner(
+                self,
+                planner,
+                judge,
+                film,
+                LoopConfig(hz, planner.replan_rows, latency_s),
+                n_ticks,
+                realtime=options.realtime,
+                on_tick=on_tick,
+                followed=followed,
+                recording=recording,
+                progress=options.progress,
+            )
+            if state is not None:
+                runner.restore(state)
+            if options.recorder is None:
+                rollout = runner.run(start.seed, start.task)
+            else:
+                with options.recorder.recording(self, film.observe, instruction) as save:
+                    rollout = save(runner.run(start.seed, start.task))
+        video = options.video
+        return (
+            rollout if video is None else replace(rollout, video=Path(video).expanduser().absolute())
+        )
+
+    def _start_of(self, recording: LimbRecording) -> F64:
+        """Angles [n] at which a recording begins, joined with the robot's limbs by name."""
+        by_limb = recording.of_limbs(
+            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
+        )
+        return np.concatenate([limb.q_start_rad for limb in by_limb.values()])
+
+    def _require_start(self, recording: LimbRecording) -> None:
+        """Raise ConfigError unless the hands stand where a recording says; else it is another
+        robot's, or damaged.
+        """
+        by_limb = recording.of_limbs(
+            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
+        )
+        for name, limb in self.scene.limbs.items():
+            tool = recording.tool_frame(name)
+            model, data, frame = self.scene.model, self.data, limb.limb.frame_called(tool.parent)
+            site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, frame)
+            place, T = data.body(frame) if site < 0 else data.site(frame), np.eye(4)
+            T[:3, :3], T[:3, 3] = place.xmat.reshape(3, 3), place.xpos
+            error = (
+                np.linalg.inv(by_limb[name].T_base_cosmos[0])
+                @ np.linalg.inv(limb.T_world_base)
+                @ T
+                @ tool.T_parent_cosmos
+            )
+            away_m, turned = (
+                np.linalg.norm(error[:3, 3]),
+                np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)),
+            )
+            if away_m > _START_M or turned > _START_RAD:
+                raise ConfigError(
+                    f"at the recording's first joint angles the {name} of "
+                    f"{self.scene.robot.name!r} is {away_m * 1e3:.0f} mm "
+                    f"and {np.rad2deg(turned):.0f} degrees from the recorded pose; replay it on "
+                    "the robot that it is of."
+                )
+
+
+class ArmSession(Session):
+    """A session with a simulated arm, in the scenes that its episodes need.
+
+    Attributes:
+        robot: The arm of the present episode.
+        start: What it began from.
+    """
+
+    can_restore = True
+
+    def __init__(self, world: ArmWorld, robot: str, task: str | None, arm: ArmOptions):
+        self.world, self._name, self._arm = world, robot, arm
+        self._spec = get_robot(_known_robot(robot))
+        self._control = arm.control
+        self._robots: dict[Hashable, Robot] = {}
+        self._renderer: Renderer | None = None
+        self.robot = self._robot_for(task, NOT_VARIED)
+        if arm.compensate != "none":
+            compensation = (
+                (arm.plant or PlantErrors()).compensation()
+                if arm.compensate == "known"
+                else self.robot.identify()
+            )
+            self._control = replace(arm.control, compensation=compensation)
+            self._robots.clear()
+            self.robot = self._robot_for(task, NOT_VARIED, self.robot.scene)
+        self.start = Start(task)
+        self._layout: Layout | None = None
+        self._judge: Judge | None = None
+        self._run: Mapping[str, Any] | None = None  # a restored state of a run
+        self._running = False
+
+    def _robot_for(
+        self, task: str | None, variation: Variation, scene: Scene | None = None
+    ) -> Robot:
+        key = self.world.scene_key(self._spec, task, variation)
+        if key not in self._robots:
+            scene = scene or self.world.scene(self._spec, task, variation, self._arm.model)
+            self._robots[key] = Robot(
+                self._name, self._control, scene, plant=self._arm.plant, world=self.world
+            )
+        return self._robots[key]
+
+    def reset(self, start: Start) -> None:
+        """Begin an episode; errors as of :class:`~strands_cosmos3.worlds.world.Session`."""
+        self._arrange(start)
+        self.robot.reset(start.seed, layout=self._layout)
+        self._run = None
+
+    def _arrange(self, start: Start) -> None:
+        if start.task is not None:
+            self.world.task(start.task, self._name)
+        robot = self._robot_for(start.task, start.variation)
+        if robot is not self.robot:
+            self._close_renderer()
+        self.robot, self.start = robot, start
+        self._layout = self.world.arrange(robot, start)
+        self._judge = robot.judge_of(start)
+
+    def policy_arguments(self, instruction: str = "") -> dict[str, Any]:
+        """Return embodiment, robot and limits."""
+        embodiment = self.world.embodiment(self._name)
+        return {"embodiment": embodiment, "robot": self._name, "limits": self.robot.limits}
+
+    def run(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
+        """Run a policy to the end of the episode; errors as of
+        :class:`~strands_cosmos3.worlds.world.Session`.
+        """
+        return self._run_episode(policy, options or RunOptions(), None)
+
+    def resume(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
+        """Continue the run that the restored state was saved in, with the same options.
+
+        Raises:
+            ConfigError: The state was not saved in a run.
+        """
+        if self._run is None:
+            raise ConfigError("no state of a run was restored; save one in a run's on_tick.")
+        return self._run_episode(policy, options or RunOptions(), self._run)
+
+    def _run_episode(
+        self, policy: Policy, options: RunOptions, state: Mapping[str, Any] | None
+    ) -> Rollout:
+        on_tick, robot = options.on_tick, self.robot
+        tick = None if on_tick is None else lambda: on_tick(self)
+        self._running = True
+        try:
+            return robot.run_episode(
+                policy, self.start, options, layout=self._layout, on_tick=tick, state=state
+            )
+        finally:
+            self._running, self._run = False, None
+
+    def observation(self, images: bool = True) -> Observation:
+        """Return the observation now, anchored at the reference."""
+        observation = self.robot.observation(self.draw() if images else None)
+        return observation.anchored(self.robot.executor.reference.q_rad)
+
+    def execute(self, plan: JointTrajectory | ActionChunk, rows: int | None = None) -> Executed:
+        """Execute rows of a plan; errors as of :class:`~strands_cosmos3.worlds.world.Session`."""
+        if not isinstance(plan, JointTrajectory):
+            raise ConfigError("an arm follows joint angles; make the policy with robot=.")
+        robot, executor, from_s = self.robot, self.robot.executor, self.robot.now_s()
+        steps = physics_steps_per_tick(self.world.control_frequency_hz)
+        motion = executor.accept(plan)
+        last = min(rows or len(plan.t_s), len(motion.nominal_s) - 1) - 1
+        success = False
+        try:
+            while True:
+                before = executor.reference
+                robot.execute(executor.advance(steps), before)
+                success = self._judge is not None and self._judge.succeeded(robot.data)
+                if success or executor.steps_to_row(last) < steps:
+                    return Executed(success, robot.now_s() - from_s)
+        except ControlError as error:
+            executor.fault(followed=not isinstance(error, ActuatorGuardError))
+            return Executed(False, robot.now_s() - from_s, str(error))
+
+    def save(self, policy: Policy | None = None) -> SessionState:
+        """Return the complete state. In a run's ``on_tick``, that of the run and its policy."""
+        if self._running and self.robot.runner is not None:
+            return SessionState({"start": self.start, "run": self.robot.runner.snapshot()})
+        judge = None if self._judge is None else self._judge.snapshot()
+        parts = {"judge": judge, "policy": None if policy is None else policy.snapshot()}
+        return SessionState({"start": self.start, "arm": self.robot.snapshot(), **parts})
+
+    def restore(self, state: SessionState, policy: Policy | None = None) -> None:
+        """Return to a saved state, exact to the bit; one that was saved in a run goes on with
+        :meth:`resume`.
+        """
+        values = state.values
+        self._arrange(values["start"])
+        self._run = values.get("run")
+        self.robot.restore(values["arm"] if self._run is None else self._run["arm"])
+        if self._run is None and self._judge is not None:
+            self._judge.restore(values["judge"])
+        if self._run is None and policy is not None:
+            policy.restore(values["policy"])
+
+    def draw(self) -> dict[str, NDArray[np.uint8]]:
+        """Return the views of the robot's rig, [180, 320, 3] each."""
+        if self._renderer is None:
+            self._renderer = Renderer(self.robot.scene.model, *VIEW_HW)
+        names = self.robot.scene.view_names
+        return {name: self._renderer.render(self.robot.data, name) for name in names}
+
+    def close(self) -> None:
+        """Free OpenGL."""
+        self._close_renderer()
+
+    def _close_renderer(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+        self._renderer = None
+
+
+def arm_world(world: str | World) -> ArmWorld:
+    """Return a world of simulated arms by name; ConfigError if it is of another kind."""
+    chosen = get_world(world)
+    if not isinstance(chosen, ArmWorld):
+        raise ConfigError(f"world {chosen.name!r} has no simulated arms; choose another.")
+    return chosen
+
+
+def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:
+    """A copy of a scene's model in which the arm passes through everything."""
+    free = copy.copy(model)
+    arm = free.body_rootid[free.geom_bodyid] == free.body_rootid[frame_body(free, limb)]
+    free.geom_contype[arm] = free.geom_conaffinity[arm] = 0
+    return free
+
+
+def _known_robot(name: str) -> str:
+    if not isinstance(name, str) or (
+        aliases().get(name, name) not in ROBOTS and not name.lower().endswith(".toml")
+    ):
+        raise UnknownNameError("simulated robot", name, ROBOTS)
+    return name
+
+
+def _require_arguments(callback: Callable[..., Any] | None, name: str, n: int) -> None:
+    """Refuse a callback that cannot be called with ``n`` arguments; of some built-in functions
+    that is not known.
+    """
+    if callback is None:
+        return
+    try:
+        inspect.signature(callback).bind(*range(n))
+    except TypeError as error:
+        raise InputError(
+            f"{name} is called with {n} argument{'s'[: n > 1]}, which it does not take: {error}."
+        ) from None
+    except ValueError:
+        pass
+
+
+def _require_members(value: object, name: str, *members: str) -> None:
+    """Check an object that other packages may make."""
+    if missing := [
+        member
+        for member in members
+        if value is not None and not callable(getattr(value, member, None))
+    ]:
+        raise InputError(f"{name} must have {', '.join(missing)}(), got {type(value).__name__}.")
+
+
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(".toml")
+
+
+__all__ = [
+    "ALL_ERRORS",
+    "ROBOTS",
+    "ArmOptions",
+    "ArmSession",
+    "ArmWorld",
+    "Compensation",
+    "ControlConfig",
+    "PlantErrors",
+    "Robot",
+]

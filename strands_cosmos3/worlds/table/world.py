@@ -1,0 +1,234 @@
+"""Our table as a world: its tasks, its sentences, what can be varied, and its scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strands_cosmos3.errors import ConfigError, InstructionError
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.sim.scene_builder import view_names_of
+from strands_cosmos3.worlds.arms import ArmWorld, Robot
+from strands_cosmos3.worlds.table.appearance import LARGEST_LIGHT, TABLES
+from strands_cosmos3.worlds.table.instruction import (
+    BAR_SENTENCES,
+    COLOURS,
+    PARAPHRASES,
+    TEMPLATES,
+    Goal,
+    Verb,
+    parse_instruction,
+    plainest,
+    suggestions,
+)
+from strands_cosmos3.worlds.table.scene import (
+    DEFAULT_CUBES,
+    DISTRACTORS,
+    TableScene,
+    bring_close,
+    nominal,
+)
+from strands_cosmos3.worlds.table.tasks import (
+    TASKS,
+    TableJudge,
+    TableTask,
+    bar_for,
+    get_task,
+    task_of,
+)
+from strands_cosmos3.worlds.world import NOT_VARIED, Rewording, Start, Variation, varied
+
+if TYPE_CHECKING:
+    from strands_cosmos3.backends.base import Backend
+    from strands_cosmos3.language import Language
+
+_WRIST = "wrist"
+_OFFSET_STREAM = 17  # of the seed, for the direction of the wrist camera's displacement
+
+
+@dataclass(frozen=True)
+class TableVariation(Variation):
+    """What can be varied on the table.
+
+    Args:
+        light, table: Factor on all lights, and one of
+            :data:`~strands_cosmos3.worlds.table.appearance.TABLES`.
+        camera_cm: Displacement of the wrist camera in a random direction.
+        cubes_mm: Edge of the cubes, 40 by default.
+        close: Whether another cube stands 6.5 cm from the goal's, centre to centre.
+        crowded: Whether there are two more cubes, of other colours.
+    """
+
+    light: float | None = varied(0.05, LARGEST_LIGHT)
+    table: str | None = field(default=None, metadata={"names": tuple(TABLES)})
+    camera_cm: float | None = varied(0, 20, "camera")
+    cubes_mm: float | None = varied(20, 60, "cubes")
+    close: bool = False
+    crowded: bool = False
+
+
+class TableWorld(ArmWorld):
+    """Cubes and a bin before one arm, or a bar before two."""
+
+    name = "table"
+    variation = TableVariation
+    rewordings = ("swapped", "shuffled", "paraphrased")
+
+    def tasks(self, robot: str | None = None) -> Mapping[str, TableTask]:
+        """Return the tasks of a robot: with cubes for one arm, with a bar for two."""
+        of_bar = len(get_robot(robot or self.robots[0]).limbs) > 1
+        names = sorted(TASKS, key=lambda name: name != "pick")
+        return {name: TASKS[name] for name in names if (TASKS[name].bar is not None) == of_bar}
+
+    def task(self, name: str, robot: str | None = None) -> TableTask:
+        """Return a task of any robot; the judge refuses one that does not fit the scene."""
+        return get_task(name)
+
+    def instruction(self, task: str, index: int = 0, template: str = "") -> str:
+        """Return the instruction of an episode. The colours, and for stacking all pairs, rotate
+        with the index; a bar has none. ``{a}`` and ``{b}`` stand for colours in a template.
+        """
+        if get_task(task).bar is not None:
+            return template or get_task(task).instruction
+        a = index % 3
+        b = (a + 1 + (index // 3) % 2) % 3
+        try:
+            return (template or TEMPLATES[Verb(task)]).format(a=COLOURS[a], b=COLOURS[b])
+        except (KeyError, IndexError, ValueError) as error:
+            raise InstructionError(
+                f"instruction {template!r} cannot be filled in ({error}); write e.g. 'pick up the "
+                "{a} cube', where {a} and {b} are colours."
+            ) from None
+
+    def reworded(
+        self, task: str, instruction: str, form: Rewording, rng: np.random.Generator
+    ) -> str:
+        """Return an instruction that names another colour, or is worded otherwise."""
+        goal = parse_instruction(instruction)
+        if goal.verb in BAR_SENTENCES:
+            raise ConfigError(f"there is one bar, and no {form} form of {instruction!r}.")
+        if form == "paraphrased":
+            return plainest(goal, str(rng.choice(PARAPHRASES[goal.verb])))
+        free = [colour for colour in COLOURS if f"cube_{colour}" != goal.onto]
+        if form == "swapped":
+            free.remove(goal.cube.removeprefix("cube_"))
+        return plainest(replace(goal, cube=f"cube_{rng.choice(free)}"))
+
+    def same_goal(self, task: str, a: str, b: str) -> bool:
+        """Whether two instructions have the same goal; one without a goal asks for no other."""
+        try:
+            return parse_instruction(a) == parse_instruction(b)
+        except InstructionError:
+            return True
+
+    def check_instruction(self, task: str, instruction: str) -> None:
+        """Raise InstructionError for an instruction that names no verb, or nothing to act on."""
+        _parsed(instruction, get_task(task))
+
+    def task_of(self, instruction: str, robot: str | None = None) -> str:
+        """Return the task whose verb an instruction names."""
+        task = task_of(parse_instruction(instruction))
+        if task.name not in self.tasks(robot):
+            bars = [str(t.bar.verb) for t in self.tasks(robot).values() if t.bar is not None]
+            has = f"a bar to {bars[0]}".replace("_", " ") if bars else "cubes"
+            other = next(iter(self.tasks(robot).values())).instruction
+            raise InstructionError(f"the scene has {has}; try {other!r}.")
+        return task.name
+
+    def suggestions(
+        self, robot: str | None = None, language: Language | None = None
+    ) -> Sequence[str]:
+        """Return one sentence for each goal."""
+        if len(get_robot(robot or self.robots[0]).limbs) > 1:
+            return super().suggestions(robot)
+        return suggestions(language)
+
+    def check_variation(self, variation: Variation, robot: str | None = None) -> None:
+        """Raise ConfigError for a variation that changes nothing of what a policy sees or does."""
+        spec, change = get_robot(robot or self.robots[0]), _of_table(variation)
+        views = view_names_of(spec)
+        if change.camera_cm is not None and _WRIST not in views:
+            raise ConfigError(
+                f"camera moves the wrist camera, but the pictures of {spec.name!r} are "
+                f"{', '.join(views)}; leave it out, or use light=F or table=NAME."
+            )
+        if len(spec.limbs) > 1 and (change.cubes_mm is not None or change.close or change.crowded):
+            raise ConfigError(
+                f"cubes, close and crowded change cubes, and {spec.name!r} has a bar; leave it out."
+            )
+
+    def expert(self, robot: str | None = None) -> Backend:
+        """Return the scripted expert."""
+        from strands_cosmos3.worlds.table.expert import ScriptedBackend
+
+        return ScriptedBackend()
+
+    def scene_key(self, robot: RobotSpec, task: str | None, variation: Variation) -> Hashable:
+        """Return bar, table, light and cubes; the camera moves in the same scene."""
+        change = _of_table(variation)
+        look = change.table, change.light, change.cubes_mm, change.crowded
+        return *look, bar_for(task, robot)
+
+    def scene(
+        self,
+        robot: RobotSpec,
+        task: str | None = None,
+        variation: Variation = NOT_VARIED,
+        arm: str | Path | None = None,
+    ) -> TableScene:
+        """Return a new scene."""
+        change = _of_table(variation)
+        look = {"table": change.table, "light": change.light}
+        appearance = replace(
+            nominal(robot), **{name: value for name, value in look.items() if value is not None}
+        )
+        cubes = None
+        if len(robot.limbs) == 1:
+            edge_m = (change.cubes_mm or 1e3 * DEFAULT_CUBES[0].edge_m) / 1e3
+            cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
+            cubes += DISTRACTORS if change.crowded else ()
+        return TableScene(cubes, arm, appearance, robot, bar_for(task, robot))
+
+    def judge(self, task: str, scene: Scene, instruction: str) -> TableJudge:
+        """Return the judge of an episode."""
+        assert isinstance(scene, TableScene)
+        return TableJudge(get_task(task), scene, parse_instruction(instruction))
+
+    def arrange(self, robot: Robot, start: Start) -> Layout | None:
+        """Displace the wrist camera, and bring a cube close to the goal's."""
+        change, scene = _of_table(start.variation), robot.scene
+        rng = np.random.default_rng([start.seed, _OFFSET_STREAM])
+        direction = rng.normal(0, 1, 3)
+        offset_m = direction / np.linalg.norm(direction) * (change.camera_cm or 0.0) / 100
+        # where it is when nothing displaces it
+        wrist = scene.cameras().get(_WRIST)
+        if wrist is not None:
+            for plant in (scene.model, robot.model):
+                plant.cam_pos[plant.cam(_WRIST).id] = np.array(wrist.position_m) + offset_m
+        if not change.close:
+            return None
+        layout = scene.sample_layout(np.random.default_rng(start.seed))
+        goal = parse_instruction(start.instruction or get_task(start.task or "pick").instruction)
+        return bring_close(layout, goal.cube, rng, scene.robot.workspace)
+
+
+def _of_table(variation: Variation) -> TableVariation:
+    return variation if isinstance(variation, TableVariation) else TableVariation()
+
+
+def _parsed(instruction: str, task: TableTask) -> Goal:
+    goal = parse_instruction(instruction)
+    if (task.bar is None) == (goal.verb in BAR_SENTENCES):
+        raise InstructionError(
+            f"instruction {instruction!r} does not ask for task {task.name!r}; try "
+            f"{task.instruction!r}."
+        )
+    return goal
+
+
