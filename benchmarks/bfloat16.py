@@ -21,7 +21,7 @@ from engine import SETTINGS, cpu_seconds, random_request
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.preflight import LEAST_GAIN, bfloat16_gain
-from strands_cosmos3.worlds.table.instruction import COLOURS, TEMPLATES, Verb
+from strands_cosmos3.worlds.table.grammar import COLOURS, TEMPLATES, Verb
 
 DTYPES = ("float32", "bfloat16")
 MARGIN = 0.10
@@ -88,7 +88,7 @@ def closed_loop(episodes: int, seed: int) -> dict[str, Any]:
     without a loss; what bfloat16 alone wins does not count.
     """
     from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.worlds.arms import Robot
 
     robot = Robot("panda")
     won: dict[str, list[bool]] = {name: [] for name in DTYPES}

@@ -131,7 +131,8 @@ def _measure(
     seed: int,
     episode: Path | None,
 ) -> dict[str, Any]:
-    from strands_cosmos3.sim.robot import ControlConfig, Robot
+    from strands_cosmos3.sim.simulated_arm import ControlConfig
+    from strands_cosmos3.worlds.arms import Robot
 
     robot = Robot(
         "panda", ControlConfig(feed_forward=feed_forward, compensation=compensation), plant=plant

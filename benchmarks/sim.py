@@ -22,7 +22,7 @@ def run(episodes: int = 5, seed: int = 0) -> dict[str, Any]:
         episodes: Episodes of each kind.
         seed: First seed.
     """
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.worlds.arms import Robot
 
     robot = Robot("panda")
     out: dict[str, Any] = {

@@ -10,7 +10,7 @@ import numpy as np
 import report
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.types import Rollout
-from strands_cosmos3.worlds.table.instruction import COLOURS, TEMPLATES, Verb
+from strands_cosmos3.worlds.table.grammar import COLOURS, TEMPLATES, Verb
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     """
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.sim.plant import ALL_ERRORS
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.worlds.arms import Robot
 
     if len(get_robot(robot).limbs) > 1:
         raise ConfigError(

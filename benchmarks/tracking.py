@@ -46,7 +46,8 @@ def run(chunks: int = 40, seed: int = 0, episode: Path | None = None) -> dict[st
         seed: Seed of the chunks.
         episode: Also a recorded DROID episode (.json).
     """
-    from strands_cosmos3.sim.robot import ControlConfig, Robot
+    from strands_cosmos3.sim.simulated_arm import ControlConfig
+    from strands_cosmos3.worlds.arms import Robot
 
     out: dict[str, Any] = {"chunks": chunks, "seed": seed, "physics_hz": 600, "control_hz": 50}
     if episode is not None:

@@ -26,7 +26,7 @@ from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_flange, T_hand_tcp, dh_forward
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.sim import load_panda
-from strands_cosmos3.sim.robot import ControlConfig
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
 
 # N m/rad, of libfranka's joint impedance example

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
     from strands_cosmos3.parallel.config import ParallelConfig
     from strands_cosmos3.policy import Cosmos3Policy, Policy, create_policy, register
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.worlds.arms import Robot
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,7 +55,7 @@ _MODULES = {
     "Policy": "policy",
     "create_policy": "policy",
     "register": "policy",
-    "Robot": "sim.robot",
+    "Robot": "worlds.arms",
     "get_embodiment": "embodiments",
     "list_embodiments": "embodiments",
     "load_action_stats": "actions.stats",

@@ -24,7 +24,7 @@ BASE = {
     "language",
     "embedded",
 }
-BASE |= {"__init__", "episode_summary"}
+BASE |= {"__init__", "episode_summary", "snapshots"}
 SIMULATED = BASE | {
     "actions",
     "robots",
@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "embodiments": {"checks", "errors", "options", "tables"},
     "collision": {"checks", "errors"},
     "episode_summary": set(),
+    "snapshots": set(),
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},
     # on first use
     "__init__": {
@@ -57,7 +58,7 @@ MAY_IMPORT = {
         "engine",
         "parallel",
         "policy",
-        "sim",
+        "worlds",
     },
     "actions": BASE,
     "robots": BASE,

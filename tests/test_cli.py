@@ -24,8 +24,8 @@ from strands_cosmos3.commands import doctor
 from strands_cosmos3.commands.flags import help_texts
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.options import options_of
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ErrorSummary, Outcome, Rollout
+from strands_cosmos3.worlds.arms import Robot
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]

@@ -22,7 +22,7 @@ from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, ControlError
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.robots.servo import Compensation
-from strands_cosmos3.sim.robot import ControlConfig
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
 
 spec = importlib.util.spec_from_file_location("real_franka", ROOT / "examples/10_real_franka.py")

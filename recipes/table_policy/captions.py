@@ -12,7 +12,7 @@ from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES
 from strands_cosmos3.training.dynamics import caption
-from strands_cosmos3.worlds.table.instruction import COLOURS
+from strands_cosmos3.worlds.table.grammar import COLOURS
 from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED
 
 LANGUAGE = Language(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from strands_cosmos3.backends.options import BackendOptions, ServiceOptions
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
 from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
 
+EXPERT = "strands_cosmos3.worlds.table.expert:ScriptedBackend"
+"""``scripted`` where no world names its own expert."""
 _WITHOUT_MODEL = ("scripted", "service")
 _INPUTS = {
     "scripted": BackendInfo(name="scripted", needs_privileged=True, requires_images=False),
@@ -77,9 +80,8 @@ def _by_name(
     backend: str, model: Any, options: BackendOptions, action_space: str | None
 ) -> Backend:
     if backend == "scripted":
-        from strands_cosmos3.worlds.table.expert import ScriptedBackend
-
-        return ScriptedBackend()
+        module, _, expert = EXPERT.partition(":")
+        return getattr(import_module(module), expert)()
     if backend == "replay":
         from strands_cosmos3.backends.replay import (
             LimbRecording,

@@ -226,7 +226,7 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     from strands_cosmos3.training.dynamics import judge_dynamics, require_video
     from strands_cosmos3.training.windows import ROWS
     from strands_cosmos3.worlds.table.demonstrations import expert_clips
-    from strands_cosmos3.worlds.table.instruction import Verb
+    from strands_cosmos3.worlds.table.grammar import Verb
 
     path = Path(str(settings.policy.model))
     checkpoint = require_video(path)

@@ -180,8 +180,10 @@ class RolloutCommand:
         from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
-        from strands_cosmos3.sim.robot import ALL_ERRORS, ControlConfig, PlantErrors, Robot
-        from strands_cosmos3.worlds.table.instruction import parse_instruction
+        from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
+        from strands_cosmos3.sim.simulated_arm import ControlConfig
+        from strands_cosmos3.worlds.arms import Robot
+        from strands_cosmos3.worlds.table.grammar import parse_instruction
 
         physics_steps_per_tick(self.control_frequency)
         if not 0 <= self.latency <= MAX_LATENCY_S:

@@ -24,8 +24,8 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.worlds.arms import Robot
 
 TASK = "pick up the red cube"
 _LAYOUT = (

@@ -19,7 +19,7 @@ from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import option
 from strands_cosmos3.types import Outcome, Rollout
 from strands_cosmos3.view.controls import ControlPanel, LiveControls, check_instruction, suggestions
-from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.grammar import parse_instruction
 
 _WAIT_S = 0.2
 _OUTCOME_S = 1.5
@@ -85,12 +85,12 @@ class ViewCommand(RolloutCommand):
             )
         from strands_cosmos3.robots.catalogue import get_robot
         from strands_cosmos3.sim.interrupt import deferred_interrupt
-        from strands_cosmos3.sim.scene import Scene
+        from strands_cosmos3.worlds.table.scene import TableScene
 
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
         scene, console = (
-            Scene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))),
+            TableScene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))),
             Console(),
         )
         with self._open_stage(scene) as stage:

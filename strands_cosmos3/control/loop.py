@@ -357,7 +357,10 @@ class ControlLoop(Restorable):
         """
         if self.config.latency_s is None:
             raise ConfigError("an episode in real time cannot be saved; use a simulated latency.")
-        wait([pending.result for pending in (self._pending, self._planning) if pending is not None])
+        results: list[Future[Any]] = [
+            pending.result for pending in (self._pending, self._planning) if pending is not None
+        ]
+        wait(results)
         return super().snapshot()
 
     def tick(self) -> Tick:

@@ -31,14 +31,14 @@ from typing import Any, Literal
 import numpy as np
 
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.sim.appearance import LARGEST_LIGHT, TABLES
-from strands_cosmos3.worlds.table.instruction import (
+from strands_cosmos3.worlds.table.appearance import LARGEST_LIGHT, TABLES
+from strands_cosmos3.worlds.table.grammar import (
     COLOURS,
+    PARAPHRASES,
     TEMPLATES,
     Goal,
     parse_instruction,
 )
-from strands_cosmos3.worlds.table.phrases import PARAPHRASES
 
 Text = Literal["asked", "swapped", "shuffled", "paraphrased", "random"]
 Images = Literal["seen", "blank"]

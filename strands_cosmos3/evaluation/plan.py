@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.worlds.table.instruction import (
+from strands_cosmos3.worlds.table.grammar import (
     COLOURS,
     TEMPLATES,
     Goal,

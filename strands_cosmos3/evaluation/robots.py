@@ -14,8 +14,8 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.robots.catalogue import PANDA, get_robot, model_file
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.sim.robot import ROBOTS
 from strands_cosmos3.sim.scene_builder import view_names_of
+from strands_cosmos3.worlds.arms import ROBOTS
 from strands_cosmos3.worlds.table.tasks import CUBE_TASKS, TASKS
 
 DOMAIN = "droid"

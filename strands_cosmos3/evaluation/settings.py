@@ -43,7 +43,7 @@ from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.sim.episode import physics_steps_per_tick
 from strands_cosmos3.worlds.libero.protocol import get_protocol
-from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.worlds.table.grammar import parse_instruction
 
 
 @dataclass(frozen=True)

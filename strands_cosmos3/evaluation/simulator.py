@@ -13,9 +13,9 @@ from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.stages import Stages
 from strands_cosmos3.policy import Policy
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome, Rollout
-from strands_cosmos3.worlds.table.tasks import Judge, get_task
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.world import Start
 
 
 class Simulator(EpisodeRunner):
@@ -60,11 +60,8 @@ class GoalMonitor:
 
     def __init__(self, assignment: Assignment, robot: Robot):
         goal, policy_goal = assignment.goals
-        self._judge = (
-            None
-            if goal == policy_goal
-            else Judge(get_task(assignment.task), robot.scene, policy_goal)
-        )
+        own = Start(assignment.task, instruction=assignment.policy_instruction)
+        self._judge = None if goal == policy_goal else robot.judge_of(own)
         self.saw_success = False
 
     @property

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.robots.catalogue import PANDA, get_robot
-from strands_cosmos3.robots.spec import Workspace
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, SEPARATION_M, Layout, Scene
-from strands_cosmos3.sim.scene_builder import cameras, nominal
+from strands_cosmos3.sim.scene import Layout
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.scene import (
+    DEFAULT_CUBES,
+    DISTRACTORS,
+    TableScene,
+    bring_close,
+    nominal,
+)
 from strands_cosmos3.worlds.table.tasks import bar_for
-
-CLOSE_M = 0.065
-"""Distance of the centres of two close cubes."""
-_MAX_DRAWS = 1000
 
 
 class Stages:
@@ -39,7 +39,7 @@ class Stages:
         direction = rng.normal(0, 1, 3)
         offset_m = direction / np.linalg.norm(direction) * (perturbation.camera_cm or 0.0) / 100
         # where it is when nothing displaces it
-        wrist = cameras(robot.scene.appearance, self._spec).get("wrist")
+        wrist = robot.scene.cameras().get("wrist")
         if wrist is not None:
             for plant in (robot.scene.model, robot.model):
                 plant.cam_pos[plant.cam("wrist").id] = np.array(wrist.position_m) + offset_m
@@ -72,28 +72,6 @@ class Stages:
                 if perturbation.crowded
                 else cubes
             )
-            scene = Scene(cubes, appearance=appearance, robot=self._spec, bar=bar)
+            scene = TableScene(cubes, appearance=appearance, robot=self._spec, bar=bar)
             self._robots[key] = Robot(self._name, scene=scene)
         return self._robots[key]
-
-
-def bring_close(
-    layout: Layout, cube: str, rng: np.random.Generator, workspace: Workspace = PANDA.workspace
-) -> Layout:
-    """Move the next cube to ``CLOSE_M`` from a cube, inside the workspace and clear of the
-    others.
-    """
-    at, other = layout.names.index(cube), (layout.names.index(cube) + 1) % len(layout.names)
-    rest = [i for i in range(len(layout.names)) if i not in (at, other)]
-    for _ in range(_MAX_DRAWS):
-        angle = rng.uniform(0, 2 * np.pi)
-        xy = layout.xy_m[at] + CLOSE_M * np.array([np.cos(angle), np.sin(angle)])
-        inside = all(
-            low <= at_m <= high
-            for at_m, (low, high) in zip(xy, (workspace.x_m, workspace.y_m), strict=True)
-        )
-        if inside and all(np.linalg.norm(xy - layout.xy_m[i]) >= SEPARATION_M for i in rest):
-            moved = layout.xy_m.copy()
-            moved[other] = xy
-            return replace(layout, xy_m=moved)
-    raise ConfigError(f"no place {CLOSE_M:g} m from {cube} is free.")

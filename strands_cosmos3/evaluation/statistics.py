@@ -12,7 +12,7 @@ import numpy as np
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import TABLE, Assignment
-from strands_cosmos3.worlds.table.instruction import COLOURS
+from strands_cosmos3.worlds.table.grammar import COLOURS
 
 CONFIDENCE = 0.95
 

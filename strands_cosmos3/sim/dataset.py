@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
-from strands_cosmos3.checks import F64, instance_of, typed
+from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets.spec import (
     ACTION,
     DONE,
@@ -41,7 +41,6 @@ Views = Mapping[str, NDArray[np.uint8]]
 Observe = Callable[[mujoco.MjData], Views]
 
 
-@typed()
 def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PANDA) -> DatasetSpec:
     """Return the schema of recorded rollouts: :func:`~strands_cosmos3.datasets.arm_spec` with the
     embodiment's cameras.
@@ -105,7 +104,7 @@ class RolloutRecorder:
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
-        self._writer = instance_of(writer, DatasetWriter, "writer")
+        self._writer = writer
         self._embodiment = get_embodiment(embodiment)
         self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
 

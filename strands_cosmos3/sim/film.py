@@ -12,8 +12,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import finite_array, image_array, instance_of, positive, typed
-from strands_cosmos3.errors import InputError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import ShapeError, UnknownNameError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene, SceneLimb
@@ -31,15 +30,12 @@ _TRAIL_POINTS = 240
 _OUTCOME_S = 1.5
 
 
-@typed("latency_s")
 def frames_shown(rows: int | None, latency_s: float) -> int | None:
     """Frames of a predicted video that are shown before the next one: the given one, one a row, and
     those of the latency.
 
-    None, all of them, where whole chunks are executed (``rows`` is None). InputError: an argument
-    is malformed.
+    None, all of them, where whole chunks are executed (``rows`` is None).
     """
-    latency_s = float(finite_array(latency_s, "latency_s", ()))
     return None if rows is None else rows + 1 + math.ceil(latency_s * PREDICTION_FPS)
 
 
@@ -71,7 +67,6 @@ class VideoRecorder:
         audience: Also receives plans and predictions.
     """
 
-    @typed()
     def __init__(
         self,
         scene: Scene,
@@ -85,7 +80,7 @@ class VideoRecorder:
         if layout not in LAYOUTS:
             raise UnknownNameError("film layout", layout, LAYOUTS)
         self.scene, self.caption, self.layout = scene, caption, layout
-        self._tick_s = 1.0 / positive(control_frequency, "control frequency")
+        self._tick_s = 1.0 / control_frequency
         self._fps = min(LAYOUTS[layout], control_frequency)
         self._quality = quality
         self._audience = audience
@@ -198,7 +193,6 @@ class VideoRecorder:
             self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
 
 
-@typed()
 def observed_picture(
     views: Mapping[str, NDArray[np.uint8]], predicted: NDArray[np.uint8] | None = None
 ) -> NDArray[np.uint8]:
@@ -217,7 +211,6 @@ def observed_picture(
     ]
 
 
-@typed()
 def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
     """Return the commanded path [T, 3] of a limb's tool centre point in the world."""
     poses = plan.limb_poses.get(limb.limb.name)
@@ -233,14 +226,12 @@ def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Stack the wrist's view above the two halved outer ones, as :func:`..observe.views.compose`
     does, but faster.
 
-    Raises:
-        InputError, ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even
-            sides.
+    ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even sides.
     """
-    if len(instance_of(views, list, "views")) != 3:
-        raise InputError(f"views must be three pictures, got {len(views)}.")
-    wrist, *outer = (image_array(view, "views") for view in views)
-    if any(view.shape != wrist.shape or view.shape[0] % 2 or view.shape[1] % 2 for view in outer):
+    wrist, *outer = views
+    if len(outer) != 2 or any(
+        view.shape != wrist.shape or view.shape[0] % 2 or view.shape[1] % 2 for view in outer
+    ):
         raise ShapeError(
             "views must have one size with even sides, got "
             f"{[view.shape for view in (wrist, *outer)]}."

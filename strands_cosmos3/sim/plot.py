@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import typed
 from strands_cosmos3.errors import InputError, MissingDependencyError
 from strands_cosmos3.resources import require_creatable
 from strands_cosmos3.sim.metrics import between
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _FORMATS = (".png", ".pdf", ".svg")
 
 
-@typed()
 def plot_rollout(rollout: Rollout, path: str | Path) -> None:
     """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix
     selects the format.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.replay import LimbRecording, Recording, ReplayBackend
-from strands_cosmos3.checks import of_grippers, positive, typed
+from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
@@ -176,16 +176,12 @@ class AdaptedPolicyPlanner(Restorable):
         """Do nothing: such a policy cannot be cancelled."""
 
 
-@typed("policy", "hz")
 def planner_for(
     arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
 ) -> PolicyPlanner | AdaptedPolicyPlanner:
-    """Return the planner for a policy of any make; InputError if the policy lacks a member, or
-    an argument is malformed.
-    """
+    """Return the planner for a policy of any make; InputError if the policy lacks a member."""
     if missing := [name for name in _MEMBERS if not hasattr(policy, name)]:
         raise InputError(f"policy must have {', '.join(missing)}, got {type(policy).__name__}.")
-    hz = positive(hz, "hz")
     if isinstance(policy, Cosmos3Policy):
         return PolicyPlanner(arm, policy, instruction, film)
     return AdaptedPolicyPlanner(arm, policy, instruction, film, hz)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from strands_cosmos3.checks import image_array, positive, typed
+from strands_cosmos3.checks import image_array, positive
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, ShapeError
 from strands_cosmos3.resources import require_creatable
 
@@ -43,7 +43,6 @@ class VideoWriter:
         MissingDependencyError: PyAV is not installed.
     """
 
-    @typed()
     def __init__(self, path: str | Path, fps: float, crf: int = 20):
         self.path = Path(path).expanduser()
         if self.path.suffix.lower() not in _SUFFIXES:
@@ -139,7 +138,6 @@ class VideoWriter:
             self.discard()
 
 
-@typed()
 def compose_film(
     beauty: Frame,
     views: Mapping[str, Frame],
@@ -153,8 +151,7 @@ def compose_film(
     beside it.
 
     Args:
-        beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8 (else
-            ShapeError).
+        beauty: The large picture, at its own size; all pictures are [H, W, 3] uint8.
         views: Observation pictures by name, left to right.
         predicted: A frame of the predicted video; it is labelled as a prediction.
         observed: The observation at the time of ``predicted``, shown below it at the same size.
@@ -169,8 +166,6 @@ def compose_film(
         for name, picture in (("predicted", predicted), ("observed", observed))
         if picture is not None
     }
-    for name, picture in {"beauty": beauty, **views, **beside}.items():
-        image_array(picture, f"picture {name!r}")
     main = (
         beauty if caption is None and time_s is None else _captioned(beauty, caption or "", time_s)
     )

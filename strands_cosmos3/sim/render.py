@@ -21,7 +21,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array, typed, typed_fields
+from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array
 from strands_cosmos3.errors import ConfigError, RenderError, UnknownNameError
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
@@ -33,7 +33,6 @@ _REMEDY = (
 _MAX_GEOMS = 2000
 
 
-@typed()
 def choose_gl(wanted: str | None = None) -> str:
     """Return the OpenGL backend to draw with, without loading it.
 
@@ -95,7 +94,6 @@ class Polyline:
     radius_m: float = 0.0025
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         object.__setattr__(self, "points_m", finite_array(self.points_m, "points_m", (None, 3)))
 
 
@@ -111,7 +109,6 @@ class Renderer:
         RenderError: OpenGL does not start.
     """
 
-    @typed()
     def __init__(
         self,
         model: mujoco.MjModel,

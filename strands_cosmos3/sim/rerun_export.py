@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from strands_cosmos3.checks import typed
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.sim.plot import hands_of
 from strands_cosmos3.types import Rollout
@@ -18,7 +17,6 @@ _COLOURS = {"commanded": (246, 140, 40), "achieved": (40, 150, 235)}
 _EVERY = 6  # physics steps from one row to the next: 100 Hz
 
 
-@typed()
 def save_rrd(rollout: Rollout, path: str | Path) -> None:
     """Write a rollout as a Rerun recording; open it with ``rerun FILE``.
 

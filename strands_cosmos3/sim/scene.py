@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, require_type
+from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, UnknownNameError
 from strands_cosmos3.robots.catalogue import PANDA
@@ -55,7 +55,6 @@ class Layout:
     yaw_rad: F64  # [n] rotation about z
 
     def __post_init__(self) -> None:
-        require_type(self.names, Sequence[str], "names")
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "xy_m", finite_array(self.xy_m, "xy_m", (len(self.names), 2)))
         object.__setattr__(
@@ -376,7 +375,9 @@ class Scene:
             self.lay(data, name, xy_m, yaw_rad)
         mujoco.mj_forward(self.model, data)
 
-    def lay(self, data: mujoco.MjData, name: str, xy_m: Sequence[float], yaw_rad: float) -> None:
+    def lay(
+        self, data: mujoco.MjData, name: str, xy_m: Sequence[float] | F64, yaw_rad: float
+    ) -> None:
         """Write the pose of a resting body that lies at [2] with a yaw."""
         body = self.bodies[name]
         data.qpos[body.qpos : body.qpos + 7] = (

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of, of_grippers, require_rows, seed_number, typed
+from strands_cosmos3.checks import F64, of_grippers, seed_number
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import (
     ActuatorGuardError,
     ConfigError,
     ControlError,
-    ShapeError,
     UnknownNameError,
 )
 from strands_cosmos3.robots.joints import JointLimits
@@ -151,7 +150,6 @@ class SimulatedArm(Restorable):
         chain = chain_to_body(model, limb.frame, limb.joints)
         return replace(table, hands=tuple(replace(hand, chain=chain) for hand in table.hands))
 
-    @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
         """Place the arm at rest (at ``q_rad`` [n], by default at home) and the resting
         bodies (at ``layout``, by default random).
@@ -222,7 +220,6 @@ class SimulatedArm(Restorable):
             q_rad += self.plant.noise_rad(self._seed, round(self.data.time / self.dt_s), len(q_rad))
         return q_rad
 
-    @typed()
     def observe(self, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames
         (uint8).
@@ -238,7 +235,6 @@ class SimulatedArm(Restorable):
         flat |= {f"{name}.vel": float(value) for name, value in zip(names, qd, strict=True)}
         return flat | dict(images or {})
 
-    @typed()
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
         q, qd, gripper = self.joint_state()
@@ -254,11 +250,9 @@ class SimulatedArm(Restorable):
         Returns the true angles [M, n] and open fractions [M] (or [M, G]) after each step.
 
         Raises:
-            InputError, ShapeError: An argument is malformed; nothing was written.
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the
                 physics diverged.
         """
-        _require_references(block, before, self.servo.n, np.shape(self._open))
         scene, data, model = self.scene, self.data, self.model
         references = [
             np.concatenate((first[None], rest))
@@ -358,22 +352,3 @@ class SimulatedArm(Restorable):
         if self._feed_forward is FeedForward.NONE:
             return self.servo.no_feed_forward(q_rad[:-1], load_nm)
         return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
-
-
-def _require_references(
-    block: ReferenceBlock, before: JointState, n: int, grippers: tuple[int, ...]
-) -> None:
-    """Check types and shapes, which is cheap: this runs at every control tick."""
-    now = vars(instance_of(block, ReferenceBlock, "block"))
-    require_rows(n, now["q_rad"], now["qd_rad_s"], now["qdd_rad_s2"], axes=2)
-    gripper = now["gripper"]
-    if (
-        not isinstance(gripper, np.ndarray)
-        or gripper.dtype != np.float64
-        or gripper.shape != (len(block), *grippers)
-    ):
-        raise ShapeError(
-            f"open fractions must be a float64 array {[len(block), *grippers]}, got "
-            f"{np.shape(gripper)}."
-        )
-    require_rows(n, *vars(instance_of(before, JointState, "before")).values(), axes=1)

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, InstructionError
-from strands_cosmos3.language import Language, plainest
+from strands_cosmos3.language import Language
 from strands_cosmos3.types import Rollout
-from strands_cosmos3.worlds.table.instruction import (
-    BAR_SENTENCES,
-    COLOURS,
+from strands_cosmos3.worlds.table.grammar import (
+    BAR_VERBS,
     TEMPLATES,
-    Goal,
     Verb,
     parse_instruction,
+    sentences,
 )
 
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
@@ -36,20 +35,7 @@ def suggestions(language: Language | None, with_bar: Verb | None = None) -> list
 
     ``with_bar`` is what the scene's bar is for; None is a scene with cubes.
     """
-    if with_bar is not None:
-        return [BAR_SENTENCES[with_bar]]
-    colours = COLOURS if language is None else language.colours
-    verbs = list(TEMPLATES) if language is None else [Verb(verb) for verb in language.verbs]
-    goals = [
-        Goal(
-            verb,
-            f"cube_{colour}",
-            f"cube_{colours[(i + 1) % len(colours)]}" if verb is Verb.STACK else None,
-        )
-        for verb in sorted(verbs, key=lambda verb: verb is not Verb.PICK)
-        for i, colour in enumerate(colours)
-    ]
-    return [plainest(goal) for goal in goals]
+    return sentences(language) if with_bar is None else [TEMPLATES[with_bar]]
 
 
 def check_instruction(
@@ -66,7 +52,7 @@ def check_instruction(
     if language is not None:
         language.understand(text)
     verb = parse_instruction(text).verb
-    if (verb if verb in BAR_SENTENCES else None) != with_bar:
+    if (verb if verb in BAR_VERBS else None) != with_bar:
         has = (
             "cubes and no bar"
             if with_bar is None

@@ -15,11 +15,11 @@ from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, observed_picture, 
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory, Rollout
 from strands_cosmos3.view.controls import LiveControls
 from strands_cosmos3.view.limbs import limb_states
 from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.worlds.arms import Robot
 
 _POSE_S = 1 / 25
 _PANEL_S = 1 / 8

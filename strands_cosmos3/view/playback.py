@@ -20,7 +20,7 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.pacing import Pacer
-from strands_cosmos3.sim.scene import BAR, Scene
+from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.limbs import limb_states
 from strands_cosmos3.view.stage import Stage, Status
 
@@ -163,7 +163,7 @@ def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Reco
 def play(
     stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Play back an episode in real time. Cubes and bar are hidden, because their poses are not
+    """Play back an episode in real time. Resting bodies are hidden, because their poses are not
     recorded.
 
     Args:
@@ -171,7 +171,7 @@ def play(
         stopped: Ends the playback when it returns True.
     """
     data = mujoco.MjData(scene.model)
-    for name in (*scene.cubes, *(() if scene.bar is None else (BAR,))):
+    for name in scene.bodies:
         stage.hide(name)
     stage.world(None, "a recording holds no predicted video")
     trails: dict[str, list[Any]] = {name: [] for name in scene.limbs}

@@ -31,7 +31,9 @@ from strands_cosmos3.errors import (
     InputError,
     UnknownNameError,
 )
+from strands_cosmos3.options import with_options
 from strands_cosmos3.policy import Policy, create_policy
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.catalogue import (
     aliases,
     get_robot,
@@ -67,14 +69,17 @@ if TYPE_CHECKING:
     # needs pyarrow, which other rollouts do not
     from strands_cosmos3.sim.dataset import RolloutRecorder
 
-ROBOTS = (
-    "panda",
-    "franka",
-    *(
-        name
-        for name, robot in packaged_robots().items()
-        if name != "panda" and (source_of(robot) is None or len(robot.limbs) == 1)
-    ),
+ROBOTS = tuple(
+    dict.fromkeys(
+        (
+            *("panda", "franka"),
+            *(
+                name
+                for name, robot in packaged_robots().items()
+                if source_of(robot) is None or len(robot.limbs) == 1
+            ),
+        )
+    )
 )
 """Names of the robots that can be simulated."""
 DOMAIN = "droid"
@@ -177,6 +182,7 @@ class Robot(SimulatedArm):
             )
         super().__init__(scene, control, plant)
 
+    @typed()
     def reset(self, seed: int = 0, q_rad: F64 | None = None, layout: Layout | None = None) -> None:
         """Place the arm at rest and the resting bodies, see
         :meth:`~strands_cosmos3.sim.simulated_arm.SimulatedArm.reset`.
@@ -293,22 +299,30 @@ class Robot(SimulatedArm):
         self._judges(start, options)  # errors before a policy is made
         if policy is not None:
             return self.run_episode(policy, start, options, layout=layout, on_tick=tick)
-        config = self._policy_arguments(robot_name) | dict(policy_config or {})
-        if config.get("backend") == "scripted":
-            config["backend"] = self.world.required_expert(robot_name)
+        config = self._policy_config(robot_name, policy_config or {})
         with create_policy(policy_provider, **config) as made:
             return self.run_episode(made, start, options, layout=layout, on_tick=tick)
 
-    def _policy_arguments(self, robot_name: str) -> dict[str, Any]:
+    def _policy_config(self, robot_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         embodiment = self.scene.robot.embodiment
         own = {} if embodiment is None else {"embodiment": embodiment}
-        return {"robot": robot_name, "limits": self.limits, **own}
+        config = {"robot": robot_name, **own, **arguments}
+        if config.get("backend") == "scripted":
+            config["backend"] = self.world.required_expert(robot_name)
+        options = PolicyOptions.of(config.get("options", {}))
+        if options.arm.limits is None:
+            options = with_options(options, {"limits": self.limits})
+        return {**config, "options": options}
+
+    def _hz(self, options: RunOptions) -> float:
+        hz = options.control_frequency_hz
+        return self.world.control_frequency_hz if hz is None else hz
 
     def _judges(self, start: Start, options: RunOptions) -> tuple[str, Judge | None, Judge | None]:
         """Check the options; return the goal's instruction, its judge, and that of the policy's own
         instruction if it is another goal.
         """
-        physics_steps_per_tick(options.control_frequency_hz or self.world.control_frequency_hz)
+        physics_steps_per_tick(self._hz(options))
         if options.realtime and options.latency:
             raise ConfigError(
                 f"latency={options.latency!r} is simulated, and realtime=True measures the real "
@@ -337,16 +351,13 @@ class Robot(SimulatedArm):
         *,
         layout: Layout | None = None,
         on_tick: Callable[[], bool | None] | None = None,
-        state: Mapping[str, Any] | None = None,
+        state: dict[str, Any] | None = None,
     ) -> Rollout:
         """Reset the arm and run a policy; with ``state``, a runner's snapshot, go on from there.
         Errors: as :meth:`run_policy`.
         """
         goal, judge, followed = self._judges(start, options)
-        instruction, hz = (
-            options.instruction or goal,
-            options.control_frequency_hz or self.world.control_frequency_hz,
-        )
+        instruction, hz = options.instruction or goal, self._hz(options)
         horizon_s = 20.0 if start.task is None else self.world.task(start.task, self.name).horizon_s
         duration_s = horizon_s if options.duration_s is None else options.duration_s
         n_ticks = max(1, round(positive(duration_s, "duration") * hz))
@@ -359,7 +370,12 @@ class Robot(SimulatedArm):
             noise = options.noise_seed
             policy.reset(start.seed if noise is None else seed_number(noise, "noise_seed"))
         with VideoRecorder(
-            self.scene, options.video, hz, instruction, options.film_layout, audience=options.audience
+            self.scene,
+            options.video,
+            hz,
+            instruction,
+            options.film_layout,
+            audience=options.audience,
         ) as film:
             planner = planner_for(self, policy, instruction, film, hz)
             latency_s = None if options.realtime else options.latency
@@ -385,7 +401,9 @@ class Robot(SimulatedArm):
                     rollout = save(runner.run(start.seed, start.task))
         video = options.video
         return (
-            rollout if video is None else replace(rollout, video=Path(video).expanduser().absolute())
+            rollout
+            if video is None
+            else replace(rollout, video=Path(video).expanduser().absolute())
         )
 
     def _start_of(self, recording: LimbRecording) -> F64:
@@ -456,7 +474,7 @@ class ArmSession(Session):
         self.start = Start(task)
         self._layout: Layout | None = None
         self._judge: Judge | None = None
-        self._run: Mapping[str, Any] | None = None  # a restored state of a run
+        self._run: dict[str, Any] | None = None  # a restored state of a run
         self._running = False
 
     def _robot_for(
@@ -508,7 +526,7 @@ class ArmSession(Session):
         return self._run_episode(policy, options or RunOptions(), self._run)
 
     def _run_episode(
-        self, policy: Policy, options: RunOptions, state: Mapping[str, Any] | None
+        self, policy: Policy, options: RunOptions, state: dict[str, Any] | None
     ) -> Rollout:
         on_tick, robot = options.on_tick, self.robot
         tick = None if on_tick is None else lambda: on_tick(self)
@@ -631,8 +649,6 @@ def _require_members(value: object, name: str, *members: str) -> None:
         if value is not None and not callable(getattr(value, member, None))
     ]:
         raise InputError(f"{name} must have {', '.join(missing)}(), got {type(value).__name__}.")
-
-
 
 
 def _is_file(name: str) -> bool:

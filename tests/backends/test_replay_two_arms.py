@@ -25,8 +25,8 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, DatasetError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Request
+from strands_cosmos3.worlds.arms import Robot
 
 DUAL = get_embodiment("robomind-franka-dual")
 ROBOT = Robot("dual_panda")

@@ -20,12 +20,13 @@ from strands_cosmos3.robots.servo import (
     Payload,
 )
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
-from strands_cosmos3.sim.robot import ControlConfig, Robot
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.scene import TableScene
 from tracking import recording_of_motion
 
-SCENE = Scene()
+SCENE = TableScene()
 BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])
 
 
@@ -222,7 +223,7 @@ def test_an_estimate_beyond_what_is_compensated_is_an_error_of_the_identificatio
 
 
 def test_friction_is_identified_joint_by_joint():
-    arm, rubbing = Robot(scene=Scene()), np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0])
+    arm, rubbing = Robot(scene=TableScene()), np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.5, 0.0])
     arm.model.dof_frictionloss[arm.scene.arm_dof], arm.model.dof_solimp[arm.scene.arm_dof, :2] = (
         rubbing,
         0.9999,

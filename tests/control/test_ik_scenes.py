@@ -11,7 +11,7 @@ from strands_cosmos3.control.ik import METHODS, MinkIKBridge
 from strands_cosmos3.errors import FrameError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.worlds.table.scene import TableScene
 
 DT_S = 1 / 15
 KEPT_M = 0.02
@@ -75,7 +75,7 @@ def test_links_are_kept_apart(tabled):
 
 
 def test_a_cube_is_avoided_and_not_moved_out_of_the_way():
-    scene = Scene()
+    scene = TableScene()
     data = mujoco.MjData(scene.model)
     scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
     q = data.qpos.copy()
@@ -97,7 +97,7 @@ def test_a_cube_is_avoided_and_not_moved_out_of_the_way():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_scene_is_a_bridge_too(method):
-    scene = Scene()
+    scene = TableScene()
     data = mujoco.MjData(scene.model)
     scene.reset(data, scene.sample_layout(np.random.default_rng(1)))
     bridge = MinkIKBridge(scene.model)

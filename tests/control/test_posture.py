@@ -18,8 +18,8 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Observation
+from strands_cosmos3.worlds.arms import Robot
 
 MODEL = load_panda()
 ASIDE_Q = HOME_Q + np.array([0.24, 0.15, 0.17, 0.25, -0.19, -0.13, 0.35])

@@ -14,8 +14,9 @@ from strands_cosmos3.errors import ActuatorGuardError, ControlError, Cosmos3Erro
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.robots.servo import Compensation, JointServo
-from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.worlds.arms import Robot
 
 BRIDGE = MinkIKBridge(load_panda())
 

@@ -13,8 +13,8 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.spec import Figures, HandRates, Limb, LimbLimits, ModelPart, RobotSpec
-from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.worlds.table.scene import TableScene
 
 DUAL_PANDA = get_robot("dual_panda")
 
@@ -151,6 +151,6 @@ def test_what_shares_joints_must_agree_and_has_no_scene_yet(robot):
     with pytest.raises(ConfigError, match="share the joints waist"):
         replace(robot, limbs=(left, replace(right, limits=faster)))
     with pytest.raises(ConfigError, match=r"share waist.*LimbIK"):
-        Scene(robot=robot)
+        TableScene(robot=robot)
     with pytest.raises(InputError, match="shared_weight"):
         LimbIK(DUAL_PANDA, shared_weight=1.5)

@@ -13,7 +13,7 @@ pytest.importorskip("mujoco")
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.arms import Robot
 
 
 @pytest.fixture

@@ -30,7 +30,10 @@ from strands_cosmos3.evaluation.statistics import summarise
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.spec import Workspace
-from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR
+from strands_cosmos3.worlds.table.grammar import TEMPLATES, Verb
+
+LIFT_THE_BAR = TEMPLATES[Verb.LIFT]
+HAND_OVER_THE_BAR = TEMPLATES[Verb.HAND_OVER]
 
 UR5E = get_robot("ur5e")
 

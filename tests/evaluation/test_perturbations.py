@@ -8,8 +8,13 @@ import pytest
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation, parse_conditions
 from strands_cosmos3.evaluation.plan import episode_seed, goal_instruction, make_plan
-from strands_cosmos3.worlds.table.instruction import COLOURS, TEMPLATES, Verb, parse_instruction
-from strands_cosmos3.worlds.table.phrases import PARAPHRASES
+from strands_cosmos3.worlds.table.grammar import (
+    COLOURS,
+    PARAPHRASES,
+    TEMPLATES,
+    Verb,
+    parse_instruction,
+)
 
 TASKS = ("reach", "pick", "place", "stack")
 

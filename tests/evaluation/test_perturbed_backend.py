@@ -9,8 +9,8 @@ from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.errors import ServiceClosedError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 

@@ -11,11 +11,12 @@ from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.evaluation.plan import make_plan
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.stages import CLOSE_M, Stages
+from strands_cosmos3.evaluation.stages import Stages
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import SPAWN_X_M, SPAWN_Y_M
+from strands_cosmos3.robots.catalogue import PANDA
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
+from strands_cosmos3.worlds.table.scene import CLOSE_M
 
 
 def episodes(condition: str, n: int = 12):
@@ -48,7 +49,7 @@ def test_close_cubes_stand_where_they_should(stages):
         away = np.linalg.norm(np.delete(layout.xy_m, at, axis=0) - layout.xy_m[at], axis=1)
         assert away.min() == pytest.approx(CLOSE_M)
         assert away.max() >= 0.1
-        for axis, (low, high) in enumerate((SPAWN_X_M, SPAWN_Y_M)):
+        for axis, (low, high) in enumerate((PANDA.workspace.x_m, PANDA.workspace.y_m)):
             assert (layout.xy_m[:, axis] >= low).all()
             assert (layout.xy_m[:, axis] <= high).all()
 

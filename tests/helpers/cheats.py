@@ -68,8 +68,8 @@ class Hand:
     def put(self, robot, xyz, R=None):
         """Put the cube somewhere, at rest."""
         at, dof, quat = (
-            robot.scene.cube_qpos[self.cube],
-            robot.scene.cube_dof[self.cube],
+            robot.scene.bodies[self.cube].qpos,
+            robot.scene.bodies[self.cube].dof,
             np.array([1.0, 0, 0, 0]),
         )
         if R is not None:
@@ -78,10 +78,10 @@ class Hand:
         robot.data.qvel[dof : dof + 6] = 0.0
 
     def where(self, robot, name=None):
-        return robot.data.xpos[robot.scene.cube_body[name or self.cube]].copy()
+        return robot.data.xpos[robot.scene.bodies[name or self.cube].id].copy()
 
     def fling(self, robot, velocity):
-        dof = robot.scene.cube_dof[self.cube]
+        dof = robot.scene.bodies[self.cube].dof
         robot.data.qvel[dof : dof + 6] = [*velocity, 0, 0, 0]
 
 
@@ -135,7 +135,7 @@ class Carry(Hand):
     def act(self, robot):
         if self.left is None:
             self.left = list(self.places(robot))
-        body = robot.scene.cube_body[self.cube]
+        body = robot.scene.bodies[self.cube].id
         if self.left and np.linalg.norm(self.left[0] - self.where(robot)) < 0.003:
             self.left.pop(0)
         if not self.left:
@@ -152,7 +152,7 @@ class Carry(Hand):
 
 def touching(robot, cube):
     """Names of the bodies that touch a cube."""
-    model, body = robot.scene.model, robot.scene.cube_body[cube]
+    model, body = robot.scene.model, robot.scene.bodies[cube].id
     pairs = [
         {int(model.geom_bodyid[c.geom1]), int(model.geom_bodyid[c.geom2])}
         for c in robot.data.contact
@@ -163,7 +163,7 @@ def touching(robot, cube):
 def looks_done(robot, task, cube, onto):
     """The tasks' conditions of release 0.1: the final state, and fingers only."""
     scene, data = robot.scene, robot.data
-    at, dof = data.xpos[scene.cube_body[cube]], scene.cube_dof[cube]
+    at, dof = data.xpos[scene.bodies[cube].id], scene.bodies[cube].dof
     fingers = touching(robot, cube) & {"left_finger", "right_finger"}
     left = not fingers and np.linalg.norm(data.qvel[dof : dof + 3]) < REST_M_S
     if task == "reach":
@@ -172,7 +172,7 @@ def looks_done(robot, task, cube, onto):
         return at[2] - 0.02 >= LIFT_M and len(fingers) == 2
     if task == "place":
         return scene.in_bin(at) and left
-    off = at - data.xpos[scene.cube_body[onto]]
+    off = at - data.xpos[scene.bodies[onto].id]
     return np.linalg.norm(off[:2]) < STACK_ASIDE_M and abs(off[2] - 0.04) < STACK_HEIGHT_M and left
 
 
@@ -190,7 +190,7 @@ class Creep(Hand):
             return
         self.start = self.where(robot) if self.start is None else self.start
         if np.linalg.norm(self.where(robot) - self.start) < np.linalg.norm(self.way):
-            at = robot.scene.cube_qpos[self.cube]
+            at = robot.scene.bodies[self.cube].qpos
             robot.data.qpos[at : at + 3] += 0.008 / 50.0 * self.way / np.linalg.norm(self.way)
 
 
@@ -203,10 +203,10 @@ class SlideUnder(Hand):
 
     def act(self, robot):
         if not self.done and robot.now_s() >= self.at_s:
-            self.done, at = True, robot.scene.cube_qpos[self.onto]
+            self.done, at = True, robot.scene.bodies[self.onto].qpos
             robot.data.qpos[at : at + 3] = [*self.where(robot)[:2], 0.02]
             robot.data.qpos[at + 3 : at + 7] = robot.data.qpos[
-                robot.scene.cube_qpos[self.cube] + 3 :
+                robot.scene.bodies[self.cube].qpos + 3 :
             ][:4]
 
 

@@ -25,7 +25,7 @@ from strands_cosmos3.robots.spec import (
     ServoGains,
     Workspace,
 )
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.worlds.table.scene import TableScene
 
 UR5E, DUAL = get_robot("ur5e"), get_robot("dual_panda")
 ARM = UR5E.limb()
@@ -63,7 +63,7 @@ def test_installed_robots_drive_their_own_joints(name):
 )
 def test_an_actuator_of_another_joint_is_refused(order, said):
     robot = with_limb(actuators=tuple(ARM.actuators[i] for i in order))
-    for load in (load_robot, lambda spec: Scene(robot=spec)):
+    for load in (load_robot, lambda spec: TableScene(robot=spec)):
         with pytest.raises(ConfigError, match=said):
             load(robot)
 
@@ -114,7 +114,7 @@ def test_slides_that_close_where_they_should_open_are_refused_by_the_scene():
     opening = ARM.gripper.opening
     inverted = replace(opening, open_value=opening.closed_value, closed_value=opening.open_value)
     with pytest.raises(ConfigError, match="state gap_m"):
-        Scene(robot=with_gripper(opening=inverted))
+        TableScene(robot=with_gripper(opening=inverted))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_motors_need_gains_to_be_simulated(tmp_path):
         ConfigError,
         match="actuators elbow of limb 'arm' are not position servos; give the limb gains",
     ):
-        Scene(robot=robot)
+        TableScene(robot=robot)
     gains = ServoGains(Figures((2000.0,) * 6, "tuned"), Figures((400.0,) * 6, "tuned"))
-    Scene(robot=replace(robot, limbs=(replace(ARM, gains=gains),)))
+    TableScene(robot=replace(robot, limbs=(replace(ARM, gains=gains),)))
 
 
 def test_a_robots_file_with_a_table_of_its_own_is_no_robot_for_the_scene(tmp_path):
@@ -166,7 +166,7 @@ def test_a_robots_file_with_a_table_of_its_own_is_no_robot_for_the_scene(tmp_pat
     robot = replace(UR5E, model=(ModelPart(str(tmp_path / "arm.xml")),))
     load_robot(robot)
     with pytest.raises(ConfigError, match=r"cannot build the scene of robot 'ur5e'.*table"):
-        Scene(robot=robot)
+        TableScene(robot=robot)
 
 
 def exchanged(**of: str) -> RobotSpec:

@@ -10,8 +10,9 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA, get_robot, read_robot, write_robot
 from strands_cosmos3.robots.model import assembled, load_robot
 from strands_cosmos3.robots.spec import ModelPart, Workspace
-from strands_cosmos3.sim.robot import ControlConfig, Robot
-from strands_cosmos3.sim.scene import DEFAULT_CUBES, Scene
+from strands_cosmos3.sim.simulated_arm import ControlConfig
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, TableScene
 
 OPENARM_LEFT = get_robot("openarm_left")
 OPENARM_RIGHT = get_robot("openarm_right")
@@ -83,7 +84,7 @@ def test_a_first_link_cannot_touch_its_base():
 
 def test_a_scene_follows_the_robot_s_workspace():
     workspace = Workspace((0.40, 0.55), (-0.40, -0.27), (0.30, 0.30), 15.0, 0.13)
-    scene = Scene(DEFAULT_CUBES, robot=replace(UR5E, workspace=workspace))
+    scene = TableScene(DEFAULT_CUBES, robot=replace(UR5E, workspace=workspace))
     for seed in range(60):  # crowded: some layouts have to start again
         xy = scene.sample_layout(np.random.default_rng(seed)).xy_m
         assert (xy >= [0.40, -0.40]).all()
@@ -120,7 +121,7 @@ def test_fingers_hold_from_both_sides_of_their_gap():
             replace(arm, gripper=replace(arm.gripper, fingers=bodies, gap_m=(0.0, 0.02, 0.085))),
         ),
     )
-    by_axis, by_place = Scene(robot=UR5E), Scene(robot=named)
+    by_axis, by_place = TableScene(robot=UR5E), TableScene(robot=named)
     for scene in (by_axis, by_place):
         data = mujoco.MjData(scene.model)
         scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
@@ -145,7 +146,7 @@ def test_the_expert_reads_a_gap_that_is_not_linear():
 
     def picked(gaps):
         gripper = replace(arm.gripper, fingers=bodies, gap_m=gaps)
-        scene = Scene(robot=replace(UR5E, limbs=(replace(arm, gripper=gripper),)))
+        scene = TableScene(robot=replace(UR5E, limbs=(replace(arm, gripper=gripper),)))
         robot = Robot("ur5e", scene=scene)
         return robot.run_policy(
             policy_config={"backend": "scripted"},

@@ -23,7 +23,7 @@ from strands_cosmos3.robots.catalogue import (
 )
 from strands_cosmos3.robots.fetch import Archive, ModelSource, fetch_model, models_folder
 from strands_cosmos3.robots.model import load_robot
-from strands_cosmos3.sim.scene_builder import Cube
+from strands_cosmos3.worlds.table.scene import Cube
 from strands_cosmos3.worlds.table.tasks import LIFT_M
 
 SOURCES = {name: source_of(robot) for name, robot in packaged_robots().items() if source_of(robot)}

@@ -20,8 +20,8 @@ from strands_cosmos3.errors import BackendError, ServiceError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Outcome, Request
+from strands_cosmos3.worlds.arms import Robot
 
 FOR_GOOD = ("kill", *HTTP)
 """No later dial is answered any better."""

@@ -213,7 +213,7 @@ def test_a_server_that_is_told_the_sagging_pose_does_not_make_the_arm_sink(serve
     reference all the same.
     """
     from strands_cosmos3.sim.plant import PlantErrors
-    from strands_cosmos3.sim.robot import Robot
+    from strands_cosmos3.worlds.arms import Robot
 
     server = serve(Stays(), action_space="midtrain")
     service = ServiceBackend(

@@ -16,8 +16,8 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.model import load_model, load_panda, panda_path
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Observation
+from strands_cosmos3.worlds.arms import Robot
 
 
 def poses_into_the_arm(rows=32):

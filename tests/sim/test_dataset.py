@@ -20,8 +20,8 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Rollout
+from strands_cosmos3.worlds.arms import Robot
 
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
 VIEWS = ("wrist", "exterior_1", "exterior_2")

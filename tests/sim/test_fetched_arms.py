@@ -8,7 +8,7 @@ import pytest
 from strands_cosmos3.robots.catalogue import get_robot, is_present, packaged_robots, source_of
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.plant import PlantErrors
-from strands_cosmos3.sim.robot import ROBOTS, Robot
+from strands_cosmos3.worlds.arms import ROBOTS, Robot
 
 pytestmark = pytest.mark.robots
 ARMS = sorted(

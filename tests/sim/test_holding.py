@@ -15,12 +15,12 @@ from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
-from strands_cosmos3.sim.episode import Episode
+from strands_cosmos3.sim.episode import EpisodeRunner
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Observation
+from strands_cosmos3.worlds.arms import Robot
 
 PAYLOAD = PlantErrors(payload_kg=0.5)
 T_HAND_COSMOS = get_embodiment("droid").tool_frame.T_parent_cosmos
@@ -128,15 +128,16 @@ def episode(scene, plant, config, policy, seconds, each_tick=lambda robot: None)
     """An episode, and its robot, with settings of the loop that ``run_policy`` does not show."""
     robot = Robot(scene=scene, plant=plant)
     planner = planner_for(robot, policy, "stay", VideoRecorder(scene, None, config.hz), config.hz)
-    played = Episode(
+    runner = EpisodeRunner(
         robot,
         planner,
         None,
         VideoRecorder(scene, None, config.hz),
         config,
+        round(seconds * config.hz),
         on_tick=lambda: each_tick(robot),
     )
-    return played.run(round(seconds * config.hz), 0, None, None, None), played
+    return runner.run(0, None), runner
 
 
 def test_anchored_on_the_measurement_it_would_sink_and_only_loop_drift_would_say_so(scene):

@@ -10,7 +10,7 @@ import pytest
 
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.interrupt import deferred_interrupt
-from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 

@@ -16,8 +16,8 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER
 from strands_cosmos3.sim import pacing
 from strands_cosmos3.sim.film import VideoRecorder
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 CONFIG = {"embodiment": "droid", "backend": "scripted", "options": {"chunk_rows": 32}}

@@ -11,8 +11,9 @@ import pytest
 
 from strands_cosmos3.backends.replay import load_recording
 from strands_cosmos3.robots.model import load_panda
-from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.arms import Robot
 
 EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
 

@@ -16,9 +16,10 @@ from strands_cosmos3.robots.model import load_with_obstacles
 from strands_cosmos3.robots.panda import FER, FR3
 from strands_cosmos3.robots.spec import Figures, ModelPart, ServoGains
 from strands_cosmos3.sim.dataset import rollout_spec
-from strands_cosmos3.sim.robot import ROBOTS, ControlConfig, Robot
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.simulated_arm import ControlConfig
+from strands_cosmos3.worlds.arms import ROBOTS, Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
+from strands_cosmos3.worlds.table.scene import TableScene
 
 UR5E = get_robot("ur5e")
 
@@ -83,7 +84,7 @@ def test_other_robots_are_refused_where_they_do_not_fit(ur5e, tmp_path):
     with pytest.raises(ConfigError, match="built around robot 'ur5e'"):
         Robot("panda", scene=ur5e.scene)
     with pytest.raises(ConfigError, match="gripper"):
-        Scene(robot=replace(UR5E, limbs=(replace(UR5E.limbs[0], gripper=None),)))
+        TableScene(robot=replace(UR5E, limbs=(replace(UR5E.limbs[0], gripper=None),)))
     with pytest.raises(ConfigError, match="fixed to 'hand'"):
         rollout_spec("droid", UR5E)
     assert rollout_spec("robomind-ur", UR5E).features["observation.state"].shape == (7,)
@@ -151,7 +152,7 @@ def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
     ):
         path.write_text(write_robot(replace(UR5E, name="mine", limbs=(replace(arm, **changed),))))
         with pytest.raises(ConfigError, match=f"^{path}: .*{says}"):
-            Scene(robot=get_robot(path))
+            TableScene(robot=get_robot(path))
     with pytest.raises(ConfigError, match=f"^{path}: .*names the actuator a,"):
         load_with_obstacles(None, get_robot(path), ())
 

@@ -17,8 +17,9 @@ from strands_cosmos3.robots.catalogue import PANDA, get_robot
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.robots.spec import LimbLimits
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
-from strands_cosmos3.sim.robot import ControlConfig, Robot
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.sim.simulated_arm import ControlConfig
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.scene import TableScene
 
 UR5E = get_robot("ur5e")
 
@@ -107,7 +108,7 @@ def test_the_controllers_model_is_left_alone(scene):
     np.testing.assert_allclose(
         robot.model.dof_frictionloss[scene.arm_dof], ALL_ERRORS.joint_friction_nm
     )
-    cube = scene.cube_body["cube_red"]
+    cube = scene.bodies["cube_red"].id
     assert robot.model.body_mass[cube] == scene.model.body_mass[cube]
     assert Robot(scene=scene).model is scene.model
 
@@ -253,7 +254,7 @@ def test_an_arm_is_identified_in_free_space():
     """
     limb, plant = UR5E.limbs[0], PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)
     low = np.array(limb.home) + [0.0, 0.45, 0.0, -0.45, 0.0, 0.0]
-    scene = Scene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))
+    scene = TableScene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))
     robot = Robot("ur5e", scene=scene, plant=plant)
     solid = robot.model.geom_contype.copy()
     found = robot.identify()

@@ -11,7 +11,7 @@ from strands_cosmos3.observe.views import compose, compose_for_tier, resize
 from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import Quality
-from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.arms import Robot
 
 av = pytest.importorskip("av")
 

@@ -20,9 +20,10 @@ from strands_cosmos3.errors import (
     ShapeError,
     UnknownNameError,
 )
-from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import OBSERVATION, Polyline, Quality, Renderer, choose_gl
-from strands_cosmos3.sim.scene import Layout, Scene
+from strands_cosmos3.sim.scene import Layout
+from strands_cosmos3.worlds.table.appearance import Appearance
+from strands_cosmos3.worlds.table.scene import TableScene
 
 LAYOUT = Layout(
     ("cube_red", "cube_green", "cube_blue"),
@@ -32,19 +33,19 @@ LAYOUT = Layout(
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
-    return Scene()
+def scene() -> TableScene:
+    return TableScene()
 
 
 @pytest.fixture(scope="module")
-def data(scene: Scene) -> mujoco.MjData:
+def data(scene: TableScene) -> mujoco.MjData:
     state = mujoco.MjData(scene.model)
     scene.reset(state, LAYOUT)
     return state
 
 
 @pytest.fixture(scope="module")
-def renderer(scene: Scene):
+def renderer(scene: TableScene):
     with Renderer(scene.model) as r:
         yield r
 
@@ -144,7 +145,7 @@ def test_pictures_are_upright_and_on_the_right_side(data, renderer):
         assert column(picture, 2) > column(picture, 1)
 
 
-def project(scene: Scene, data: mujoco.MjData, camera: str, point_m: np.ndarray) -> np.ndarray:
+def project(scene: TableScene, data: mujoco.MjData, camera: str, point_m: np.ndarray) -> np.ndarray:
     """Where a world point falls in the picture: (x, y) in -1..1 of the 16:9 frame, y up."""
     index = scene.model.camera(camera).id
     local = data.cam_xmat[index].reshape(3, 3).T @ (point_m - data.cam_xpos[index])
@@ -156,7 +157,7 @@ def project(scene: Scene, data: mujoco.MjData, camera: str, point_m: np.ndarray)
 @pytest.mark.parametrize("camera", ["exterior_1", "exterior_2", "beauty"])
 def test_workspace_gripper_and_bin_are_in_the_frame(rig, camera):
     """The nearer cameras: exterior_2 sees all of it, exterior_1 no bin and no base."""
-    scene = Scene(appearance=Appearance("parquet", rig))
+    scene = TableScene(appearance=Appearance("parquet", rig))
     data = mujoco.MjData(scene.model)
     scene.reset(data, LAYOUT)
     x, y = scene.bin.center_m
@@ -216,7 +217,7 @@ def test_beauty_has_shadows_and_leaves_the_model_as_it_was(scene, data):
     ):
         darker = plain.render(data, "beauty").astype(int) - shaded.render(data, "beauty")
     assert (darker.max(axis=2) > 15).sum() > 300
-    fresh = Scene().model.vis
+    fresh = TableScene().model.vis
     for group, names in {
         "quality": ("shadowsize", "offsamples", "numslices", "numstacks"),
         "global_": ("offwidth", "offheight"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.cli import main
-from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.arms import Robot
 
 pytestmark = pytest.mark.slow  # with `make test-docs`, which installs rerun-sdk
 

@@ -18,8 +18,9 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, FINGER_JOINTS, HOME_Q, LIMITS
-from strands_cosmos3.sim.robot import ControlConfig, Robot
+from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Outcome
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 
 REACH = "reach the red cube"

@@ -37,9 +37,9 @@ from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.types import ActionChunk, Rollout
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
 from strands_cosmos3.worlds.table.phrases import plain

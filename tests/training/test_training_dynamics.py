@@ -25,7 +25,7 @@ from strands_cosmos3.training.dynamics import (
 )
 from strands_cosmos3.training.windows import ROWS
 from strands_cosmos3.worlds.table.demonstrations import expert_clips
-from strands_cosmos3.worlds.table.instruction import Verb
+from strands_cosmos3.worlds.table.grammar import Verb
 
 
 def judge(clips: int, seed: int = 0) -> DynamicsReport:

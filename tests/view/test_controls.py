@@ -17,7 +17,6 @@ from strands_cosmos3.errors import InstructionError
 from strands_cosmos3.language import Language
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.film import composite
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.view.controls import (
     LATENCIES_S,
     ControlPanel,
@@ -28,6 +27,7 @@ from strands_cosmos3.view.controls import (
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.worlds.arms import Robot
 
 PICKS = Language(
     ("reach", "pick"),

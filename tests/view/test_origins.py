@@ -11,9 +11,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from strands_cosmos3.errors import ConfigError, RenderError
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.view.origins import only_own_pages, refused, require_origins
 from strands_cosmos3.view.stage import Stage
+from strands_cosmos3.worlds.arms import Robot
 
 OWN, OTHER = "127.0.0.1:8080", "https://robots.example"
 

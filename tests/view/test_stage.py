@@ -23,13 +23,13 @@ from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import play, recorded_episodes
 from strands_cosmos3.view.stage import _STATE_RGB, Stage, Status
+from strands_cosmos3.worlds.arms import Robot
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_a_recorded_episode_is_played(
         assert off < 1e-4
         assert "PLAYBACK" in stage._status.content
         assert "recording" in stage._world_note.content
-        assert not stage._bodies[robot.scene.cube_body["cube_red"]].visible
+        assert not stage._bodies[robot.scene.bodies["cube_red"].id].visible
     assert len(shown) >= 7
     assert shown[0] == {"wrist", "exterior_1", "exterior_2"}
     short = ["--page-port", "0", "--leave"]

@@ -19,14 +19,17 @@ from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InstructionError
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import Rollout
 from strands_cosmos3.view.controls import check_instruction, suggestions
 from strands_cosmos3.view.limbs import limb_states, limbs_html
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
 from strands_cosmos3.view.stage import Stage
-from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Verb
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.grammar import TEMPLATES, Verb
+
+LIFT_THE_BAR = TEMPLATES[Verb.LIFT]
+HAND_OVER_THE_BAR = TEMPLATES[Verb.HAND_OVER]
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
@@ -128,7 +131,7 @@ def test_its_recordings_are_played(
         ends = stage._lines["achieved"].points[:, 1]
         for limb in scene.limbs.values():
             assert np.linalg.norm(ends - data.site_xpos[limb.tcp_site], axis=1).min() < 1e-6
-        hidden = [*scene.cube_body.values()] if scene.bar is None else [scene.bar_body]
+        hidden = [body.id for body in scene.bodies.values()]
         assert not any(stage._bodies[body].visible for body in hidden)
         assert "gripper" in stage._limbs.content
     short = ["--page-port", "0", "--leave"]

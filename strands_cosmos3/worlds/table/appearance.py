@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, positive, typed_fields
+from strands_cosmos3.checks import F64, finite_array, positive
 from strands_cosmos3.errors import InputError, UnknownNameError
 
 RIGS = ("wide", "near")
@@ -41,7 +41,6 @@ class Surface:
     seed: int = 7
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         if self.pattern not in _PATTERNS:
             raise UnknownNameError("pattern", self.pattern, _PATTERNS)
         if not all(0 <= value <= 1 for value in self.rgb) or not 0 <= self.contrast <= 2:
@@ -163,7 +162,6 @@ class Appearance:
     wrist_offset_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         if isinstance(self.table, str) and self.table not in TABLES:
             raise UnknownNameError("table", self.table, TABLES)
         if self.rig not in RIGS:

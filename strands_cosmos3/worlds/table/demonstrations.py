@@ -34,17 +34,17 @@ from strands_cosmos3.robots.catalogue import get_robot, model_file
 from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, base_pose, load_model
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import SEPARATION_M, Layout
-from strands_cosmos3.sim.scene_builder import nominal
+from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
-from strands_cosmos3.worlds.table.instruction import Verb
+from strands_cosmos3.worlds.table.grammar import Verb
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 from strands_cosmos3.worlds.table.randomized_scene import RandomStage
+from strands_cosmos3.worlds.table.scene import SEPARATION_M, nominal
 
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
@@ -476,7 +476,7 @@ class EpisodeRecorder:
                 rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M
             )
             look = self._picture(robot, moved)
-        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.cubes}
+        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.bodies}
         return (
             *own,
             length,

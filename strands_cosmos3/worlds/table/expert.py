@@ -21,7 +21,7 @@ from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
 from strands_cosmos3.worlds.table.bar_expert import HandOver, Lift, bar_chunk
-from strands_cosmos3.worlds.table.instruction import Goal, Verb, parse_instruction
+from strands_cosmos3.worlds.table.grammar import Goal, Verb, parse_instruction
 from strands_cosmos3.worlds.table.steps import (
     approach,
     cruise,

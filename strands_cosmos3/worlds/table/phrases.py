@@ -14,35 +14,8 @@ from types import MappingProxyType
 import numpy as np
 
 from strands_cosmos3.errors import UnknownNameError
-from strands_cosmos3.worlds.table.instruction import COLOURS, Verb
+from strands_cosmos3.worlds.table.grammar import COLOURS, PARAPHRASES, Verb
 
-PARAPHRASES: Mapping[Verb, tuple[str, ...]] = {
-    Verb.REACH: (
-        "hover over the {a} block",
-        "approach the {a} one with the gripper",
-        "touch that {a} block over there",
-        "go to where the {a} cube lies",
-    ),
-    Verb.PICK: (
-        "grab the {a} block",
-        "take the {a} cube off the table",
-        "lift that {a} block into the air",
-        "fetch me the {a} one",
-    ),
-    Verb.PLACE: (
-        "put the {a} block into the box",
-        "drop the {a} cube inside the bin",
-        "the {a} block belongs in the tray",
-        "get rid of the {a} one: in the bin with it",
-    ),
-    Verb.STACK: (
-        "put the {a} block on top of the {b} one",
-        "set the {a} cube down on the {b} cube",
-        "the {a} block goes onto the {b} block",
-        "build a tower: the {a} cube on top of the {b} cube",
-    ),
-}
-"""Held out: demonstrations must not use these, or ``paraphrased`` is meaningless."""
 _REACH_VERBS = (
     *(
         "reach",

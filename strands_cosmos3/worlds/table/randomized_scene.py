@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.catalogue import get_robot
-from strands_cosmos3.sim.appearance import PATTERNS, Appearance, Surface
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import DEFAULT_CUBES, DISTRACTORS, Cube, Scene
 from strands_cosmos3.sim.scene_builder import SURFACE
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.appearance import PATTERNS, Appearance, Surface
+from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, DISTRACTORS, Cube, TableScene
 
 LIGHT = (0.3, 2.0)
 """Factor on all lights."""
@@ -71,7 +71,7 @@ class RandomStage:
         crowded.
         """
         cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
-        scene = Scene(
+        scene = TableScene(
             (*cubes, *DISTRACTORS) if crowded else cubes,
             appearance=appearance,
             robot=get_robot(robot),
@@ -125,7 +125,7 @@ class RandomStage:
         """
         scene = self.robot.scene
         hand = np.array(self.robot.data.site_xpos[scene.tcp_site])
-        here = np.array([scene.T_world_body(self.robot.data, name)[:3, 3] for name in scene.cubes])
+        here = np.array([scene.T_world_body(self.robot.data, name)[:3, 3] for name in scene.bodies])
         kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
         for _ in range(_DRAWS):
             layout = scene.sample_layout(rng, separation_m)
@@ -161,7 +161,7 @@ class RandomStage:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
         tint = rng.normal(0, 0.05 * scale, nominal.shape) + rng.normal(0, 0.03 * scale)
         model.mat_rgba[:, :3] = np.clip(nominal * (1 + tint), 0, 1)
-        for cube in self.robot.scene.cubes:
+        for cube in self.robot.scene.bodies:
             colour = _OTHER_COLOURS[int(rng.integers(len(_OTHER_COLOURS)))]
             if cube.startswith("other_") and scale > 0:
                 model.mat_rgba[model.mat(cube).id, :3] = colour

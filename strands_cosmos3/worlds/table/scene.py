@@ -10,7 +10,7 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, positive, typed_fields
+from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.spec import RobotSpec, Workspace
@@ -25,7 +25,7 @@ from strands_cosmos3.sim.scene_builder import (
     view_names_of,
 )
 from strands_cosmos3.worlds.table.appearance import NOMINAL, Appearance
-from strands_cosmos3.worlds.table.instruction import Verb
+from strands_cosmos3.worlds.table.grammar import Verb
 
 BAR_X_M, BAR_Y_M, BAR_YAW_RAD = (0.44, 0.54), (-0.04, 0.04), (-0.15, 0.15)
 """Where a bar may lie, so that two arms reach both of its ends."""
@@ -55,7 +55,6 @@ class Cube:
     mass_kg: float = 0.060
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         positive(self.edge_m, "edge_m")
         positive(self.mass_kg, "mass_kg")
 
@@ -87,7 +86,6 @@ class Bar:
     verb: Verb = Verb.LIFT
 
     def __post_init__(self) -> None:
-        typed_fields(self)
         for value in (*self.size_m, self.mass_kg, self.grasp_m):
             positive(value, "a bar's sizes and mass")
 
@@ -219,7 +217,7 @@ class TableScene(Scene):
 
     def in_bin(self, position_m: F64) -> bool:
         """Return whether a world position [3] lies inside the bin's walls and below their rim."""
-        return self.bin.contains(finite_array(position_m, "position_m", (3,)))
+        return self.bin.contains(position_m)
 
 
 def bring_close(

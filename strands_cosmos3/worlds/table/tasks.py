@@ -33,7 +33,7 @@ from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.worlds.table.bar import BarMonitor, HandOverMonitor
-from strands_cosmos3.worlds.table.instruction import HAND_OVER_THE_BAR, LIFT_THE_BAR, Goal, Verb
+from strands_cosmos3.worlds.table.grammar import TEMPLATES, Goal, Verb
 from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene
 from strands_cosmos3.worlds.world import Task
 
@@ -252,8 +252,8 @@ TASKS: Mapping[str, TableTask] = MappingProxyType(
             TableTask("pick", "pick up the red cube", hold_s=0.5, holds=_pick),
             TableTask("place", "place the red cube in the bin", hold_s=0.3, holds=_place),
             TableTask("stack", "stack the red cube on the blue cube", hold_s=0.5, holds=_stack),
-            TableTask("lift_bar", LIFT_THE_BAR, hold_s=1.0, bar=Bar()),
-            TableTask("hand_over", HAND_OVER_THE_BAR, hold_s=1.0, bar=LIGHT_BAR),
+            TableTask("lift_bar", TEMPLATES[Verb.LIFT], hold_s=1.0, bar=Bar()),
+            TableTask("hand_over", TEMPLATES[Verb.HAND_OVER], hold_s=1.0, bar=LIGHT_BAR),
         )
     }
 )

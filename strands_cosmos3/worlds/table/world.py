@@ -16,16 +16,16 @@ from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.scene_builder import view_names_of
 from strands_cosmos3.worlds.arms import ArmWorld, Robot
 from strands_cosmos3.worlds.table.appearance import LARGEST_LIGHT, TABLES
-from strands_cosmos3.worlds.table.instruction import (
-    BAR_SENTENCES,
+from strands_cosmos3.worlds.table.grammar import (
+    BAR_VERBS,
     COLOURS,
     PARAPHRASES,
     TEMPLATES,
     Goal,
     Verb,
     parse_instruction,
-    plainest,
-    suggestions,
+    sentences,
+    worded,
 )
 from strands_cosmos3.worlds.table.scene import (
     DEFAULT_CUBES,
@@ -111,14 +111,14 @@ class TableWorld(ArmWorld):
     ) -> str:
         """Return an instruction that names another colour, or is worded otherwise."""
         goal = parse_instruction(instruction)
-        if goal.verb in BAR_SENTENCES:
+        if goal.verb in BAR_VERBS:
             raise ConfigError(f"there is one bar, and no {form} form of {instruction!r}.")
         if form == "paraphrased":
-            return plainest(goal, str(rng.choice(PARAPHRASES[goal.verb])))
+            return worded(goal, str(rng.choice(PARAPHRASES[goal.verb])))
         free = [colour for colour in COLOURS if f"cube_{colour}" != goal.onto]
         if form == "swapped":
             free.remove(goal.cube.removeprefix("cube_"))
-        return plainest(replace(goal, cube=f"cube_{rng.choice(free)}"))
+        return worded(replace(goal, cube=f"cube_{rng.choice(free)}"))
 
     def same_goal(self, task: str, a: str, b: str) -> bool:
         """Whether two instructions have the same goal; one without a goal asks for no other."""
@@ -147,7 +147,7 @@ class TableWorld(ArmWorld):
         """Return one sentence for each goal."""
         if len(get_robot(robot or self.robots[0]).limbs) > 1:
             return super().suggestions(robot)
-        return suggestions(language)
+        return sentences(language)
 
     def check_variation(self, variation: Variation, robot: str | None = None) -> None:
         """Raise ConfigError for a variation that changes nothing of what a policy sees or does."""
@@ -224,11 +224,9 @@ def _of_table(variation: Variation) -> TableVariation:
 
 def _parsed(instruction: str, task: TableTask) -> Goal:
     goal = parse_instruction(instruction)
-    if (task.bar is None) == (goal.verb in BAR_SENTENCES):
+    if (task.bar is None) == (goal.verb in BAR_VERBS):
         raise InstructionError(
             f"instruction {instruction!r} does not ask for task {task.name!r}; try "
             f"{task.instruction!r}."
         )
     return goal
-
-

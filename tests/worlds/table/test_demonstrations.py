@@ -27,22 +27,15 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MotionBoundsError, ResourceNotFoundError
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.panda import dh_forward
-from strands_cosmos3.sim.appearance import Appearance
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.scene import Layout, lay
+from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.training.dynamics import chunk_errors, control_rows
 from strands_cosmos3.worlds.table import demonstrations as demos_module
+from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.demo_dataset import add_record
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
-from strands_cosmos3.worlds.table.instruction import Verb, parse_instruction
-from strands_cosmos3.worlds.table.phrases import (
-    GOALS,
-    PARAPHRASES,
-    TRAINED,
-    VALIDATION,
-    plain,
-    sentence,
-)
+from strands_cosmos3.worlds.table.grammar import PARAPHRASES, Verb, parse_instruction
+from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
 from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomStage
 
 
@@ -296,21 +289,22 @@ def test_other_layouts_leave_what_is_at_the_hand(height_m):
     scene, data = stage.robot.scene, stage.robot.data
     hand = np.array([0.5, 0.0, height_m])
     stage.robot.reset(layout=scene.sample_layout(np.random.default_rng(100), 0.12))
-    lay(data, scene.cube_qpos["cube_red"], hand + [0.01, 0, 0], 0.3)
+    scene.lay(data, "cube_red", hand[:2] + [0.01, 0], 0.3)
+    data.qpos[scene.bodies["cube_red"].qpos + 2] = height_m
     mujoco.mj_forward(scene.model, data)
     data.site_xpos[scene.tcp_site] = hand
     before, nearest = np.array(data.qpos), []
     for seed in range(30):
         moved = stage.other_layout(np.random.default_rng(seed), 0.06)
-        red, arm = scene.cube_qpos["cube_red"], scene.arm_qpos
+        red, arm = scene.bodies["cube_red"].qpos, scene.arm_qpos
         np.testing.assert_array_equal(
             moved.qpos[[*arm, *range(red, red + 7)]], before[[*arm, *range(red, red + 7)]]
         )
         others = {
-            name: moved.xpos[scene.cube_body[name]] for name in scene.cubes if name != "cube_red"
+            name: moved.xpos[scene.bodies[name].id] for name in scene.cubes if name != "cube_red"
         }
         for name, place in others.items():
-            assert (place[:2] != data.xpos[scene.cube_body[name]][:2]).all()
+            assert (place[:2] != data.xpos[scene.bodies[name].id][:2]).all()
             assert place[2] == pytest.approx(scene.cubes[name].edge_m / 2)
         xy = np.array([hand[:2] + [0.01, 0], *(place[:2] for place in others.values())])
         apart = np.linalg.norm(xy[:, None] - xy[None], axis=2)[np.triu_indices(len(xy), 1)]

@@ -10,20 +10,22 @@ import pytest
 
 from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.robots.panda import HOME_Q
-from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.worlds.table.handling import CubeHistory, cube_state
-from strands_cosmos3.worlds.table.instruction import parse_instruction
+from strands_cosmos3.sim.scene import Layout
+from strands_cosmos3.worlds.table.grammar import parse_instruction
+from strands_cosmos3.worlds.table.scene import TableScene
 from strands_cosmos3.worlds.table.tasks import (
     CUBE_TASKS,
     DISTURBED_M,
     LIFT_M,
     RELEASE_M_S,
-    Judge,
+    CubeHistory,
     Situation,
+    TableJudge,
+    cube_state,
     get_task,
 )
 
-SCENE = Scene()
+SCENE = TableScene()
 EDGE = SCENE.cubes["cube_red"].edge_m
 AWAY = Layout(tuple(SCENE.cubes), np.array([[0.6, 0.1], [0.6, -0.1], [0.4, -0.2]]), np.zeros(3))
 IN_BIN = np.array([*SCENE.bin.center_m, SCENE.bin.wall_m + EDGE / 2])
@@ -37,11 +39,11 @@ def data():
 
 
 def put(data, cube, xyz, speed=0.0):
-    at = SCENE.cube_qpos[cube]
+    at = SCENE.bodies[cube].qpos
     data.qpos[at : at + 7] = [*xyz, 1, 0, 0, 0]
-    data.qvel[SCENE.cube_dof[cube]] = 0.0
+    data.qvel[SCENE.bodies[cube].dof] = 0.0
     settle(data)
-    data.qvel[SCENE.cube_dof[cube]] = speed
+    data.qvel[SCENE.bodies[cube].dof] = speed
     mujoco.mj_forward(SCENE.model, data)
 
 
@@ -51,7 +53,7 @@ def settle(data, steps=60):
 
 
 def where(data, cube="cube_red"):
-    return data.xpos[SCENE.cube_body[cube]].copy()
+    return data.xpos[SCENE.bodies[cube].id].copy()
 
 
 def holds(name, data, instruction=None, **past):
@@ -76,7 +78,7 @@ def tcp(data):
 
 def grasp(data, cube="cube_red", fingers_m=None):
     """The cube between the fingers of the arm at home: its faces along the hand's axes."""
-    at = SCENE.cube_qpos[cube]
+    at = SCENE.bodies[cube].qpos
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, data.site_xmat[SCENE.tcp_site])
     data.qpos[at : at + 7] = [*tcp(data), *quat]
@@ -100,7 +102,7 @@ def test_reach_needs_a_cube_that_lay_there_before(data):
     data.site_xpos[SCENE.tcp_site] = where(data)
     assert not holds("reach", data, alone_m=lay)  # sliding past
     put(data, "cube_red", lay)
-    data.qpos[SCENE.cube_qpos["cube_red"] + 2] += 0.01
+    data.qpos[SCENE.bodies["cube_red"].qpos + 2] += 0.01
     mujoco.mj_forward(SCENE.model, data)
     data.site_xpos[SCENE.tcp_site] = where(data)
     assert not holds("reach", data, alone_m=where(data))  # lies on nothing
@@ -129,11 +131,11 @@ def test_pick_needs_nothing_else_to_touch_the_cube(data):
     assert holds("pick", data, held=True, taken_m=low)
     put(data, "cube_blue", tcp(data) + [0, 0, -EDGE + 0.0003])
     grasp(data)
-    at = SCENE.cube_qpos["cube_blue"]
+    at = SCENE.bodies["cube_blue"].qpos
     data.qpos[at : at + 3] = tcp(data) - [0, 0, EDGE - 0.0003]
-    data.qpos[at + 3 : at + 7] = data.qpos[SCENE.cube_qpos["cube_red"] + 3 :][:4]
+    data.qpos[at + 3 : at + 7] = data.qpos[SCENE.bodies["cube_red"].qpos + 3 :][:4]
     mujoco.mj_forward(SCENE.model, data)
-    assert SCENE.cube_body["cube_blue"] in cube_state(SCENE, data, "cube_red").force_n
+    assert SCENE.bodies["cube_blue"].id in cube_state(SCENE, data, "cube_red").force_n
     assert not holds("pick", data, held=True, taken_m=low)
 
 
@@ -152,7 +154,7 @@ def test_place(data):
     put(data, "cube_red", IN_BIN + [0.25, 0.0, 0.0])
     assert not holds("place", data, **brought(data, over))  # beside it
     put(data, "cube_red", IN_BIN)
-    data.qpos[SCENE.cube_qpos["cube_red"] + 2] += 0.01
+    data.qpos[SCENE.bodies["cube_red"].qpos + 2] += 0.01
     mujoco.mj_forward(SCENE.model, data)
     assert not holds("place", data, **brought(data, over))  # lies on nothing
 
@@ -176,7 +178,7 @@ def test_every_part_of_the_robot_touches(data, part):
     geom = int(
         np.flatnonzero((SCENE.model.geom_bodyid == body) & (SCENE.model.geom_contype > 0))[-1]
     )
-    data.qpos[SCENE.cube_qpos["cube_red"] :][:3] = data.geom_xpos[geom]
+    data.qpos[SCENE.bodies["cube_red"].qpos :][:3] = data.geom_xpos[geom]
     mujoco.mj_forward(SCENE.model, data)
     state = cube_state(SCENE, data, "cube_red")
     assert body in state.force_n
@@ -201,7 +203,7 @@ def test_stack(data):
     put(data, "cube_red", below + [0.016, 0.0, EDGE])
     assert not holds("stack", data, **past)
     put(data, "cube_red", below + [0.0, 0.0, EDGE])
-    data.qpos[SCENE.cube_qpos["cube_red"] + 2] += 0.006
+    data.qpos[SCENE.bodies["cube_red"].qpos + 2] += 0.006
     mujoco.mj_forward(SCENE.model, data)
     assert not holds("stack", data, **past)
     put(data, "cube_red", below + [0.0, 0.0, EDGE], speed=0.02)
@@ -211,12 +213,12 @@ def test_stack(data):
 def test_stack_needs_a_base_that_lies_on_something(data):
     settle(data)
     high = np.array([0.6, -0.2, 0.3])
-    at = SCENE.cube_qpos["cube_blue"]
+    at = SCENE.bodies["cube_blue"].qpos
     put(data, "cube_red", where(data, "cube_blue") + [0, 0, EDGE])
     past = brought(data, where(data))
     assert holds("stack", data, **past)
     for cube, up in (("cube_blue", 0.0), ("cube_red", EDGE - 2e-3)):
-        at = SCENE.cube_qpos[cube]
+        at = SCENE.bodies[cube].qpos
         data.qpos[at : at + 3] = high + [0, 0, up]
     mujoco.mj_forward(SCENE.model, data)
     assert cube_state(SCENE, data, "cube_red").supported
@@ -291,7 +293,7 @@ def test_a_cube_is_alone_with_the_hand_out_of_reach(lying):
 def test_a_condition_must_hold_without_a_break(name, data):
     now = {"holds": True}
     task = get_task(name)
-    judge = Judge(
+    judge = TableJudge(
         replace(task, holds=lambda _: now["holds"]), SCENE, parse_instruction(task.instruction)
     )
 
@@ -314,11 +316,11 @@ def test_a_new_episode_forgets_the_last_one(data):
     settle(data)
     histories = []
     task = replace(get_task("pick"), holds=lambda at: histories.append(at.history) or False)
-    judge = Judge(task, SCENE, parse_instruction(task.instruction))
+    judge = TableJudge(task, SCENE, parse_instruction(task.instruction))
     judge.succeeded(data)
     assert histories[-1].lay_m is not None
     SCENE.reset(data, AWAY, HOME_Q)
-    data.qpos[SCENE.cube_qpos["cube_red"] + 2] = 0.3
+    data.qpos[SCENE.bodies["cube_red"].qpos + 2] = 0.3
     mujoco.mj_forward(SCENE.model, data)
     judge.succeeded(data)
     assert histories[-1].lay_m is None

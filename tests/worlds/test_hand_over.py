@@ -13,18 +13,20 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.metrics import between
-from strands_cosmos3.sim.scene import BAR, Layout, Scene
-from strands_cosmos3.worlds.table.bar import BarState, bar_state
+from strands_cosmos3.sim.scene import Layout
+from strands_cosmos3.worlds.table.bar import BarState, HandOverMonitor, bar_state, withdrawn
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
-from strands_cosmos3.worlds.table.hand_over import HandOverMonitor, withdrawn
-from strands_cosmos3.worlds.table.instruction import (
-    HAND_OVER_THE_BAR,
-    LIFT_THE_BAR,
+from strands_cosmos3.worlds.table.grammar import (
+    TEMPLATES,
     Goal,
     Verb,
     parse_instruction,
 )
-from strands_cosmos3.worlds.table.tasks import Judge, get_task
+from strands_cosmos3.worlds.table.scene import BAR, TableScene
+from strands_cosmos3.worlds.table.tasks import TableJudge, get_task
+
+LIFT_THE_BAR = TEMPLATES[Verb.LIFT]
+HAND_OVER_THE_BAR = TEMPLATES[Verb.HAND_OVER]
 
 DUAL_PANDA = get_robot("dual_panda")
 
@@ -117,7 +119,7 @@ def test_the_scene_has_a_bar_that_one_hand_can_hold():
     """
     model, alone = SCENE.model, load_robot(DUAL_PANDA)
     assert model.neq == alone.neq
-    assert model.body_mass[SCENE.bar_body] == pytest.approx(0.05)
+    assert model.body_mass[SCENE.bodies["bar"].id] == pytest.approx(0.05)
     for limb in DUAL_PANDA.limbs:
         name = limb.gripper.actuator
         np.testing.assert_array_equal(model.actuator(name).gainprm, alone.actuator(name).gainprm)
@@ -261,7 +263,7 @@ def test_a_bar_that_is_put_into_the_hand_is_not_handed_over(handed):
     ROBOT.reset(0, layout=MIDDLE)
     data, judge = (
         ROBOT.data,
-        Judge(get_task("hand_over"), SCENE, parse_instruction(HAND_OVER_THE_BAR)),
+        TableJudge(get_task("hand_over"), SCENE, parse_instruction(HAND_OVER_THE_BAR)),
     )
     verdicts = []
     for tick in range(80):
@@ -288,7 +290,7 @@ def test_the_giver_must_be_open_and_away(handed):
     # from the bar's axis, 20 mm of which are the bar
     for aside_m, is_away in ((0.121, True), (0.119, False)):
         data.qpos[:] = qpos
-        data.qpos[SCENE.bar_qpos : SCENE.bar_qpos + 7] = (
+        data.qpos[SCENE.bodies["bar"].qpos : SCENE.bodies["bar"].qpos + 7] = (
             *(tcp - [aside_m, 0, 0]),
             1.0,
             0.0,
@@ -305,14 +307,14 @@ def test_a_hand_over_needs_its_scene():
         ConfigError,
         match=r"a bar to lift, do not go together.*Robot\('dual_panda', task='hand_over'\)",
     ):
-        Judge(get_task("hand_over"), Scene(robot=DUAL_PANDA), goal)
+        TableJudge(get_task("hand_over"), TableScene(robot=DUAL_PANDA), goal)
     for task, words in (
         ("lift_bar", LIFT_THE_BAR),
         ("hand_over", LIFT_THE_BAR),
         ("lift_bar", HAND_OVER_THE_BAR),
     ):
         with pytest.raises(ConfigError, match="a bar to hand over, do not go together"):
-            Judge(get_task(task), SCENE, parse_instruction(words))
+            TableJudge(get_task(task), SCENE, parse_instruction(words))
     with pytest.raises(
         ConfigError, match=r"one of them 'third'; the scene has \['left', 'right'\]"
     ):

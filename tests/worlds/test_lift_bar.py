@@ -15,11 +15,14 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.metrics import between
-from strands_cosmos3.sim.scene import BAR, Bar, Layout, Scene
+from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.bar import BarMonitor, BarState, bar_state
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
-from strands_cosmos3.worlds.table.instruction import LIFT_THE_BAR, parse_instruction
-from strands_cosmos3.worlds.table.tasks import Judge, get_task
+from strands_cosmos3.worlds.table.grammar import TEMPLATES, Verb, parse_instruction
+from strands_cosmos3.worlds.table.scene import BAR, Bar, TableScene
+from strands_cosmos3.worlds.table.tasks import TableJudge, get_task
+
+LIFT_THE_BAR = TEMPLATES[Verb.LIFT]
 
 DUAL_PANDA = get_robot("dual_panda")
 
@@ -122,7 +125,7 @@ def test_the_scene_of_two_arms():
         model.camera(i).name for i in range(model.ncam)
     }
     assert SCENE.view_names == ("front", "left", "right")
-    assert model.body_mass[SCENE.bar_body] == pytest.approx(0.5)
+    assert model.body_mass[SCENE.bodies["bar"].id] == pytest.approx(0.5)
     np.testing.assert_array_equal(
         model.actuator_gainprm[SCENE.gripper_actuators],
         alone.actuator_gainprm[
@@ -151,7 +154,7 @@ def test_each_arm_moves_its_own_joints_and_fingers():
 
 def test_one_hand_that_carries_a_light_bar_by_its_end_has_not_lifted_it():
     """It is high enough in the middle: a test of the height alone would be fooled."""
-    robot = Robot("dual_panda", scene=Scene(robot=DUAL_PANDA, bar=Bar(mass_kg=0.1)))
+    robot = Robot("dual_panda", scene=TableScene(robot=DUAL_PANDA, bar=Bar(mass_kg=0.1)))
     rollout, seen = lift(LetsGo(RIGHT, above_m=0.03, blind=True), robot, 8.0, replan=8)
     assert not rollout.success
     assert seen[-1].position_m[2] > 0.1
@@ -244,7 +247,10 @@ def judged(put, seconds=1.6, qpos=None, ctrl=None):
     the middle of the physics.
     """
     ROBOT.reset(0, layout=MIDDLE)
-    data, judge = ROBOT.data, Judge(get_task("lift_bar"), SCENE, parse_instruction(LIFT_THE_BAR))
+    data, judge = (
+        ROBOT.data,
+        TableJudge(get_task("lift_bar"), SCENE, parse_instruction(LIFT_THE_BAR)),
+    )
     verdicts, states = [], []
     for tick in range(round((0.3 + seconds) * 50)):
         if tick == 15 and qpos is not None:
@@ -262,8 +268,16 @@ def judged(put, seconds=1.6, qpos=None, ctrl=None):
 
 def at(z_m):
     def put(data):
-        data.qpos[SCENE.bar_qpos : SCENE.bar_qpos + 7] = 0.5, 0.0, z_m, 1.0, 0.0, 0.0, 0.0
-        data.qvel[SCENE.bar_dof : SCENE.bar_dof + 6] = 0.0
+        data.qpos[SCENE.bodies["bar"].qpos : SCENE.bodies["bar"].qpos + 7] = (
+            0.5,
+            0.0,
+            z_m,
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+        )
+        data.qvel[SCENE.bodies["bar"].dof : SCENE.bodies["bar"].dof + 6] = 0.0
 
     return put
 
@@ -298,8 +312,8 @@ def test_a_bar_on_the_backs_of_the_hands_is_not_lifted(lifted):
 
 def test_a_task_needs_its_scene():
     with pytest.raises(ConfigError, match="do not go together"):
-        Judge(get_task("lift_bar"), SCENE, parse_instruction("pick up the red cube"))
+        TableJudge(get_task("lift_bar"), SCENE, parse_instruction("pick up the red cube"))
     with pytest.raises(ConfigError, match="do not go together"):
-        Judge(get_task("pick"), SCENE, parse_instruction("pick up the red cube"))
+        TableJudge(get_task("pick"), SCENE, parse_instruction("pick up the red cube"))
     with pytest.raises(ConfigError, match="has no bar"):
-        bar_state(Scene(), ROBOT.data)
+        bar_state(TableScene(), ROBOT.data)

@@ -3,7 +3,7 @@
 import pytest
 
 from strands_cosmos3.errors import InputError
-from strands_cosmos3.worlds.table.instruction import Goal, Verb, parse_instruction
+from strands_cosmos3.worlds.table.grammar import Goal, Verb, parse_instruction
 
 GOALS = {
     "pick up the red cube": Goal(Verb.PICK, "cube_red"),

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_cosmos3 import language as language_module
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import InstructionError, LayoutError
 from strands_cosmos3.language import Language
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.worlds.table.instruction import Verb, normalize, parse_instruction
-from strands_cosmos3.worlds.table.phrases import PARAPHRASES, TRAINED, VALIDATION
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table import grammar
+from strands_cosmos3.worlds.table.grammar import PARAPHRASES, Verb, normalize, parse_instruction
+from strands_cosmos3.worlds.table.phrases import TRAINED, VALIDATION
 
-with (Path(__file__).parent / "data" / "sentences.tsv").open(encoding="utf-8") as table:
+with (Path(__file__).parents[1] / "data" / "sentences.tsv").open(encoding="utf-8") as table:
     SENTENCES = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
 """What the package's authors (own) and strangers typed, each with the goal that it means, or refused.
 
@@ -143,6 +143,6 @@ def test_a_long_sentence_is_refused_before_any_pattern_reads_it(language, monkey
     """A server's client could otherwise keep it busy: some patterns take time with the square of
     the length.
     """
-    monkeypatch.setattr(language_module, "refusal_of", None)
+    monkeypatch.setattr(grammar, "_REFUSALS", None)
     with pytest.raises(InstructionError, match="it has 201 characters, more than 200"):
         language.understand("pick up the red cube".ljust(201, "k"))

@@ -1,5 +1,5 @@
-"""Our table as a Gymnasium environment: joint targets in, joint angles and pictures out, judged
-as in an evaluation.
+"""A world of simulated arms as a Gymnasium environment: joint targets in, joint angles and pictures
+out, judged as in an evaluation.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from strands_cosmos3.errors import ConfigError, ControlError
 from strands_cosmos3.sim.episode import physics_steps_per_tick
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import JointTrajectory
-from strands_cosmos3.worlds.table.instruction import parse_instruction
-from strands_cosmos3.worlds.table.tasks import Judge, get_task
+from strands_cosmos3.worlds.arms import Robot, arm_world
+from strands_cosmos3.worlds.world import World
 
 Observation = dict[str, Any]
 """Arrays by name."""
 
 
-class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
-    """A Panda before three cubes and a bin, as ``strands_cosmos3/Table-v0``.
+class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
+    """An arm before what a world has for it; ``strands_cosmos3/Table-v0`` is a Panda at our table.
 
-    An action [8] is the angle that each joint should have after the step [rad], and the gripper's
-    open fraction. Targets that are too far for one step are approached within the limits of joints
-    and hand. An observation has ``joint_pos`` [7] in rad, ``joint_vel`` [7] in rad/s, ``gripper``
-    [1], and the three views ``wrist``, ``exterior_left`` and ``exterior_right`` [180, 320, 3]
-    unless ``pictures`` is False. Success ends an episode with reward 1; ``duration`` truncates it.
+    An action [n + 1] is the angle that each of n joints should have after the step [rad], and the
+    gripper's open fraction. Targets that are too far for one step are approached within the limits
+    of joints and hand. An observation has ``joint_pos`` [n] in rad, ``joint_vel`` [n] in rad/s,
+    ``gripper`` [1], and the views of the robot's rig, [180, 320, 3] each, unless ``pictures`` is
+    False. Success ends an episode with reward 1; ``duration`` truncates it. A robot of several
+    limbs has all of their joints, and an open fraction for each gripper.
 
     Args:
-        task: ``reach``, ``pick``, ``place`` or ``stack``.
+        task: One of the world's tasks; empty is the robot's first.
         instruction: Another instruction than the task's own; also an option of :meth:`reset`.
         control_frequency: Steps per second; it must divide 600.
         duration: Longest episode in simulated seconds.
-        robot: A robot of your own: other limits, another scene.
+        robot: A name, or a robot of your own: other limits, another scene.
+        world: A name as for :func:`~strands_cosmos3.worlds.get_world`, or a World of simulated
+            arms.
 
     Raises:
         UnknownNameError, InputError, ConfigError: An argument is invalid.
@@ -48,35 +50,43 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
 
     def __init__(
         self,
-        task: str = "pick",
+        task: str = "",
         instruction: str = "",
         control_frequency: float = 15.0,
         duration: float = 20.0,
         pictures: bool = True,
         render_mode: str | None = None,
-        robot: Robot | None = None,
+        robot: Robot | str | None = None,
+        world: str | World = "table",
     ):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(
                 f"render_mode {render_mode!r} does not exist; valid: rgb_array, or None."
             )
         self.render_mode, self.pictures = render_mode, pictures
-        self.task, self.hz = get_task(task), control_frequency
+        self.world = robot.world if isinstance(robot, Robot) else arm_world(world)
+        name = robot.name if isinstance(robot, Robot) else robot or self.world.robots[0]
+        self.task = self.world.task(task or next(iter(self.world.tasks(name))), name)
+        self.hz = control_frequency
         self._steps_a_tick = physics_steps_per_tick(control_frequency)
         self._horizon = round(duration * control_frequency)
-        self.robot = robot or Robot("panda")
-        self._given = instruction
+        self.robot = (
+            robot
+            if isinstance(robot, Robot)
+            else Robot(name, task=self.task.name, world=self.world)
+        )
+        self._instruction = instruction
         self._renderer: Renderer | None = None
         self._begin(instruction)
         limits, scene = self.robot.limits, self.robot.scene
-        low, high = np.append(limits.q_min, 0.0), np.append(limits.q_max, 1.0)
+        self._n, grippers = len(limits.q_min), len(scene.limbs)
+        low = np.append(limits.q_min, np.zeros(grippers))
+        high = np.append(limits.q_max, np.ones(grippers))
         self.action_space = self._box = Box(low.astype(np.float32), high.astype(np.float32))
-        views = (
-            {name: Box(0, 255, (*VIEW_HW, 3), np.uint8) for name in scene.view_names}
-            if pictures
-            else {}
-        )
-        numbers = {name: Box(-np.inf, np.inf, (size,), np.float64) for name, size in _STATE.items()}
+        sizes = {"joint_pos": self._n, "joint_vel": self._n, "gripper": grippers}
+        numbers = {key: Box(-np.inf, np.inf, (size,), np.float64) for key, size in sizes.items()}
+        names = scene.view_names if pictures else ()
+        views = {view: Box(0, 255, (*VIEW_HW, 3), np.uint8) for view in names}
         self.observation_space = Dict({**numbers, **views})
 
     def reset(
@@ -85,25 +95,25 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """Begin an episode with the scene of a seed. ``options``: ``instruction``."""
         super().reset(seed=seed)
         scene = int(self.np_random.integers(2**31)) if seed is None else seed
-        self._begin((options or {}).get("instruction", self._given))
+        self._begin((options or {}).get("instruction", self._instruction))
         self.robot.reset(scene)
         return self._observation(), self._info(False)
 
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Drive towards joint targets [7] and an opening for one step. A fault of the arm ends
-        the episode without success.
+        """Drive towards joint targets [n] and openings for one step. A fault of the arm ends the
+        episode without success.
         """
-        robot, fault = self.robot, None
+        robot, fault, n = self.robot, None, self._n
         before = robot.executor.reference
         target = np.clip(np.asarray(action, np.float64), self._box.low, self._box.high)
         # float32's bounds may round outwards
-        target[:7] = np.clip(target[:7], robot.limits.q_min, robot.limits.q_max)
+        target[:n] = np.clip(target[:n], robot.limits.q_min, robot.limits.q_max)
+        row = target[None]
+        gripper = row[:, n] if len(target) == n + 1 else row[:, n:]
         try:
-            robot.executor.accept(
-                JointTrajectory(target[None, :7], np.array([1 / self.hz]), target[7:])
-            )
+            robot.executor.accept(JointTrajectory(row[:, :n], np.array([1 / self.hz]), gripper))
             robot.execute(robot.executor.advance(self._steps_a_tick), before)
         except ControlError as error:
             fault = str(error)
@@ -119,12 +129,10 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         )
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the three views side by side [180, 960, 3]."""
-        return (
-            None
-            if self.render_mode is None
-            else np.concatenate(list(self._views().values()), axis=1)
-        )
+        """Return the views side by side, e.g. [180, 960, 3] of three."""
+        if self.render_mode is None:
+            return None
+        return np.concatenate(list(self._views().values()), axis=1)
 
     def close(self) -> None:
         """Free OpenGL."""
@@ -134,24 +142,19 @@ class TableEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
 
     def _begin(self, instruction: str) -> None:
         self.instruction = instruction or self.task.instruction
-        self._judge = Judge(self.task, self.robot.scene, parse_instruction(self.instruction))
+        self._judge = self.world.judge(self.task.name, self.robot.scene, self.instruction)
         self._steps = 0
 
     def _observation(self) -> Observation:
         q, qd, gripper = self.robot.joint_state()
-        state = {"joint_pos": q, "joint_vel": qd, "gripper": np.array([gripper])}
+        state = {"joint_pos": q, "joint_vel": qd, "gripper": np.atleast_1d(gripper)}
         return state | (self._views() if self.pictures else {})
 
     def _views(self) -> Observation:
+        scene = self.robot.scene
         if self._renderer is None:
-            self._renderer = Renderer(self.robot.scene.model, *VIEW_HW)
-        return {
-            name: self._renderer.render(self.robot.data, name)
-            for name in self.robot.scene.view_names
-        }
+            self._renderer = Renderer(scene.model, *VIEW_HW)
+        return {name: self._renderer.render(self.robot.data, name) for name in scene.view_names}
 
     def _info(self, success: bool) -> dict[str, Any]:
         return {"success": success, "instruction": self.instruction}
-
-
-_STATE = {"joint_pos": 7, "joint_vel": 7, "gripper": 1}

@@ -10,8 +10,8 @@ from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.sim.robot import Robot
 from strands_cosmos3.types import ActionChunk, Outcome, Request
+from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import STATE_KEYS, ScriptedBackend
 
 DROID = get_embodiment("droid")
@@ -119,7 +119,7 @@ def test_it_recovers_when_the_cube_is_pushed_away(robot, seed):
         cube = robot.scene.T_world_body(robot.data, "cube_red")[:3, 3]
         if not pushed and tcp[2] - cube[2] < 0.07:
             towards = np.array([0.5, 0.0]) - cube[:2]
-            at = robot.scene.cube_dof["cube_red"]
+            at = robot.scene.bodies["cube_red"].dof
             robot.data.qvel[at : at + 2] = 0.5 * towards / max(np.linalg.norm(towards), 1e-3)
             pushed.append(cube[:2].copy())
 

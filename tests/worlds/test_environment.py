@@ -15,11 +15,11 @@ from gymnasium.utils.env_checker import check_env
 
 import strands_cosmos3.environments  # noqa: F401 - registers
 from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.environments.table import TableEnv
 from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import T_hand_tcp
-from strands_cosmos3.sim.robot import Robot
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.environment import WorldEnv
 
 TABLE = "strands_cosmos3/Table-v0"
 
@@ -31,7 +31,7 @@ def robot():
 
 @pytest.fixture
 def env(robot):
-    with TableEnv("reach", pictures=False, robot=robot) as env:
+    with WorldEnv("reach", pictures=False, robot=robot) as env:
         yield env
 
 
@@ -44,7 +44,7 @@ def test_gymnasiums_check_passes():
 
 
 def test_pictures_are_the_policys_views():
-    with TableEnv("reach", render_mode="rgb_array") as env:
+    with WorldEnv("reach", render_mode="rgb_array") as env:
         observation, _ = env.reset(seed=1)
         assert env.observation_space.contains(observation)
         assert env.render().shape == (180, 960, 3)
@@ -89,7 +89,7 @@ def test_success_ends_the_episode(env):
 
 
 def test_time_truncates(robot):
-    with TableEnv("reach", duration=0.2, pictures=False, robot=robot) as env:
+    with WorldEnv("reach", duration=0.2, pictures=False, robot=robot) as env:
         q = env.reset(seed=0)[0]["joint_pos"]
         ends = [env.step(np.append(q, 1.0))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
@@ -107,6 +107,6 @@ def test_an_instruction_chooses_the_cube(env):
 
 def test_bad_arguments_raise():
     with pytest.raises(UnknownNameError, match="stack"):
-        TableEnv("dance")
+        WorldEnv("dance")
     with pytest.raises(ConfigError, match="rgb_array"):
-        TableEnv("reach", render_mode="human")
+        WorldEnv("reach", render_mode="human")

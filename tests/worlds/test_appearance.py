@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.errors import InputError, UnknownNameError
-from strands_cosmos3.sim.appearance import TABLES, Appearance, Surface
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.worlds.table.appearance import TABLES, Appearance, Surface
+from strands_cosmos3.worlds.table.scene import TableScene
 
 
 def view(appearance: Appearance, camera: str = "exterior_1") -> np.ndarray:
-    scene = Scene(appearance=appearance)
+    scene = TableScene(appearance=appearance)
     data = mujoco.MjData(scene.model)
     scene.reset(data, scene.sample_layout(np.random.default_rng(3)))
     with Renderer(scene.model, 90, 160) as renderer:
@@ -40,7 +40,7 @@ def test_light_and_table_show():
 def test_the_wrist_camera_moves_in_the_hands_frame():
     offset_m = (0.01, -0.02, 0.005)
     there, here = (
-        Scene(appearance=a).model.cam("wrist")
+        TableScene(appearance=a).model.cam("wrist")
         for a in (Appearance(wrist_offset_m=offset_m), Appearance())
     )
     np.testing.assert_allclose(there.pos - here.pos, offset_m, atol=1e-12)
@@ -48,7 +48,7 @@ def test_the_wrist_camera_moves_in_the_hands_frame():
 
 def test_physics_are_the_same():
     def played(appearance: Appearance) -> np.ndarray:
-        scene = Scene(appearance=appearance)
+        scene = TableScene(appearance=appearance)
         data = mujoco.MjData(scene.model)
         scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
         data.ctrl[scene.arm_actuators[1]] += 0.2
@@ -89,7 +89,7 @@ def test_what_does_not_exist_is_named():
 
 
 def test_an_uploaded_texture_is_drawn():
-    scene = Scene()
+    scene = TableScene()
     data = mujoco.MjData(scene.model)
     scene.reset(data, scene.sample_layout(np.random.default_rng(3)))
     with Renderer(scene.model, 45, 80) as renderer:

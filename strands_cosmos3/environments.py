@@ -1,11 +1,11 @@
-"""Environments with the Gymnasium API: our table, and the LIBERO benchmark.
+"""Environments with the Gymnasium API: simulated arms in a world, and the LIBERO benchmark.
 
 ::
 
     gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Table-v0", task="pick")
     gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Libero-v0", suite="libero_object", task=3)
 
-Importing this package registers both; Gymnasium comes with the extra ``gym``, LIBERO with the extra
+Importing this module registers both; Gymnasium comes with the extra ``gym``, LIBERO with the extra
 ``libero``. Evaluations drive the same simulations without Gymnasium
 (:mod:`strands_cosmos3.evaluation`).
 """
@@ -13,7 +13,7 @@ Importing this package registers both; Gymnasium comes with the extra ``gym``, L
 from strands_cosmos3.extras import EXTRAS
 
 IDS = {
-    "strands_cosmos3/Table-v0": "environments.table:TableEnv",
+    "strands_cosmos3/Table-v0": "worlds.environment:WorldEnv",
     "strands_cosmos3/Libero-v0": "worlds.libero.env:LiberoEnv",
 }
 

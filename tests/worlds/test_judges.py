@@ -20,16 +20,17 @@ from helpers.cheats import (
     touching,
 )
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.sim.robot import Robot
-from strands_cosmos3.sim.scene import BIN, Layout
+from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.types import Outcome
+from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.scene import Bin
 from strands_cosmos3.worlds.table.tasks import CUBE_TASKS, TASKS
 
 EDGE = 0.04
 T_HOME_TCP = dh_forward(HOME_Q) @ T_hand_tcp
 HOME_TCP = T_HOME_TCP[:3, 3]
 HOME_YAW = float(np.arctan2(T_HOME_TCP[1, 0], T_HOME_TCP[0, 0]))
-IN_BIN = np.array([*BIN.center_m, BIN.wall_m + EDGE / 2])
+IN_BIN = np.array([*Bin().center_m, Bin().wall_m + EDGE / 2])
 UNDER_HAND = Layout(  # the red cube below the hand at home, and turned like it
     ("cube_red", "cube_green", "cube_blue"),
     np.array([HOME_TCP[:2], [0.60, -0.15], [0.55, 0.15]]),
@@ -47,7 +48,7 @@ def tcp(robot):
 
 
 def on_blue(robot):
-    return robot.data.xpos[robot.scene.cube_body["cube_blue"]] + [0, 0, EDGE]
+    return robot.data.xpos[robot.scene.bodies["cube_blue"].id] + [0, 0, EDGE]
 
 
 GOALS = {"reach": tcp, "pick": tcp, "place": lambda _: IN_BIN, "stack": on_blue}
@@ -100,7 +101,7 @@ def test_a_cube_thrown_by_someone_else(robot, task, flight_s):
 HAND_X = T_HOME_TCP[:3, 0] * [1, 1, 0]
 LOW = np.array([*HOME_TCP[:2], EDGE / 2])
 GRASP = [(0.0, HOME_TCP, 1.0), (1.4, LOW, 1.0), (1.6, LOW, 0.0), (1.9, LOW, 0.0)]
-OVER_BIN = np.array([*BIN.center_m, 0.25])
+OVER_BIN = np.array([*Bin().center_m, 0.25])
 
 
 def higher(z_m):
@@ -122,7 +123,7 @@ def test_a_cube_lifted_half_way(robot):
     outcome, _ = play(robot, "pick", [*GRASP, (2.6, higher(0.09), 0.0)])
     assert outcome is Outcome.TIMEOUT
     assert touching(robot, "cube_red") == {"left_finger", "right_finger"}
-    assert 0.08 < robot.data.xpos[robot.scene.cube_body["cube_red"]][2] - EDGE / 2 < 0.1
+    assert 0.08 < robot.data.xpos[robot.scene.bodies["cube_red"].id][2] - EDGE / 2 < 0.1
     assert (
         play(robot, "pick", [*GRASP, (2.6, higher(0.12), 0.0)], duration=5.0)[0] is Outcome.SUCCESS
     )
@@ -151,7 +152,7 @@ def test_a_cube_let_go_half_way(robot, task):
 def test_a_cube_that_is_held_in_its_place(robot, task):
     """It is where it belongs, and the fingers still hold it."""
     down = (
-        np.array([*BIN.center_m, 0.05])
+        np.array([*Bin().center_m, 0.05])
         if task == "place"
         else np.array([0.55, 0.15, EDGE * 1.5 + 0.001])
     )
@@ -159,7 +160,7 @@ def test_a_cube_that_is_held_in_its_place(robot, task):
     outcome, _ = play(robot, task, [*GRASP, *path], duration=6.5)
     assert outcome is Outcome.TIMEOUT
     assert {"left_finger", "right_finger"} <= touching(robot, "cube_red")
-    cube = robot.data.xpos[robot.scene.cube_body["cube_red"]]
+    cube = robot.data.xpos[robot.scene.bodies["cube_red"].id]
     assert (
         robot.scene.in_bin(cube)
         if task == "place"
@@ -202,7 +203,7 @@ def test_a_cube_that_is_pushed(robot, task):
     ]
     outcome, _ = play(robot, task, points, duration=3.6, layout=layout)
     assert outcome is Outcome.TIMEOUT
-    assert np.linalg.norm(robot.data.xpos[robot.scene.cube_body["cube_red"]] - red) > 0.04
+    assert np.linalg.norm(robot.data.xpos[robot.scene.bodies["cube_red"].id] - red) > 0.04
 
 
 def test_a_cube_that_someone_pushes_slowly_to_the_hand(robot):
