@@ -92,10 +92,9 @@ class PolicyArm:
             and not is_compiled(self._model)
             and tuple(obstacles) != self._obstacles
         ):
-            postures = {name: bridge.posture_rad for name, bridge in self._ik.bridges.items()}
+            state = self.snapshot()
             self._build(tuple(obstacles))
-            for name, posture_rad in postures.items():
-                self._ik.bridges[name].posture_rad = posture_rad
+            self.restore(state)
 
     def reset(self) -> None:
         """Start a new episode: its first configuration becomes the posture that redundant joints
@@ -103,14 +102,16 @@ class PolicyArm:
         """
         self._begun = False
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> tuple[bool, dict[str, F64]]:
         """Return what it remembers of the episode."""
-        return self._begun, self._postures()
+        postures = {name: bridge.posture_rad for name, bridge in self._ik.bridges.items()}
+        return self._begun, postures
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: tuple[bool, dict[str, F64]]) -> None:
         """Return to a snapshot."""
         self._begun, postures = state
-        self._set_postures(postures)
+        for name, posture_rad in postures.items():
+            self._ik.bridges[name].posture_rad = posture_rad
 
     def known(self, observation: Observation, embodiment: Embodiment) -> dict[str, Any]:
         """Return what a :class:`~strands_cosmos3.types.Request` says of the limbs: their poses and
