@@ -18,8 +18,8 @@ from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 import report
 from engine import SETTINGS, cpu_seconds, random_request
+from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.preflight import LEAST_GAIN, bfloat16_gain
 from strands_cosmos3.worlds.table.grammar import COLOURS, TEMPLATES, Verb
 

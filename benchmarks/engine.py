@@ -24,8 +24,8 @@ import torch
 from PIL import Image
 
 import report
+from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3 import Cosmos3Policy, Robot
 from strands_cosmos3.commands import self_test
 from strands_cosmos3.commands.files import versions
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.engine.factory import write_checkpoint
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import Observation

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 # Where a function is in the trees that can be a base; the first module that exists counts.
 PLACES = {
-    "write_checkpoint": ("strands_cosmos3.engine.factory",),
+    "write_checkpoint": ("recipes.random_checkpoint", "strands_cosmos3.engine.factory"),
     "framework_name": (
         "strands_cosmos3.engine.formats.framework",
         "strands_cosmos3.engine.formats.names",

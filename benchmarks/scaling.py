@@ -67,7 +67,7 @@ def main() -> None:
 
 def run_all(small: bool, quick: bool, out: Path | None) -> None:
     """Every arrangement in processes of its own; prints the table of docs/scaling.md."""
-    from strands_cosmos3.engine.factory import MID_SIZE, FactorySizes, write_checkpoint
+    from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 
     sizes = (
         FactorySizes(64, 2, heads=8, kv_heads=4, head_dim=16, intermediate=160)

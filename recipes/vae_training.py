@@ -19,8 +19,8 @@ from diffusers.utils import logging
 from torch import nn
 from torch.nn import functional as F
 
+from recipes.random_checkpoint import fresh_vae
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.factory import fresh_vae
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)

@@ -19,9 +19,9 @@ import robustness
 import service
 import table_policy
 import tasks
+from recipes.random_checkpoint import FactorySizes
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward

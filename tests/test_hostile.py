@@ -105,8 +105,8 @@ def test_frames(form, endless_fails, caplog):
 @pytest.mark.parametrize("form", [SHORT, LONG])
 def test_checkpoints(form, endless_fails, tmp_path):
     torch = pytest.importorskip("torch")
+    from recipes.random_checkpoint import write_checkpoint
     from strands_cosmos3.engine.checkpoint import Checkpoint
-    from strands_cosmos3.engine.factory import write_checkpoint
     from strands_cosmos3.engine.tokens import PromptTokenizer
     from strands_cosmos3.engine.vae import WanVae
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from recipes.pipeline import Stage, program, read_record
+from recipes.random_checkpoint import write_tokenizer, write_weights
 from recipes.table_policy.card import success_table
 from recipes.table_policy.release import SAMPLING
 from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_state, reconstruction_loss
@@ -32,7 +33,6 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import write_tokenizer, write_weights
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.random_checkpoint import write_tokenizer
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.engine.factory import write_tokenizer
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES

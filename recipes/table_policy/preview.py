@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from strands_cosmos3.engine.factory import STEM
+from recipes.random_checkpoint import STEM
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.loop import LossMetrics

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
+from recipes.random_checkpoint import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
 from recipes.table_policy.preview import save_preview
 from recipes.vae_training import plain_state, without_warnings
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.muon import muon_and_adamw
+from recipes.random_checkpoint import transformer_config
 from recipes.table_policy.auxiliary_head import (
     LabelledBatch,
     PolicyWithAuxiliaryHead,
@@ -63,7 +64,6 @@ from recipes.vae_training import train_only
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError

@@ -98,7 +98,10 @@ class SchedulerConfig:
         return cls(karras, float(shift), *limits, int(steps), native_flow)
 
     def schedule(
-        self, num_steps: int, flow_shift: float | None = None, use_karras_sigmas: bool | None = None
+        self,
+        num_inference_steps: int,
+        flow_shift: float | None = None,
+        use_karras_sigmas: bool | None = None,
     ) -> Schedule:
         """Noise levels of a run.
 
@@ -108,20 +111,22 @@ class SchedulerConfig:
                 native flow schedule.
 
         Raises:
-            InputError: num_steps or flow_shift is out of range, or the checkpoint has no Karras
+            InputError: num_inference_steps or flow_shift is out of range, or the checkpoint has no Karras
                 limits.
         """
-        if num_steps < 1 or num_steps > self.num_train_timesteps:
-            raise InputError(f"num_steps is {num_steps}; it must be 1..{self.num_train_timesteps}.")
+        if num_inference_steps < 1 or num_inference_steps > self.num_train_timesteps:
+            raise InputError(
+                f"num_inference_steps is {num_inference_steps}; it must be 1..{self.num_train_timesteps}."
+            )
         if use_karras_sigmas if use_karras_sigmas is not None else self.use_karras_sigmas:
-            return self._karras(num_steps)
+            return self._karras(num_inference_steps)
         shift = self.flow_shift if flow_shift is None else flow_shift
         if not (math.isfinite(shift) and shift > 0):
             raise InputError(f"flow_shift is {shift}; it must be a finite number above zero.")
         native = self.native_flow or use_karras_sigmas is False
-        return _flow_schedule(num_steps, shift, self.num_train_timesteps, native)
+        return _flow_schedule(num_inference_steps, shift, self.num_train_timesteps, native)
 
-    def _karras(self, num_steps: int) -> Schedule:
+    def _karras(self, num_inference_steps: int) -> Schedule:
         if self.sigma_min is None or self.sigma_max is None:
             raise InputError(
                 "use_karras_sigmas=True, but the checkpoint's scheduler has no sigma_min and "
@@ -129,7 +134,7 @@ class SchedulerConfig:
                 "the flow schedule."
             )
         low, high = self.sigma_min ** (1 / _KARRAS_RHO), self.sigma_max ** (1 / _KARRAS_RHO)
-        sigma = (high + np.linspace(0, 1, num_steps) * (low - high)) ** _KARRAS_RHO
+        sigma = (high + np.linspace(0, 1, num_inference_steps) * (low - high)) ** _KARRAS_RHO
         return _schedule(sigma / (sigma + 1), self.num_train_timesteps)
 
 
@@ -143,10 +148,12 @@ class Schedule:
     sigmas: tuple[float, ...]
 
 
-def _flow_schedule(num_steps: int, shift: float, train_timesteps: int, native: bool) -> Schedule:
+def _flow_schedule(
+    num_inference_steps: int, shift: float, train_timesteps: int, native: bool
+) -> Schedule:
     last = 1 / train_timesteps
     ends = (1 - last, 0.0) if native else (1.0, last)
-    sigma = np.linspace(*ends, num_steps + 1)[:-1]
+    sigma = np.linspace(*ends, num_inference_steps + 1)[:-1]
     sigma = shift * sigma / (1 + (shift - 1) * sigma)
     if abs(sigma[0] - 1) < 1e-6:  # all noise has no finite lambda
         sigma[0] -= 1e-6

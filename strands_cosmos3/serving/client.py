@@ -211,7 +211,7 @@ class PolicyClient:
         with self._lock:
             if self._loop is None or self._thread is None:
                 return
-            self._wait(_goodbye(self._connection), may_cancel=False)
+            self._wait(_close(self._connection), may_cancel=False)
             self._connection = None
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -515,7 +515,7 @@ async def _hang_up(connection: ClientConnection) -> None:
     await connection.wait_closed()
 
 
-async def _goodbye(connection: ClientConnection | None) -> None:
+async def _close(connection: ClientConnection | None) -> None:
     if connection is not None:
         await connection.close()
     # they still have sockets to close

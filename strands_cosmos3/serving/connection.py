@@ -1,4 +1,4 @@
-"""WebSocket connections that a peer cannot keep busy."""
+"""WebSocket connections with bounded frame counts."""
 
 from __future__ import annotations
 

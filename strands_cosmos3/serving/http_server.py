@@ -2,7 +2,7 @@
 
 websockets reads GET requests without a body and no others. The head of a request therefore decides
 who reads it: one that asks for a WebSocket is handed to websockets, any other is answered here.
-Head and body are bounded in size and time, one request ends its connection, and nothing of a body
+RequestHead and body are bounded in size and time, one request ends its connection, and nothing of a body
 is read for a client that may not send one.
 """
 
@@ -53,7 +53,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """Method, path (without a query) and headers of a request."""
 
     method: str
@@ -83,21 +83,21 @@ class Head:
         return int(lengths[0])
 
 
-Screen = Callable[[Head], Reply | None]
+CheckRequest = Callable[[RequestHead], Reply | None]
 """Answers a request without its body, or refuses it; None: read the body."""
-Respond = Callable[[Head, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
+Respond = Callable[[RequestHead, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
 """Answers a request with a body; the future is done when the client leaves, the text is its
 address.
 """
 
 
-class Door(asyncio.Protocol):
+class HttpProtocol(asyncio.Protocol):
     """Hand a connection to the protocol that ``websocket`` returns if its request asks for one and
     may, else to ``http``.
 
     Args:
         websocket: Makes the other protocol.
-        screen: Refuses a WebSocket, before anything that follows the request is read.
+        check_request: Refuses a WebSocket, before anything that follows the request is read.
         http: Reads and answers any other request; it gets the refusal, if there is one.
         wait_s: Time for the head of a GET request; then the connection is closed.
     """
@@ -105,11 +105,16 @@ class Door(asyncio.Protocol):
     def __init__(
         self,
         websocket: Callable[[], asyncio.Protocol],
-        screen: Screen,
+        check_request: CheckRequest,
         http: Callable[[Reply | None, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
     ):
-        self._websocket, self._screen, self._http, self._wait_s = websocket, screen, http, wait_s
+        self._websocket, self._check_handshake, self._http, self._wait_s = (
+            websocket,
+            check_request,
+            http,
+            wait_s,
+        )
         self._first = b""
         self.transport: asyncio.Transport | None = None  # none until TLS' handshake
 
@@ -127,7 +132,7 @@ class Door(asyncio.Protocol):
         assert self.transport is not None
         head = _parsed(self._first[:size]) if is_get and len(_END) <= size <= _HEAD_BYTES else None
         wanted = head is not None and head.wants_websocket
-        refusal = self._screen(head) if head is not None and wanted else None
+        refusal = self._check_handshake(head) if head is not None and wanted else None
         if wanted and refusal is None:
             protocol = self._websocket()
         else:
@@ -156,7 +161,7 @@ class Door(asyncio.Protocol):
 async def serve_http(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    screen: Screen,
+    check_request: CheckRequest,
     respond: Respond,
     wait_s: float,
     max_bytes: int,
@@ -167,17 +172,17 @@ async def serve_http(
 
     Args:
         reader, writer: The connection.
-        screen, respond: As above.
+        check_request, respond: As above.
         wait_s: Time in which the request must have arrived, and in which the client must have read
             the reply.
         max_bytes: Largest body that is read.
     """
     left: asyncio.Future[None] | None = None
-    head, body = Head("", "", Headers()), None
+    head, body = RequestHead("", "", Headers()), None
     try:
         try:
             async with asyncio.timeout(wait_s):
-                head, body, reply = await _request(reader, writer, screen, max_bytes)
+                head, body, reply = await _request(reader, writer, check_request, max_bytes)
         except TimeoutError:
             reply = _too_slow(wait_s)
         if body is not None:
@@ -201,10 +206,13 @@ async def serve_http(
 
 
 async def _request(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, screen: Screen, max_bytes: int
-) -> tuple[Head, bytes | None, Reply | None]:
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    check_request: CheckRequest,
+    max_bytes: int,
+) -> tuple[RequestHead, bytes | None, Reply | None]:
     """The head and the body of a request, or the reply to one whose body is not read."""
-    nothing = Head("", "", Headers())
+    nothing = RequestHead("", "", Headers())
     try:
         head = _parsed(await reader.readuntil(_END))
     except asyncio.LimitOverrunError:
@@ -212,7 +220,7 @@ async def _request(
         return nothing, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
     if head is None:
         return nothing, None, Reply(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.\n")
-    if (reply := screen(head)) is not None:
+    if (reply := check_request(head)) is not None:
         return head, None, reply
     if isinstance(length := head.body_length(max_bytes), Reply):
         return head, None, length
@@ -221,7 +229,7 @@ async def _request(
     return head, await reader.readexactly(length), None
 
 
-def _parsed(raw: bytes) -> Head | None:
+def _parsed(raw: bytes) -> RequestHead | None:
     """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words, fields = first.split(" "), [_HEADER.fullmatch(line) for line in lines]
@@ -236,7 +244,7 @@ def _parsed(raw: bytes) -> Head | None:
     if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):
         return None
     headers = Headers([(found[1], found[2].rstrip()) for found in fields if found is not None])
-    return Head(words[0], words[1].partition("?")[0], headers)
+    return RequestHead(words[0], words[1].partition("?")[0], headers)
 
 
 def _too_slow(wait_s: float) -> Reply:

@@ -27,7 +27,7 @@ from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, Wire
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.connection import CountedFrames
-from strands_cosmos3.serving.http_server import JSON, Door, Head, Reply, serve_http
+from strands_cosmos3.serving.http_server import JSON, HttpProtocol, Reply, RequestHead, serve_http
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
@@ -80,7 +80,7 @@ class PolicyServer:
         self._tls = self.config.tls()
         # connections without a request under way
         self._idle_since: dict[ServerConnection, float] = {}
-        self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
+        self._undecided: weakref.WeakSet[HttpProtocol] = weakref.WeakSet()
         self._libero = bool(self._policies[0].libero)
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -190,7 +190,7 @@ class PolicyServer:
                 self.config.host,
                 self.config.port,
                 ssl=self._tls,
-                create_connection=cast("type[ServerConnection]", self._door),
+                create_connection=cast("type[ServerConnection]", self._make_protocol),
                 open_timeout=_OPEN_S,
                 # refuses browsers, which send one: a web page must not move a robot
                 origins=[None],
@@ -217,8 +217,8 @@ class PolicyServer:
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
-        for door in list(self._doors):
-            door.close()
+        for protocol in list(self._undecided):
+            protocol.close()
         if self._requests:
             # they send their replies
             _, unsent = await asyncio.wait(self._requests, timeout=_CLOSE_S)
@@ -232,12 +232,14 @@ class PolicyServer:
         )
         await server.wait_closed()
 
-    def _door(self, *arguments: Any, **options: Any) -> Door:
-        door = Door(partial(_Connection, *arguments, **options), self._screen, self._http, _OPEN_S)
-        self._doors.add(door)
-        return door
+    def _make_protocol(self, *arguments: Any, **options: Any) -> HttpProtocol:
+        protocol = HttpProtocol(
+            partial(_Connection, *arguments, **options), self._check_handshake, self._http, _OPEN_S
+        )
+        self._undecided.add(protocol)
+        return protocol
 
-    def _screen(self, head: Head) -> Reply | None:
+    def _check_handshake(self, head: RequestHead) -> Reply | None:
         """Refuse a WebSocket of a client that may not connect."""
         return self._get(head.path, head.headers) or self._full()
 
@@ -250,14 +252,14 @@ class PolicyServer:
             return Reply(
                 HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'OK'}\n"
             )
-        if (refusal := self._strangers_refusal(headers)) is not None:
+        if (refusal := self._authenticate(headers)) is not None:
             return refusal
         if path == "/metrics":
             content = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             return Reply(HTTPStatus.OK, self.metrics.text(self.busy_s), content)
         return None
 
-    def _info(self, head: Head) -> Reply:
+    def _info(self, head: RequestHead) -> Reply:
         """The reply to any other plain GET request."""
         if not self._libero or head.path not in ("/", libero.INFO):
             return self._websockets_only()
@@ -266,7 +268,7 @@ class PolicyServer:
         said = {"status": "ok"} if head.path == "/" else self._policies[0].info()
         return Reply(HTTPStatus.OK, json.dumps(said), JSON)
 
-    def _strangers_refusal(self, headers: Headers) -> Reply | None:
+    def _authenticate(self, headers: Headers) -> Reply | None:
         if self._tokens is None or self._tokens.client_of(headers) is not None:
             return None
         text = "Authorization: Api-Key <token> is required.\n"
@@ -295,21 +297,21 @@ class PolicyServer:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return Reply(status, text, {"Content-Type": "text/plain; charset=utf-8", **headers})
 
-    def _screen_http(self, head: Head) -> Reply | None:
+    def _check_http_request(self, head: RequestHead) -> Reply | None:
         """Answer a request without a body; None for a LIBERO request whose body may be read."""
         match head.method:
             case "GET" | "HEAD":
                 return self._get(head.path, head.headers) or self._info(head)
             case "POST":
-                return self._screen_post(head)
+                return self._check_post(head)
             case _:
                 allowed = {"Allow": "GET, HEAD, POST"}
                 return self._refused(
                     HTTPStatus.METHOD_NOT_ALLOWED, "There are GET, HEAD and POST.\n", allowed
                 )
 
-    def _screen_post(self, head: Head) -> Reply | None:
-        if (refusal := self._strangers_refusal(head.headers)) is not None:
+    def _check_post(self, head: RequestHead) -> Reply | None:
+        if (refusal := self._authenticate(head.headers)) is not None:
             return refusal
         if "Origin" in head.headers:
             return self._no_web_pages()
@@ -339,9 +341,9 @@ class PolicyServer:
         self._requests.add(task)
         counted = 0
 
-        def screen(head: Head) -> Reply | None:
+        def check_request(head: RequestHead) -> Reply | None:
             nonlocal counted
-            if (reply := refusal or self._screen_http(head)) is None:
+            if (reply := refusal or self._check_http_request(head)) is None:
                 counted = 1
                 self.metrics.clients += 1
                 self.metrics.connections += 1
@@ -351,7 +353,7 @@ class PolicyServer:
             await serve_http(
                 reader,
                 writer,
-                screen,
+                check_request,
                 self._predict,
                 self.config.body_s,
                 self._policies[0].limits.max_bytes,
@@ -361,7 +363,7 @@ class PolicyServer:
             self._requests.discard(task)
 
     async def _predict(
-        self, head: Head, body: bytes, left: asyncio.Future[None], address: str
+        self, head: RequestHead, body: bytes, left: asyncio.Future[None], address: str
     ) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
         arrived, batch = time.monotonic(), head.path == libero.PREDICT_BATCH

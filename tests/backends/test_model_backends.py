@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from helpers.options import backend_options  # noqa: E402
+from recipes.random_checkpoint import write_checkpoint  # noqa: E402
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, required_inputs  # noqa: E402
@@ -25,7 +26,6 @@ from strands_cosmos3.backends.model_input import ModelInput, as_pictures  # noqa
 from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
-from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.engine.frames import compose_views  # noqa: E402
 from strands_cosmos3.engine.metadata import StateRow  # noqa: E402
 from strands_cosmos3.engine.variants import VARIANTS  # noqa: E402

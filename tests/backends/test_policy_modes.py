@@ -14,13 +14,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from helpers.options import backend_options  # noqa: E402
+from recipes.random_checkpoint import write_checkpoint  # noqa: E402
 from strands_cosmos3.backends.model_input import ModelInput  # noqa: E402
 from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
 from strands_cosmos3.commands.infer import InferCommand  # noqa: E402
 from strands_cosmos3.embedded import embedded_checkpoint  # noqa: E402
 from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
-from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError  # noqa: E402
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
 from strands_cosmos3.sim.record import VideoWriter  # noqa: E402

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from strands_cosmos3.engine.factory import write_checkpoint
+from recipes.random_checkpoint import write_checkpoint
 
 
 @pytest.fixture(scope="session")

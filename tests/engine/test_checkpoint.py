@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from recipes.random_checkpoint import LABEL, write_checkpoint
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import LABEL, write_checkpoint
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
 from strands_cosmos3.errors import (

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from helpers import checkpoint_formats as formats
 from helpers.environments import TESTS
+from recipes.random_checkpoint import FactorySizes, write_checkpoint
 from strands_cosmos3.cli import main
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.inspect import inspect

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from helpers.environments import TESTS
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from recipes.random_checkpoint import FactorySizes, write_checkpoint
 
 SCRIPT = """
 import sys

@@ -20,8 +20,8 @@ from helpers.cosmos3_oracle import (
     oracle,
     pipeline,
 )
+from recipes.random_checkpoint import FactorySizes, write_checkpoint, write_weights
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint, write_weights
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import Mlp
 from strands_cosmos3.engine.weights import expected_shapes

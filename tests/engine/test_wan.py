@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLWan
 
-from strands_cosmos3.engine.factory import fresh_vae
+from recipes.random_checkpoint import fresh_vae
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
 from strands_cosmos3.errors import LayoutError

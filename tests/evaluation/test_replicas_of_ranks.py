@@ -15,7 +15,7 @@ pytest.importorskip("diffusers")
 
 import ray  # noqa: E402
 
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint  # noqa: E402
+from recipes.random_checkpoint import FactorySizes, write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
 from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from recipes.random_checkpoint import FactorySizes
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.datasets import (
     ACTION,
@@ -21,7 +22,6 @@ from strands_cosmos3.datasets import (
     camera_key,
 )
 from strands_cosmos3.datasets.arm_rows import pose7, raw_rows
-from strands_cosmos3.engine.factory import FactorySizes
 from strands_cosmos3.observe import views
 from strands_cosmos3.training.post import PostConfig, PostTraining
 from strands_cosmos3.training.sharding import processes, rank_0_first

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata as Stored
 
 from helpers.checkpoint_formats import VISION, write_json
-from strands_cosmos3.engine.factory import (
+from recipes.random_checkpoint import (
     MODEL_INDEX,
     SCHEDULER,
     FactorySizes,

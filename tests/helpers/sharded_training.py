@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from helpers.training_data import random_policy
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
+from recipes.random_checkpoint import FactorySizes, write_checkpoint
 
 SIZES = {
     "nano": ("silu", FactorySizes(64, 2, heads=8, kv_heads=4, head_dim=16, intermediate=160)),

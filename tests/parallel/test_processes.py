@@ -123,7 +123,7 @@ def test_the_backend_s_life(checkpoints):
         expected, found = alone.infer(question(seed=seed)), many.infer(question(seed=seed))
         assert np.abs(found.action - expected.action).max() <= 5e-5
         assert {"encode_ms", "denoise_ms", "total_ms"} <= set(found.timing)
-    with pytest.raises(InputError, match="num_steps"):  # every rank refuses, and lives on
+    with pytest.raises(InputError, match="num_inference_steps"):  # every rank refuses, and lives on
         many.engine.step(cases.question(steps=1001))
     assert isinstance(strike(many.engine, signal.SIGKILL, 1), RankLostError)
     assert np.abs(many.infer(question(seed=5)).action - expected.action).max() <= 5e-5
@@ -458,8 +458,8 @@ def test_rollout(checkpoints, tmp_path):
 
 @pytest.mark.slow
 def test_serve(tmp_path):
+    from recipes.random_checkpoint import write_checkpoint
     from strands_cosmos3.backends.service import ServiceBackend
-    from strands_cosmos3.engine.factory import write_checkpoint
     from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 
     checkpoint = write_checkpoint(tmp_path / "joint", action_space="joint_pos")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers import rank_cases as cases
+from recipes.random_checkpoint import FactorySizes, write_checkpoint
 from scaling_model import (
     Work,
     decode_exchanges,
@@ -18,7 +19,6 @@ from scaling_model import (
     weight_bytes,
 )
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, write_checkpoint
 from strands_cosmos3.parallel.config import ParallelConfig
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from helpers.training_data import CANVAS, recorded_episodes
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from recipes.table_policy.captions import fresh_tokenizer, read_captions
 from recipes.table_policy.release import export, fresh_policy
 from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
 from recipes.table_policy.windows import state_row_of
 from recipes.vae_training import VaeSizes, convolve_flat, make_vae
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 

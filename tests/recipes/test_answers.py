@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from recipes.random_checkpoint import transformer_config
 from recipes.table_policy.auxiliary_head import (
     PARTS,
     LabelledBatch,
@@ -15,7 +16,6 @@ from recipes.table_policy.auxiliary_head import (
 )
 from recipes.table_policy.release import fresh_policy, policy_sizes
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.windows import Batch
 

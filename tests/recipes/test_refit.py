@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recipes.random_checkpoint import transformer_config
 from recipes.table_policy.refit import refit_projections
 from recipes.table_policy.release import fresh_policy, policy_sizes
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import transformer_config
 from strands_cosmos3.engine.sequence import patchify
 
 C = 6

@@ -11,6 +11,7 @@ import torch
 
 from helpers.options import backend_options
 from helpers.training_data import CANVAS
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from recipes.table_policy.captions import caption
 from recipes.table_policy.predictions import predict_rows
 from recipes.table_policy.release import export, released_weights
@@ -23,7 +24,6 @@ from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.errors import (
     CheckpointError,

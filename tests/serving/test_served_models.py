@@ -17,12 +17,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from helpers.options import backend_options  # noqa: E402
+from recipes.random_checkpoint import write_checkpoint  # noqa: E402
 from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, so3_exp  # noqa: E402
 from strands_cosmos3.backends import make_backend  # noqa: E402
 from strands_cosmos3.backends.distributed import replicas  # noqa: E402
 from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
-from strands_cosmos3.engine.factory import write_checkpoint  # noqa: E402
 from strands_cosmos3.parallel.group import RankTimeouts  # noqa: E402
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E402
 from strands_cosmos3.serving.codec import decode, encode  # noqa: E402

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.training_data import random_policy
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
 

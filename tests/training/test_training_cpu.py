@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from helpers.training_data import random_policy
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.transformer import RmsNorm
 from strands_cosmos3.training.cpu import BlockRmsNorm, attention
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helpers.training_data import latents_like, random_policy
+from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.factory import FactorySizes, transformer_config
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
     generation_positions,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from helpers.options import backend_options
 from helpers.post_training import SMALL, SMALL_CANVAS, made_up_arm
 from helpers.training_data import write_preview
+from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput
@@ -23,7 +24,6 @@ from strands_cosmos3.datasets import ACTION, EE_POSE, Dataset, DatasetSpec, Data
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.factory import write_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import (

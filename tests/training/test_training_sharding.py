@@ -15,7 +15,7 @@ import torch
 
 from helpers import post_training, sharded_training
 from helpers.environments import ROOT, TESTS
-from strands_cosmos3.engine.factory import write_checkpoint
+from recipes.random_checkpoint import write_checkpoint
 
 
 def torchrun(folder: Path, until: int) -> None:
