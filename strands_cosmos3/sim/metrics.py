@@ -227,8 +227,8 @@ class EpisodeLog(Restorable):
 
     def _poses(self, limb: SceneLimb) -> tuple[F64, F64]:
         """Commanded and achieved poses [M, 4, 4] of a limb's frame in its base."""
-        forward, own = limb.kinematics.forward, (slice(None), limb.columns)
-        return forward(self._q_commanded()[own]), forward(np.concatenate(self.q_achieved)[own])
+        forward, q_achieved = limb.kinematics.forward, np.concatenate(self.q_achieved)
+        return forward(self._q_commanded()[:, limb.columns]), forward(q_achieved[:, limb.columns])
 
     def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
         """Path, tracking and loop drift of each limb, by name; none for one limb, whose they are
@@ -253,7 +253,7 @@ class EpisodeLog(Restorable):
         within = motion_s <= recording.duration_s
         q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
         by_limb = recording.of_limbs(
-            {name: len(one.limb.joints) for name, one in self.limbs.items()}
+            {name: len(limb.limb.joints) for name, limb in self.limbs.items()}
         )
         errors: list[tuple[F64, F64]] = []
         for name, limb in self.limbs.items():
@@ -330,10 +330,10 @@ def _intended(
     length_sq = np.sum(side * side, axis=1)
     now = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, len(side) - 1)
     k = np.clip(now[:, None] + np.arange(-2, 3), 0, len(side) - 1)  # [M, 5] candidate sides
-    own = np.clip((at_s[:, None] - t_s[k]) / (t_s[k + 1] - t_s[k]), 0.0, 1.0)
+    elapsed = np.clip((at_s[:, None] - t_s[k]) / (t_s[k + 1] - t_s[k]), 0.0, 1.0)
     away = T_commanded[:, None, :3, 3] - corner[k]
     foot = np.clip(np.sum(away * side[k], axis=2) / np.maximum(length_sq[k], _SHORT_M**2), 0.0, 1.0)
-    u = np.where(length_sq[k] > _SHORT_M**2, foot, own)  # at a stop, the time decides
+    u = np.where(length_sq[k] > _SHORT_M**2, foot, elapsed)  # at a stop, the time decides
     distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(
         k - now[:, None]
     )

@@ -193,8 +193,6 @@ class Scene:
         arm_actuators, gripper_actuators: [n] and [G] indices into ``ctrl``.
         obstacles: The boxes that stand, such as the table, for the arm's controller.
         robot_roots: Ids of the bodies that carry the limbs.
-        limb, gripper, kinematics, hand_body, tcp_site, finger_joints, finger_bodies,
-            gripper_actuator: Those of the only limb; of several limbs a ConfigError.
     """
 
     def __init__(
@@ -277,38 +275,6 @@ class Scene:
     def only(self) -> SceneLimb:
         """The only limb; of several limbs a ConfigError."""
         return self.limbs[self.robot.limb().name]
-
-    @property
-    def limb(self) -> Limb:
-        return self.only.limb
-
-    @property
-    def gripper(self) -> GripperSpec:
-        return self.only.gripper
-
-    @property
-    def kinematics(self) -> LimbKinematics:
-        return self.only.kinematics
-
-    @property
-    def hand_body(self) -> int:
-        return self.only.frame_body
-
-    @property
-    def tcp_site(self) -> int:
-        return self.only.tcp_site
-
-    @property
-    def finger_joints(self) -> tuple[int, ...]:
-        return self.only.finger_joints
-
-    @property
-    def finger_bodies(self) -> tuple[int, ...]:
-        return self.only.finger_bodies
-
-    @property
-    def gripper_actuator(self) -> int:
-        return self.only.gripper_actuator
 
     def sample_layout(self, rng: np.random.Generator, separation_m: float = 0.0) -> Layout:
         """Return a layout uniform in the robot's workspace, at any yaw, with the centres

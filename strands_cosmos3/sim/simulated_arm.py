@@ -141,7 +141,7 @@ class SimulatedArm(Restorable):
         model, table = self.scene.model, self.control.joint_limits()
         if self.control.limits is None:
             return all_limits(model, self.scene.robot).derated(self.control.derating)
-        limb = self.scene.limb
+        limb = self.scene.only.limb
         if not is_franka(model, [model.joint(name).id for name in limb.joints]):
             raise ConfigError(
                 f"limits {self.control.limits!r} are a Franka's, and {self.scene.robot.name!r} is "
@@ -209,8 +209,8 @@ class SimulatedArm(Restorable):
         """
         data, scene = self.data, self.scene
         opening = [
-            one.gripper.opening.to_fraction(float(np.mean(data.qpos[one.finger_qpos])))
-            for one in scene.limbs.values()
+            limb.gripper.opening.to_fraction(float(np.mean(data.qpos[limb.finger_qpos])))
+            for limb in scene.limbs.values()
         ]
         return self._measured_q(), data.qvel[scene.arm_dof].copy(), of_grippers(np.array(opening))
 
@@ -227,7 +227,7 @@ class SimulatedArm(Restorable):
         data, scene = self.data, self.scene
         names = (
             *scene.robot.joints,
-            *(joint for one in scene.limbs.values() for joint in one.gripper.joints),
+            *(joint for limb in scene.limbs.values() for joint in limb.gripper.joints),
         )
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
@@ -267,15 +267,15 @@ class SimulatedArm(Restorable):
                 "a reference is not finite; nothing was written to the actuators."
             )
         limbs, n = list(scene.limbs.values()), len(block)
-        wanted = block.gripper.reshape(n, len(limbs)).T
+        openings = block.gripper.reshape(n, len(limbs)).T
         fingers = np.stack(
             [
-                one.gripper.command.from_fraction(row)
-                for one, row in zip(limbs, wanted, strict=True)
+                limb.gripper.command.from_fraction(row)
+                for limb, row in zip(limbs, openings, strict=True)
             ],
             axis=1,
         )
-        first_finger = [one.finger_qpos[0] for one in limbs]
+        first_finger = [limb.finger_qpos[0] for limb in limbs]
         until_s = data.time + len(block) * self.dt_s
         q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
@@ -306,8 +306,8 @@ class SimulatedArm(Restorable):
                 "again."
             )
         opening = [
-            one.gripper.opening.to_fraction(column)
-            for one, column in zip(limbs, finger_q.T, strict=True)
+            limb.gripper.opening.to_fraction(column)
+            for limb, column in zip(limbs, finger_q.T, strict=True)
         ]
         return q, of_grippers(np.stack(opening, axis=1))
 
@@ -315,11 +315,15 @@ class SimulatedArm(Restorable):
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count
         the rows that this changes.
         """
-        known, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
-        if known.delay_s == 0:
+        compensation, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
+        if compensation.delay_s == 0:
             return q_rad, qd_rad_s
-        before = known.lead(*references)[0][0] if self._led_q_rad is None else self._led_q_rad
-        led_q, led_qd, clipped = known.lead_within(references, self.limits, self.dt_s, before)
+        before = (
+            compensation.lead(*references)[0][0] if self._led_q_rad is None else self._led_q_rad
+        )
+        led_q, led_qd, clipped = compensation.lead_within(
+            references, self.limits, self.dt_s, before
+        )
         self._led_q_rad = led_q[-2]  # the next block begins with the last one
         if clipped[1:].any():
             self.executor.counters["lead_clipped"] += int(clipped[1:].sum())

@@ -42,16 +42,16 @@ def limb_states(scene: Scene, q_rad: F64, gripper: float | F64) -> list[LimbStat
     """Return the state of each limb: joint positions [n] of all limbs, and an open fraction, or
     those [G] of several.
     """
-    found: list[LimbState] = []
+    states: list[LimbState] = []
     for (name, limb), opened in zip(
         scene.limbs.items(), np.atleast_1d(gripper).tolist(), strict=True
     ):
         joints = zip(limb.limb.joints, q_rad[limb.columns].tolist(), strict=True)
         gauges = [_joint(scene.model, joint, q) for joint, q in joints]
-        found.append(
+        states.append(
             LimbState(name, (*gauges, Gauge("gripper", f"{100 * opened:.0f} % open", opened)))
         )
-    return found
+    return states
 
 
 def _joint(model: mujoco.MjModel, name: str, q: float) -> Gauge:

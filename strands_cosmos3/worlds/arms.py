@@ -203,7 +203,7 @@ class Robot(SimulatedArm):
         ConfigError: It has several limbs.
         """
         limb, control = (
-            self.scene.limb,
+            self.scene.only.limb,
             replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION),
         )
         twin = SimulatedArm(self.scene, control, self.plant)

@@ -97,7 +97,7 @@ class Teleport(Hand):
             self.put(
                 robot,
                 self.place(robot),
-                robot.data.site_xmat[robot.scene.tcp_site] if self.task == "pick" else None,
+                robot.data.site_xmat[robot.scene.only.tcp_site] if self.task == "pick" else None,
             )
 
 
@@ -167,7 +167,7 @@ def looks_done(robot, task, cube, onto):
     fingers = touching(robot, cube) & {"left_finger", "right_finger"}
     left = not fingers and np.linalg.norm(data.qvel[dof : dof + 3]) < REST_M_S
     if task == "reach":
-        return np.linalg.norm(data.site_xpos[scene.tcp_site] - at) < REACH_M
+        return np.linalg.norm(data.site_xpos[scene.only.tcp_site] - at) < REACH_M
     if task == "pick":
         return at[2] - 0.02 >= LIFT_M and len(fingers) == 2
     if task == "place":

@@ -126,8 +126,8 @@ def test_fingers_hold_from_both_sides_of_their_gap():
         data = mujoco.MjData(scene.model)
         scene.reset(data, scene.sample_layout(np.random.default_rng(0)))
         axes = [scene.only.opening_direction(data, finger) for finger in (0, 1)]
-        np.testing.assert_allclose(axes[0], data.xaxis[scene.finger_joints[0]], atol=1e-6)
-        np.testing.assert_allclose(axes[1], data.xaxis[scene.finger_joints[1]], atol=1e-6)
+        np.testing.assert_allclose(axes[0], data.xaxis[scene.only.finger_joints[0]], atol=1e-6)
+        np.testing.assert_allclose(axes[1], data.xaxis[scene.only.finger_joints[1]], atol=1e-6)
     assert by_axis.only.gap_m == pytest.approx(0.085)
     np.testing.assert_array_equal(by_place.only.gap_m, (0.0, 0.02, 0.085))
 

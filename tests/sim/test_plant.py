@@ -44,7 +44,7 @@ def weight_torque(robot, mass_kg):
     configuration.
     """
     jacobian = np.zeros((3, robot.scene.model.nv))
-    mujoco.mj_jacSite(robot.scene.model, robot.data, jacobian, None, robot.scene.tcp_site)
+    mujoco.mj_jacSite(robot.scene.model, robot.data, jacobian, None, robot.scene.only.tcp_site)
     return (jacobian.T @ [0, 0, -9.81 * mass_kg])[robot.scene.arm_dof]
 
 
@@ -87,7 +87,7 @@ def test_a_payload_adds_a_point_mass_and_nothing_else(scene):
         mujoco.mj_mulM(scene.model, nominal, without[column], unit)
         mujoco.mj_mulM(plant, data, with_payload[column], unit)
     jacobian = np.zeros((3, plant.nv))
-    mujoco.mj_jacSite(plant, data, jacobian, None, scene.tcp_site)
+    mujoco.mj_jacSite(plant, data, jacobian, None, scene.only.tcp_site)
     np.testing.assert_allclose(with_payload - without, 0.5 * jacobian.T @ jacobian, atol=1e-9)
 
 
@@ -193,7 +193,7 @@ def test_the_errors_apply_to_any_robots_limbs():
     np.testing.assert_allclose(robot.servo.kp * (q - start), weight_torque(robot, 0.5), atol=5e-2)
     heavier, model = plant.apply(robot.scene.model, *robot.scene.robot.limbs), robot.scene.model
     np.testing.assert_allclose(heavier.dof_frictionloss[robot.scene.arm_dof], 0.3)
-    arm = model.body_rootid == model.body_rootid[robot.scene.hand_body]
+    arm = model.body_rootid == model.body_rootid[robot.scene.only.frame_body]
     assert heavier.body_mass[arm].sum() == pytest.approx(1.1 * model.body_mass[arm].sum() + 0.5)
     assert heavier.body_mass[~arm].sum() == pytest.approx(model.body_mass[~arm].sum())
 

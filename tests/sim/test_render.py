@@ -172,14 +172,14 @@ def test_workspace_gripper_and_bin_are_in_the_frame(rig, camera):
     all_of_it = (rig, camera) != ("near", "exterior_1")
     for point in (
         *spawn,
-        data.site_xpos[scene.tcp_site],
+        data.site_xpos[scene.only.tcp_site],
         *(((0, 0, 0), *bin_corners) if all_of_it else ()),
     ):
         assert np.abs(project(scene, data, camera, np.array(point))).max() < 1.0, point
 
 
 def test_wrist_camera_sees_where_the_fingers_close(scene, data):
-    at = project(scene, data, "wrist", data.site_xpos[scene.tcp_site])
+    at = project(scene, data, "wrist", data.site_xpos[scene.only.tcp_site])
     assert abs(at[0]) < 1e-9
     assert -1.0 < at[1] < 0.0
 

@@ -62,11 +62,11 @@ def reach(scene: TableScene, q_rad: np.ndarray, tcp_m: np.ndarray, yaw_rad: floa
         data.qpos[scene.arm_qpos] = q
         mujoco.mj_kinematics(scene.model, data)
         mujoco.mj_comPos(scene.model, data)
-        mujoco.mj_jacSite(scene.model, data, jacobian[:3], jacobian[3:], scene.tcp_site)
-        R_now = data.site_xmat[scene.tcp_site].reshape(3, 3)
+        mujoco.mj_jacSite(scene.model, data, jacobian[:3], jacobian[3:], scene.only.tcp_site)
+        R_now = data.site_xmat[scene.only.tcp_site].reshape(3, 3)
         mujoco.mju_mat2Quat(quat, (R_want @ R_now.T).ravel())
         mujoco.mju_quat2Vel(error[3:], quat, 1.0)
-        error[:3] = tcp_m - data.site_xpos[scene.tcp_site]
+        error[:3] = tcp_m - data.site_xpos[scene.only.tcp_site]
         J = jacobian[:, scene.arm_dof]
         q = np.clip(
             q + J.T @ np.linalg.solve(J @ J.T + 1e-6 * np.eye(6), error), FER.q_min, FER.q_max
@@ -87,7 +87,7 @@ def move(
     for i in range(1, steps + 1):
         x = i / steps
         data.ctrl[scene.arm_actuators] = q_from + (q_to - q_from) * x**3 * (10 - 15 * x + 6 * x**2)
-        data.ctrl[scene.gripper_actuator] = gripper
+        data.ctrl[scene.only.gripper_actuator] = gripper
         mujoco.mj_step(scene.model, data)
 
 
@@ -95,12 +95,12 @@ def test_bookkeeping(scene, data):
     scene.reset(data, ROW, gripper_open=False)
     np.testing.assert_array_equal(data.qpos[scene.arm_qpos], HOME_Q)
     np.testing.assert_array_equal(data.qpos[scene.finger_qpos], 0.0)
-    assert data.ctrl[scene.gripper_actuator] == 0.0
+    assert data.ctrl[scene.only.gripper_actuator] == 0.0
     q = HOME_Q + 0.1
     scene.reset(data, ROW, q)
     np.testing.assert_array_equal(data.ctrl[scene.arm_actuators], q)
     np.testing.assert_array_equal(data.qpos[scene.finger_qpos], 0.04)
-    assert data.ctrl[scene.gripper_actuator] == 255.0
+    assert data.ctrl[scene.only.gripper_actuator] == 255.0
     for name, (x, y) in zip(ROW.names, ROW.xy_m, strict=True):
         np.testing.assert_allclose(scene.T_world_body(data, name)[:3, 3], [x, y, 0.02], atol=1e-12)
         np.testing.assert_allclose(data.xpos[scene.bodies[name].id], [x, y, 0.02], atol=1e-12)
@@ -191,7 +191,7 @@ def test_arm_and_table_touch(scene, data):
     move(scene, data, q, low, 1.5, 255)
     pairs = touching(scene, data)
     assert {frozenset({"left_finger", "world"}), frozenset({"right_finger", "world"})} & pairs
-    tip_m = data.site_xpos[scene.tcp_site][2] - 0.0114
+    tip_m = data.site_xpos[scene.only.tcp_site][2] - 0.0114
     assert tip_m > -0.004, "the fingers went through the table"
 
 
@@ -262,8 +262,8 @@ def test_a_scene_is_built_around_another_arm_by_path(tmp_path):
     own.write_text(stripped)
     scene = TableScene(arm=own)
     assert scene.model.opt.timestep == pytest.approx(1 / 600)
-    assert scene.model.body_gravcomp[scene.hand_body] == 1.0
-    np.testing.assert_allclose(scene.model.site_pos[scene.tcp_site], [0, 0, 0.1034])
+    assert scene.model.body_gravcomp[scene.only.frame_body] == 1.0
+    np.testing.assert_allclose(scene.model.site_pos[scene.only.tcp_site], [0, 0, 0.1034])
 
 
 def test_an_arm_without_the_names_is_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: 
         def on_tick(robot: Robot) -> None:
             live.on_tick(robot)
             states.append(stage._status.content)
-            hands.append(np.array(stage._bodies[robot.scene.hand_body].position))
+            hands.append(np.array(stage._bodies[robot.scene.only.frame_body].position))
 
         rollout = robot.run_policy(
             policy_config={"backend": "scripted"},

@@ -115,7 +115,7 @@ def test_it_recovers_when_the_cube_is_pushed_away(robot, seed):
     pushed = []
 
     def push(robot):
-        tcp = robot.data.site_xpos[robot.scene.tcp_site]
+        tcp = robot.data.site_xpos[robot.scene.only.tcp_site]
         cube = robot.scene.T_world_body(robot.data, "cube_red")[:3, 3]
         if not pushed and tcp[2] - cube[2] < 0.07:
             towards = np.array([0.5, 0.0]) - cube[:2]

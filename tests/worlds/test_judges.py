@@ -44,7 +44,7 @@ def robot():
 
 
 def tcp(robot):
-    return robot.data.site_xpos[robot.scene.tcp_site].copy()
+    return robot.data.site_xpos[robot.scene.only.tcp_site].copy()
 
 
 def on_blue(robot):

@@ -73,17 +73,17 @@ def brought(data, release_m, speed=0.1, taken_m=(0.6, 0.1, EDGE / 2)):
 
 
 def tcp(data):
-    return data.site_xpos[SCENE.tcp_site].copy()
+    return data.site_xpos[SCENE.only.tcp_site].copy()
 
 
 def grasp(data, cube="cube_red", fingers_m=None):
     """The cube between the fingers of the arm at home: its faces along the hand's axes."""
     at = SCENE.bodies[cube].qpos
     quat = np.zeros(4)
-    mujoco.mju_mat2Quat(quat, data.site_xmat[SCENE.tcp_site])
+    mujoco.mju_mat2Quat(quat, data.site_xmat[SCENE.only.tcp_site])
     data.qpos[at : at + 7] = [*tcp(data), *quat]
     data.qpos[SCENE.finger_qpos] = EDGE / 2 - 0.0003 if fingers_m is None else fingers_m
-    data.ctrl[SCENE.gripper_actuator] = 0.0
+    data.ctrl[SCENE.only.gripper_actuator] = 0.0
     mujoco.mj_forward(SCENE.model, data)
 
 
@@ -91,20 +91,20 @@ def test_reach_needs_a_cube_that_lay_there_before(data):
     settle(data)
     lay = where(data)
     assert not holds("reach", data, alone_m=lay)
-    data.site_xpos[SCENE.tcp_site] = lay + [0.0, 0.0, 0.029]
+    data.site_xpos[SCENE.only.tcp_site] = lay + [0.0, 0.0, 0.029]
     assert holds("reach", data, alone_m=lay)
     assert not holds("reach", data, "reach the green cube", alone_m=lay)
     assert not holds("reach", data)  # never seen apart from the hand
     assert not holds("reach", data, alone_m=lay + [DISTURBED_M + 0.001, 0.0, 0.0])
-    data.site_xpos[SCENE.tcp_site] = lay + [0.0, 0.0, 0.031]
+    data.site_xpos[SCENE.only.tcp_site] = lay + [0.0, 0.0, 0.031]
     assert not holds("reach", data, alone_m=lay)
     put(data, "cube_red", lay, speed=0.02)
-    data.site_xpos[SCENE.tcp_site] = where(data)
+    data.site_xpos[SCENE.only.tcp_site] = where(data)
     assert not holds("reach", data, alone_m=lay)  # sliding past
     put(data, "cube_red", lay)
     data.qpos[SCENE.bodies["cube_red"].qpos + 2] += 0.01
     mujoco.mj_forward(SCENE.model, data)
-    data.site_xpos[SCENE.tcp_site] = where(data)
+    data.site_xpos[SCENE.only.tcp_site] = where(data)
     assert not holds("reach", data, alone_m=where(data))  # lies on nothing
 
 

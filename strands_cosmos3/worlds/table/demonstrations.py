@@ -429,8 +429,8 @@ class EpisodeRecorder:
         collector, expert = self._collector, self._collector.expert
         if self.frames:
             command = float(
-                robot.scene.gripper.command.to_fraction(
-                    float(robot.data.ctrl[robot.scene.gripper_actuator])
+                robot.scene.only.gripper.command.to_fraction(
+                    float(robot.data.ctrl[robot.scene.only.gripper_actuator])
                 )
             )
             self._commands.append((command, expert.perturbed))

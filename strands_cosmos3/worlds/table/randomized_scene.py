@@ -124,7 +124,7 @@ class RandomStage:
         In some layouts a cube is around the hand.
         """
         scene = self.robot.scene
-        hand = np.array(self.robot.data.site_xpos[scene.tcp_site])
+        hand = np.array(self.robot.data.site_xpos[scene.only.tcp_site])
         here = np.array([scene.T_world_body(self.robot.data, name)[:3, 3] for name in scene.bodies])
         kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
         for _ in range(_DRAWS):

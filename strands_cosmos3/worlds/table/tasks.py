@@ -181,12 +181,12 @@ def _reach(at: Situation) -> bool:
         or _apart(now.position_m, lay) >= DISTURBED_M
     ):
         return False
-    tcp = at.data.site_xpos[at.scene.tcp_site]
+    tcp = at.data.site_xpos[at.scene.only.tcp_site]
     return _apart(tcp, now.position_m) < REACH_M and _apart(tcp, lay) < REACH_M
 
 
 def _pick(at: Situation) -> bool:
-    taken, fingers = at.history.taken_m, at.scene.finger_bodies
+    taken, fingers = at.history.taken_m, at.scene.only.finger_bodies
     if taken is None or not (
         at.history.held and at.now.gripped and set(at.now.force_n) <= set(fingers)
     ):
@@ -291,7 +291,7 @@ class _CubeMonitor:
         """Add the present state; return whether the condition holds."""
         now, onto = cube_state(self._scene, data, self._goal.cube), self._goal.onto
         base_m = None if onto is None else data.xpos[self._scene.bodies[onto].id].copy()
-        self._history.update(now, data.site_xpos[self._scene.tcp_site], base_m)
+        self._history.update(now, data.site_xpos[self._scene.only.tcp_site], base_m)
         return self._holds(Situation(self._scene, self._goal, data, now, self._history))
 
 

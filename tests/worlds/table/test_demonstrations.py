@@ -292,7 +292,7 @@ def test_other_layouts_leave_what_is_at_the_hand(height_m):
     scene.lay(data, "cube_red", hand[:2] + [0.01, 0], 0.3)
     data.qpos[scene.bodies["cube_red"].qpos + 2] = height_m
     mujoco.mj_forward(scene.model, data)
-    data.site_xpos[scene.tcp_site] = hand
+    data.site_xpos[scene.only.tcp_site] = hand
     before, nearest = np.array(data.qpos), []
     for seed in range(30):
         moved = stage.other_layout(np.random.default_rng(seed), 0.06)
