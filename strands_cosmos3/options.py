@@ -88,7 +88,12 @@ def _options(kind: type, path: tuple[str, ...], hidden: bool) -> Iterator[Option
 def changed_options(options: Any) -> dict[str, Any]:
     """Return the options that differ from their defaults, by name."""
     values = ((option, option.value(options)) for option in options_of(type(options)).values())
-    return {option.name: value for option, value in values if value != option.default}
+    return {
+        option.name: value
+        for option, value in values
+        # an array, which no option is, has no truth value
+        if (value is not None if option.default is None else value != option.default)
+    }
 
 
 def with_options(options: _T, values: Mapping[str, Any]) -> _T:

@@ -18,6 +18,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views, read_clip
 from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.processor import (
     DEFAULT_TIER,
     Cosmos3PolicyProcessor,
@@ -30,7 +31,7 @@ from strands_cosmos3.types import Mode, Request
 
 def resolve_device(options: EngineOptions) -> torch.device:
     """Return the device: CUDA if torch sees a GPU, else the CPU; the option wins."""
-    return torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class ModelInput:

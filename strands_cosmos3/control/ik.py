@@ -19,7 +19,7 @@ import numpy as np
 import qpsolvers
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid, trailing
+from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid, trailing, typed
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
@@ -165,6 +165,7 @@ class MinkIKBridge:
             table or solver.
     """
 
+    @typed()
     def __init__(
         self,
         model: mujoco.MjModel,
@@ -178,7 +179,7 @@ class MinkIKBridge:
         posture_rad: F64 | None = None,
         solver: str | None = None,
     ):
-        self.model = instance_of(model, mujoco.MjModel, "model")
+        self.model = model
         self.solver = "daqp" if solver is None else solver
         if self.solver not in qpsolvers.available_solvers:
             raise UnknownNameError("qpsolvers solver", solver, qpsolvers.available_solvers)

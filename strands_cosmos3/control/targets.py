@@ -13,7 +13,7 @@ import numpy as np
 
 from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, only_limb, to_frame
 from strands_cosmos3.actions.stats import ActionStats, stats_of_domain
-from strands_cosmos3.checks import F64, instance_of
+from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge
 from strands_cosmos3.embodiments import Embodiment, ToolFrame, get_embodiment
@@ -60,6 +60,7 @@ def driven_poses(
     return cosmos, driven
 
 
+@typed()
 def decode_cosmos_chunk_to_targets(
     action_chunk: Any,
     embodiment: Embodiment | str,
@@ -106,7 +107,7 @@ def decode_cosmos_chunk_to_targets(
             was solved.
     """
     embodiment = get_embodiment(embodiment)
-    q = instance_of(ik_bridge, MinkIKBridge, "ik_bridge").configuration(q_init, "q_init")
+    q = ik_bridge.configuration(q_init, "q_init")
     space = embodiment.action_space(action_space)
     if space.meaning == "joint_position":
         raise ActionSpaceError(
@@ -115,7 +116,7 @@ def decode_cosmos_chunk_to_targets(
         )
     stats = stats_of_domain(embodiment, stats, stats_domain)
     chunk = ActionChunk(action_chunk, space, embodiment, fps)
-    by_row = instance_of(reanchor, bool, "reanchor") and space.name == "midtrain"
+    by_row = reanchor and space.name == "midtrain"
     cosmos, solution = (_solve_row_by_row if by_row else _solve)(chunk, ik_bridge, q, stats)
     residual = ErrorSummary.of(solution.residual_m, solution.residual_rad)
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.files import Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
@@ -28,6 +28,7 @@ from strands_cosmos3.resources import write_folder, write_json, write_whole
 _EPISODES_PER_FILE = 5000
 
 
+@typed()
 def merge_datasets(
     sources: Sequence[str | Path],
     root: str | Path,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
-from strands_cosmos3.checks import F64, whole_number
+from strands_cosmos3.checks import F64, typed, whole_number
 from strands_cosmos3.datasets.files import (
     HINT,
     STATS,
@@ -57,6 +57,7 @@ class Dataset:
         DatasetFormatError: It is not a LeRobot v3 dataset, or its files contradict each other.
     """
 
+    @typed()
     def __init__(self, root: str | Path):
         self.root = Path(root).expanduser()
         self.info = read_info(self.root)
@@ -129,6 +130,7 @@ class Dataset:
     def __iter__(self) -> Iterator[RecordedEpisode]:
         return (self[i] for i in range(len(self)))
 
+    @typed()
     def column(self, key: str) -> NDArray[Any]:
         """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is
         1).
@@ -276,6 +278,7 @@ class RecordedEpisode:
             )
         return rows
 
+    @typed()
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:
         """Return pictures [n, H, W, 3] uint8 of a camera, given its feature key; ``rows`` None
         means all.
@@ -299,6 +302,7 @@ class RecordedEpisode:
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
         return dataset._videos.read(path, first, numbers, cameras[camera].shape)
 
+    @typed()
     def frame(self, row: int, keys: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Return the given features of one frame, or all; pictures are [H, W, 3].
 
@@ -356,6 +360,7 @@ def embodiment_of(episode: RecordedEpisode) -> Embodiment:
     return embodiment
 
 
+@typed()
 def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
     """Return the motion of each limb, by the limb's name, in the order of the embodiment's columns.
 

@@ -8,12 +8,12 @@ it is stored in ``meta/info.json``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, whole_number
+from strands_cosmos3.checks import instance_of, require_type, typed, whole_number
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
 
@@ -61,6 +61,9 @@ class Feature:
     info: Mapping[str, Any] = field(default_factory=lambda: _NO_INFO, compare=False)
 
     def __post_init__(self) -> None:
+        require_type(self.dtype, str, "dtype")
+        for name, kind in (("shape", Sequence), ("names", Sequence | None), ("info", Mapping)):
+            require_type(getattr(self, name), kind, name)
         object.__setattr__(self, "shape", tuple(self.shape))
         if self.dtype not in (*NUMERIC, VIDEO):
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
@@ -171,11 +174,13 @@ def _describe(feature: Feature | None) -> str:
     return f"{feature.dtype} {list(feature.shape)}{names}"
 
 
+@typed()
 def camera_key(view: str) -> str:
     """Return the feature key of a view: ``observation.images.<view>``."""
     return IMAGES + view
 
 
+@typed()
 def arm_spec(
     cameras: Mapping[str, tuple[int, int]],
     embodiment: str | Embodiment = "droid",

@@ -22,7 +22,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import typed_fields, whole_number
 from strands_cosmos3.datasets.spec import Feature
 from strands_cosmos3.datasets.stats import PictureStats, Stats
 from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
@@ -55,6 +55,7 @@ class VideoConfig:
     preset: str = "veryfast"
 
     def __post_init__(self) -> None:
+        typed_fields(self)
         whole_number(self.crf, "crf", 0, 51)
         whole_number(self.gop, "gop", 1)
         if self.pixel_format not in _PIXEL_FORMATS:

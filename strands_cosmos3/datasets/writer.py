@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import image_array, instance_of, whole_number
+from strands_cosmos3.checks import image_array, typed, whole_number
 from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.files import EpisodeIndex, Row, read_episode_stats, rows_to_table
 from strands_cosmos3.datasets.reader import Dataset
@@ -78,6 +78,7 @@ class EpisodeWriter:
         self.is_open = True
         self.length = 0
 
+    @typed()
     def add(self, frame: Mapping[str, Any]) -> None:
         """Append a frame: the value of every feature, [n] numbers (a scalar if n is 1) or [H, W, 3]
         uint8 pictures.
@@ -227,6 +228,7 @@ class DatasetWriter:
         DatasetError: The folder holds something else, or cannot be written to.
     """
 
+    @typed()
     def __init__(
         self,
         root: str | Path,
@@ -240,7 +242,6 @@ class DatasetWriter:
         self._pending: list[FinishedEpisode] = []
         self._recording: EpisodeWriter | None = None
         self._changed = False
-        instance_of(spec, DatasetSpec, "spec")
         self._lock = _lock(self.root)
         with ExitStack() as on_failure:
             on_failure.callback(self._unlock)
@@ -294,6 +295,7 @@ class DatasetWriter:
         """Number of episodes so far, including uncommitted ones."""
         return self._info.total_episodes + len(self._pending)
 
+    @typed("task")
     def episode(self, task: str) -> EpisodeWriter:
         """Begin an episode that is recorded frame by frame; one at a time. ``task`` is its
         instruction.
@@ -310,6 +312,7 @@ class DatasetWriter:
         )
         return self._recording
 
+    @typed("task")
     def add_episode(
         self,
         columns: Mapping[str, Any],

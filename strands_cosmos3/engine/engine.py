@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from strands_cosmos3.checks import typed
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
@@ -34,7 +35,7 @@ from strands_cosmos3.engine.denoising import (
 from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
-from strands_cosmos3.engine.preflight import choose_dtype, preflight
+from strands_cosmos3.engine.preflight import choose_dtype, preflight, torch_device
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
@@ -185,6 +186,7 @@ class Cosmos3Engine:
         self._closed = False
 
     @classmethod
+    @typed()
     def from_pretrained(
         cls,
         path_or_repo_id: str | Path,
@@ -232,7 +234,9 @@ class Cosmos3Engine:
                 option the device.
         """
         options = options or EngineOptions()
-        device = torch.device(device or options.device or "cpu")
+        if not hasattr(parallel, "tp_size") and parallel is not None:
+            raise ConfigError(f"parallel must be a ParallelConfig or None, got {parallel!r:.80}.")
+        device = torch_device(device or options.device or "cpu")
         dtype, decode_video = dtype or options.dtype, decode_video or options.decode_video
         options.require_runnable(device.type, 1 if parallel is None else parallel.tp_size)
         if dtype == "auto" and parallel is not None and parallel.world_size > 1:
@@ -334,6 +338,7 @@ class Cosmos3Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @typed()
     def action_head(self, domain: int) -> ActionHead:
         """The action head of one domain, read on first use; raises InputError if the checkpoint
         has no such domain.
@@ -366,6 +371,7 @@ class Cosmos3Engine:
         """
         return self.step_batch((request,), on_step)[0]
 
+    @typed()
     @torch.inference_mode()
     def step_batch(
         self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None

@@ -27,6 +27,14 @@ LEAST_GAIN = 2.5
 _ROWS, _RUNS = 256, 5
 
 
+def torch_device(device: str | torch.device) -> torch.device:
+    """Return torch's device of a name; ConfigError: torch knows no such device."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device {device!r}: {error}; give cpu, cuda or cuda:N.") from None
+
+
 def choose_dtype(
     dtype: torch.dtype | Dtype | None, device: torch.device, config: TransformerConfig
 ) -> torch.dtype:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_action_stats
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
     ActionSpace,
@@ -29,6 +29,7 @@ from strands_cosmos3.embodiments import (
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
 from strands_cosmos3.engine.metadata import STATE_COLUMNS, StateRow
+from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.tokens import PromptTokenizer
@@ -140,6 +141,7 @@ class Cosmos3PolicyProcessor:
             normalised ones.
     """
 
+    @typed()
     def __init__(
         self,
         tokenizer_name_or_path: str | Path,
@@ -192,7 +194,7 @@ class Cosmos3PolicyProcessor:
         self._composition: Composition = composition
         self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
-        self._device, self._dtype, self._action_dim = torch.device(device), params_dtype, action_dim
+        self._device, self._dtype, self._action_dim = torch_device(device), params_dtype, action_dim
         self._gripper = gripper
         self._state_row, self._policy_frames = state_row, policy_frames
         self._prefix_rows = prefix_rows
@@ -208,6 +210,7 @@ class Cosmos3PolicyProcessor:
             self._affine(self._resolve({}))
 
     @classmethod
+    @typed()
     def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
         """A processor with a checkpoint's tokenizer, action space, prompt format and tier;
         ``options`` win.
@@ -243,12 +246,14 @@ class Cosmos3PolicyProcessor:
         """Frames of a clip: rows + 1."""
         return self._resolve({}).action_chunk + 1
 
+    @typed()
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> np.ndarray:
         """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as
         :func:`compose_views`.
         """
         return compose_views(views, rig, self._composition)
 
+    @typed()
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
         """Tensors for one call.
 
@@ -314,6 +319,7 @@ class Cosmos3PolicyProcessor:
             **vars(call), engine_request=request, video_shape=video_shape, prompt=prompt
         )
 
+    @typed()
     def postprocess(
         self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None
     ) -> dict[str, Any]:

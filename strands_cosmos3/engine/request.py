@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strands_cosmos3.checks import whole_number
+from strands_cosmos3.checks import typed, typed_fields, whole_number
 from strands_cosmos3.embodiments import NUM_DOMAINS, Sampling
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
@@ -21,6 +21,7 @@ from strands_cosmos3.types import Mode
 SPATIAL_COMPRESSION = 16
 
 
+@typed()
 def pixel_to_latent_shape(frames: int, height: int, width: int) -> tuple[int, int, int]:
     """Latent grid (frames, height, width) of that many pixels: 4 x 16 x 16 compression, first frame
     alone.
@@ -109,6 +110,7 @@ class Cosmos3ActionRequest:
     return_video: bool = True
     decode_frames: int | None = None
 
+    @typed()
     def sampled(self, sampling: Sampling, **changes: Any) -> Cosmos3ActionRequest:
         """Return this request with another sampling, and other ``changes``; what ``sampling``
         leaves open stays as it is.
@@ -138,6 +140,7 @@ class Cosmos3ActionRequest:
         )
 
     def __post_init__(self) -> None:
+        typed_fields(self)
         object.__setattr__(self, "mode", Mode.parse(self.mode))
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
             if getattr(self, name) < 1:

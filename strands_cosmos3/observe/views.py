@@ -188,7 +188,7 @@ def rig_views(views: Mapping[str, Image], rig: CameraRig) -> dict[str, Image]:
     if missing:
         raise ObservationError(
             f"views {', '.join(missing)} are missing; the rig has {', '.join(rig.views)}, given: "
-            f"{', '.join(views) or 'none'}."
+            f"{', '.join(map(str, views)) or 'none'}."
         )
     return {name: views[name] for name in rig.views}
 

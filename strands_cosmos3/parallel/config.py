@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from strands_cosmos3.checks import require_type, typed
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.options import option
@@ -48,6 +49,8 @@ class ParallelConfig:
             raise ConfigError(
                 f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2."
             )
+        require_type(self.vae_split, str, "vae_split")
+        require_type(self.timeout_s, float, "timeout_s")
         if self.vae_split not in VAE_SPLITS:
             raise ConfigError(
                 f"vae_split {self.vae_split!r} is not one of {', '.join(VAE_SPLITS)}."
@@ -62,10 +65,12 @@ class ParallelConfig:
         """Total number of ranks."""
         return self.tp_size * self.cfg_size
 
+    @typed()
     def coordinates(self, rank: int) -> tuple[int, int]:
         """Return (cfg_rank, tp_rank) of a rank."""
         return divmod(rank, self.tp_size)
 
+    @typed()
     def check_world(self, world_size: int) -> None:
         """Raise a ConfigError with the command that works if the number of processes is wrong."""
         if world_size != self.world_size:

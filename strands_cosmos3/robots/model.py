@@ -15,7 +15,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
+from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import (
@@ -79,6 +79,7 @@ def _menagerie_path() -> Path:
         ) from error
 
 
+@typed()
 def model_path(spec: str | Path | None = None) -> Path:
     """Return the path of an arm's model file.
 

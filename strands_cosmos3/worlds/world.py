@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import typed
 from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,
@@ -68,6 +69,7 @@ class Task:
     starts: int | None = None
 
 
+@typed()
 def varied(
     least: float, largest: float, short: str = "", whole: bool = False
 ) -> Any:  # as dataclasses.field
@@ -106,6 +108,7 @@ class Variation:
         return tuple(name + _value_form(option) for name, option in cls.forms().items())
 
     @classmethod
+    @typed()
     def change(cls, text: str) -> dict[str, Any]:
         """Return the field that one short form sets, e.g. ``{"light": 0.5}`` for ``light=0.5``.
 
@@ -127,7 +130,8 @@ class Variation:
             raise ConfigError(f"{text!r}: {value!r} is not {option.metadata['kind']}.") from None
 
     @classmethod
-    def parse(cls, forms: Iterable[str]) -> Self:
+    @typed()
+    def parse(cls, forms: Sequence[str]) -> Self:
         """Return the variation of short forms. Errors: as :meth:`change`, or one is set twice."""
         values: dict[str, Any] = {}
         for form in forms:
@@ -457,6 +461,7 @@ def world_names() -> tuple[str, ...]:
     return (*WORLDS, *(point.name for point in entry_points(group=ENTRY_POINTS)))
 
 
+@typed()
 def get_world(name: str | World) -> World:
     """Return a world by ``NAME``, ``NAME/VARIANT``, ``module:name`` or ``file.py:name``; a World is
     returned as it is.
