@@ -22,10 +22,10 @@ import torch
 import strands_cosmos3 as package
 from helpers.malformed import Call
 from helpers.small_episodes import VIEWS, columns, pictures, spec
+from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3 import datasets, policy, sim, worlds
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.embodiments import DROID_RIG, Sampling
-from strands_cosmos3.engine.factory import write_checkpoint
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.options import options_of
 from strands_cosmos3.policy.options import PolicyOptions

@@ -25,6 +25,7 @@ from strands_cosmos3.options import (
     with_options,
 )
 from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.robots.joints import JointLimits
 
 _OPTION_OF_ARGUMENT = {"actions_per_step": "replan_rows"}
 
@@ -37,10 +38,8 @@ class ArmOptions:
 
     arm_model: Any = None
     """Its MuJoCo model, path or name; None is the packaged one."""
-    limits: Any = None
-    """Limits of its joints (:class:`~strands_cosmos3.robots.joints.JointLimits`); None is the
-    robot's own.
-    """
+    limits: JointLimits | None = None
+    """Limits of its joints; None is the robot's own."""
     servo_lead: bool = True
     """Whether targets are sent early to cancel the lag of position servos (0.1 s for a Panda's) in
     a simulator whose model states them. Elsewhere, and with False, targets are the planned joint
