@@ -1,4 +1,4 @@
-"""What planned rows must not meet beside the arm's own links, and what a check of them found."""
+"""Obstacles of an arm, and collision reports."""
 
 from __future__ import annotations
 

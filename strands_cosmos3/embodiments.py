@@ -163,7 +163,7 @@ class LimbColumns:
 
     @property
     def is_camera(self) -> bool:
-        """Whether the limb carries a camera and nothing to act with; a robot may lack it."""
+        """Whether the limb carries only a camera; a robot may lack it."""
         return self.name in CAMERA_LIMBS
 
 
@@ -278,8 +278,8 @@ class Embodiment:
 
     @property
     def in_controller_units(self) -> bool:
-        """Whether rows are what a controller was told, so that they follow from no measured
-        pose.
+        """Whether rows are commands of a controller, so that they do not follow from measured
+        poses.
         """
         return self.translation_scale is None
 

@@ -1,4 +1,4 @@
-"""How an episode ended, its errors, and its summary as a line of text or as HTML for notebooks."""
+"""Outcome and errors of an episode, and its summary as a line of text or as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_INLINE_BYTES = 16 << 20
 
 
 class Outcome(StrEnum):
-    """How an episode ended."""
+    """Outcome of an episode."""
 
     SUCCESS = "success"
     TIMEOUT = "timeout"
@@ -66,7 +66,8 @@ def text_of(rollout: Any) -> str:
     figures = f"seed={rollout.seed}, {rollout.duration_s:.2f} s simulated"
     if rollout.tracking is not None:
         figures += f", tracking {_mean_and_max(rollout.tracking)}"
-    return f"Rollout({rollout.task or 'no task'}: {rollout.outcome}, {rollout.instruction!r}, {figures})"
+    task = rollout.task or "no task"
+    return f"Rollout({task}: {rollout.outcome}, {rollout.instruction!r}, {figures})"
 
 
 def html_of(rollout: Any) -> str:
@@ -89,7 +90,8 @@ def html_of(rollout: Any) -> str:
         for k, v in rows.items()
         if v
     )
-    return f"<b>{escape(rollout.instruction) or 'replay'}</b><table>{cells}</table>{_film(rollout.video)}"
+    title = escape(rollout.instruction) or "replay"
+    return f"<b>{title}</b><table>{cells}</table>{_film(rollout.video)}"
 
 
 def _mean_and_max(error: ErrorSummary) -> str:
@@ -102,8 +104,12 @@ def _film(path: Path | None) -> str:
     if not path.is_file():
         return f"<p>The film {escape(str(path))} no longer exists.</p>"
     if path.stat().st_size > MAX_INLINE_BYTES:
-        return f"<p>The film is too long to embed: <a href='{escape(path.as_uri(), quote=True)}'>{escape(str(path))}</a></p>"
+        link = f"<a href='{escape(path.as_uri(), quote=True)}'>{escape(str(path))}</a>"
+        return f"<p>The film is too long to embed: {link}</p>"
     if path.suffix.lower() != ".mp4":
         return f"<p>The film is {escape(str(path))}.</p>"
     content = base64.b64encode(path.read_bytes()).decode()
-    return f"<video controls muted style='max-width:100%' src='data:video/mp4;base64,{content}'></video>"
+    return (
+        "<video controls muted style='max-width:100%' "
+        f"src='data:video/mp4;base64,{content}'></video>"
+    )

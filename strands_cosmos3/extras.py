@@ -1,4 +1,4 @@
-"""Optional dependencies: what each extra enables, and the error that names the extra to install."""
+"""Optional dependencies: features of each extra, and the error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Extra:
     """An extra of this package.
 
     Args:
-        enables: What works with it.
+        enables: Features that need it.
         modules: Modules that it installs, by their import names.
     """
 
@@ -52,7 +52,7 @@ EXTRAS = {
     "libero": Extra("the LIBERO benchmark: evaluate --suite libero_object and others", ("libero",)),
     "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
 }
-"""Extra -> what it is for. ``train`` includes engine, data and sim."""
+"""Extras by name. ``train`` includes engine, data and sim."""
 OF_BACKEND = {
     "native": ("engine",),
     "distributed": ("engine",),

@@ -484,7 +484,7 @@ def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
 def _lock(root: Path) -> int | None:
     """Lock the dataset's folder for writing. The lock ends with the process and leaves no file."""
     if root.exists() and not root.is_dir():
-        raise DatasetError(f"{root} is no folder, but a dataset must be one.")
+        raise DatasetError(f"{root} is not a folder, which a dataset must be.")
     if root.is_dir() and not (root / files.INFO).exists():
         foreign = sorted(path.name for path in root.iterdir() if path.name != "meta")
         foreign += sorted(

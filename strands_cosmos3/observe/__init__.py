@@ -1,1 +1,1 @@
-"""Observe: from what a robot reports to what a model is asked. numpy only."""
+"""Observations of a robot as the inputs of a model: mapping of keys, pictures, captions. numpy only."""

@@ -133,7 +133,7 @@ def only_picture(images: Mapping[str, Any], embodiment: str) -> Any:
 
 @dataclass(frozen=True)
 class RobotMapping:
-    """Which keys of a robot stand behind the canonical names.
+    """Keys and units of a robot by canonical name.
 
     Args:
         observed: Canonical name -> key of the observation.
@@ -424,9 +424,8 @@ def _split(
             views[cameras.names[key]] = name
         else:
             raise ConfigError(
-                f"observation_mapping: {name!r} stands for nothing. It maps a canonical name to a "
-                "key of the observation; "
-                f"valid names: {', '.join((*canonical, *cameras.views))}."
+                f"observation_mapping: {name!r} is not a canonical name or a view, which it maps to a "
+                f"key of the observation; valid names: {', '.join((*canonical, *cameras.views))}."
             )
     _require_injective("observation_mapping", views)
     return states, views
@@ -435,7 +434,7 @@ def _split(
 def rename_columns(
     columns: Sequence[str], action_mapping: Mapping[str, str] | None
 ) -> tuple[str, ...]:
-    """What an action's raw columns are called, where ``action_mapping`` names some of them.
+    """Return an action's columns, renamed by ``action_mapping`` where it names some of them.
 
     Raises:
         ConfigError: An entry names no column, or two columns would get one name.
@@ -443,7 +442,7 @@ def rename_columns(
     renamed = _entries("action_mapping", action_mapping)
     if unknown := [name for name in renamed if name not in columns]:
         raise ConfigError(
-            f"action_mapping: {', '.join(map(repr, unknown))} is no column of the action; valid: "
+            f"action_mapping: {', '.join(map(repr, unknown))} is not a column of the action; valid: "
             f"{', '.join(columns)}."
         )
     names = {column: renamed.get(column, column) for column in columns}
@@ -466,8 +465,8 @@ def _require_injective(option: str, entries: Mapping[str, str]) -> None:
     if twice:
         names = [name for name, key in entries.items() if key == twice[0]]
         raise ConfigError(
-            f"{option}: {' and '.join(map(repr, names))} both stand for {twice[0]!r}; every name "
-            "needs its own key."
+            f"{option}: {' and '.join(map(repr, names))} have the same key {twice[0]!r}; every name "
+            "needs its own."
         )
 
 

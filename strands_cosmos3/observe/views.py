@@ -50,7 +50,7 @@ this project's own use it.
 """
 
 Composition = Literal["letterbox", "framework"]
-"""How views become one picture: ``letterbox`` keeps their aspect (:func:`compose`);
+"""Ways to make one picture of views: ``letterbox`` keeps their aspect (:func:`compose`);
 ``framework`` is cosmos-framework's policy server (:mod:`strands_cosmos3.engine.frames`), for
 which the released DROID policies were made.
 """
@@ -277,8 +277,8 @@ _BANDS = 8
 
 
 def compose_for_tier(views: Mapping[str, Image], rig: CameraRig, tier: int) -> Image:
-    """What :func:`~.views.to_canvas` keeps, on a tier's canvas, of the composite of
-    :func:`~.views.compose`; errors as there.
+    """Return the content of a tier's canvas (:func:`to_canvas`) that holds the composite of
+    :func:`compose`; errors as there.
 
     Where the canvas is no smaller than the composite, that is the composite itself.
     """

@@ -1,1 +1,1 @@
-"""Robot models: the bundled Franka Panda, its limits and frames, and servo feed-forward."""
+"""Robots as data, their MuJoCo models, limits and servos."""

@@ -67,7 +67,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from.
+    """Origin of a model: archives and the files to take from them.
 
     Args:
         name: Its folder in the cache.
@@ -340,8 +340,8 @@ def _require_inside(name: str, owner: str, error: type[ConfigError] | type[Fetch
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or set("\\\0") & set(name):
         raise error(
-            f"{owner}: {shown(name)} leads out of the model's folder, or is no path; nothing was "
-            "written."
+            f"{owner}: {shown(name)} leads out of the model's folder, or is not a path; nothing "
+            "was written."
         )
 
 

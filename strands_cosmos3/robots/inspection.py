@@ -1,4 +1,4 @@
-"""Derive a robot's specification from a MuJoCo model, with a list of what remains to be completed."""
+"""Derive a robot's specification from a MuJoCo model, and a list of figures to complete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
         checked.
 
     Raises:
-        UnknownNameError, ResourceNotFoundError: It is no model file, or does not exist.
+        UnknownNameError, ResourceNotFoundError: It is not a model file, or does not exist.
         ConfigError: MuJoCo cannot read it, or it has no chain of at least four actuated joints.
     """
     path = model_path(path)
@@ -48,8 +48,8 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     bodies = _limb_ends(model)
     if not bodies:
         raise ConfigError(
-            f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is no "
-            "arm."
+            f"{str(path)!r} has no chain of at least {_LEAST_JOINTS} hinges or slides; it is not "
+            "an arm."
         )
     notes: list[str] = []
     names = _limb_names(model, bodies)
@@ -113,7 +113,7 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
 
 
 def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
-    """Whether what moves from a body on is a gripper's single jaw: a slide, or a joint that a
+    """Whether the moving part at a body is a gripper's single jaw: a slide, or a joint that a
     tendon or equality couples.
     """
     first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])

@@ -62,7 +62,9 @@ def load_panda() -> mujoco.MjModel:
 def _menagerie_path() -> Path:
     try:
         from git.exc import GitError
-        from robot_descriptions import loaders  # noqa: F401 - checks that it is installed before using the network
+
+        # checks that it is installed before using the network
+        from robot_descriptions import loaders  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
             "the 'menagerie' arm needs robot_descriptions: pip install 'strands-cosmos3[sim]'; or "
@@ -332,7 +334,7 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
 def _require_names(
     model: mujoco.MjSpec | mujoco.MjModel, robot: RobotSpec, source: str = "its model"
 ) -> None:
-    """Raise ConfigError unless a model, or its specification, has everything that the robot names."""
+    """Raise ConfigError unless a model, or its specification, has all that the robot names."""
     names: dict[str, list[str]] = {
         "joint": list(robot.joints),
         "actuator": [],

@@ -44,7 +44,7 @@ class FeedForward(StrEnum):
 
 @dataclass(frozen=True)
 class Compensation:
-    """What a driver knows of its arm beyond the model. The defaults compensate nothing.
+    """Properties of an arm that its model lacks, to be compensated. The defaults are none.
 
     Args:
         delay_s: Time from a control to its effect, at most 0.1 s. References lead by it.

@@ -333,7 +333,7 @@ class RobotCamera:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a scene puts things, in metres in the world; the defaults suit a Panda.
+    """Places of a scene's objects, in metres in the world; the defaults suit a Panda.
 
     Args:
         x_m, y_m: Ranges of the cubes' centres.
@@ -400,7 +400,7 @@ class RobotSpec:
         _text(self.name, "a robot's name")
         if self.name.startswith(".") or set("/\\") & set(self.name):
             raise InputError(
-                "a robot's name is no path: it has no slash and begins with no dot, got "
+                "a robot's name must not be a path, contain a slash or begin with a dot, got "
                 f"{self.name!r}."
             )
         if not (self.name + self.title).isprintable():

@@ -172,11 +172,14 @@ def test_without_a_rig_the_one_picture():
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        ({"wrsit": "cam0"}, r"'wrsit' stands for nothing.*joint_0.*gripper, wrist"),
+        ({"wrsit": "cam0"}, r"'wrsit' is not a canonical name or a view.*joint_0.*gripper, wrist"),
         ({"joint_7": "j7"}, "joint_7"),
-        ({"q": "observation/joint_position"}, "'q' stands for nothing"),
-        ({"wrist": "cam0", "exterior_1": "cam0"}, "'wrist' and 'exterior_1' both stand for 'cam0'"),
-        ({"joint_0": "joint2"}, "'joint_0' and 'joint_1' both stand for 'joint2'"),
+        ({"q": "observation/joint_position"}, "'q' is not a canonical name"),
+        (
+            {"wrist": "cam0", "exterior_1": "cam0"},
+            "'wrist' and 'exterior_1' have the same key 'cam0'",
+        ),
+        ({"joint_0": "joint2"}, "'joint_0' and 'joint_1' have the same key 'joint2'"),
         ({"wrist": ""}, "maps names to names"),
         ({"wrist": 3}, "maps names to names"),
         ("wrist", "maps names to names"),
@@ -189,11 +192,11 @@ def test_a_mapping_that_names_nothing_is_refused(mapping, says):
 
 def test_an_action_mapping_is_a_renaming():
     assert rename_columns(("tx", "ty"), {"tx": "x"}) == ("x", "ty")
-    with pytest.raises(ConfigError, match=r"'joint_9' is no column.*tx, ty"):
+    with pytest.raises(ConfigError, match=r"'joint_9' is not a column.*tx, ty"):
         rename_columns(("tx", "ty"), {"joint_9": "x"})
-    with pytest.raises(ConfigError, match="both stand for 'ty'"):
+    with pytest.raises(ConfigError, match="have the same key 'ty'"):
         rename_columns(("tx", "ty"), {"tx": "ty"})
-    with pytest.raises(ConfigError, match="both stand for 'joint2'"):
+    with pytest.raises(ConfigError, match="have the same key 'joint2'"):
         resolve_mapping("panda", None, None, {"joint_0": "joint2"})
 
 

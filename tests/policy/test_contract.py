@@ -237,8 +237,12 @@ KNOWN = {*KEYS, *VIEWS, "joint1.vel"}
         (KNOWN - {"exterior_2"}, {}, r"'exterior_2'.*wrist"),
         (KNOWN - {"joint4", "finger_joint1"}, {}, r"lacks 'joint4', 'finger_joint1'"),
         (KNOWN, {"observation_mapping": {"wrist": "hand"}}, "'exterior_1'"),
-        (KNOWN, {"observation_mapping": {"wrist_cam": "hand"}}, "stands for nothing"),
-        (KNOWN, {"action_mapping": {"tx": "x"}}, "no column"),
+        (
+            KNOWN,
+            {"observation_mapping": {"wrist_cam": "hand"}},
+            "is not a canonical name or a view",
+        ),
+        (KNOWN, {"action_mapping": {"tx": "x"}}, "not a column"),
         (KNOWN, {"backend": "scripted"}, "strands_cosmos3.Robot"),
         (KNOWN, {"robot": "spot"}, "panda"),
         (KNOWN, {"backend": "bogus"}, r"unknown backend 'bogus'.*native"),
@@ -294,11 +298,11 @@ def test_a_closed_policy_answers_no_more(spy):
 
 
 def test_mappings_are_checked_when_the_policy_is_made():
-    with pytest.raises(ConfigError, match=r"'joint_9' is no column.*joint_6, gripper"):
+    with pytest.raises(ConfigError, match=r"'joint_9' is not a column.*joint_6, gripper"):
         Cosmos3Policy(robot="panda", backend=Spy(), action_mapping={"joint_9": "x"})
-    with pytest.raises(ConfigError, match=r"'joint_0' is no column.*tx"):
+    with pytest.raises(ConfigError, match=r"'joint_0' is not a column.*tx"):
         Cosmos3Policy(backend=Spy(), action_mapping={"joint_0": "x"})
     with pytest.raises(UnknownNameError, match="tendon"):
         Cosmos3Policy(robot="panda", backend=Spy(), options={"commanded_gripper": "teeth"})
-    with pytest.raises(ConfigError, match="both stand for 'joint2'"):
+    with pytest.raises(ConfigError, match="have the same key 'joint2'"):
         Cosmos3Policy(robot="panda", backend=Spy(), observation_mapping={"joint_0": "joint2"})

@@ -430,5 +430,5 @@ def test_a_model_without_an_arm_is_refused(tmp_path):
     path.write_text(
         "<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>"
     )
-    with pytest.raises(ConfigError, match="no arm"):
+    with pytest.raises(ConfigError, match="not an arm"):
         inspect_model(path)
