@@ -264,7 +264,7 @@ def test_no_broad_except_but_at_the_seams():
         "engine/tokens.py",
         "serving/served.py",
         "serving/worker.py",
-        "control/prefetch.py",
+        "control/loop.py",
         "parallel/rank.py",
         "evaluation/cluster.py",
         "cli.py",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, positive, typed, whole_number
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
@@ -52,7 +52,6 @@ class StepTimeline:
         )
 
 
-@typed()
 def resample(
     plan: JointTrajectory,
     observation: Observation,
@@ -79,10 +78,6 @@ def resample(
     assert observation.qd_rad_s is not None  # Observation fills it
     # measured, so it may lie a little beyond
     speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)
-    hz, lead_s = (
-        positive(hz, "hz"),
-        None if lead_s is None else finite_array(lead_s, "lead_s", observation.q_rad.shape),
-    )
     start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
     _require_few(plan.t_s[-1], hz)
     try:
@@ -103,7 +98,6 @@ def resample(
     return steps, np.interp(at_s, motion.spline.t_s, motion.nominal_s)
 
 
-@typed()
 def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     """A chunk's raw rows at another rate, where they can be: joint angles are interpolated, the
     gripper is held.
@@ -116,7 +110,7 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     due_s, rows = chunk.row_times_s, chunk.action
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
-    at_s = _ticks(due_s[-1], positive(hz, "hz"))
+    at_s = _ticks(due_s[-1], hz)
     joints = np.stack(
         [np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1
     )
@@ -142,11 +136,9 @@ def steps_of_rows(rows: int, fps: float | None, hz: float | None, lead: int = 1)
     rate, a row is a step.
 
     ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after
-    that. InputError: an argument is malformed.
+    that.
     """
-    whole_number(rows, "rows", 0, _MOST_STEPS)
-    whole_number(lead, "lead", 0, 1)
     if hz is None or fps is None:
         return max(1, rows)
-    steps = (rows - 1 + lead) / positive(fps, "fps") * positive(hz, "hz") - 1e-9
+    steps = (rows - 1 + lead) / fps * hz - 1e-9
     return max(1, int(np.ceil(min(steps, _MOST_STEPS))))
