@@ -36,8 +36,8 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
 def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
     """Return a dataclass from a table with its fields' names; lists become tuples.
 
-    A field that is a dataclass, or a tuple of them, is a table, or a list of tables. ``where`` names
-    the table in errors, e.g. by its file, and ``hint`` ends the message of some of them.
+    A field that is a dataclass, or a tuple of them, is a table, or a list of tables. ``where``
+    names the table in errors, e.g. by its file, and ``hint`` ends the message of some of them.
 
     Raises:
         ConfigError: A field is missing, unknown, or no table where it must be one.

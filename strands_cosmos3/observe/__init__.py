@@ -1,1 +1,1 @@
-"""Observations of a robot as the inputs of a model: mapping of keys, pictures, captions. numpy only."""
+"""From a robot's observations to a model's inputs: keys, pictures, captions. numpy only."""

@@ -424,8 +424,9 @@ def _split(
             views[cameras.names[key]] = name
         else:
             raise ConfigError(
-                f"observation_mapping: {name!r} is not a canonical name or a view, which it maps to a "
-                f"key of the observation; valid names: {', '.join((*canonical, *cameras.views))}."
+                f"observation_mapping: {name!r} is not a canonical name or a view, which it maps "
+                "to a key of the observation; valid names: "
+                f"{', '.join((*canonical, *cameras.views))}."
             )
     _require_injective("observation_mapping", views)
     return states, views
@@ -442,8 +443,8 @@ def rename_columns(
     renamed = _entries("action_mapping", action_mapping)
     if unknown := [name for name in renamed if name not in columns]:
         raise ConfigError(
-            f"action_mapping: {', '.join(map(repr, unknown))} is not a column of the action; valid: "
-            f"{', '.join(columns)}."
+            f"action_mapping: {', '.join(map(repr, unknown))} is not a column of the action; "
+            f"valid: {', '.join(columns)}."
         )
     names = {column: renamed.get(column, column) for column in columns}
     _require_injective("action_mapping", names)
@@ -465,8 +466,8 @@ def _require_injective(option: str, entries: Mapping[str, str]) -> None:
     if twice:
         names = [name for name, key in entries.items() if key == twice[0]]
         raise ConfigError(
-            f"{option}: {' and '.join(map(repr, names))} have the same key {twice[0]!r}; every name "
-            "needs its own."
+            f"{option}: {' and '.join(map(repr, names))} have the same key {twice[0]!r}; every "
+            "name needs its own."
         )
 
 

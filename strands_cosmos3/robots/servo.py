@@ -113,8 +113,8 @@ class JointServo:
         limbs: The limbs; by default the Panda's arm.
 
     Raises:
-        ConfigError: An actuator is not a position servo, the friction is of other joints, or several
-            limbs have a payload.
+        ConfigError: An actuator is not a position servo, the friction is of other joints, or
+            several limbs have a payload.
     """
 
     def __init__(
