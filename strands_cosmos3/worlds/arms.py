@@ -505,9 +505,14 @@ class ArmSession(Session):
         self._judge = robot.judge_of(start)
 
     def policy_arguments(self, instruction: str = "") -> dict[str, Any]:
-        """Return embodiment, robot and limits."""
-        embodiment = self.world.embodiment(self._name)
-        return {"embodiment": embodiment, "robot": self._name, "limits": self.robot.limits}
+        """Return embodiment and robot. Its limits are the option ``limits``, see
+        :meth:`policy_options`.
+        """
+        return {"embodiment": self.world.embodiment(self._name), "robot": self._name}
+
+    def policy_options(self) -> dict[str, Any]:
+        """Return the robot's limits."""
+        return {"limits": self.robot.limits}
 
     def run(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
         """Run a policy to the end of the episode; errors as of

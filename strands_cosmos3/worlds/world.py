@@ -280,9 +280,14 @@ class Session(ABC):
     @abstractmethod
     def policy_arguments(self, instruction: str = "") -> dict[str, Any]:
         """Return the arguments of :class:`~strands_cosmos3.policy.Cosmos3Policy` that follow from
-        this world: embodiment, robot and limits where it has them, and the prompt where the world
-        words the caption of a policy's instruction itself.
+        this world: embodiment, and the robot where it has one.
         """
+
+    def policy_options(self) -> dict[str, Any]:
+        """Return the options of :class:`~strands_cosmos3.policy.options.PolicyOptions`, by name,
+        that follow from this world, such as an arm's limits.
+        """
+        return {}
 
     @abstractmethod
     def run(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
