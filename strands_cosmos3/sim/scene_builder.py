@@ -238,16 +238,43 @@ def add_free_box(
     rgb: tuple[float, float, float],
 ) -> None:
     """Add a free body, a box of uniform density; body, joint, geom and material have its name."""
-    spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     x, y, z = (edge * edge for edge in size_m)
-    inertia = [mass_kg * two / 12 for two in (y + z, x + z, x + y)]
+    inertia = [mass_kg * sides / 12 for sides in (y + z, x + z, x + y)]
+    half = [edge / 2 for edge in size_m]
+    _add_free_body(spec, name, _BOX, half, size_m[2], mass_kg, inertia, rgb)
+
+
+def add_free_cylinder(
+    spec: mujoco.MjSpec,
+    name: str,
+    radius_m: float,
+    height_m: float,
+    mass_kg: float,
+    rgb: tuple[float, float, float],
+) -> None:
+    """Add a free body, an upright cylinder of uniform density; as :func:`add_free_box`."""
+    across = mass_kg * (3 * radius_m**2 + height_m**2) / 12
+    inertia = [across, across, mass_kg * radius_m**2 / 2]
+    size = [radius_m, height_m / 2, 0]
+    _add_free_body(spec, name, _CYLINDER, size, height_m, mass_kg, inertia, rgb)
+
+
+def _add_free_body(
+    spec: mujoco.MjSpec,
+    name: str,
+    shape: mujoco.mjtGeom,
+    size: list[float],
+    height_m: float,
+    mass_kg: float,
+    inertia: list[float],
+    rgb: tuple[float, float, float],
+) -> None:
+    spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     body = spec.worldbody.add_body(
-        name=name, pos=[0, 0, size_m[2] / 2], mass=mass_kg, inertia=inertia, explicitinertial=True
+        name=name, pos=[0, 0, height_m / 2], mass=mass_kg, inertia=inertia, explicitinertial=True
     )
     body.add_freejoint(name=name)
-    body.add_geom(
-        name=name, type=_BOX, size=[edge / 2 for edge in size_m], material=name, **CONTACT
-    )
+    body.add_geom(name=name, type=shape, size=size, material=name, **CONTACT)
 
 
 def add_camera(spec: mujoco.MjSpec, name: str, view: View) -> None:
