@@ -68,10 +68,10 @@ def robots():
     ],
 )
 def test_tracking_error(robots, name, motion, mean_mm, max_mm):
-    error = track(robots[name], *motion, range(10))
+    error = track(robots[name], *motion, range(4))
     assert error.mean() < mean_mm
     assert error.max() < max_mm
-    without = track(robots["none"], *motion, range(3))
+    without = track(robots["none"], *motion, range(1))
     assert without.mean() > 8 * error.mean()
 
 

@@ -6,8 +6,8 @@ import json
 import pickle
 import shutil
 import struct
-import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,27 +168,24 @@ def test_escaping_links(copy, tmp_path):
 
 
 def test_no_file_is_opened_outside_the_folder(copy, tmp_path):
-    """Asked of the interpreter: an audit hook sees every open of the loading process."""
+    """Asked of the interpreter: an audit hook sees every open."""
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     edit_json(
         copy / INDEX,
         lambda data: data["weight_map"].update({"norm.weight": "../../secret.safetensors"}),
     )
-    script = f"""
-import sys, torch
-from strands_cosmos3.engine.engine import Cosmos3Engine
-opened = []
-sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event in ("open", "os.open") else None)
-try:
-    Cosmos3Engine.from_pretrained({str(copy)!r}, dtype=torch.float32)
-except Exception as error:
-    print(type(error).__name__)
-print([name for name in opened if "secret" in name])
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == ["LayoutError", "[]"]
+    opened: list[str] | None = []
+
+    def watch(event, arguments):  # a hook stays for good
+        if opened is not None and event in ("open", "os.open"):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(watch)
+    with pytest.raises(LayoutError):
+        load(copy)
+    seen, opened = opened, None
+    assert any(str(copy) in name for name in seen)
+    assert not [name for name in seen if "secret" in name]
 
 
 def test_the_hub_cache_may_link_into_its_blobs(copy, tmp_path):
@@ -453,28 +450,18 @@ def test_weights_are_labelled_random(checkpoints):
     assert "random weights" in metadata["label"]
 
 
-def test_code_beside_a_tokenizer_is_not_run(copy):
+def test_code_beside_a_tokenizer_is_not_run(copy, monkeypatch):
     folder = copy / "text_tokenizer"
     (folder / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w')\nclass Evil: ...\n")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    program = (
-        f"from strands_cosmos3.engine.tokens import PromptTokenizer\n"
-        f"from strands_cosmos3.errors import LayoutError\n"
-        f"try: print(len(PromptTokenizer({str(folder)!r}).ids('pick')))\n"
-        f"except LayoutError as error: print('refused', error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input="y\n" * 4,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
+    with suppress(LayoutError):
+        PromptTokenizer(folder).ids("pick")
     assert not (copy / "ran").exists(), "the checkpoint's code ran"
-    assert "[y/N]" not in done.stdout + done.stderr, "transformers asked whether to run it"
+    assert not questions, "transformers asked whether to run it"
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])

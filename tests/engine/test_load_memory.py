@@ -31,12 +31,12 @@ def mid_size(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("mid") / "c", sizes=sizes)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_peak_of_loading(checkpoints, mid_size, dtype):
-    arguments = [sys.executable, "-c", SCRIPT, str(checkpoints["silu"]), str(mid_size), dtype]
+def test_peak_of_loading(checkpoints, mid_size):
+    """In bfloat16, which the float32 weights on disk are converted to."""
+    arguments = [sys.executable, "-c", SCRIPT, str(checkpoints["silu"]), str(mid_size), "bfloat16"]
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     beside = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=beside)
     ratio, kept = map(float, ran.stdout.split())
-    assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
+    assert kept > 60e6, "too small to say anything"
     assert ratio <= 1.15

@@ -157,14 +157,14 @@ def test_settings_of_a_config(checkpoints, tmp_path, name):
         if key not in held
     }:
         write_weights(folder / "transformer", held | lacking, count=2)
-    assert difference(Case(folder, steps=2)) <= TOLERANCE
-    other, plain = (oracle(Case(where, steps=2))[1] for where in (folder, checkpoints["silu"]))
+    assert difference(Case(folder, steps=1)) <= TOLERANCE
+    other, plain = (oracle(Case(where, steps=1))[1] for where in (folder, checkpoints["silu"]))
     assert float((other - plain).abs().max()) > 10 * TOLERANCE, "the setting matters"
 
 
-@pytest.mark.parametrize("clip", [2, 4, 7])
+@pytest.mark.parametrize("clip", [4, 7])
 def test_a_short_clip_repeats_its_last_frame(checkpoints, clip):
-    assert difference(Case(checkpoints["silu"], "inverse_dynamics", 2, 1.0, clip=clip)) <= TOLERANCE
+    assert difference(Case(checkpoints["silu"], "inverse_dynamics", 1, 1.0, clip=clip)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("rows", [1024, 1025, 2500])
