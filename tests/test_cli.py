@@ -54,8 +54,6 @@ def test_a_rollout_leaves_a_film_figures_a_plot_and_trajectories(
         str(out["png"]),
         "--npz",
         str(out["npz"]),
-        "--film",
-        "views",
     ]
     status = main(
         [*EXPERT, "--task", "reach", "--instruction", "reach the green cube", "--seed", "4", *files]
@@ -200,7 +198,7 @@ def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
 
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
-    files = ["--json", str(report), "--npz", str(npz), "--video", str(film), "--film", "views"]
+    files = ["--json", str(report), "--npz", str(npz), "--video", str(film)]
     arguments = [*EXPERT, "--task", "place", "--episodes", "3", *files]
     process = subprocess.Popen(
         [sys.executable, "-m", "strands_cosmos3.cli", *arguments],
