@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from strands_cosmos3.backends.options import BackendOptions, SamplingOptions, ServiceOptions
@@ -14,7 +15,7 @@ from strands_cosmos3.checks import instance_of, typed_fields, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.options import (
     MODEL_BACKENDS,
     BackendName,
@@ -65,6 +66,9 @@ class ArmOptions:
 
     def __post_init__(self) -> None:
         typed_fields(self)
+        model = self.arm_model  # compared by name, because importing MuJoCo takes time
+        if not (isinstance(model, str | Path | None) or type(model).__name__ == "MjModel"):
+            raise InputError(f"arm_model must be a path, a name or an MjModel, got {model!r:.80}.")
 
 
 @dataclass(frozen=True, kw_only=True)
