@@ -22,7 +22,7 @@ from strands_cosmos3.embedded import TASKS, embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.policy_settings import POLICY_OPTIONS, PolicySettings
 from strands_cosmos3.extras import OF_BACKEND, needed_by
-from strands_cosmos3.options import changed_options, section, with_options
+from strands_cosmos3.options import options_of, section, with_options
 
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.driver import Progress
@@ -124,7 +124,7 @@ class EvaluateCommand:
     """For native: also evaluate forward and inverse dynamics on this number of the expert's
     chunks, in scenes that were not used in training; about two seconds each. Default: 0.
     """
-    evaluated: PolicySettings = section(PolicySettings)
+    policy: PolicySettings = section(PolicySettings)
     token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
     @classmethod
@@ -141,14 +141,12 @@ class EvaluateCommand:
             from strands_cosmos3.evaluation.settings import read_toml
         options = read_toml(Path(path))
         chosen = {name: value for name, value in options.items() if name in POLICY_OPTIONS}
-        return cls(evaluated=with_options(PolicySettings(), chosen))
+        return cls(policy=with_options(PolicySettings(), chosen))
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        backend = self.evaluated.backend or (
-            "native" if self.evaluated.policy is None else "python"
-        )
+        backend = self.policy.backend or ("native" if self.policy.policy is None else "python")
         suite = ("libero",) if (self.suite or "").startswith("libero") else ()
         return ("sim", *OF_BACKEND.get(backend, ()), "scale", *suite)
 
@@ -158,11 +156,13 @@ class EvaluateCommand:
         """
         from strands_cosmos3.evaluation.settings import OPTIONS, make_settings, read_toml
 
-        flags = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
         options = {} if self.config is None else read_toml(self.config)
         options = {name: value for name, value in options.items() if name not in POLICY_OPTIONS}
-        options |= {name: value for name, value in flags.items() if value is not None}
-        options |= changed_options(self.evaluated)
+        options |= {
+            name: value
+            for name, option in options_of(EvaluateCommand).items()
+            if name in OPTIONS and (value := option.value(self)) != option.default
+        }
         _choose_checkpoint(options)
         settings = make_settings(
             options, self.token if options.get("backend") == "service" else None

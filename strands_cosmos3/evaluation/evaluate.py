@@ -50,11 +50,7 @@ def evaluate(
             started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    if settings.topology.replicas:
-        from strands_cosmos3.evaluation.replica import check_model
-
-        check_model(settings)
-    _require_domain(settings)
+    _require_checkpoint(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
@@ -76,17 +72,24 @@ def evaluate(
     return report, driver.progress
 
 
-def _require_domain(settings: Settings) -> None:
-    """Refuse a checkpoint in a folder here that is of another domain, before anything is
-    started.
+def _require_checkpoint(settings: Settings) -> None:
+    """Read the headers of a checkpoint before anything is started; refuse one that cannot be split
+    as the settings say, or that is of another domain.
     """
     model = settings.policy.model
-    if model is None or not Path(model).is_dir():  # a hub repository is read by whoever loads it
+    if settings.topology.replicas:
+        from strands_cosmos3.evaluation.replica import check_model
+
+        checkpoint = check_model(settings)
+    elif model is not None and Path(model).is_dir():
+        from strands_cosmos3.engine.checkpoint import Checkpoint
+
+        checkpoint = Checkpoint.open(Path(model))
+    else:  # a hub repository is read by whoever loads it
         return
-    from strands_cosmos3.engine.checkpoint import Checkpoint
     from strands_cosmos3.engine.formats.acting import require_domain
 
-    require_domain(Checkpoint.open(Path(model)), get_embodiment(settings.embodiment))
+    require_domain(checkpoint, get_embodiment(settings.embodiment))
 
 
 def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:
