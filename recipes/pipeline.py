@@ -1,16 +1,11 @@
-"""Stages that follow one another in a folder: each runs once, resumes, and runs anew when something
-before it has changed.
+"""A small make: the steps of a recipe run one after another in a folder, each of them once.
 
-``records/<stage>.json`` says what a stage was begun with and, once it has finished, what it made. A
-stage is done while both are as recorded. If not, what it and the later stages made is moved to
-``stale-<n>/``, never deleted, and made anew. A stage that was interrupted is run again as it is,
-because each of them resumes.
+``records/<step>.json`` holds the command of a step, the machine and the time that it took. A step
+that has finished is skipped, and one that was interrupted runs again, because each step resumes.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
 import signal
@@ -23,206 +18,162 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.errors import Cosmos3Error, TrainingError
+import tyro
+
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
 from strands_cosmos3.resources import locked, storing, write_json
 from strands_cosmos3.training.cost import duration, machine
 
-Work = Callable[[Path], None]
-
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage. Paths are relative to the folder.
+class PipelineStep:
+    """A step of a recipe.
 
     Args:
-        command: Its command line, which runs in the folder, as the card shows it.
-        decides: Options that determine its result; the others may change.
-        reads: Files and folders that it depends on, whose contents count.
-        makes: Those by which others know its result.
-        owns: Everything of it that is moved away before it runs anew.
-        work: Runs it, given the folder.
+        name: Its name, and that of the folder or record that it writes.
+        command: What the record and the card show. A folder whose step was begun with another one
+            is refused.
+        work: Runs it in a folder.
     """
 
     name: str
     command: str
-    decides: Mapping[str, Any]
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    owns: tuple[str, ...]
-    work: Work = field(compare=False)
+    work: Callable[[Path], object] = field(compare=False)
 
 
-def make(folder: Path, stages: Sequence[Stage], say: Callable[[str], object] = print) -> None:
-    """Run the stages of a folder that are not done.
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Options of a recipe."""
+
+    out: Path  # folder of everything that is made; the same one resumes
+    workers: int = 2  # processes that record and evaluate; one per core
+    seed: int = 0  # of everything random; another one makes another policy
+    tiny: bool = False  # all steps in minutes, for a policy that can do nothing
+
+
+def command_step(name: str, *arguments: str, unrecorded: Sequence[str] = ()) -> PipelineStep:
+    """Return a step that runs ``strands-cosmos3``, or a module of the recipes if its name is the
+    first argument; ``unrecorded`` arguments change no result.
+    """
+    module = arguments[0].startswith("recipes.")
+    command = f"{'python -m' if module else 'strands-cosmos3'} {' '.join(arguments)}"
+    program = [*([] if module else ["strands_cosmos3"]), *arguments, *unrecorded]
+    return PipelineStep(name, command, lambda folder: _run(folder, program, command))
+
+
+def run_steps(folder: Path, steps: Sequence[PipelineStep]) -> None:
+    """Run the steps of a folder that have not finished.
 
     Raises:
-        ConfigError: Another process is at work on the folder.
-        TrainingError: A stage failed; its message has the command. What it made so far is kept.
+        ConfigError: A step was begun with another command, or another process uses the folder.
+        TrainingError: A step failed; what it made so far is kept.
         StorageError: The folder cannot be made.
     """
     with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "records").mkdir(parents=True, exist_ok=True)
     with locked(folder, "--out"):
-        for i in range(len(stages)):
-            _make_stage(folder, stages[i:], say)
+        for step in steps:
+            path = folder / "records" / f"{step.name}.json"
+            record: dict[str, Any] = {"command": step.command, "seconds": 0.0}
+            if path.exists():
+                record = json.loads(path.read_text(encoding="utf-8"))
+            if record["command"] != step.command:
+                raise ConfigError(
+                    f"{folder} holds {step.name} by {record['command']!r}, which is now "
+                    f"{step.command!r}; choose another --out."
+                )
+            if "finished" in record:
+                print(f"{step.name}: done on {record['finished']}")
+                continue
+            print(f"{step.name}: {step.command}", flush=True)
+            start = time.monotonic()
+            try:
+                step.work(folder)
+            finally:
+                record["seconds"] += round(time.monotonic() - start, 1)
+                write_json(path, record)
+            finished = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+            write_json(path, {**record, "machine": machine(), "finished": finished})
 
 
-def _make_stage(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
-    """Run the first of these stages if it is not done."""
-    stage = stages[0]
-    path = record_path(folder, stage.name)
-    begun = json.loads(
-        json.dumps({"decides": stage.decides, "reads": digests(folder, stage.reads)})
+def _run(folder: Path, program: Sequence[str], command: str) -> None:
+    """Run a module in a process of its own, which saves its state when Ctrl-C ends it."""
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # a session of its own, so that a terminal's Ctrl-C reaches it once, from here
+    process = subprocess.Popen(
+        [sys.executable, "-m", *program], cwd=folder, env=environment, start_new_session=True
     )
-    record = read_record(folder, stage.name)
-    same = {name: record.get(name) for name in begun} == begun
-    if same and record.get("makes") == digests(folder, stage.makes):
-        say(f"{stage.name}: done on {record['finished']}, in {duration(record['seconds'])}")
-        return
-    if not same or "makes" in record:
-        put_aside(folder, stages, say)
-        record = {**begun, "began": now(), "seconds": 0.0}
-    say(f"{stage.name}: {stage.command}")
-    record |= {"command": stage.command, "machine": machine()}
-    write_json(path, record)
-    start = time.monotonic()
     try:
-        stage.work(folder)
-    finally:
-        record["seconds"] = round(record["seconds"] + time.monotonic() - start, 1)
-        write_json(path, record)
-    made = digests(folder, stage.makes)
-    if missing := [name for name, digest in made.items() if digest is None]:
-        raise TrainingError(
-            f"stage {stage.name} did not write {', '.join(missing)} in {folder}: {stage.command}"
-        )
-    write_json(path, {**record, "makes": made, "finished": now()})
+        status = process.wait()
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        raise
+    if status == 130:
+        raise KeyboardInterrupt
+    if status:
+        raise TrainingError(f"status {status} of: cd {folder} && {command}")
 
 
-def record_path(folder: Path, stage: str) -> Path:
-    """Return the path of a stage's record."""
-    return folder / "records" / f"{stage}.json"
-
-
-def read_record(folder: Path, stage: str) -> dict[str, Any]:
-    """Return the record of a stage, or an empty one."""
-    path = record_path(folder, stage)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def put_aside(folder: Path, stages: Sequence[Stage], say: Callable[[str], object]) -> None:
-    """Move what stages made, and their records, to a new folder ``stale-<n>``, if there is
-    anything.
-    """
-    owned = dict.fromkeys(
-        path for stage in stages for path in (*stage.owns, f"records/{stage.name}.json")
-    )
-    paths = [path for path in owned if (folder / path).exists()]
-    if not paths:
-        return
-    stale = next(place for n in range(1, 10_000) if not (place := folder / f"stale-{n}").exists())
-    for path in paths:
-        if (folder / path).exists():  # it may have lain in a folder that was moved
-            (stale / path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder / path, stale / path)
-    say(f"{stages[0].name} begins; what was there before is in {stale}: {', '.join(paths)}")
-
-
-def digests(folder: Path, paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the SHA-256 of files and of folders (names and contents, apart from hidden ones);
-    None for a missing one.
-    """
-    return {path: digest(folder / path) for path in paths}
-
-
-def digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file or folder, or None if it does not exist."""
-    if path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")
-        )
-        text = "".join(f"{file.relative_to(path).as_posix()} {digest(file)}\n" for file in files)
-        return hashlib.sha256(text.encode()).hexdigest()
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def program(arguments: Sequence[str]) -> Work:
-    """Return what runs ``strands-cosmos3`` in a process of its own, which saves its state when
-    Ctrl-C ends it.
-    """
-
-    def work(folder: Path) -> None:
-        package = [] if arguments[0].startswith("recipes.") else ["strands_cosmos3"]
-        command = [sys.executable, "-m", *package, *arguments]
-        # a session of its own, so that a terminal's Ctrl-C reaches it once, from here
-        here = str(Path(__file__).resolve().parents[1])
-        paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        process = subprocess.Popen(command, cwd=folder, start_new_session=True, env=environment)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait()
-            raise
-        if status == 130:
-            raise KeyboardInterrupt
-        if status:
-            raise TrainingError(
-                f"status {status} of: cd {folder} && strands-cosmos3 {' '.join(arguments)}"
-            )
-
-    return work
-
-
-def now() -> str:
-    """Return the date and time."""
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def run_stages(
-    arguments: Sequence[str] | None,
+def main(
     name: str,
-    description: str,
-    stages: Callable[[bool, int, int], Sequence[Stage]],
-    made: str,
+    steps: Callable[[PipelineOptions], Sequence[PipelineStep]],
+    arguments: Sequence[str] | None,
 ) -> int:
-    """Run the command of a recipe: parse its options, make what is missing, return an exit status.
-
-    Args:
-        arguments: Of the command line; None means the program's.
-        name: What is made, e.g. ``"bundled policy"``.
-        stages: Whether the recipe is the tiny one, its seed, and the number of workers -> its
-            stages.
-        made: The result, in the folder ``--out``.
-    """
-    parser = argparse.ArgumentParser(f"make {name.replace(' ', '-')}", description=description)
-    parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
-    parser.add_argument(
-        "--workers", type=int, default=2, help="processes that record and evaluate; one per core"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of everything random; another one makes another policy"
-    )
-    parser.add_argument(
-        "--tiny",
-        action="store_true",
-        help="all stages in minutes, for a policy that can do nothing",
-    )
-    given = parser.parse_args(arguments)
-    # under nohup SIGINT is ignored, and stages would ignore it, too
+    """Run the command of a recipe: parse its options, run its steps, return an exit status."""
+    options = tyro.cli(PipelineOptions, args=arguments, description=f"Make the {name}.")
+    # under nohup SIGINT is ignored, and steps would ignore it, too
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        make(given.out, stages(given.tiny, given.seed, given.workers))
+        run_steps(options.out, steps(options))
     except Cosmos3Error as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted; the same command goes on.", file=sys.stderr)
         return 130
-    print(f"checkpoint and card: {given.out / made}")
+    print(f"checkpoint and card: {options.out / 'checkpoint'}")
     return 0
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def evaluated(folder: Path, name: str) -> str:
+    """Return the table of successes of an evaluation, and its command, for a card."""
+    lines = [
+        "| condition | task | success | 95 % interval | mean time | followed instruction |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in read_json(folder / name / "report.json")["rows"]:
+        success, seconds = row["success"], row["seconds_to_success"]
+        cells = (
+            row["condition"],
+            row["task"] or "all",
+            _rate(success),
+            f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %",
+            "" if seconds is None else f"{seconds:.1f} s",
+            _rate(row["told"]) if "told" in row else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    record = read_json(folder / "records" / f"{name}.json")
+    return "\n".join(lines) + f"\n\n    {record['command']}"
+
+
+def _rate(rate: Mapping[str, Any]) -> str:
+    return f"{rate['successes']} of {rate['of']} ({100 * rate['rate']:.1f} %)"
+
+
+def history(folder: Path, names: Sequence[str]) -> str:
+    """Return the commands of steps, their times and machines, for a card."""
+    records = {name: read_json(folder / "records" / f"{name}.json") for name in names}
+    commands = "\n".join(f"    {record['command']}" for record in records.values())
+    rows = "\n".join(
+        f"| {name} | {record['finished']} | {duration(record['seconds'])} | {record['machine']} |"
+        for name, record in records.items()
+    )
+    return f"{commands}\n\n| step | finished | duration | machine |\n|---|---|---|---|\n{rows}"

@@ -9,12 +9,11 @@ are a cheaper start than random ones.
 
 from __future__ import annotations
 
-import json
-import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,9 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from recipes.pipeline import Stage, program, read_record
+from recipes.pipeline import PipelineOptions, PipelineStep, command_step, evaluated, history
+from recipes.pipeline import main as run
 from recipes.random_checkpoint import write_tokenizer, write_weights
-from recipes.table_policy.card import success_table
 from recipes.table_policy.release import SAMPLING
 from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_state, reconstruction_loss
 from strands_cosmos3.datasets import ACTION, Dataset
@@ -37,23 +36,21 @@ from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 from strands_cosmos3.resources import write_folder, write_json
-from strands_cosmos3.training.cost import duration
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.windows import to_pixels
 
-SUITE, START, TRAINED, CARD = "libero_object", "start", "run/checkpoint", "checkpoint"
+SUITE, START, TRAINED = "libero_object", "start", "run/checkpoint"
 _DOMAIN = "libero"
 _TIER = 128  # on which each view is 80 x 80 pixels; NVIDIA's is 256
 _VAE_BATCH = 8
 _REPLAN_ROWS = 8
-_MADE = ("demos", START, "policy")
 _EVALUATIONS = {
     "evaluation": "plain",
     "controls": "blank,swapped",
     "swap": "plain",
     "task": "plain",
 }
-"""Stage -> conditions; the last two are of the suite's variants."""
+"""Step -> conditions; the last two are of the suite's variants."""
 
 
 @dataclass(frozen=True)
@@ -65,119 +62,46 @@ class LiberoRecipe:
     steps: int = 1000
     batch: int = 64
     lr: float = 1e-3
-    seed: int = 0
     tasks: str = "0,1,2,3,4,5,6,7,8,9"
     seeds: int = 3  # initial states of each task
     few_seeds: int = 1  # of each task with other conditions and on the variants
 
-    def stages(self, workers: int) -> tuple[Stage, ...]:
-        """Return the stages; ``workers`` processes record and evaluate, which changes no result."""
-        demos = (
-            "demos",
-            "--suite",
-            SUITE,
-            "--out",
-            "demos",
-            "--episodes",
-            str(self.episodes),
-            "--seed",
-            str(self.seed),
-        )
-        train = (
-            "train",
-            "--out",
-            "run",
-            "--model",
-            START,
-            "--dataset",
-            "demos",
-            "--embodiment",
-            _DOMAIN,
-            "--train",
-            "*",
-        )
-        train += (
-            "--stats",
-            "packaged",
-            "--validation-fraction",
-            "0.05",
-            "--validate-every",
-            "250",
-            "--seed",
-            str(self.seed),
-        )
-        train += ("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}")
-        made = (*_MADE, *_EVALUATIONS)
-        reads = (
-            TRAINED,
-            *(f"records/{name}.json" for name in made),
-            *(f"{name}/report.json" for name in _EVALUATIONS),
-        )
-        return (
-            _stage("demos", demos, (), "demos", more=("--workers", str(workers))),
-            Stage(
+    def pipeline(self, options: PipelineOptions) -> list[PipelineStep]:
+        """Return the steps: demonstrations, the start, training, evaluations, the card."""
+        seed, workers = ("--seed", str(options.seed)), ("--workers", str(options.workers))
+        return [
+            command_step(
+                *("demos", "demos", "--suite", SUITE, "--out", "demos"),
+                *("--episodes", str(self.episodes), *seed),
+                unrecorded=workers,
+            ),
+            PipelineStep(
                 START,
-                f"start, with the VAE trained for {self.vae_steps} steps on pictures of the "
-                "demonstrations",
-                {"vae_steps": self.vae_steps},
-                ("demos",),
-                (START,),
-                ("vae", START),
+                f"the VAE, {self.vae_steps} steps on pictures of the demonstrations",
                 lambda folder: _start(folder, self.vae_steps),
             ),
-            _stage("policy", train, ("demos", START), TRAINED, "run"),
-            *(self._evaluation(name, workers) for name in _EVALUATIONS),
-            Stage("card", f"the card, {CARD}/README.md", {}, reads, (CARD,), (CARD,), write_card),
-        )
-
-    def _evaluation(self, name: str, workers: int) -> Stage:
-        suite = f"{SUITE}_{name}" if name in ("swap", "task") else SUITE
-        seeds = self.seeds if name == "evaluation" else self.few_seeds
-        command = (
-            "evaluate",
-            "--suite",
-            suite,
-            "--model",
-            TRAINED,
-            "--tasks",
-            self.tasks,
-            "--seeds",
-            str(seeds),
-        )
-        command += ("--conditions", _EVALUATIONS[name], "--films", "0")
-        return _stage(
-            name,
-            command,
-            (TRAINED,),
-            f"{name}/report.json",
-            name,
-            ("--out", name, "--workers", str(workers)),
-        )
+            command_step(
+                *("policy", "train", "--out", "run", "--model", START, "--dataset", "demos"),
+                *("--embodiment", _DOMAIN, "--train", "*", "--stats", "packaged"),
+                *("--validation-fraction", "0.05", "--validate-every", "250", *seed),
+                *("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}"),
+            ),
+            *(
+                command_step(
+                    *(name, "evaluate", "--model", TRAINED, "--out", name),
+                    *("--suite", f"{SUITE}_{name}" if name in ("swap", "task") else SUITE),
+                    *("--tasks", self.tasks, "--conditions", conditions, "--films", "0"),
+                    *("--seeds", str(self.seeds if name == "evaluation" else self.few_seeds)),
+                    unrecorded=("--resume", *workers),
+                )
+                for name, conditions in _EVALUATIONS.items()
+            ),
+            PipelineStep("card", "the checkpoint with its card", write_checkpoint),
+        ]
 
 
 TINY = LiberoRecipe(episodes=2, vae_steps=2, steps=2, batch=2, tasks="0", seeds=1, few_seeds=1)
 """Runs through every stage in minutes; its policy can do nothing."""
-
-
-def _stage(
-    name: str,
-    command: Sequence[str],
-    reads: tuple[str, ...],
-    made: str,
-    owns: str | None = None,
-    more: Sequence[str] = (),
-) -> Stage:
-    """Return a stage that runs a command; ``more`` are options that change no result."""
-    whole = [*command, *more]
-
-    def work(folder: Path) -> None:
-        again = ["--resume"] if command[0] == "evaluate" and (folder / name).exists() else []
-        program([*whole, *again])(folder)
-
-    decides = {"command": list(command)}
-    return Stage(
-        name, f"strands-cosmos3 {shlex.join(whole)}", decides, reads, (made,), (owns or made,), work
-    )
 
 
 def _start(folder: Path, vae_steps: int) -> None:
@@ -311,61 +235,27 @@ def _fill(
     write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
 
 
-def write_card(folder: Path) -> None:
-    """Write the trained checkpoint with its card to ``checkpoint/``."""
+def write_checkpoint(folder: Path) -> None:
+    """Write ``checkpoint/``: the trained one and its card."""
 
     def fill(hidden: Path) -> None:
         shutil.copytree(folder / TRAINED, hidden, dirs_exist_ok=True)
         (hidden / "README.md").write_text(card(folder), encoding="utf-8")
 
-    write_folder(folder / CARD, fill)
+    write_folder(folder / "checkpoint", fill)
 
 
 def card(folder: Path) -> str:
-    """Return the model card: every figure from the records and reports of the stages, with the
-    command that measured it.
-    """
-    records = {name: read_record(folder, name) for name in (*_MADE, *_EVALUATIONS)}
-    reports = {
-        name: json.loads((folder / name / "report.json").read_text(encoding="utf-8"))
-        for name in _EVALUATIONS
-    }
-    found = "\n\n".join(_found(reports[name], records[name]) for name in _EVALUATIONS)
-    lines = "\n".join(
-        f"| {name} | {one['finished']} | {duration(one['seconds'])} |"
-        for name, one in records.items()
+    """Return the model card: every figure from the records and reports of the steps."""
+    template = Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8"))
+    return template.substitute(
+        evaluations="\n\n".join(evaluated(folder, name) for name in _EVALUATIONS),
+        history=history(folder, ("demos", START, "policy")),
     )
-    machines = "; ".join(dict.fromkeys(one["machine"] for one in records.values()))
-    commands = "\n".join(f"    {records[name]['command']}" for name in _MADE)
-    return f"""# A small policy for LIBERO
-
-It was trained to put one of ten things into a basket in LIBERO's `libero_object`, in simulation, on a small machine: to test a
-pipeline, not to compete. docs/libero.md has published figures. It sees both views, 80 x 80 pixels each, and the
-sentence; it has no state. It knows ten sentences, one arm and one table, and is not for a real arm.
-
-Its contract is that of the `libero` domain: 16 rows at 20 Hz in the controller's units, normalised with the packaged
-statistics.
-
-## What it can do
-
-Official initial states 0, 1, ... of each task, with the published horizon. Success with its 95 % interval (Wilson). `blank`
-hands it black pictures; `swapped` asks for another thing of the scene, and "took what it was told" counts that one.
-
-{found}
-
-## How it was made
-
-`make libero-policy`, on {machines}.
-
-{commands}
-
-| stage | finished | duration |
-|---|---|---|
-{lines}
-
-Demonstrations are of the scripted expert, in layouts that are drawn from the problem files and are not the official ones.
-"""
 
 
-def _found(report: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    return f"{success_table({**row, 'task': row['task'] or 'all'} for row in report['rows'])}\n\n    {record['command']}"
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a small policy for LIBERO, or go on with it; return an exit status."""
+    return run(
+        "libero policy", lambda o: (TINY if o.tiny else LiberoRecipe()).pipeline(o), arguments
+    )

@@ -31,7 +31,7 @@ class RunConfig:
     vae_decoder_steps: int = 800  # then of its decoder
     policy_steps: int = 600  # on frame 0 and actions
     joint_steps: int = 3200  # then with the future
-    preview_steps: int = 3000  # of the preview decoder, on clips; 0 exports none
+    preview_steps: int = 1000  # of the preview decoder, on clips; 0 exports none
     # of the VAE's decoder at the end, on predicted clips; 0 leaves it as it is
     decoder_steps: int = 400
     vae_batch: int = 24  # frames per step, or one longer clip

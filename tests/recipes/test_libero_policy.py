@@ -5,28 +5,22 @@ from, the recipe and its card.
 from __future__ import annotations
 
 import json
-import shlex
 
 import numpy as np
 import pytest
-import tyro
 
 pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `make libero-policy`")
 
 import torch
 
-from recipes.libero_policy.__main__ import main
 from recipes.libero_policy.recipe import (
-    TINY,
-    LiberoRecipe,
     card,
+    main,
     pictures_of,
     write_start,
 )
-from recipes.pipeline import digest
 from recipes.vae_training import load_vae
 from strands_cosmos3.actions.controller_rows import decode_rows, encode_actions, normalize_actions
-from strands_cosmos3.cli import COMMANDS, _union
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -172,34 +166,15 @@ def test_the_start_has_liberos_contract(start):
     assert asked.video_shape == (1, 80, 160)
 
 
-@pytest.mark.parametrize("recipe", [LiberoRecipe(), TINY], ids=["full", "tiny"])
-def test_every_command_can_be_parsed_and_reads_what_was_made(recipe):
-    made = set()
-    for stage in recipe.stages(2):
-        assert set(stage.reads) <= made
-        made |= {*stage.makes, f"records/{stage.name}.json"}
-        command = shlex.split(stage.command)
-        if command[0] == "strands-cosmos3":
-            assert command[1] in COMMANDS
-            tyro.cli(_union(command[1:]), args=command[1:])
-    assert {stage.name: stage.decides for stage in recipe.stages(5)} == {
-        s.name: s.decides for s in recipe.stages(1)
-    }
-
-
+@pytest.mark.smoke
 def test_the_card_has_every_figure_and_its_command(tmp_path):
+    (tmp_path / "records").mkdir()
     for name in ("demos", "start", "policy", "evaluation", "controls", "swap", "task"):
         record = {"command": f"do {name}", "finished": "today", "seconds": 90, "machine": "one"}
-        (tmp_path / "records").mkdir(exist_ok=True)
         (tmp_path / f"records/{name}.json").write_text(json.dumps(record))
         (tmp_path / name).mkdir()
-        success = {
-            "successes": len(name),
-            "of": 40,
-            "rate": len(name) / 40,
-            "low": 0.1,
-            "high": 0.2,
-        }
+        successes = {"successes": len(name), "of": 40, "rate": len(name) / 40}
+        success = {**successes, "low": 0.1, "high": 0.2}
         row = {"condition": name, "task": None, "success": success, "seconds_to_success": None}
         (tmp_path / name / "report.json").write_text(json.dumps({"rows": [row]}))
     said = card(tmp_path)
@@ -215,7 +190,5 @@ def test_all_stages_of_the_tiny_recipe(tmp_path, capsys):
     assert main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
     Checkpoint.open(out / "checkpoint").verify()
     assert "| plain | 0 | 0 of 1" in (out / "checkpoint/README.md").read_text()
-    before = digest(out / "checkpoint")
     assert main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 8
-    assert digest(out / "checkpoint") == before

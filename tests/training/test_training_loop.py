@@ -12,9 +12,13 @@ import torch
 from torch import nn
 
 from helpers.storage import full_disk
-from strands_cosmos3.commands.train import terminated_as_interrupted
+from strands_cosmos3.commands.demos import Demos
+from strands_cosmos3.commands.train import locked_run, terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, StorageError, TrainingError
+from strands_cosmos3.resources import locked
+from strands_cosmos3.training.cost import seconds_of
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
+from strands_cosmos3.training.matching import DataShard
 from strands_cosmos3.training.state import PREVIOUS, STATE, read_state
 
 
@@ -300,3 +304,28 @@ def test_a_full_disk_is_named_and_costs_no_state(tmp_path):
         trained(tmp_path, 20)
     assert read_state(tmp_path)[0]["step"] == 10
     assert not list(tmp_path.glob(".*"))
+
+
+def test_time_of_a_curve_leaves_interruptions_out(tmp_path):
+    curve = tmp_path / "curve.jsonl"
+    assert seconds_of(curve) == 0
+    curve.write_text(
+        "".join(
+            json.dumps({"step": i, "time": at}) + "\n" for i, at in enumerate((5, 7, 9, 3609, 3612))
+        )
+    )
+    assert seconds_of(curve) == 7
+
+
+def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
+    busy = r"another process writes to .*; wait for it, stop it, or choose another --out\."
+    parts, run = tmp_path / ".demos.parts-seed0", tmp_path / "run"
+    for folder in (parts, run):
+        folder.mkdir()
+    with locked(parts, "--out"), pytest.raises(ConfigError, match=busy):
+        Demos(tmp_path / "demos", episodes=1).run()
+    with locked(run, "--out"):
+        with pytest.raises(ConfigError, match=busy), locked_run(run, DataShard()):
+            pass
+        with locked_run(run, DataShard(1, 2)):  # not the first of its processes
+            pass
