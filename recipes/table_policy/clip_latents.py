@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.table_policy.shards import Demos
+from recipes.table_policy.demos import Demos
 from recipes.table_policy.vae_trainer import encoder_of
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
@@ -101,11 +101,15 @@ class LatentCache:
 
     def pictures(self) -> NDArray[np.float16]:
         """Return [T, C, 1, H, W] of every tick's picture."""
-        return self._encoded("pictures", np.arange(len(self.demos)), self.demos.frame, 32)
+        return self._encoded(
+            "pictures", np.arange(len(self.demos)), self.demos.frames.__getitem__, 32
+        )
 
     def looks(self) -> NDArray[np.float16]:
         """Return [L, C, 1, H, W] of the labelled ticks' pictures with other looks."""
-        return self._encoded("looks", np.arange(len(self.demos.label_ticks)), self.demos.look, 32)
+        return self._encoded(
+            "looks", np.arange(len(self.demos.label_ticks)), self.demos.looks.__getitem__, 32
+        )
 
     def clips(self, every: int = 1) -> ClipLatents:
         """Return those of the clips at every so many ticks."""
@@ -140,7 +144,7 @@ def clip_frames(demos: Demos, tick: int) -> NDArray[np.uint8]:
     """Return the frames of a clip [ROWS + 1, H, W, 3]; at the end of an episode the last one is
     repeated.
     """
-    return demos.frames(np.minimum(np.arange(tick, tick + ROWS + 1), demos.last[tick]))
+    return demos.frames[np.minimum(np.arange(tick, tick + ROWS + 1), demos.last[tick])]
 
 
 def clip_pixels(demos: Demos, ticks: NDArray[np.int64], device: torch.device) -> torch.Tensor:

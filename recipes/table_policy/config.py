@@ -26,7 +26,6 @@ class RunConfig:
     vae_base: int = 32  # base width of the VAE's encoder
     vae_decoder_base: int = 32
     vae_patch: int = 4  # width of the patches of pixels that the VAE begins with
-    tier: int = 128  # resolution tier of the demonstrations
     vae_steps: int = 1000  # of the VAE's encoder, on pictures and clips
     vae_decoder_steps: int = 800  # then of its decoder
     policy_steps: int = 600  # on frame 0 and actions

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from recipes.table_policy.config import RunConfig
-from recipes.table_policy.shards import Demos
+from recipes.table_policy.demos import Demos
 from recipes.table_policy.vae_trainer import encoder_of
 from recipes.vae_training import load_vae, plain_state
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -52,7 +52,7 @@ def fit_to_vae(policy: TrainedPolicy, checkpoint: Checkpoint, vae: Any, demos: D
         return
     ticks, columns = demos.label_ticks, latent_columns(demos.canvas_hw)
     chosen = np.unique(np.linspace(0, len(ticks) - 1, _PICTURES).astype(int))
-    pixels = to_pixels(demos.frames(ticks[chosen])).split(32)
+    pixels = to_pixels(demos.frames[ticks[chosen]]).split(32)
     own, other = (
         torch.cat([encode(some)[..., :columns] for some in pixels])
         for encode in map(encoder_of, (known, vae))

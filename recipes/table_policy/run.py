@@ -37,6 +37,7 @@ from recipes.table_policy.auxiliary_head import (
 from recipes.table_policy.captions import LANGUAGE, Captions, fresh_tokenizer, read_captions
 from recipes.table_policy.clip_latents import ClipLatents, LatentCache, clip_pixels
 from recipes.table_policy.config import RunConfig, tier_of
+from recipes.table_policy.demos import Demos
 from recipes.table_policy.pixel_metric import pixel_metric
 from recipes.table_policy.predictions import (
     MATRIX_RATE,
@@ -47,7 +48,7 @@ from recipes.table_policy.predictions import (
     predicted_latents,
     raw_latents,
 )
-from recipes.table_policy.prefetch import Ahead
+from recipes.table_policy.prefetch import Prefetcher
 from recipes.table_policy.preview import fresh_preview, novelty_rmse, preview_loss
 from recipes.table_policy.refit import fit_to_vae, require_sizes
 from recipes.table_policy.release import (
@@ -57,8 +58,7 @@ from recipes.table_policy.release import (
     released_steps,
     with_vae,
 )
-from recipes.table_policy.shards import Demos, shard_indices
-from recipes.table_policy.vae_trainer import OnStep, VaeStage, step_noise
+from recipes.table_policy.vae_trainer import OnStep, VaeTrainer, step_noise
 from recipes.table_policy.windows import ClipWindows, PictureWindows, state_row_of
 from recipes.vae_training import train_only
 from strands_cosmos3.embodiments import get_embodiment
@@ -67,7 +67,6 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
@@ -82,21 +81,13 @@ from strands_cosmos3.training.loop import (
 )
 from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add_noise, noised_loss
 from strands_cosmos3.training.precision import lower_precision
-from strands_cosmos3.training.run_manifest import keep_settings, read_or_write
+from strands_cosmos3.training.run_manifest import keep_settings
 from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
 from strands_cosmos3.training.state import has_state, read_state
 from strands_cosmos3.training.windows import ROWS, Batch, to_pixels
 from strands_cosmos3.worlds.table.phrases import GOALS
 
 Preview = PreviewDecoder | None
-_BEFORE = {
-    "latent_patch": 2,
-    "end_points": 0.0,
-    "dynamics_from_frame": False,
-    "pixel_metric": False,
-}
-_BEFORE |= {"rope_theta": 5e6, "decoder_batch": 1}
-"""Options of runs that do not record them."""
 _CHECKPOINT_STEPS = 500
 _RECORDED_CLIPS = 64
 _METRIC_CLIPS = 192
@@ -109,7 +100,7 @@ class TrainingRun:
     """A run of the bundled policy's recipe.
 
     Args:
-        folder, demos: Folders of the run and of the demonstrations' shards.
+        folder, demos: Folders of the run and of the unpacked demonstrations.
         shard: This process's share of the data. Train the VAE and encode the latents with one
             process first.
         start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state
@@ -138,54 +129,36 @@ class TrainingRun:
             require_tensorboard()
         self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
         self._closed_loop = closed_loop or ClosedLoop()
-        self._how: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
+        self._loop_options: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
         self._start = None if start is None else Checkpoint.open(start)
         if self._start is not None:
             require_sizes(self._start, self.config)
-        self._require_prefixes(demos)
+        self.demos = Demos.open(demos)
+        self.tier = tier_of(*self.demos.canvas_hw)
+        longest = int(self.demos.prefix_rows.max())
+        if self.config.prefix_rows > longest:
+            raise ConfigError(
+                f"--prefix-rows is {self.config.prefix_rows}, and the longest action prefix of "
+                f"these demonstrations has {longest} rows; record them with `demos --prefix-rows "
+                f"{self.config.prefix_rows}`, or give {longest}."
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        keep_settings(folder / "start.json", {"checkpoint": self._start and self._start.digest})
-        fixed = self.config.fixed
-        optional = (
-            []
-            if has_state(folder / "joint")
-            else [name for name in fixed if name.startswith("joint_")]
-        )
-        keep_settings(folder / "settings.json", fixed, optional, _BEFORE)
-        # shards recorded later belong to a later run
-        shards = read_or_write(folder / "shards.json", shard_indices(demos))
-        self.demos = Demos.open(demos, shards)
-        where = "unpacked" if demos.resolve().parent == folder.resolve() else str(demos.resolve())
-        keep_settings(folder / "demos.json", {"demos": where, "ticks": len(self.demos)})
+        settings = {**self.config.fixed, "start": self._start and self._start.digest}
+        keep_settings(folder / "settings.json", {**settings, "ticks": len(self.demos)})
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def _require_prefixes(self, demos: Path) -> None:
-        wanted = self.config.prefix_rows
-        if wanted and (longest := int(Demos.open(demos).prefix_rows.max())) < wanted:
-            raise ConfigError(
-                f"--prefix-rows is {wanted}, and the longest action prefix of these "
-                f"demonstrations has {longest} rows; record "
-                f"them with `demos --prefix-rows {wanted}`, or give {longest}."
-            )
-
-    @cached_property
-    def canvas_hw(self) -> tuple[int, int]:
-        """Height and width of the pictures."""
-        height, width = self.demos.canvas_hw
-        if (height, width) not in TIERS.get(self.config.tier, ()):
-            raise ConfigError(
-                f"demonstrations are {height} x {width}, which is not a canvas of tier "
-                f"{self.config.tier} but of "
-                f"{tier_of(height, width)}."
-            )
-        return height, width
-
     @property
-    def vae_stage(self) -> VaeStage:
+    def vae_trainer(self) -> VaeTrainer:
         """The first stage."""
-        return VaeStage(
-            self.folder, self.demos, self.config, self._start, self.device, self._on_step, self._how
+        return VaeTrainer(
+            self.folder,
+            self.demos,
+            self.config,
+            self._start,
+            self.device,
+            self._on_step,
+            self._loop_options,
         )
 
     def train_policy(self, vae: Any) -> Path:
@@ -199,7 +172,7 @@ class TrainingRun:
             config.policy_steps,
             config.policy_lr,
             accumulate=config.accumulate * parts,
-            **self._how,
+            **self._loop_options,
         )
         muon = muon_and_adamw(config.policy_matrix_lr, config.matrix_decay)
         return self._fit(
@@ -235,7 +208,7 @@ class TrainingRun:
             config.joint_lr,
             decay=config.joint_decay,
             accumulate=config.accumulate * parts,
-            **self._how,
+            **self._loop_options,
         )
         muon = muon_and_adamw(config.joint_matrix_lr, config.matrix_decay)
         loop = Loop(policy, loss, how, self.folder / "joint", muon)
@@ -269,14 +242,16 @@ class TrainingRun:
                 clip_pixels(self.demos, ticks[chosen], self.device),
             )
 
-        how = TrainLoopConfig(steps, RATE, decay=1.0, weight_decay=0.0, ema=0.99, **self._how)
+        how = TrainLoopConfig(
+            steps, RATE, decay=1.0, weight_decay=0.0, ema=0.99, **self._loop_options
+        )
         loop = Loop(vae, loss, how, folder, muon_and_adamw(MATRIX_RATE))
         loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
         loop.take_average()
         vae.requires_grad_(False)
         checkpoint = folder / "checkpoint"
         if not self.shard.rank:
-            self.vae_stage.check_colours(vae, folder / "gate.json")
+            self.vae_trainer.check_colours(vae, folder / "gate.json")
             with_vae(opened, vae, checkpoint)
             self._record_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
@@ -285,7 +260,7 @@ class TrainingRun:
         """Write the figures of a checkpoint on every n-th of the held-out clips to
         ``dynamics.json`` beside it.
         """
-        clips = self.demos.dynamics_clips(held_out[:: max(1, len(held_out) // _RECORDED_CLIPS)])
+        clips = self.demos.arm_clips(held_out[:: max(1, len(held_out) // _RECORDED_CLIPS)])
         report = judge_dynamics(checkpoint, clips, on_clip=self._progress("dynamics"))
         write_json(checkpoint.parent / "dynamics.json", asdict(report))
 
@@ -330,7 +305,7 @@ class TrainingRun:
             config.preview_lr,
             weight_decay=0.0,
             ema=0.995,
-            **self._how,
+            **self._loop_options,
         )
         muon = muon_and_adamw(10 * config.preview_lr)
         loop = Loop(decoder, loss, how, self.folder / "preview", muon)
@@ -343,7 +318,7 @@ class TrainingRun:
         ticks = self.demos.label_ticks
         latents = self._latents(vae).pictures()[ticks]
         unseen = np.arange(self._training_windows(ticks), len(ticks))
-        pixels = to_pixels(self.demos.frames(ticks[unseen]))[..., : 16 * latents.shape[-1]]
+        pixels = to_pixels(self.demos.frames[ticks[unseen]])[..., : 16 * latents.shape[-1]]
         chosen = torch.from_numpy(latents[unseen].astype(np.float32))
         return novelty_rmse(preview, chosen.to(self.device), pixels.to(self.device))
 
@@ -446,7 +421,7 @@ class TrainingRun:
         mean; for clips, plus pictures'.
         """
         config = self.config
-        how = FlowConfig(
+        flow = FlowConfig(
             dynamics_from_frame=config.dynamics_from_frame,
             video=config.video,
             forward=config.joint_forward_weight,
@@ -455,44 +430,35 @@ class TrainingRun:
         )
 
         def draw(step: int) -> list[tuple[Batch, Noised]]:
-            batches, noise = (
-                [source.batch(step) for source in (windows, *pictures)],
-                step_noise(seed, step),
-            )
+            noise = step_noise(seed, step)
+            batches = [source.batch(step) for source in (windows, *pictures)]
             return [
-                (batch, add_noise(batch, self.transformer_config, how, noise)) for batch in batches
+                (batch, add_noise(batch, self.transformer_config, flow, noise)) for batch in batches
             ]
 
-        drawn = Ahead(draw) if self.device.type == "cuda" else lru_cache(1)(draw)
+        def loss_of(
+            policy: TrainedPolicy, batch: Batch, noised: Noised, share: DataShard
+        ) -> tuple[torch.Tensor, LossMetrics]:
+            value, metrics = noised_loss(policy, batch, noised, flow, share)
+            if not isinstance(batch, LabelledBatch):
+                return value, metrics
+            assert isinstance(policy, PolicyWithAuxiliaryHead)
+            error = policy.auxiliary_error(batch, share.rank, share.ranks)
+            return value + config.auxiliary * error, {**metrics, "auxiliary": error.detach()}
+
+        drawn = Prefetcher(draw) if self.device.type == "cuda" else lru_cache(1)(draw)
 
         def loss(turn: int) -> tuple[torch.Tensor, LossMetrics]:
             step, part = divmod(turn, parts)
-            batches = drawn(step)
             share = DataShard(self.shard.rank + self.shard.ranks * part, self.shard.ranks * parts)
 
             def job(gathered: TrainedPolicy) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = one(gathered, *batches[0])
-                for other in batches[1:]:
-                    more, seen = one(gathered, *other)
-                    total = metrics["loss"] + seen["loss"]
-                    value, metrics = (
-                        value + more,
-                        {**seen, **metrics, "loss": total, "alone": seen["action"]},
-                    )
+                (value, metrics), *others = (loss_of(gathered, *one, share) for one in drawn(step))
+                for other, of_pictures in others:
+                    total = metrics["loss"] + of_pictures["loss"]
+                    alone = {"loss": total, "alone": of_pictures["action"]}
+                    value, metrics = value + other, {**of_pictures, **metrics, **alone}
                 return value, metrics
-
-            def one(
-                gathered: TrainedPolicy, batch: Batch, noised: Noised
-            ) -> tuple[torch.Tensor, LossMetrics]:
-                value, metrics = noised_loss(gathered, batch, noised, how, share)
-                if not isinstance(batch, LabelledBatch):
-                    return value, metrics
-                assert isinstance(gathered, PolicyWithAuxiliaryHead)
-                error = gathered.auxiliary_error(batch, share.rank, share.ranks)
-                return value + self.config.auxiliary * error, {
-                    **metrics,
-                    "auxiliary": error.detach(),
-                }
 
             with lower_precision(self.device, cpu=True):
                 value, metrics = policy(job)
@@ -520,45 +486,43 @@ class TrainingRun:
             if self.shard.rank:
                 return
             self._validate(average, loop, windows, validation)
-            label = f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; it knows one simulated table"
-            args = (
+            export(
                 checkpoint,
                 self.config_json,
                 average,
                 vae,
                 self.tokenizer,
                 self.state,
-                self.config.tier,
+                self.tier,
+                frames=frames,
+                label=f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; "
+                "it knows one simulated table",
+                steps=loop.step,
+                dynamics_from_frame=self.config.dynamics_from_frame,
+                prefix_rows=self.config.prefix_rows,
+                language=LANGUAGE,
+                preview=preview,
+                novelty=None if preview is None else self._novelty(vae, preview),
             )
-            more: dict[str, Any] = {
-                "prefix_rows": self.config.prefix_rows,
-                "language": LANGUAGE,
-                "preview": preview,
-            }
-            more["dynamics_from_frame"] = self.config.dynamics_from_frame
-            more["novelty"] = None if preview is None else self._novelty(vae, preview)
-            export(*args, frames=frames, label=label, steps=loop.step, **more)
 
-        def on_step(step: int, metrics: Metrics) -> None:
-            self._on_step(stage, step, steps, metrics)
-            judged = self._closed_loop.due(step, steps)
-            if step % _CHECKPOINT_STEPS == 0 or step == steps or judged:
-                validate()
-            if judged:
-                judge()
-
-        def judge() -> None:
+        def evaluate() -> None:
             if not self.shard.rank and (found := measure_apart(checkpoint, self._closed_loop)):
                 loop.record(CLOSED_LOOP, found)
 
-        unjudged = (
-            self._closed_loop.due(loop.step, steps) and loop.step > 0 and loop.lacks(CLOSED_LOOP)
-        )
-        # interrupted during its export
-        if (loop.step >= steps or unjudged) and released_steps(checkpoint) != loop.step:
+        def on_step(step: int, metrics: Metrics) -> None:
+            self._on_step(stage, step, steps, metrics)
+            due = self._closed_loop.due(step, steps)
+            if step % _CHECKPOINT_STEPS == 0 or step == steps or due:
+                validate()
+            if due:
+                evaluate()
+
+        # an export or an evaluation may have been interrupted
+        due = loop.step > 0 and self._closed_loop.due(loop.step, steps) and loop.lacks(CLOSED_LOOP)
+        if (loop.step >= steps or due) and released_steps(checkpoint) != loop.step:
             validate()
-        if unjudged:
-            judge()
+        if due:
+            evaluate()
         loop.run(on_step=on_step)
         return checkpoint
 
@@ -579,7 +543,7 @@ class TrainingRun:
         folder = self.folder / "tokenizer"
         if not (folder / "tokenizer.json").exists():
             if self._start is None:
-                fresh_tokenizer(folder, self.canvas_hw)
+                fresh_tokenizer(folder, self.demos.canvas_hw)
             else:
                 shutil.copytree(self._start.root / "text_tokenizer", folder, dirs_exist_ok=True)
         return folder
@@ -587,7 +551,7 @@ class TrainingRun:
     @cached_property
     def captions(self) -> Captions:
         """Token ids of every caption."""
-        return read_captions(self.tokenizer, self.canvas_hw)
+        return read_captions(self.tokenizer, self.demos.canvas_hw)
 
     @cached_property
     def config_json(self) -> dict[str, Any]:

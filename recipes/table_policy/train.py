@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tyro
 from rich.console import Console
 
-from recipes.table_policy.config import RunConfig, tier_of
+from recipes.table_policy.config import RunConfig
+from recipes.table_policy.demos import is_unpacked, unpack
 from recipes.table_policy.run import TrainingRun
-from recipes.table_policy.shards import Demos, shard_indices
-from recipes.table_policy.unpack import unpack
 from strands_cosmos3.commands.fetch import locate_dataset
 from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
 from strands_cosmos3.commands.train import locked_run, plot_curves
@@ -59,29 +58,21 @@ def train(options: TrainOptions, console: Console) -> Path | None:
     closed_loop = ClosedLoop(
         options.evaluate_every, options.evaluate_tasks, options.evaluate_episodes
     )
-    demos = locate_dataset(options.demos, "--demos")
-    shards = demos if shard_indices(demos) else options.out / "unpacked"
+    source = locate_dataset(options.demos, "--demos")
+    demos = source if is_unpacked(source) else options.out / "unpacked"
+    config = options.run
     with (
         processes() as shard,
         locked_run(options.out, shard),
         training_progress(console, shard.rank == 0) as show,
     ):
-        if shards != demos:
-            unpack(demos, shards, lambda done, total: show("unpacking", done, total, {}))
-        tier = tier_of(*Demos.open(shards, shard_indices(shards)[:1]).canvas_hw)
-        config = replace(options.run, tier=tier)
+        if demos != source:
+            unpack(source, demos, lambda done, total: show("unpacking", done, total, {}))
         run = TrainingRun(
-            options.out,
-            shards,
-            config,
-            show,
-            shard,
-            options.start,
-            options.tensorboard,
-            closed_loop,
+            options.out, demos, config, show, shard, options.start, options.tensorboard, closed_loop
         )
-        stage = run.vae_stage
-        vae = stage.train() if options.vae is None else stage.copy_from(options.vae)
+        trainer = run.vae_trainer
+        vae = trainer.train() if options.vae is None else trainer.copy_from(options.vae)
         if options.until == "vae":
             return None
         checkpoint = run.train_policy(vae) if config.policy_steps else None

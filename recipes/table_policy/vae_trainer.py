@@ -18,7 +18,7 @@ from recipes.muon import muon_and_adamw
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import colour_gate
 from recipes.table_policy.config import RunConfig
-from recipes.table_policy.shards import Demos
+from recipes.table_policy.demos import Demos
 from recipes.vae_training import (
     VaeLoss,
     VaeSizes,
@@ -49,8 +49,8 @@ _STATISTICS_CLIPS = 192
 
 
 @dataclass(frozen=True, eq=False)
-class VaeStage:
-    """The VAE stage of a run."""
+class VaeTrainer:
+    """Trains the VAE of a run."""
 
     folder: Path  # of the run
     demos: Demos
@@ -58,7 +58,7 @@ class VaeStage:
     start: Checkpoint | None  # its VAE is used instead of training one on pictures
     device: torch.device
     on_step: OnStep
-    how: Mapping[str, Any]  # options of its loops
+    loop_options: Mapping[str, Any]  # options of its loops
 
     def train(self) -> Any:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not
@@ -85,7 +85,7 @@ class VaeStage:
     def check_colours(self, vae: Any, path: Path) -> None:
         """Write how a VAE preserves colours, and raise TrainingError if it loses them."""
         gate = colour_gate(
-            vae, self.demos.frames(np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int))
+            vae, self.demos.frames[np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)]
         )
         write_json(path, asdict(gate))
         if self.config.gate:
@@ -103,7 +103,7 @@ class VaeStage:
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
         sizes = {
             name: (settings.get(name), getattr(self.config, name))
-            for name in ("latent_channels", "vae_base", "vae_decoder_base", "vae_patch", "tier")
+            for name in ("latent_channels", "vae_base", "vae_decoder_base", "vae_patch")
         }
         if other := [
             f"{name} {theirs} (here {ours})"
@@ -126,7 +126,7 @@ class VaeStage:
         if not path.exists():
             width = 16 * latent_columns(self.demos.canvas_hw)
             clips = (
-                to_pixels(self.demos.frames(range(t, t + ROWS + 1))[None])[..., :width]
+                to_pixels(self.demos.frames[range(t, t + ROWS + 1)][None])[..., :width]
                 for t in self._spread_clips()
             )
             made = BlockCodes.fit(
@@ -178,14 +178,11 @@ class VaeStage:
         if frames > 1:
             chosen = starts[rng.integers(len(starts), size=count)]
             return to_pixels(
-                np.stack([self.demos.frames(range(tick, tick + frames)) for tick in chosen]),
+                np.stack([self.demos.frames[range(tick, tick + frames)] for tick in chosen]),
                 self.device,
             )
-        looks = [
-            self.demos.look(int(label))
-            for label in rng.integers(len(self.demos.label_ticks), size=count // 2)
-        ]
-        own = self.demos.frames(rng.integers(len(self.demos), size=count - count // 2))
+        looks = self.demos.looks[rng.integers(len(self.demos.label_ticks), size=count // 2)]
+        own = self.demos.frames[rng.integers(len(self.demos), size=count - count // 2)]
         return to_pixels(np.stack([*own, *looks]), self.device)
 
     def _fit(
@@ -205,7 +202,7 @@ class VaeStage:
                 return error(pixels)
 
         lr = self.config.vae_lr
-        how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.how, **options})
+        how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.loop_options, **options})
         loop = Loop(vae, loss, how, self.folder / stage, muon_and_adamw(10 * lr))
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.take_average()
@@ -225,7 +222,7 @@ class VaeStage:
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
                 parts = (
-                    to_pixels(self.demos.frames(part)).to(self.device)
+                    to_pixels(self.demos.frames[part]).to(self.device)
                     for part in np.array_split(ticks, 8)
                     if len(part)
                 )
@@ -263,7 +260,7 @@ class VaeStage:
         columns = latent_columns(self.demos.canvas_hw)
         with torch.no_grad():
             clips = (
-                to_pixels(self.demos.frames(range(tick, tick + ROWS + 1))[None])
+                to_pixels(self.demos.frames[range(tick, tick + ROWS + 1)][None])
                 for tick in self._spread_clips()
             )
             latents = torch.cat([encode(clip)[..., :columns] for clip in clips])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.auxiliary_head import LabelledBatch
 from recipes.table_policy.captions import Captions
-from recipes.table_policy.shards import Demos
+from recipes.table_policy.demos import Demos
 from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.datasets.arm_rows import state_columns
 from strands_cosmos3.engine.metadata import StateRow

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _BATCH = 20
 _FRACTIONS = ("perturbed", "wandering", "distractors", "close")
 _OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "prefix_rows", "tier")
-# options that older versions did not have
-_LATER = ("suite", "robot", "tasks", "hand_yaw", "ticks")
-_BEFORE = {"prefix_rows": 8}  # what they did instead of others
 
 
 @dataclass(frozen=True)
@@ -141,12 +138,8 @@ class Demos:
         self._check_suite()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        settings = {name: getattr(self, name) for name in ("seed", *_LATER, *_OPTIONS)}
-        keep_settings(
-            parts / "options.json",
-            settings,
-            defaults={name: getattr(Demos, name) for name in _LATER} | _BEFORE,
-        )
+        names = ("seed", "suite", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
+        keep_settings(parts / "options.json", {name: getattr(self, name) for name in names})
         with locked(parts, "--out"):
             self._record(parts, console)
         with Dataset(self.out) as dataset:

@@ -219,12 +219,7 @@ class PostTraining:
         settings = {**how, **named, "keys": asdict(keys)}
         if not (self.folder / LATENTS).exists() and not has_state(self.folder):
             write_json(path, settings)  # nothing depends on older settings
-        elif not path.exists():
-            write_json(path, {})
-        elif "held_out" in (recorded := json.loads(path.read_text(encoding="utf-8"))):
-            # the name in 0.1
-            write_json(path, {_renamed(name): value for name, value in recorded.items()})
-        keep_settings(path, settings, optional=("policy_frames",))
+        keep_settings(path, settings)
 
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
@@ -441,10 +436,6 @@ class PostTraining:
         files = sorted(target.glob("*/*.safetensors"))
         ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         write_json(path, {**data, "strands_cosmos3": ours})
-
-
-def _renamed(setting: str) -> str:
-    return "validation_fraction" if setting == "held_out" else setting
 
 
 def _transformer_weights(folder: str, names: list[str]) -> list[str]:

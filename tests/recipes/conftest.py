@@ -10,8 +10,8 @@ import torch
 from helpers.training_data import CANVAS, recorded_episodes
 from recipes.random_checkpoint import FactorySizes, transformer_config
 from recipes.table_policy.captions import fresh_tokenizer, read_captions
+from recipes.table_policy.demos import Demos, write_demos
 from recipes.table_policy.release import export, fresh_policy
-from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
 from recipes.table_policy.windows import state_row_of
 from recipes.vae_training import VaeSizes, convolve_flat, make_vae
 from strands_cosmos3.engine.config import TransformerConfig
@@ -28,7 +28,7 @@ def records():
 @pytest.fixture(scope="session")
 def demos(records, tmp_path_factory) -> Demos:
     folder = tmp_path_factory.mktemp("demos")
-    write_shard(shard_path(folder, 0), pack(records))
+    write_demos(folder, records)
     return Demos.open(folder)
 
 

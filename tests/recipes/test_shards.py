@@ -1,4 +1,4 @@
-"""Shards of demonstrations, and how datasets become them."""
+"""Demonstrations as the trainer reads them, and how datasets become them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
-from recipes.table_policy.unpack import unpack
+from recipes.table_policy.demos import Demos, unpack
 from recipes.table_policy.windows import executed_rows, undisturbed
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
 from strands_cosmos3.worlds.table.demonstrations import DemoConfig
-
-
-def test_several_shards_read_as_one(records, demos, tmp_path):
-    for i, record in enumerate(records):
-        write_shard(shard_path(tmp_path, i), pack([record]))
-    several = Demos.open(tmp_path)
-    for name in ("goal", "last", "label_ticks", "labels"):
-        np.testing.assert_array_equal(getattr(several, name), getattr(demos, name), err_msg=name)
-    np.testing.assert_array_equal(
-        several.frames(range(len(demos))), demos.frames(range(len(demos)))
-    )
 
 
 def test_last_is_the_last_tick_of_the_episode(records, demos):
@@ -58,8 +46,8 @@ def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
     with DatasetWriter(tmp_path / "set", spec, commit_every=2, video=VIDEO) as writer:
         for i, record in enumerate(records):
             add_record(writer, record, 3, i)
-    unpack(tmp_path / "set", tmp_path / "shards")
-    back = Demos.open(tmp_path / "shards")
+    unpack(tmp_path / "set", tmp_path / "unpacked")
+    back = Demos.open(tmp_path / "unpacked")
     for name in ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed"):
         there = np.concatenate([getattr(record, name) for record in records])
         np.testing.assert_allclose(getattr(back, name), there, atol=2e-6, err_msg=name)
@@ -90,12 +78,7 @@ def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
             tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO
         ) as writer:
             add_record(writer, records[which], 3, which)
-    unpack(tmp_path / "one", tmp_path / "shards")
-    unpack(tmp_path / "one", tmp_path / "shards")
-    with pytest.raises(ConfigError, match=r"of another dataset.*path .*one \(now .*two\)"):
-        unpack(tmp_path / "two", tmp_path / "shards")
-    (tmp_path / "shards/dataset.json").unlink()  # as an older version leaves it
-    with pytest.raises(ConfigError, match="was not unpacked from"):
-        unpack(tmp_path / "two", tmp_path / "shards")
-    unpack(tmp_path / "one", tmp_path / "shards")
-    assert (tmp_path / "shards/dataset.json").exists()
+    unpack(tmp_path / "one", tmp_path / "unpacked")
+    unpack(tmp_path / "one", tmp_path / "unpacked")
+    with pytest.raises(ConfigError, match=r"path .*one \(now .*two\)"):
+        unpack(tmp_path / "two", tmp_path / "unpacked")

@@ -74,7 +74,7 @@ def test_the_engine_answers_what_training_computed(released, policy, vae, demos,
     """
     label, goal, sentence = 4, 4, 1
     tick = int(demos.label_ticks[label])
-    latents = encoder_of(vae)(to_pixels(demos.frames(demos.label_ticks)))[:, :, 0, :, :9].numpy()
+    latents = encoder_of(vae)(to_pixels(demos.frames[demos.label_ticks]))[:, :, 0, :, :9].numpy()
     windows = PictureWindows(demos, latents, state_row_of(demos), captions)
     prompts = tuple(sentences[sentence] for sentences in captions.by_goal)
     batch = windows.pick(np.array([label]), np.array([goal]), prompts, np.array([goal]))
@@ -82,10 +82,10 @@ def test_the_engine_answers_what_training_computed(released, policy, vae, demos,
         1:, :10
     ]
     trained = predict_rows(policy, batch, noise[None])[0]
-    answered = ask(released, request_at(demos, tick, "pick the green cube up"), demos.frame(tick))
+    answered = ask(released, request_at(demos, tick, "pick the green cube up"), demos.frames[tick])
     # the sampler starts at 0.9998, training at 1
     torch.testing.assert_close(answered, trained, rtol=0, atol=2e-3)
-    other = ask(released, request_at(demos, tick, "pick the blue cube up"), demos.frame(tick))
+    other = ask(released, request_at(demos, tick, "pick the blue cube up"), demos.frames[tick])
     assert (other - answered).abs().max() > 0.02  # and it reads
 
 

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 
 from recipes.table_policy import predictions as decoder_stage
 from recipes.table_policy import run as run_module
-from recipes.table_policy import vae_trainer as vae_stage
+from recipes.table_policy import vae_trainer
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import ColourGate
 from recipes.table_policy.config import RunConfig, tier_of
+from recipes.table_policy.demos import Demos, write_demos
 from recipes.table_policy.run import TrainingRun
-from recipes.table_policy.shards import Demos, pack, shard_path, write_shard
 from recipes.table_policy.train import STAGES
 from recipes.table_policy.train import main as train_main
 from recipes.table_policy.windows import executed_rows
@@ -73,15 +73,14 @@ TINY = RunConfig(
 @pytest.fixture(scope="module")
 def shards(records, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    for i in range(2):
-        write_shard(shard_path(folder, i), pack(records))
+    write_demos(folder, [*records, *records])
     return folder
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_pictures():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vae_stage, "_GATE_PICTURES", 8)
+        patch.setattr(vae_trainer, "_GATE_PICTURES", 8)
         patch.setattr(run_module, "_VALIDATION_WINDOWS", 16)
         patch.setattr(run_module, "_RECORDED_CLIPS", 1)
         yield
@@ -89,7 +88,7 @@ def few_pictures():
 
 def let_the_gate_pass(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        vae_stage,
+        vae_trainer,
         "colour_gate",
         lambda *_: ColourGate(1.0, {"red": 1.0, "green": 1.0, "blue": 1.0}, 30.0),
     )
@@ -142,7 +141,7 @@ def trained(shards, tmp_path_factory) -> Trained:
             TINY,
             lambda stage, done, total, metrics: stages.append((stage, done, total)),
         )
-        checkpoint = run.train_policy(run.vae_stage.train())
+        checkpoint = run.train_policy(run.vae_trainer.train())
     weights, path = weights_of(checkpoint), checkpoint / "checkpoint.json"
     metadata, vae = (
         json.loads(path.read_text())["strands_cosmos3"],
@@ -152,7 +151,7 @@ def trained(shards, tmp_path_factory) -> Trained:
     # Ctrl-C interrupted the last export
     path.write_text(path.read_text().replace('"steps": 4', '"steps": 2'))
     run = TrainingRun(folder, shards, TINY)
-    finished = run.vae_stage.train()
+    finished = run.vae_trainer.train()
     again = run.train_policy(finished)
     again_weights = weights_of(again)
     joint = run.train_joint(finished)
@@ -169,7 +168,7 @@ KEY, NAME = (
 
 def test_no_policy_is_trained_on_latents_that_lose_colours(shards, tmp_path):
     with pytest.raises(TrainingError, match="does not keep colours apart"):
-        TrainingRun(tmp_path, shards, TINY).vae_stage.train()
+        TrainingRun(tmp_path, shards, TINY).vae_trainer.train()
     assert json.loads((tmp_path / "vae/gate.json").read_text())["psnr"] < 25
     assert not (tmp_path / "vae/final.pt").exists()
     assert not (tmp_path / "policy").exists()
@@ -208,9 +207,9 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
     assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
     with pytest.raises(ConfigError, match="no finished VAE"):
-        TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "nowhere")
+        TrainingRun(tmp_path / "three", shards, TINY).vae_trainer.copy_from(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"vae_base 32 \(here 8\)"):
-        TrainingRun(tmp_path / "three", shards, TINY).vae_stage.copy_from(tmp_path / "one")
+        TrainingRun(tmp_path / "three", shards, TINY).vae_trainer.copy_from(tmp_path / "one")
 
 
 def test_a_policy_is_released_with_its_averaged_weights(trained):
@@ -323,7 +322,7 @@ def test_a_run_keeps_its_sizes(trained, shards):
 def test_a_run_with_action_prefixes_declares_them_and_needs_their_labels(trained, shards, tmp_path):
     short = RunConfig(**{**vars(TINY), "policy_steps": 1, "prefix_rows": 8})
     run = TrainingRun(tmp_path / "run", shards, short)
-    checkpoint = run.train_policy(run.vae_stage.copy_from(trained.folder))
+    checkpoint = run.train_policy(run.vae_trainer.copy_from(trained.folder))
     assert Checkpoint.open(checkpoint).metadata["prefix_rows"] == 8
     with pytest.raises(
         ConfigError,
@@ -339,7 +338,7 @@ EPISODE = ClosedLoop(every=4, tasks=("reach",), episodes=1, limit_s=0.3)
 def test_episodes_in_simulation_change_no_weight(trained, shards, tmp_path):
     """The same weights, to the bit, as without them."""
     run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=EPISODE)
-    checkpoint = run.train_policy(run.vae_stage.copy_from(trained.folder))
+    checkpoint = run.train_policy(run.vae_trainer.copy_from(trained.folder))
     weights = weights_of(checkpoint)
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in weights.items())
     assert lines_of(tmp_path / "run/policy/closed_loop.jsonl") == [{"step": 4, "reach": 0.0}]
@@ -360,7 +359,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_
     monkeypatch.setattr(run_module, "measure_apart", interrupted)
     for _ in range(2):
         run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=replace(EPISODE, every=2))
-        vae = run.vae_stage.copy_from(trained.folder)
+        vae = run.vae_trainer.copy_from(trained.folder)
         if not seen:
             with pytest.raises(KeyboardInterrupt):
                 run.train_policy(vae)
@@ -418,7 +417,7 @@ def with_decoder(trained, shards) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         run = TrainingRun(trained.folder, shards, TINY)
-        return run.train_decoder(run.vae_stage.train(), trained.joint)
+        return run.train_decoder(run.vae_trainer.train(), trained.joint)
 
 
 def test_the_decoders_stage_changes_nothing_but_the_vaes_decoder(trained, with_decoder):
@@ -560,7 +559,7 @@ def test_raw_latents_undo_the_encoders_scale(with_decoder, shards):
     opened = Checkpoint.open(with_decoder)
     vae, pixels = load_vae(opened), torch.rand(1, 3, 17, 32, 32) * 2 - 1
     with torch.no_grad():
-        normalised = vae_stage.encoder_of(vae)(pixels)
+        normalised = vae_trainer.encoder_of(vae)(pixels)
         raw = vae.encode(pixels).latent_dist.mode()
     torch.testing.assert_close(
         decoder_stage.raw_latents(vae)(normalised), raw, atol=1e-3, rtol=1e-3
@@ -588,7 +587,7 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         run = TrainingRun(tmp_path / "run", shards, config)
-        vae = run.vae_stage.train()
+        vae = run.vae_trainer.train()
     checkpoint = run.train_policy(vae)
     assert weights_of(checkpoint)["proj_in.weight"].shape == (64, 16)
     latents = np.load(run.folder / "latents/pictures.npy")[:1]
@@ -617,13 +616,13 @@ def continued(trained, shards, tmp_path_factory):
         run = TrainingRun(
             tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint
         )
-        return run, run.vae_stage.train()
+        return run, run.vae_trainer.train()
 
 
 def test_a_start_brings_its_vae_on_pictures(continued, trained):
     run, vae = continued
     assert not (run.folder / "vae/curve.jsonl").exists()
-    picture = to_pixels(run.demos.frames([0]))
+    picture = to_pixels(run.demos.frames[[0]])
     source = load_vae(Checkpoint.open(trained.checkpoint))
     convolve_flat(source)
     assert torch.equal(
@@ -651,9 +650,9 @@ def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(
     with pytest.MonkeyPatch.context() as patch:
         let_the_gate_pass(patch)
         other = TrainingRun(tmp_path / "other", shards, replace(TINY, seed=5))
-        other.vae_stage.train()
+        other.vae_trainer.train()
     run = TrainingRun(tmp_path / "run", shards, CONTINUED, start=trained.checkpoint)
-    vae = run.vae_stage.copy_from(other.folder)
+    vae = run.vae_trainer.copy_from(other.folder)
     own, fitted = (
         run._first_policy(one).transformer
         for one in (load_vae(Checkpoint.open(trained.checkpoint)), vae)
@@ -722,37 +721,15 @@ def test_a_continued_run_keeps_its_start(continued, shards):
         TrainingRun(continued[0].folder, shards, CONTINUED)
 
 
-def test_a_folder_of_an_older_version_opens_where_nothing_is_decided_by_what_it_lacks(
-    shards, records, tmp_path
-):
+def test_a_run_keeps_its_settings_and_demonstrations(shards, records, tmp_path):
     TrainingRun(tmp_path / "run", shards, TINY)
-    path = tmp_path / "run/settings.json"
-    settings = json.loads(path.read_text())
-    older = {
-        name: value
-        for name, value in settings.items()
-        if name not in ("joint_forward", "joint_inverse")
-    }
-    path.write_text(json.dumps(older))
-    TrainingRun(tmp_path / "run", shards, TINY)
-    assert json.loads(path.read_text()) == settings
-    path.write_text(json.dumps(older))
-    (tmp_path / "run/joint").mkdir()
-    (tmp_path / "run/joint/state.pt").touch()
-    with pytest.raises(
-        ConfigError, match="older version, which did not record joint_forward, joint_inverse"
-    ):
-        TrainingRun(tmp_path / "run", shards, TINY)
-    path.write_text(json.dumps({**settings, "speed": 3}))
-    with pytest.raises(ConfigError, match="another version, with speed"):
-        TrainingRun(tmp_path / "run", shards, TINY)
-    path.write_text(json.dumps(settings))
-    other = tmp_path / "other"
-    for i in range(2):
-        other.mkdir(exist_ok=True)
-        write_shard(shard_path(other, i), pack(records[::-1]))
-    with pytest.raises(ConfigError, match=r"demos .*now .*other"):
-        TrainingRun(tmp_path / "run", other, TINY)
+    TrainingRun(tmp_path / "run", shards, replace(TINY, joint_steps=9))
+    with pytest.raises(ConfigError, match=r"joint_batch 2 \(now 3\)"):
+        TrainingRun(tmp_path / "run", shards, replace(TINY, joint_batch=3))
+    (tmp_path / "other").mkdir()
+    write_demos(tmp_path / "other", records)
+    with pytest.raises(ConfigError, match=r"ticks .*now"):
+        TrainingRun(tmp_path / "run", tmp_path / "other", TINY)
 
 
 def test_a_start_brings_its_sizes(released, shards, tmp_path):
@@ -763,26 +740,8 @@ def test_a_start_brings_its_sizes(released, shards, tmp_path):
     TrainingRun(tmp_path / "on", shards, same, start=released)
 
 
-def test_the_tier_is_that_of_the_pictures(records, tmp_path, monkeypatch):
-    seen = []
-
-    def begun(self, folder, demos, config, *_):
-        seen.append(config.tier)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(TrainingRun, "__init__", begun)
-    for tier, (height, width) in {128: (128, 160), 256: (256, 320)}.items():
-        frames = [np.zeros((len(record.frames), height, width, 3), np.uint8) for record in records]
-        grown = [
-            replace(record, frames=pictures)
-            for record, pictures in zip(records, frames, strict=True)
-        ]
-        (tmp_path / str(tier)).mkdir()
-        write_shard(shard_path(tmp_path / str(tier), 0), pack(grown))
-        assert (
-            train_main(["--out", str(tmp_path / "run"), "--demos", str(tmp_path / str(tier))]) == 2
-        )
-    assert seen == [128, 256]
+def test_the_tier_is_that_of_the_pictures():
+    assert [tier_of(*hw) for hw in ((128, 160), (256, 320))] == [128, 256]
     with pytest.raises(ConfigError, match=r"not a canvas of any tier.*128, 256"):
         tier_of(100, 100)
 

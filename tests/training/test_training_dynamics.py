@@ -24,7 +24,7 @@ from strands_cosmos3.training.dynamics import (
     require_video,
 )
 from strands_cosmos3.training.windows import ROWS
-from strands_cosmos3.worlds.table.demonstrations import expert_clips
+from strands_cosmos3.worlds.table.demonstrations import clip_of, expert_clips
 from strands_cosmos3.worlds.table.grammar import Verb
 
 
@@ -54,7 +54,7 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
 
 def test_controls_are_another_clip_the_inverse_motion_and_none():
     record = recorded_episodes()[0]
-    rows = control_rows([record.clip(tick, ROWS) for tick in range(4)])
+    rows = control_rows([clip_of(record, tick, ROWS) for tick in range(4)])
     np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
     deltas = {
         name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9])

@@ -214,14 +214,6 @@ def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path,
     other = arm_set if change else made_up_arm(tmp_path / "other", ("open the drawer",))
     with pytest.raises(ConfigError, match=said):
         PostTraining(source, other, tmp_path / "out", replace(config, **change))
-    settings = json.loads((tmp_path / "out/settings.json").read_text())
-    settings["held_out"] = settings.pop("validation_fraction")  # as 0.1 called it
-    (tmp_path / "out/settings.json").write_text(json.dumps(settings))
-    if not change:
-        PostTraining(source, arm_set, tmp_path / "out", config)
-    (tmp_path / "out/settings.json").unlink()
-    with pytest.raises(ConfigError, match=r"older version, which did not record .*dataset"):
-        PostTraining(source, arm_set, tmp_path / "out", config)
 
 
 def test_latents_of_other_windows_are_refused(tmp_path):

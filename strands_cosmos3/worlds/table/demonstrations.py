@@ -136,18 +136,6 @@ class EpisodeRecord:
     looks_labels: NDArray[np.float32]
     looks_continued: NDArray[np.float32]  # as continued there
 
-    def clip(self, tick: int, rows: int) -> ArmClip:
-        """Return the clip that begins at a tick."""
-        goal, frames = int(self.goal[tick]), slice(tick, tick + rows + 1)
-        return ArmClip(
-            self.frames[frames],
-            self.T_base_cosmos[frames],
-            self.gripper_command[tick : tick + rows],
-            float(self.gripper_opening[tick]),
-            plain(goal),
-            plain((goal + 1) % len(GOALS)),
-        )
-
 
 class PerturbedExpert(Backend):
     """The scripted expert for a goal that the collector sets, whatever the instruction; some of its
@@ -582,10 +570,23 @@ def expert_clips(
     return [whole[i] for i in np.linspace(0, len(whole) - 1, clips).round().astype(int)]
 
 
+def clip_of(record: Any, tick: int, rows: int) -> ArmClip:
+    """Return the clip that begins at a tick of an :class:`EpisodeRecord`, or of arrays like its."""
+    goal, frames = int(record.goal[tick]), slice(tick, tick + rows + 1)
+    return ArmClip(
+        record.frames[frames],
+        record.T_base_cosmos[frames],
+        record.gripper_command[tick : tick + rows],
+        float(record.gripper_opening[tick]),
+        plain(goal),
+        plain((goal + 1) % len(GOALS)),
+    )
+
+
 def _undisturbed_clips(record: EpisodeRecord, rows: int) -> list[ArmClip]:
     """Return an episode's clips that pursue one goal and are not perturbed."""
     return [
-        record.clip(tick, rows)
+        clip_of(record, tick, rows)
         for tick in range(len(record.goal) - rows)
         if not record.perturbed[tick : tick + rows].any()
         and (record.goal[tick : tick + rows] == record.goal[tick]).all()

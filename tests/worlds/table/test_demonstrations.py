@@ -4,7 +4,6 @@ and episode alone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -33,9 +32,15 @@ from strands_cosmos3.training.dynamics import chunk_errors, control_rows
 from strands_cosmos3.worlds.table import demonstrations as demos_module
 from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.demo_dataset import add_record
-from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
+from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig, clip_of
 from strands_cosmos3.worlds.table.grammar import PARAPHRASES, Verb, parse_instruction
-from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED, VALIDATION, plain, sentence
+from strands_cosmos3.worlds.table.phrases import (
+    GOALS,
+    TRAINED,
+    VALIDATION,
+    plain,
+    sentence,
+)
 from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomStage
 
 
@@ -110,7 +115,7 @@ def test_undisturbed_rows_are_the_experts_labels():
     ) as collector:
         record = collector.record(3, 1)
     rows = [
-        (index, record.clip(int(tick), 16))
+        (index, clip_of(record, int(tick), 16))
         for index, tick in enumerate(record.label_ticks)
         if tick + 16 < len(record.goal)
         and (record.goal[tick : tick + 16] == record.goal[tick]).all()
@@ -418,20 +423,6 @@ def test_a_collection_goes_on_with_its_own_options_and_has_every_episode(
         ConfigError, match=r"holds a run with ticks 60 \(now 5\); choose another folder"
     ):
         DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1, ticks=5).run()
-    options = tmp_path / ".demos.parts-seed0/options.json"
-    told = json.loads(options.read_text())
-    options.write_text(
-        json.dumps(
-            {
-                name: told[name]
-                for name in told
-                if name not in ("robot", "tasks", "hand_yaw", "ticks")
-            }
-        )
-    )
-    # an older version had no such options, and goes on with the same episodes
-    with pytest.raises(KeyboardInterrupt):
-        DemosCommand(tmp_path / "demos", episodes=4, perturbed=0.1).run()
 
 
 def test_a_tier_is_refused_where_there_is_no_composite(tmp_path):
