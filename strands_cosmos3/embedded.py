@@ -14,6 +14,7 @@ EMBODIMENTS = ("droid", "droid_lerobot")
 """The rig's short name, and its domain's."""
 ROBOTS = ("panda", "franka")
 TASKS = ("reach", "pick", "place")
+WORLD = "table"
 _ELSE = (
     "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for "
     "this robot "
@@ -22,7 +23,10 @@ _ELSE = (
 
 
 def embedded_checkpoint(
-    embodiment: str = EMBODIMENTS[0], robot: str | None = "panda", task: str | None = None
+    embodiment: str = EMBODIMENTS[0],
+    robot: str | None = "panda",
+    task: str | None = None,
+    world: str = WORLD,
 ) -> Path:
     """Return the folder of the bundled policy, in the released layout.
 
@@ -33,9 +37,10 @@ def embedded_checkpoint(
         embodiment: Name of the embodiment.
         robot: Name of the arm.
         task: Name of the task, if known.
+        world: Name of the world.
 
     Raises:
-        ConfigError: It was not trained for that embodiment, robot or task; the message lists what
+        ConfigError: It was not trained for that embodiment, robot, task or world; the message lists what
             it knows.
         ResourceNotFoundError: The installation lacks it.
     """
@@ -43,6 +48,7 @@ def embedded_checkpoint(
         ("embodiment", embodiment, EMBODIMENTS),
         ("robot", robot, ROBOTS),
         ("task", task or TASKS[0], TASKS),
+        ("world", world, (WORLD,)),
     )
     for name, value, trained in choices:
         if value not in trained:

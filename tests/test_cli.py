@@ -26,6 +26,7 @@ from strands_cosmos3.errors import BackendError
 from strands_cosmos3.options import options_of
 from strands_cosmos3.types import ErrorSummary, Outcome, Rollout
 from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.world import Start
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
@@ -102,14 +103,14 @@ def test_several_episodes_get_a_file_each_and_one_report(tmp_path: Path):
 def test_a_later_episode_that_fails_takes_no_figures_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run_policy = Robot.run_policy
+    run_episode = Robot.run_episode
 
-    def gone(robot: Robot, **options: Any) -> Any:
-        if options["seed"] > 0:
+    def gone(robot: Robot, policy: Any, start: Start, *arguments: Any, **options: Any) -> Any:
+        if start.seed > 0:
             raise BackendError("the server is gone")
-        return run_policy(robot, **options)
+        return run_episode(robot, policy, start, *arguments, **options)
 
-    monkeypatch.setattr(Robot, "run_policy", gone)
+    monkeypatch.setattr(Robot, "run_episode", gone)
     report = tmp_path / "a.json"
     assert (
         main(
@@ -328,13 +329,26 @@ def test_bad_usage_is_status_two_and_one_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["fly"], ["rollout", "--task", "fly"], ["rollout", "--nonsense"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["rollout", "--nonsense"]])
 def test_unknown_words_are_status_two(arguments: list[str]):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--task", "fly"], "unknown task 'fly'. Valid: "),
+        (["--world", "moon"], "unknown world 'moon'"),
+        (["--world", "json:loads"], "json:loads"),
+    ],
+)
+def test_unknown_tasks_and_worlds_are_named(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["rollout", *arguments]) == 2
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,6 +42,7 @@ from strands_cosmos3.options import (
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import Outcome, Rollout
+from strands_cosmos3.worlds.world import RunOptions, Start, World, get_world
 
 if TYPE_CHECKING:
     from strands_cosmos3.policy import Cosmos3Policy
@@ -81,10 +83,14 @@ class RolloutCommand:
     and keeps all files; a second one stops at once.
     """
 
-    task: Literal["reach", "pick", "place", "stack", "lift_bar", "hand_over"] | None = None
-    """Task to judge success by: of one arm with cubes, or of two arms with a bar: lift_bar, or
-    hand_over from one hand to the other. The default is pick, of two arms lift_bar, and none for
-    replay.
+    world: str = "table"
+    """What the policy acts in: table, libero/SUITE, or a world of your own as module:name or
+    file.py:name.
+    """
+    task: str | None = None
+    """Task to judge success by. On the table reach, pick, place or stack, and with two arms
+    lift_bar, or hand_over from one hand to the other. The default is the robot's first (pick,
+    lift_bar), and none for replay.
     """
     instruction: str = ""
     """Instruction for the policy, e.g. "pick up the blue cube". The default is the task's."""
@@ -129,9 +135,9 @@ class RolloutCommand:
     """
     derating: float = 1.0
     """Factor on those limits, above 0 and at most 1."""
-    robot: str = "panda"
-    """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The
-    bundled policy drives a panda.
+    robot: str = ""
+    """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The default
+    is the world's first, on the table a panda, which the bundled policy drives.
     """
     strict: bool = False
     """Refuse a robot some of whose limits are assumed."""
@@ -180,10 +186,8 @@ class RolloutCommand:
         from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
-        from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
-        from strands_cosmos3.sim.simulated_arm import ControlConfig
-        from strands_cosmos3.worlds.arms import Robot
-        from strands_cosmos3.worlds.table.grammar import parse_instruction
+        from strands_cosmos3.sim.plant import ALL_ERRORS
+        from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig
 
         physics_steps_per_tick(self.control_frequency)
         if not 0 <= self.latency <= MAX_LATENCY_S:
@@ -196,31 +200,25 @@ class RolloutCommand:
                 "--latency is simulated and --realtime measures the real one; leave one out."
             )
         if self.instruction and self._task is not None:
-            parse_instruction(self.instruction)  # success is judged by it
+            self._world.check_instruction(self._task, self.instruction)
         control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
-        robot = Robot(self.robot, control, arm_model=self.arm_model, plant=plant, task=self._task)
-        if self.compensate != "none":
-            known = (
-                (plant or PlantErrors()).compensation()
-                if self.compensate == "known"
-                else robot.identify()
-            )
-            robot = Robot(
-                self.robot, replace(control, compensation=known), robot.scene, plant=plant
-            )
+        arm = ArmOptions(control, plant, self.arm_model, self.compensate)
         console = Console()
         episodes: list[Rollout] = []
         with (
-            self._make_policy(robot) as policy,
-            recorder_for(self.dataset, robot.scene.robot) as recorder,
-            self._listeners(robot, policy, console) as listeners,
+            self._world.open(
+                self._robot, task=self._task, arm=None if arm == ArmOptions() else arm
+            ) as session,
+            self._make_policy(session) as policy,
+            recorder_for(self.dataset, get_robot(self._robot)) as recorder,
+            self._listeners(session, policy, console) as listeners,
             _bar(console) as bar,
         ):
             if not self.realtime:
                 policy.decode_frames = frames_shown(policy.replan_rows, self.latency)
             for seed in self._seeds():
-                episode = self._episode(robot, policy, seed, bar, listeners, recorder)
+                episode = self._episode(session, policy, seed, bar, listeners, recorder)
                 episodes.append(episode)
                 self._save(episodes)
                 if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
@@ -248,9 +246,9 @@ class RolloutCommand:
         return range(self.seed, self.seed + self.episodes)
 
     @contextmanager
-    def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
+    def _listeners(self, session: Any, policy: Any, console: Console) -> Iterator[Listeners]:
         """Open the viewers for the duration of the episodes."""
-        with _viewer(robot, self.view) as on_tick:
+        with _viewer(session, self.view) as on_tick:
             yield Listeners(on_tick=on_tick)
 
     def _goes_on(self) -> bool:
@@ -266,7 +264,15 @@ class RolloutCommand:
     def _task(self) -> str | None:
         if self.task is not None or self._backend == "replay":
             return self.task
-        return "pick" if len(get_robot(self.robot).limbs) == 1 else "lift_bar"
+        return next(iter(self._world.tasks(self._robot)))
+
+    @cached_property
+    def _world(self) -> World:
+        return get_world(self.world)
+
+    @property
+    def _robot(self) -> str:
+        return self.robot or self._world.robots[0]
 
     @property
     def _wants_prediction(self) -> bool:
@@ -275,9 +281,16 @@ class RolloutCommand:
 
     @property
     def _policy_instruction(self) -> str:
-        from strands_cosmos3.worlds.table.tasks import get_task
+        task = self._task
+        return self.instruction or ("" if task is None else self._start(0).instruction)
 
-        return self.instruction or ("" if self._task is None else get_task(self._task).instruction)
+    def _start(self, seed: int) -> Start:
+        """What an episode begins from."""
+        if self._task is None:
+            return Start(None, seed, instruction=self.instruction)
+        task = self._world.task(self._task, self._robot)
+        index = 0 if task.starts is None else seed % task.starts
+        return Start(task.name, seed, index, self.instruction or task.instruction)
 
     def _check(self) -> None:
         if self.episodes < 1:
@@ -296,9 +309,11 @@ class RolloutCommand:
                 "(.npz) or a dataset."
             )
         require_heeded(self._backend, self, flags=True)
+        if self.task is not None:
+            self._world.task(self.task, self._robot)
         if self._backend in ENGINE_BACKENDS and self.policy.model is None:
-            robot = get_robot(self.robot)
-            embedded_checkpoint(robot.embodiment or "droid", robot.name, self.task)
+            domain, robot = self._world.embodiment(self._robot), get_robot(self._robot)
+            embedded_checkpoint(domain, robot.name, self.task, self._world.name)
         if self._backend == "diffusers" and self.policy.model is None:
             raise ConfigError(
                 "--backend diffusers needs --model CHECKPOINT: a folder in the released layout, "
@@ -321,7 +336,7 @@ class RolloutCommand:
             raise ConfigError(f"--push {self.push} uploads a dataset; add --dataset FOLDER.")
         require_repository(self.push)
 
-    def _make_policy(self, robot: Any) -> Cosmos3Policy:
+    def _make_policy(self, session: Any) -> Cosmos3Policy:
         from strands_cosmos3.policy import Cosmos3Policy
 
         policy, model = self.policy, None
@@ -329,41 +344,51 @@ class RolloutCommand:
             from strands_cosmos3.backends.replay import recording_at
 
             model = recording_at(self.trajectory, self.trajectory_episode)
-        changes: dict[str, Any] = {"backend": self._backend, "limits": robot.limits}
+        changes: dict[str, Any] = {"backend": self._backend, **session.policy_options()}
+        expert = None
+        if self._backend == "scripted":
+            expert, changes["backend"] = self._world.required_expert(self._robot), None
         if self._backend == "service":
             changes["api_key"] = self.token
         shown = self._wants_prediction and policy.sampling.policy_frames != 1
         if self._backend in MODEL_BACKENDS and shown:
             changes["decode_video"] = "preview"
         return Cosmos3Policy(
-            robot.scene.robot.embodiment or "droid",
-            self.robot,
+            backend=expert,
             model=model,
             options=with_options(policy, changes),
+            **session.policy_arguments(),
         )
 
     def _episode(
-        self, robot: Any, policy: Any, seed: int, bar: Progress, listeners: Listeners, recorder: Any
+        self,
+        session: Any,
+        policy: Any,
+        seed: int,
+        bar: Progress,
+        listeners: Listeners,
+        recorder: Any,
     ) -> Rollout:
         label = f"{self._task or self._backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
         listeners.begin(self._policy_instruction)
-        episode = robot.run_policy(
-            instruction=self._policy_instruction,
-            policy=policy,
-            duration=self.duration,
-            control_frequency=self.control_frequency,
-            video=numbered(self.video, seed, self.episodes != 1),
-            film_layout=self.film,
-            task=self._task,
-            seed=seed,
-            noise_seed=self.noise_seed,
-            latency=self._latency,
-            realtime=self.realtime,
-            progress=lambda now, total: bar.update(row, completed=now, total=total),
-            on_tick=listeners.on_tick,
-            audience=listeners.audience,
-            recorder=recorder,
+        session.reset(replace(self._start(seed), instruction=self._policy_instruction))
+        fixed = self._world.fixed_frequency
+        episode = session.run(
+            policy,
+            RunOptions(
+                duration_s=self.duration,
+                control_frequency_hz=None if fixed else self.control_frequency,
+                video=numbered(self.video, seed, self.episodes != 1),
+                film_layout=self.film,
+                noise_seed=self.noise_seed,
+                latency=self._latency,
+                realtime=self.realtime,
+                progress=lambda now, total: bar.update(row, completed=now, total=total),
+                on_tick=listeners.on_tick,
+                audience=listeners.audience,
+                recorder=recorder,
+            ),
         )
         listeners.end(episode)
         bar.update(
@@ -517,12 +542,12 @@ def _bar(console: Console) -> Progress:
 
 
 @contextmanager
-def _viewer(robot: Any, wanted: bool) -> Iterator[Callable[[Any], bool] | None]:
+def _viewer(session: Any, wanted: bool) -> Iterator[Callable[[Any], bool] | None]:
     """Open MuJoCo's passive viewer, if wanted."""
     if not wanted:
         yield None
         return
     from strands_cosmos3.sim.live import live_viewer
 
-    with live_viewer(robot) as on_tick:
-        yield on_tick
+    with live_viewer(session.robot) as on_tick:
+        yield lambda session: on_tick(session.robot)

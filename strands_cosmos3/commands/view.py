@@ -18,8 +18,7 @@ from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundEr
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import option
 from strands_cosmos3.types import Outcome, Rollout
-from strands_cosmos3.view.controls import ControlPanel, LiveControls, check_instruction, suggestions
-from strands_cosmos3.worlds.table.grammar import parse_instruction
+from strands_cosmos3.view.controls import ControlPanel, LiveControls
 
 _WAIT_S = 0.2
 _OUTCOME_S = 1.5
@@ -85,14 +84,12 @@ class ViewCommand(RolloutCommand):
             )
         from strands_cosmos3.robots.catalogue import get_robot
         from strands_cosmos3.sim.interrupt import deferred_interrupt
-        from strands_cosmos3.worlds.table.scene import TableScene
+        from strands_cosmos3.worlds.arms import arm_world
 
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
-        scene, console = (
-            TableScene(arm=self.arm_model, robot=robot_of(path, get_robot(self.robot))),
-            Console(),
-        )
+        robot, console = robot_of(path, get_robot(self._robot)), Console()
+        scene = arm_world(self._world).scene(robot, arm=self.arm_model)
         with self._open_stage(scene) as stage:
             console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
@@ -162,9 +159,7 @@ class ViewCommand(RolloutCommand):
         task, asked = super()._task, self.controls.instruction
         if task is None or not asked:
             return task
-        from strands_cosmos3.worlds.table.tasks import task_of
-
-        return task_of(parse_instruction(asked)).name
+        return self._world.task_of(asked, self._robot) or task
 
     @property
     def _policy_instruction(self) -> str:
@@ -193,20 +188,36 @@ class ViewCommand(RolloutCommand):
         )
 
     @contextmanager
-    def _listeners(self, robot: Any, policy: Any, console: Console) -> Iterator[Listeners]:
+    def _listeners(self, session: Any, policy: Any, console: Console) -> Iterator[Listeners]:
         from strands_cosmos3.sim.interrupt import deferred_interrupt
+        from strands_cosmos3.worlds.arms import arm_world
 
         with needed_by("the live page"):
             from strands_cosmos3.view.live import LiveView
-        controls, language, bar = self.controls, policy.info.language, robot.scene.bar
-        with_bar = None if bar is None else bar.verb
+        world, controls, language = arm_world(self._world), self.controls, policy.info.language
+        robot, task = session.robot, super()._task
+
+        def check(instruction: str) -> None:
+            if language is not None:
+                language.understand(instruction)
+            judged = world.task_of(instruction, self._robot) or task
+            if judged is not None:  # raises where the scene has nothing to judge
+                world.judge(judged, robot.scene, instruction)
+
+        def fits(instruction: str) -> bool:
+            try:
+                check(instruction)
+            except Cosmos3Error:
+                return False
+            return True
 
         def novelty() -> float | None:
             return policy.last_rollout.get("novelty")
 
         controls.latency_s = self.latency
-        controls.check = lambda text: check_instruction(text, language, with_bar)
-        sentences = suggestions(language, with_bar) if policy.reads_instruction else []
+        controls.check = check
+        suggestions = world.suggestions(self._robot, language) if policy.reads_instruction else ()
+        sentences = [sentence for sentence in suggestions if fits(sentence)]
         with (
             self._open_stage(robot.scene) as stage,
             LiveView(
@@ -229,7 +240,7 @@ class ViewCommand(RolloutCommand):
                 controls.took(episode)
                 panel.update()
 
-            yield Listeners(begin, live.on_tick, live, end)
+            yield Listeners(begin, lambda session: live.on_tick(session.robot), live, end)
             panel.close()
             with deferred_interrupt() as interrupt:
                 while not (self.leave or interrupt.requested or Outcome.INTERRUPTED in outcomes):

@@ -1,5 +1,5 @@
-"""What visitors of the live page ask for, and the part of the page where they ask. Their threads
-only leave wishes here.
+"""Requests from the live page, queued for the control thread, and the part of the page that makes
+them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_cosmos3.errors import Cosmos3Error, InstructionError
-from strands_cosmos3.language import Language
 from strands_cosmos3.types import Rollout
-from strands_cosmos3.worlds.table.grammar import (
-    BAR_VERBS,
-    TEMPLATES,
-    Verb,
-    parse_instruction,
-    sentences,
-)
 
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
 """Names of the speeds on the page -> simulated seconds per second."""
@@ -29,40 +21,8 @@ _LONGEST_INSTRUCTION = 200  # characters
 _OUTCOMES_SHOWN = 12
 
 
-def suggestions(language: Language | None, with_bar: Verb | None = None) -> list[str]:
-    """Return sentences that a policy with this language understands; None is one that does all of a
-    scene's tasks.
-
-    ``with_bar`` is what the scene's bar is for; None is a scene with cubes.
-    """
-    return sentences(language) if with_bar is None else [TEMPLATES[with_bar]]
-
-
-def check_instruction(
-    text: str, language: Language | None = None, with_bar: Verb | None = None
-) -> None:
-    """Raise InstructionError for an instruction that a policy with this language, or the scene's
-    judges, do not understand.
-    """
-    if len(text) > _LONGEST_INSTRUCTION:
-        raise InstructionError(
-            f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}."
-        )
-    example = suggestions(language, with_bar)[0]
-    if language is not None:
-        language.understand(text)
-    verb = parse_instruction(text).verb
-    if (verb if verb in BAR_VERBS else None) != with_bar:
-        has = (
-            "cubes and no bar"
-            if with_bar is None
-            else f"a bar to {str(with_bar).replace('_', ' ')} and no cubes"
-        )
-        raise InstructionError(f"the scene has {has}; try {example!r}.")
-
-
 class LiveControls:
-    """Wishes of the page's visitors, which the command that runs the episodes reads between two
+    """Requests of the page's visitors, which the command that runs the episodes reads between two
     ticks.
 
     Attributes:
@@ -77,7 +37,7 @@ class LiveControls:
     def __init__(self) -> None:
         self.instruction = self.message = ""
         self.paused, self.speed, self.latency_s = False, 1.0, 0.0
-        self.check: Callable[[str], None] = check_instruction
+        self.check: Callable[[str], None] = lambda instruction: None
         self.outcomes: list[tuple[bool | None, str]] = []
         self._before: str | None = None
         self._ends_episode = self._keeps_scene = False
@@ -88,6 +48,11 @@ class LiveControls:
         unless it is refused.
         """
         try:
+            if len(text) > _LONGEST_INSTRUCTION:
+                raise InstructionError(
+                    f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got "
+                    f"{len(text)}."
+                )
             self.check(text)
         except Cosmos3Error as error:
             self.message = str(error)
@@ -166,7 +131,7 @@ class ControlPanel:
 
     Args:
         gui: viser's interface of the page.
-        controls: Where wishes go.
+        controls: Where requests go.
         sentences: Suggested instructions; empty if the instruction does not shape the actions.
         instruction: Text to begin with.
         in_real_time: Whether latency and speed are those of wall-clock time, so that neither can be

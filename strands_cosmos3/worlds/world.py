@@ -471,8 +471,8 @@ def get_world(name: str | World) -> World:
     """Return a world by ``NAME``, ``NAME/VARIANT``, ``module:name`` or ``file.py:name``; a World is
     returned as it is.
 
-    The attribute that is named is a :class:`World`, or is called to make one, with the variant
-    if one is given.
+    The attribute that is named is a :class:`World`, or a subclass of it, which is called with the
+    variant if one is given.
 
     Raises:
         UnknownNameError: There is no such world.
@@ -494,7 +494,7 @@ def get_world(name: str | World) -> World:
         raise ConfigError(
             f"world {name!r} cannot be imported ({error}); give module:name of a World."
         ) from None
-    if not isinstance(world, World) and callable(world):
+    if isinstance(world, type) and issubclass(world, World):
         world = world(variant) if variant else world()
     if not isinstance(world, World):
         raise ConfigError(f"world {name!r} is {type(world).__name__}, not a World.")

@@ -21,12 +21,11 @@ from strands_cosmos3.view.controls import (
     LATENCIES_S,
     ControlPanel,
     LiveControls,
-    check_instruction,
-    suggestions,
 )
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
 
 PICKS = Language(
@@ -37,17 +36,18 @@ PICKS = Language(
 
 
 def test_suggestions_are_understood():
-    assert suggestions(PICKS) == [
+    world = get_world("table")
+    assert world.suggestions(language=PICKS) == [
         "pick up the red cube",
         "pick up the blue cube",
         "reach the red cube",
         "reach the blue cube",
     ]
-    for sentence in suggestions(PICKS):
-        check_instruction(sentence, PICKS)
-    assert len(suggestions(None)) == 12
-    for sentence in suggestions(None):
-        check_instruction(sentence)
+    for sentence in world.suggestions(language=PICKS):
+        PICKS.understand(sentence)
+    assert len(world.suggestions()) == 12
+    for sentence in world.suggestions():
+        assert world.task_of(sentence) in world.tasks()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_suggestions_are_understood():
 )
 def test_a_refused_instruction_changes_nothing_but_the_message(text):
     controls = LiveControls()
-    controls.check = lambda given: check_instruction(given, PICKS)
+    controls.check = PICKS.understand
     controls.ask(text)
     assert controls.message
     assert not controls.ends_episode
@@ -94,8 +94,11 @@ def test_speeds_and_latencies_beyond_those_of_the_page_are_ignored():
 def test_the_panel_shows_refusals_and_the_tally_as_text():
     robot, controls = Robot(), LiveControls()
     with Stage(robot.scene.model, port=0) as stage:
-        panel = ControlPanel(stage.server.gui, controls, suggestions(None), "<b>go</b>")
+        panel = ControlPanel(
+            stage.server.gui, controls, get_world("table").suggestions(), "<b>go</b>"
+        )
         assert "no episode has ended" in panel._tally.content
+        controls.check = PICKS.understand
         controls.ask("<script>alert(1)</script>")
         controls.outcomes += [
             (True, 'pick, "seed" 0'),

@@ -20,11 +20,11 @@ from strands_cosmos3.errors import ConfigError, InstructionError
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.types import Rollout
-from strands_cosmos3.view.controls import check_instruction, suggestions
 from strands_cosmos3.view.limbs import limb_states, limbs_html
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
 from strands_cosmos3.view.stage import Stage
+from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.grammar import TEMPLATES, Verb
 
@@ -197,25 +197,22 @@ def test_a_dataset_s_robot_is_no_file_of_this_machine(tmp_path: Path):
         assert robot_of(writer.root, panda) == panda
 
 
-def test_what_can_be_asked_of_a_bar(tmp_path: Path):
-    assert suggestions(None, with_bar=Verb.LIFT) == [LIFT_THE_BAR]
-    check_instruction("raise the bar", with_bar=Verb.LIFT)
-    assert suggestions(None, Verb.HAND_OVER) == [HAND_OVER_THE_BAR]
-    check_instruction("give the bar to the left hand", with_bar=Verb.HAND_OVER)
-    with pytest.raises(
-        InstructionError, match=r"a bar to hand over and no cubes; try 'hand the bar over"
-    ):
-        check_instruction("raise the bar", with_bar=Verb.HAND_OVER)
-    with pytest.raises(InstructionError, match=r"a bar to lift and no cubes; try 'lift the bar"):
-        check_instruction("pick up the red cube", with_bar=Verb.LIFT)
-    with pytest.raises(InstructionError, match="cubes and no bar; try 'pick up"):
-        check_instruction("raise the bar")
+def test_what_can_be_asked_of_a_bar(dual):
+    world, scene = get_world("table"), dual.scene
+    assert world.suggestions("dual_panda") == [LIFT_THE_BAR, HAND_OVER_THE_BAR]
+    assert world.task_of("give the bar to the left hand", "dual_panda") == "hand_over"
+    world.judge("lift_bar", scene, "raise the bar")
+    with pytest.raises(ConfigError, match=r"a bar to lift, do not go together"):
+        world.judge("hand_over", scene, HAND_OVER_THE_BAR)
+    with pytest.raises(InstructionError, match=r"has a bar to lift; try 'lift the bar"):
+        world.task_of("pick up the red cube", "dual_panda")
+    with pytest.raises(InstructionError, match="has cubes; try 'pick up"):
+        world.task_of("raise the bar", "panda")
 
 
 def test_an_instruction_of_the_page_names_the_bar_s_task():
     view = ViewCommand(robot="dual_panda", policy=PolicyOptions(backend="scripted"))
     assert view._task == "lift_bar"
-    view.controls.check = lambda text: check_instruction(text, None, with_bar=Verb.LIFT)
     view.controls.ask("raise the bar")
     assert (view._task, view._policy_instruction) == ("lift_bar", "raise the bar")
 
