@@ -4,7 +4,7 @@ them.
     python benchmarks/scaling.py --json scaling.json       # 1, 2, 4 and 8 processes over gloo,
     random weights python benchmarks/scaling.py --quick                   # one timed inference each
     instead of two, no decoding: some minutes python benchmarks/scaling.py --model
-    # the model of docs/scaling.md, for Nano and Super
+    # the model of benchmarks/NOTES.md, for Nano and Super
 
 Each arrangement runs under torchrun in a network namespace of its own where this user may make one
 (``unshare -n``), so that the loopback's counters count nothing else. The model has random weights
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def run_all(small: bool, quick: bool, out: Path | None) -> None:
-    """Every arrangement in processes of its own; prints the table of docs/scaling.md."""
+    """Every arrangement in processes of its own; prints the table of benchmarks/NOTES.md."""
     from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 
     sizes = (

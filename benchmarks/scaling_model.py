@@ -1,4 +1,4 @@
-"""Cost of parallelism as formulas: exchanges, bytes, memory and time (docs/scaling.md).
+"""Cost of parallelism as formulas: exchanges, bytes, memory and time (benchmarks/NOTES.md).
 
 ``tests/parallel/test_scaling_model.py`` compares every count with
 :class:`~strands_cosmos3.parallel.collectives.Traffic`, and the memory with what a rank keeps. The

@@ -2,7 +2,7 @@
 motion off its latents.
 
 A VAE that is trained for its pictures alone hides motion: see "Latents that show motion" in
-docs/bundled_policy.md.
+recipes/table_policy/NOTES.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ in a core's cache.
 
 A batch of windows does not fit there, so each elementwise step of torch's own versions goes to
 memory and back, forwards and backwards. In bfloat16 (``lower_precision``) a clip of the joint stage
-takes about 0.7 times as long (docs/bundled_policy.md).
+takes about 0.7 times as long (recipes/table_policy/NOTES.md).
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ class PostTraining:
             f"the pictures: {machine()}",
         }
         rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
-        about = f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --checkpoint`.\n\n| | |\n|---|---|\n"
+        about = f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --model`.\n\n| | |\n|---|---|\n"
         what = (
             "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
         )

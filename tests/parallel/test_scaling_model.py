@@ -1,4 +1,4 @@
-"""The formulas of docs/scaling.md against what was counted and what is kept."""
+"""The formulas of benchmarks/NOTES.md against what was counted and what is kept."""
 
 import json
 from itertools import product
