@@ -90,11 +90,11 @@ class ViewCommand(RolloutCommand):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
         robot, console = robot_of(path, get_robot(self._robot)), Console()
         scene = arm_world(self._world).scene(robot, arm=self.arm_model)
-        with self._open_stage(scene) as stage:
-            console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
+        with self._open_page(scene) as page:
+            console.print(f"open [bold]{page.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
                 for n, recorded in enumerate(recorded_episodes(path, scene, self.episode), 1):
-                    play(stage, scene, recorded, lambda: interrupt.requested)
+                    play(page, scene, recorded, lambda: interrupt.requested)
                     if n == self.episodes or interrupt.requested:
                         break
                 while not (self.leave or interrupt.requested):
@@ -173,12 +173,12 @@ class ViewCommand(RolloutCommand):
     def _wants_prediction(self) -> bool:
         return True
 
-    def _open_stage(self, scene: Any) -> Any:
+    def _open_page(self, scene: Any) -> Any:
         """Open the page of a scene."""
         with needed_by("the live page"):
-            from strands_cosmos3.view.stage import Stage
+            from strands_cosmos3.view.page import LivePage
         origins, robot = self.page_origin, scene.robot.name
-        return Stage(
+        return LivePage(
             scene.model,
             self.page_address,
             self.page_port,
@@ -219,15 +219,15 @@ class ViewCommand(RolloutCommand):
         suggestions = world.suggestions(self._robot, language) if policy.reads_instruction else ()
         sentences = [sentence for sentence in suggestions if fits(sentence)]
         with (
-            self._open_stage(robot.scene) as stage,
+            self._open_page(robot.scene) as page,
             LiveView(
-                robot, stage, self._backend, not self.no_cameras, controls, novelty=novelty
+                robot, page, self._backend, not self.no_cameras, controls, novelty=novelty
             ) as live,
         ):
             panel = ControlPanel(
-                stage.server.gui, controls, sentences, self._policy_instruction, self.realtime
+                page.server.gui, controls, sentences, self._policy_instruction, self.realtime
             )
-            console.print(f"open [bold]{stage.url}[/bold] (Ctrl-C ends)")
+            console.print(f"open [bold]{page.url}[/bold] (Ctrl-C ends)")
             outcomes: list[Outcome] = []
 
             def begin(instruction: str) -> None:

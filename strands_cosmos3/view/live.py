@@ -18,7 +18,7 @@ from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.types import JointTrajectory, Rollout
 from strands_cosmos3.view.controls import LiveControls
 from strands_cosmos3.view.limbs import limb_states
-from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.view.page import LivePage, Status
 from strands_cosmos3.worlds.arms import Robot
 
 _POSE_S = 1 / 25
@@ -29,12 +29,12 @@ _TOLERANCE_S = 1.0
 
 
 class LiveView:
-    """Feeds a :class:`Stage` from a robot that runs a policy: pass :meth:`on_tick` and the object
+    """Feeds a :class:`LivePage` from a robot that runs a policy: pass :meth:`on_tick` and the object
     itself as audience.
 
     Args:
         robot: The robot.
-        stage: The page.
+        page: The page.
         source: The policy's source of actions, for the panel.
         cameras: Whether to render the cameras, which takes most of the time.
         controls: What the page's visitors ask for.
@@ -46,16 +46,16 @@ class LiveView:
     def __init__(
         self,
         robot: Robot,
-        stage: Stage,
+        page: LivePage,
         source: str,
         cameras: bool = True,
         controls: LiveControls | None = None,
         stopped: Callable[[], bool] = interrupt_requested,
         novelty: Callable[[], float | None] = lambda: None,
     ):
-        self.robot, self.stage, self.source, self._stopped, self._novelty_now = (
+        self.robot, self.page, self.source, self._stopped, self._novelty_now = (
             robot,
-            stage,
+            page,
             source,
             stopped,
             novelty,
@@ -67,7 +67,7 @@ class LiveView:
     def begin(self, instruction: str) -> None:
         """Start a new episode: nothing of the last one stays on the page."""
         self.instruction, self.inference_ms, self.novelty = instruction, None, None
-        self.stage.clear()
+        self.page.clear()
         self._commanded: dict[str, F64] = {}
         self._trails: dict[str, list[F64]] = {name: [] for name in self.robot.scene.limbs}
         self._video: NDArray[np.uint8] | None = None
@@ -119,7 +119,7 @@ class LiveView:
         self._seen_s = now_s
 
     def _show(self, now_s: float, outcome: str = "", everything: bool = False) -> None:
-        robot, stage = self.robot, self.stage
+        robot, page = self.robot, self.page
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
             for name, limb in robot.scene.limbs.items():
@@ -127,8 +127,8 @@ class LiveView:
                     *self._trails[name][1 - _TRAIL_POINTS :],
                     robot.data.site_xpos[limb.tcp_site].copy(),
                 ]
-            stage.pose(robot.data)
-            stage.path(
+            page.pose(robot.data)
+            page.path(
                 list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()]
             )
         if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
@@ -137,19 +137,19 @@ class LiveView:
                 name: self.policy_renderer.render(robot.data, name)
                 for name in robot.scene.view_names
             }
-            stage.cameras(self._views)
+            page.cameras(self._views)
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
-            stage.status(Status(state, self.instruction, self.source, now_s, *figures))
+            page.status(Status(state, self.instruction, self.source, now_s, *figures))
             predicted = self._predicted(now_s)
-            stage.world(
+            page.world(
                 predicted,
                 observed=observed_picture(self._views, predicted) if self._views else None,
             )
             q_rad, _, gripper = robot.joint_state()
-            stage.limbs(limb_states(robot.scene, q_rad, gripper))
+            page.limbs(limb_states(robot.scene, q_rad, gripper))
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:

@@ -22,7 +22,7 @@ from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.limbs import limb_states
-from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.view.page import LivePage, Status
 
 _NPZ_FPS = 15.0
 _AHEAD_ROWS = 16
@@ -161,19 +161,19 @@ def recorded_episodes(path: Path, scene: Scene, first: int = 0) -> Iterator[Reco
 
 
 def play(
-    stage: Stage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False
+    page: LivePage, scene: Scene, recorded: Recorded, stopped: Callable[[], bool] = lambda: False
 ) -> None:
     """Play back an episode in real time. Resting bodies are hidden, because their poses are not
     recorded.
 
     Args:
-        stage, scene, recorded: The page, its scene and the episode.
+        page, scene, recorded: The page, its scene and the episode.
         stopped: Ends the playback when it returns True.
     """
     data = mujoco.MjData(scene.model)
     for name in scene.bodies:
-        stage.hide(name)
-    stage.world(None, "a recording holds no predicted video")
+        page.hide(name)
+    page.world(None, "a recording holds no predicted video")
     trails: dict[str, list[Any]] = {name: [] for name in scene.limbs}
     pacer = Pacer(0.0)
     for k, (q, opening) in enumerate(zip(recorded.q_rad, recorded.gripper, strict=True)):
@@ -185,11 +185,11 @@ def play(
         mujoco.mj_kinematics(scene.model, data)
         for name, limb in scene.limbs.items():
             trails[name].append(data.site_xpos[limb.tcp_site].copy())
-        stage.pose(data)
+        page.pose(data)
         ahead = [path[k : k + _AHEAD_ROWS] for path in recorded.tcp_commanded_m.values()]
-        stage.path(ahead, [np.array(trail) for trail in trails.values()])
-        stage.limbs(limb_states(scene, q, opening))
-        stage.status(
+        page.path(ahead, [np.array(trail) for trail in trails.values()])
+        page.limbs(limb_states(scene, q, opening))
+        page.status(
             Status(
                 "PLAYBACK",
                 recorded.label,
@@ -201,7 +201,7 @@ def play(
         if recorded.episode is not None:
             views = [key for key in recorded.episode.dataset.spec.cameras if key.startswith(IMAGES)]
             if views:
-                stage.cameras(
+                page.cameras(
                     {
                         key.removeprefix(IMAGES): recorded.episode.frames(key, [k])[0]
                         for key in views

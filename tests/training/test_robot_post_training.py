@@ -159,7 +159,7 @@ def test_answers_for_pictures_alone_do_not_depend_on_the_arms_speed(robot, rests
     """
     with DemoCollector(DemoConfig(robot=robot, ticks=2)) as collector:
         assert collector.record(0, 0) is not None
-        (stage,) = collector._stages.values()
+        (stage,) = collector._scenes.values()
         request = collector.request(stage.robot.observation())
         state = dict(request.privileged or {})
         still, moving = (
@@ -303,7 +303,7 @@ def test_each_window_shows_its_own_picture(post, demos):
 
 def test_answers_lead_to_the_cube_that_the_sentence_names():
     with DemoCollector(UR5E_DEMOS) as collector:
-        robot = collector._stage(False, 0.04).robot
+        robot = collector._scene(False, 0.04).robot
         robot.reset(4)
         request = collector.request(robot.observation())
         assert request.q_rad is not None

@@ -24,7 +24,7 @@ from strands_cosmos3.view.controls import (
 )
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.live import LiveView
-from strands_cosmos3.view.stage import Stage, Status
+from strands_cosmos3.view.page import LivePage, Status
 from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
 
@@ -93,9 +93,9 @@ def test_speeds_and_latencies_beyond_those_of_the_page_are_ignored():
 
 def test_the_panel_shows_refusals_and_the_tally_as_text():
     robot, controls = Robot(), LiveControls()
-    with Stage(robot.scene.model, port=0) as stage:
+    with LivePage(robot.scene.model, port=0) as page:
         panel = ControlPanel(
-            stage.server.gui, controls, get_world("table").suggestions(), "<b>go</b>"
+            page.server.gui, controls, get_world("table").suggestions(), "<b>go</b>"
         )
         assert "no episode has ended" in panel._tally.content
         controls.check = PICKS.understand
@@ -131,7 +131,7 @@ def test_counters_have_tooltips():
 def test_a_new_episode_starts_with_nothing_of_the_last(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     robot = Robot()
-    with Stage(robot.scene.model, port=0) as stage, LiveView(robot, stage, "scripted") as live:
+    with LivePage(robot.scene.model, port=0) as page, LiveView(robot, page, "scripted") as live:
         arguments = {
             "policy_config": {"backend": "scripted"},
             "instruction": "reach the red cube",
@@ -140,16 +140,16 @@ def test_a_new_episode_starts_with_nothing_of_the_last(monkeypatch):
         robot.run_policy(**arguments, on_tick=live.on_tick, audience=live)
         live.show_prediction(np.full((3, 270, 320, 3), 9, np.uint8), 0.0)
         live._show(float(robot.data.time), everything=True)
-        assert set(stage._lines) == {"commanded", "achieved"}
-        pair = stage._prediction.image
+        assert set(page._lines) == {"commanded", "achieved"}
+        pair = page._prediction.image
         assert pair.shape == (270, 644, 3)  # real and predicted, of one size
         views = [live._views[name] for name in robot.scene.view_names]
         np.testing.assert_array_equal(pair[:, :320], composite(views))
         assert (pair[:, 324:] == 9).all()
         live.begin("reach the blue cube")
-        assert not stage._lines
-        assert not stage._prediction.visible
-        assert np.ptp(stage._camera_image.image) == 0
+        assert not page._lines
+        assert not page._prediction.visible
+        assert np.ptp(page._camera_image.image) == 0
 
 
 class Watched(LiveControls):

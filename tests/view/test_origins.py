@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from strands_cosmos3.errors import ConfigError, RenderError
 from strands_cosmos3.view.origins import only_own_pages, refused, require_origins
-from strands_cosmos3.view.stage import Stage
+from strands_cosmos3.view.page import LivePage
 from strands_cosmos3.worlds.arms import Robot
 
 OWN, OTHER = "127.0.0.1:8080", "https://robots.example"
@@ -55,9 +55,9 @@ def test_what_is_no_origin(origin):
 
 
 def test_a_page_answers_its_own_pages_only():
-    with Stage(Robot().scene.model, port=0, origins=[OTHER]) as stage:
-        address = stage.url.replace("http", "ws")
-        for origin in (None, stage.url, OTHER):
+    with LivePage(Robot().scene.model, port=0, origins=[OTHER]) as page:
+        address = page.url.replace("http", "ws")
+        for origin in (None, page.url, OTHER):
             connect(address, origin=origin).close()
         for origin in ("https://evil.example", "null"):
             with pytest.raises(InvalidStatus, match="403") as caught:
@@ -67,7 +67,7 @@ def test_a_page_answers_its_own_pages_only():
             connect(address, additional_headers={"Host": "evil.example"})  # beside the right one
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(
-                urllib.request.Request(stage.url, headers={"Host": "evil.example"})
+                urllib.request.Request(page.url, headers={"Host": "evil.example"})
             )
 
 

@@ -22,8 +22,8 @@ from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.types import Rollout
 from strands_cosmos3.view.limbs import limb_states, limbs_html
 from strands_cosmos3.view.live import LiveView
+from strands_cosmos3.view.page import LivePage
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
-from strands_cosmos3.view.stage import Stage
 from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.grammar import TEMPLATES, Verb
@@ -56,8 +56,8 @@ def tips(robot: Robot) -> np.ndarray:
     return np.array([robot.data.site_xpos[limb.tcp_site] for limb in robot.scene.limbs.values()])
 
 
-def watched(robot: Robot, stage: Stage, cameras: bool, run: dict) -> Rollout:
-    with LiveView(robot, stage, "scripted", cameras) as live:
+def watched(robot: Robot, page: LivePage, cameras: bool, run: dict) -> Rollout:
+    with LiveView(robot, page, "scripted", cameras) as live:
         live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
         rollout = robot.run_policy(**run, on_tick=live.on_tick, audience=live)
         live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
@@ -69,9 +69,9 @@ def watched(robot: Robot, stage: Stage, cameras: bool, run: dict) -> Rollout:
 def test_a_rollout_shows_every_limb_by_name(name, run, views, request, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
-    with Stage(robot.scene.model, port=0, robot=name) as stage:
-        watched(robot, stage, True, run)
-        shown, ends = stage._limbs.content, stage._lines["achieved"].points[:, 1]
+    with LivePage(robot.scene.model, port=0, robot=name) as page:
+        watched(robot, page, True, run)
+        shown, ends = page._limbs.content, page._lines["achieved"].points[:, 1]
         for limb in robot.scene.robot.limbs:
             assert f">{limb.name}</div>" in shown
         for joint, q in zip(robot.scene.robot.joints, robot.joint_state()[0], strict=True):
@@ -81,12 +81,12 @@ def test_a_rollout_shows_every_limb_by_name(name, run, views, request, monkeypat
         assert len(re.findall(r'title="gripper"', shown)) == len(robot.scene.limbs)
         for tip in tips(robot):  # a trail of each limb leads to its tool
             assert np.linalg.norm(ends - tip, axis=1).min() < 1e-6
-            commanded = stage._lines["commanded"].points.reshape(-1, 3)
+            commanded = page._lines["commanded"].points.reshape(-1, 3)
             assert np.linalg.norm(commanded - tip, axis=1).min() < 0.03
-        pair = stage._prediction.image  # what is observed now, beside the prediction
+        pair = page._prediction.image  # what is observed now, beside the prediction
         assert pair.shape == (180, 644, 3)
         assert np.ptp(pair[:, :320]) > 100
-        height = stage._camera_image.image.shape[0]
+        height = page._camera_image.image.shape[0]
         assert height == (180 if views == 1 else 270)
 
 
@@ -115,9 +115,9 @@ def test_its_recordings_are_played(
     robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
     rollout = robot.run_policy(**run)
     rollout.save_npz(str(tmp_path / "a.npz"))
-    with Stage(robot.scene.model, port=0) as stage:
+    with LivePage(robot.scene.model, port=0) as page:
         (recorded,) = recorded_episodes(tmp_path / "a.npz", robot.scene)
-        play(stage, robot.scene, recorded)
+        play(page, robot.scene, recorded)
         for limb_name, limb in robot.scene.limbs.items():
             T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
             tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
@@ -128,12 +128,12 @@ def test_its_recordings_are_played(
         scene, data = robot.scene, mujoco.MjData(robot.scene.model)
         data.qpos[scene.arm_qpos] = recorded.q_rad[-1]
         mujoco.mj_kinematics(scene.model, data)
-        ends = stage._lines["achieved"].points[:, 1]
+        ends = page._lines["achieved"].points[:, 1]
         for limb in scene.limbs.values():
             assert np.linalg.norm(ends - data.site_xpos[limb.tcp_site], axis=1).min() < 1e-6
         hidden = [body.id for body in scene.bodies.values()]
-        assert not any(stage._bodies[body].visible for body in hidden)
-        assert "gripper" in stage._limbs.content
+        assert not any(page._bodies[body].visible for body in hidden)
+        assert "gripper" in page._limbs.content
     short = ["--page-port", "0", "--leave"]
     assert main(["view", "--play", str(tmp_path / "a.npz"), "--robot", name, *short]) == 0
     assert main(["view", "--play", str(tmp_path / "a.npz"), *short]) == 2  # of a Panda's
@@ -144,10 +144,10 @@ def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest
     scene = dual.scene
     home = np.repeat(scene.robot.home_rad[None], 2, axis=0)
     recorded = Recorded(home, np.array([[0.0, 1.0]] * 2), {}, 15.0, "left closed, right open")
-    with Stage(scene.model, port=0) as stage:
-        play(stage, scene, recorded)
+    with LivePage(scene.model, port=0) as page:
+        play(page, scene, recorded)
         for (name, limb), gap_m in zip(scene.limbs.items(), (0.0, 0.08), strict=True):
-            first, second = (stage._bodies[body].position for body in limb.finger_bodies)
+            first, second = (page._bodies[body].position for body in limb.finger_bodies)
             assert np.linalg.norm(np.subtract(first, second)) == pytest.approx(gap_m, abs=1e-9), (
                 name
             )

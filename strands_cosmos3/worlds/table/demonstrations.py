@@ -43,7 +43,7 @@ from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.grammar import Verb
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
-from strands_cosmos3.worlds.table.randomized_scene import RandomStage
+from strands_cosmos3.worlds.table.randomized_scene import RandomizedScene
 from strands_cosmos3.worlds.table.scene import SEPARATION_M, nominal
 
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
@@ -229,7 +229,7 @@ class DemoCollector:
 
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
-        self._stages: dict[tuple[bool, float], RandomStage] = {}
+        self._scenes: dict[tuple[bool, float], RandomizedScene] = {}
         robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
         self.composite = None
         if embodiment.rig is not None:
@@ -263,12 +263,12 @@ class DemoCollector:
         rng, config = np.random.default_rng([seed, episode]), self.config
         crowded = bool(rng.random() < config.distractors)
         edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
-        stage = self._stage(crowded, edge_m)
-        stage.randomize(rng, config.visual_randomization)
-        layout = stage.robot.scene.sample_layout(
+        scene = self._scene(crowded, edge_m)
+        scene.randomize(rng, config.visual_randomization)
+        layout = scene.robot.scene.sample_layout(
             rng, CLOSE_M if rng.random() < config.close else SEPARATION_M
         )
-        stage.robot.reset(q_rad=self._start(rng, layout), layout=layout)
+        scene.robot.reset(q_rad=self._start(rng, layout), layout=layout)
         self.expert.rng, self.expert.share = rng, config.perturbed
         self.expert.goal = int(rng.choice(config.goals))
         self.expert.wandering = bool(rng.random() < config.wandering)
@@ -276,20 +276,20 @@ class DemoCollector:
             rng.random() >= config.turning
         )
         self._policy.reset(0)
-        recorder = EpisodeRecorder(self, stage, rng)
+        recorder = EpisodeRecorder(self, scene, rng)
         try:
-            self._play(stage.robot, recorder)
+            self._play(scene.robot, recorder)
         except (ControlError, InputError):  # the start is at the edge of the workspace
             if len(recorder.frames) < 2:
                 return None
         return recorder.record()
 
-    def _stage(self, crowded: bool, edge_m: float) -> RandomStage:
-        if (crowded, edge_m) not in self._stages:
-            self._stages[crowded, edge_m] = RandomStage.make(
+    def _scene(self, crowded: bool, edge_m: float) -> RandomizedScene:
+        if (crowded, edge_m) not in self._scenes:
+            self._scenes[crowded, edge_m] = RandomizedScene.make(
                 self.config.nominal, edge_m, crowded, self.config.robot
             )
-        return self._stages[crowded, edge_m]
+        return self._scenes[crowded, edge_m]
 
     def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
         """Run until the time is over or the recorder ends the episode; every tick is one row
@@ -385,9 +385,9 @@ class DemoCollector:
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
-        for stage in self._stages.values():
-            stage.renderer.close()
-        self._stages.clear()
+        for scene in self._scenes.values():
+            scene.renderer.close()
+        self._scenes.clear()
         self._policy.close()
 
     def __enter__(self) -> DemoCollector:
@@ -402,8 +402,8 @@ class EpisodeRecorder:
     chunk.
     """
 
-    def __init__(self, collector: DemoCollector, stage: RandomStage, rng: np.random.Generator):
-        self._collector, self._stage, self._rng = collector, stage, rng
+    def __init__(self, collector: DemoCollector, scene: RandomizedScene, rng: np.random.Generator):
+        self._collector, self._scene, self._rng = collector, scene, rng
         self.frames: list[NDArray[np.uint8]] = []
         self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
         # gripper command and perturbation of the row before each tick
@@ -436,7 +436,7 @@ class EpisodeRecorder:
 
     def _picture(self, robot: Robot, data: Any = None) -> NDArray[np.uint8]:
         views = [
-            self._stage.renderer.render(data or robot.data, name) for name in robot.scene.view_names
+            self._scene.renderer.render(data or robot.data, name) for name in robot.scene.view_names
         ]
         composite = self._collector.composite
         return views[0] if composite is None else composite.padded(views)
@@ -459,8 +459,8 @@ class EpisodeRecorder:
         longest = collector.config.prefix_rows
         length = rng.integers(min(longest, 1), longest, endpoint=True, size=len(goals))
         own = self._answers(request, length)
-        with self._stage.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
-            moved = self._stage.other_layout(
+        with self._scene.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
+            moved = self._scene.other_layout(
                 rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M
             )
             look = self._picture(robot, moved)

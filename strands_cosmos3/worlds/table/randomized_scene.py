@@ -55,7 +55,7 @@ _ARRAYS = (
 
 
 @dataclass
-class RandomStage:
+class RandomizedScene:
     """A robot, its renderer and the nominal values of what is randomized."""
 
     robot: Robot
@@ -66,7 +66,7 @@ class RandomStage:
     @classmethod
     def make(
         cls, appearance: Appearance, edge_m: float, crowded: bool, robot: str = "panda"
-    ) -> RandomStage:
+    ) -> RandomizedScene:
         """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is
         crowded.
         """

@@ -41,7 +41,7 @@ from strands_cosmos3.worlds.table.phrases import (
     plain,
     sentence,
 )
-from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomStage
+from strands_cosmos3.worlds.table.randomized_scene import WRIST_JITTER_M, RandomizedScene
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_so_in_most_episo
 def _require_labels_that_take_a_cube_askew(turning):
     with DemoCollector(DemoConfig(ticks=2, turning=turning)) as collector:
         assert collector.record(0, 0) is not None
-        (stage,) = collector._stages.values()
+        (stage,) = collector._scenes.values()
         request, expert, goal = (
             collector.request(stage.robot.observation()),
             collector.expert,
@@ -226,7 +226,7 @@ def test_labels_of_other_looks_are_for_the_cubes_that_they_show(monkeypatch):
     """Reaching for a cube ends closer to where it is in that picture; only the cube at the hand
     stays.
     """
-    shown, original = [], RandomStage.other_layout
+    shown, original = [], RandomizedScene.other_layout
 
     def other_layout(stage, *args):
         moved = original(stage, *args)
@@ -238,7 +238,7 @@ def test_labels_of_other_looks_are_for_the_cubes_that_they_show(monkeypatch):
         )
         return moved
 
-    monkeypatch.setattr(RandomStage, "other_layout", other_layout)
+    monkeypatch.setattr(RandomizedScene, "other_layout", other_layout)
     with DemoCollector(DemoConfig(ticks=12, wandering=0.0, close=0.0)) as collector:
         record = collector.record(3, 1)
     distances = []
@@ -290,7 +290,7 @@ def test_pictures_are_taken_from_where_the_cameras_are(monkeypatch):
 
 @pytest.mark.parametrize("height_m", [0.05, 0.3])
 def test_other_layouts_leave_what_is_at_the_hand(height_m):
-    stage = RandomStage.make(Appearance("parquet", "near"), 0.04, crowded=True)
+    stage = RandomizedScene.make(Appearance("parquet", "near"), 0.04, crowded=True)
     scene, data = stage.robot.scene, stage.robot.data
     hand = np.array([0.5, 0.0, height_m])
     stage.robot.reset(layout=scene.sample_layout(np.random.default_rng(100), 0.12))

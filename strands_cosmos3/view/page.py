@@ -128,7 +128,7 @@ def require_loopback(address: str, expose: bool) -> None:
         )
 
 
-class Stage:
+class LivePage:
     """A page that shows one robot's scene.
 
     Args:
@@ -328,7 +328,7 @@ class Stage:
             with redirect_stdout(io.StringIO()):
                 self.server.stop()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> LivePage:
         return self
 
     def __exit__(self, *_: object) -> None:

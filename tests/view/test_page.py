@@ -27,8 +27,8 @@ from strands_cosmos3.types import JointTrajectory
 from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.live import LiveView
+from strands_cosmos3.view.page import _STATE_RGB, LivePage, Status
 from strands_cosmos3.view.playback import play, recorded_episodes
-from strands_cosmos3.view.stage import _STATE_RGB, Stage, Status
 from strands_cosmos3.worlds.arms import Robot
 
 
@@ -38,9 +38,9 @@ def robot() -> Robot:
 
 
 @pytest.fixture
-def stage(robot: Robot) -> Iterator[Stage]:
-    with Stage(robot.scene.model, port=0) as stage:
-        yield stage
+def page(robot: Robot) -> Iterator[LivePage]:
+    with LivePage(robot.scene.model, port=0) as page:
+        yield page
 
 
 def free(port: int) -> bool:
@@ -93,74 +93,76 @@ def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
 
 def test_it_serves_loopback_and_leaves_nothing(robot: Robot):
     before = set(threading.enumerate())
-    with Stage(robot.scene.model, port=0) as stage:
-        port = int(stage.url.rsplit(":", 1)[1])
-        with urllib.request.urlopen(stage.url, timeout=30) as answer:
+    with LivePage(robot.scene.model, port=0) as page:
+        port = int(page.url.rsplit(":", 1)[1])
+        with urllib.request.urlopen(page.url, timeout=30) as answer:
             assert answer.status == 200
             assert b"<html" in answer.read().lower()
-        assert stage.server.get_host() == "127.0.0.1"
+        assert page.server.get_host() == "127.0.0.1"
         with pytest.raises(ConfigError, match="page-port"):
-            Stage(robot.scene.model, port=port)
+            LivePage(robot.scene.model, port=port)
     assert free(port)
     deadline = time.monotonic() + 10
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
-    stage.close()
+    page.close()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::", "::1", "example.org", ""])
 def test_other_interfaces_must_be_asked_for(robot: Robot, address: str):
     with pytest.raises(ConfigError, match=r"--expose"):
-        Stage(robot.scene.model, address, port=0)
+        LivePage(robot.scene.model, address, port=0)
     assert main(["view", "--page-address", address or "x", "--episodes", "1"]) == 2
 
 
-def test_bodies_and_paths_follow(robot: Robot, stage: Stage):
+def test_bodies_and_paths_follow(robot: Robot, page: LivePage):
     robot.reset(1)
-    stage.pose(robot.data)
-    hand, cube = (stage._bodies[robot.scene.model.body(name).id] for name in ("hand", "cube_red"))
+    page.pose(robot.data)
+    hand, cube = (page._bodies[robot.scene.model.body(name).id] for name in ("hand", "cube_red"))
     np.testing.assert_allclose(hand.position, robot.data.body("hand").xpos)
     np.testing.assert_allclose(np.abs(hand.wxyz @ robot.data.body("hand").xquat), 1.0)
     before = np.array(cube.position)
     robot.reset(2)
-    stage.pose(robot.data)
+    page.pose(robot.data)
     assert np.linalg.norm(cube.position - before) > 0.01
     line = np.array([[0.3, 0, 0.3], [0.4, 0, 0.3], [0.4, 0.1, 0.3]])
-    stage.path([line], [line[:2]])
-    assert stage._lines["commanded"].points.shape == (2, 2, 3)
-    stage.path([], [line])
-    assert set(stage._lines) == {"achieved"}
+    page.path([line], [line[:2]])
+    assert page._lines["commanded"].points.shape == (2, 2, 3)
+    page.path([], [line])
+    assert set(page._lines) == {"achieved"}
 
 
-def test_the_panel_says_what_is(stage: Stage):
+def test_the_panel_says_what_is(page: LivePage):
     status = Status("HOLD", "pick <b>up</b>", "native", 1.234, "", 12.5, {"deadline_misses": 3})
-    stage.status(status)
-    text = stage._status.content
+    page.status(status)
+    text = page._status.content
     assert "HOLD" in text
     assert "pick &lt;b&gt;up&lt;/b&gt;" in text  # the instruction is text, not markup
     assert "1.23 s" in text
     assert "12.5 ms" in text
     assert "deadline misses" in text
-    assert stage._world_note.content == "this backend predicts no video"
-    stage.world(np.zeros((4, 6, 3), np.uint8))
-    assert "predicted by the model" in stage._world_note.content
-    stage.world(None)
-    assert stage._world_note.content == "this backend predicts no video"
-    assert not stage._prediction.visible
+    assert page._world_note.content == "this backend predicts no video"
+    page.world(np.zeros((4, 6, 3), np.uint8))
+    assert "predicted by the model" in page._world_note.content
+    page.world(None)
+    assert page._world_note.content == "this backend predicts no video"
+    assert not page._prediction.visible
 
 
-def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch):
+def test_a_rollout_is_shown_as_it_runs(
+    robot: Robot, page: LivePage, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     states: list[str] = []
     hands: list[Any] = []
-    with LiveView(robot, stage, "scripted", cameras=False) as live:
+    with LiveView(robot, page, "scripted", cameras=False) as live:
         live.begin("reach the red cube")
 
         def on_tick(robot: Robot) -> None:
             live.on_tick(robot)
-            states.append(stage._status.content)
-            hands.append(np.array(stage._bodies[robot.scene.only.frame_body].position))
+            states.append(page._status.content)
+            hands.append(np.array(page._bodies[robot.scene.only.frame_body].position))
 
         rollout = robot.run_policy(
             policy_config={"backend": "scripted"},
@@ -175,22 +177,22 @@ def test_a_rollout_is_shown_as_it_runs(robot: Robot, stage: Stage, monkeypatch: 
     assert "RUNNING" in states[-1]
     assert len(set(states)) > 5  # the clock goes
     assert np.linalg.norm(hands[-1] - hands[0]) > 0.02
-    commanded, trail = stage._lines["commanded"].points, stage._lines["achieved"].points
+    commanded, trail = page._lines["commanded"].points, page._lines["achieved"].points
     assert len(trail) > 10
     off = np.linalg.norm(commanded[:, None, 0] - trail[None, -1, 1], axis=2).min()
     assert off < 0.03  # the arm is on the path that it is given
-    assert "completed" in stage._status.content
+    assert "completed" in page._status.content
 
 
 def test_a_second_episode_keeps_its_first_chunk(
-    robot: Robot, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    robot: Robot, page: LivePage, monkeypatch: pytest.MonkeyPatch
 ):
     """Its clock goes back when its chunk is there already: the path is the new one, and the
     trail begins anew.
     """
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     pathless: list[bool] = []
-    with LiveView(robot, stage, "scripted", cameras=False) as live:
+    with LiveView(robot, page, "scripted", cameras=False) as live:
 
         def on_tick(robot: Robot) -> None:
             live.on_tick(robot)
@@ -210,12 +212,12 @@ def test_a_second_episode_keeps_its_first_chunk(
 
 def test_ipv6_is_refused_by_name(robot: Robot):
     with pytest.raises(ConfigError, match=r"::1 is an IPv6 address.*127\.0\.0\.1"):
-        Stage(robot.scene.model, "::1", port=0)
+        LivePage(robot.scene.model, "::1", port=0)
 
 
-def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
+def test_the_prediction_runs_with_the_clock(robot: Robot, page: LivePage):
     robot.reset(0)
-    with LiveView(robot, stage, "native", cameras=False) as live:
+    with LiveView(robot, page, "native", cameras=False) as live:
         video = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
         live.show_prediction(video, 0.0)
         assert live._predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
@@ -227,15 +229,15 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, stage: Stage):
         assert live.inference_ms == 3.0
 
 
-def test_the_novelty_of_the_latest_chunk_is_shown_with_its_limit(robot: Robot, stage: Stage):
+def test_the_novelty_of_the_latest_chunk_is_shown_with_its_limit(robot: Robot, page: LivePage):
     robot.reset(0)
     found = iter([0.4, 1.25, None])
-    with LiveView(robot, stage, "native", cameras=False, novelty=lambda: next(found)) as live:
+    with LiveView(robot, page, "native", cameras=False, novelty=lambda: next(found)) as live:
         shown = []
         for _ in range(3):
             live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
             live._show(0.0, everything=True)
-            shown.append(stage._status.content)
+            shown.append(page._status.content)
         live.begin("again")
         assert live.novelty is None  # nothing of the last episode
     usual, unusual, unknown = shown
@@ -267,7 +269,7 @@ def test_the_command_runs_and_ends(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_recorded_episode_is_played(
-    robot: Robot, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    robot: Robot, page: LivePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with DatasetWriter(tmp_path / "set", rollout_spec()) as writer:
         rollout = robot.run_policy(
@@ -279,17 +281,17 @@ def test_a_recorded_episode_is_played(
     rollout.save_npz(str(tmp_path / "a.npz"))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     shown: list[Any] = []
-    monkeypatch.setattr(stage, "cameras", lambda views: shown.append(set(views)))
+    monkeypatch.setattr(page, "cameras", lambda views: shown.append(set(views)))
     tcp = rollout.arrays["T_base_hand_commanded"] @ T_hand_tcp
     for path in (tmp_path / "set", tmp_path / "a.npz"):
         (recorded,) = recorded_episodes(path, robot.scene)
-        play(stage, robot.scene, recorded)
-        assert stage._lines["achieved"].points.shape[0] == len(recorded.q_rad) - 1
+        play(page, robot.scene, recorded)
+        assert page._lines["achieved"].points.shape[0] == len(recorded.q_rad) - 1
         off = np.linalg.norm(recorded.tcp_commanded_m["arm"][3] - tcp[:, :3, 3], axis=1).min()
         assert off < 1e-4
-        assert "PLAYBACK" in stage._status.content
-        assert "recording" in stage._world_note.content
-        assert not stage._bodies[robot.scene.bodies["cube_red"].id].visible
+        assert "PLAYBACK" in page._status.content
+        assert "recording" in page._world_note.content
+        assert not page._bodies[robot.scene.bodies["cube_red"].id].visible
     assert len(shown) >= 7
     assert shown[0] == {"wrist", "exterior_1", "exterior_2"}
     short = ["--page-port", "0", "--leave"]
