@@ -23,7 +23,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
     from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
     from strands_cosmos3.parallel.config import ParallelConfig
-    from strands_cosmos3.policy import Cosmos3Policy, Policy, create_policy, register
+    from strands_cosmos3.policy import (
+        Cosmos3Policy,
+        Policy,
+        PolicyOptions,
+        create_policy,
+        register,
+    )
     from strands_cosmos3.worlds.arms import Robot
 
 __version__ = "0.1.0"
@@ -35,6 +41,7 @@ __all__ = [
     "MinkIKBridge",
     "ParallelConfig",
     "Policy",
+    "PolicyOptions",
     "Robot",
     "__version__",
     "create_policy",
@@ -53,6 +60,7 @@ __all__ = [
 _MODULES = {
     "Cosmos3Policy": "policy",
     "Policy": "policy",
+    "PolicyOptions": "policy",
     "create_policy": "policy",
     "register": "policy",
     "Robot": "worlds.arms",

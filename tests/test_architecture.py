@@ -282,7 +282,7 @@ PROBES = {
     "evaluation/perturbed_policy.py": "PerturbedPolicy, the one place that adapts a policy of "
     "another make",
     "evaluation/report.py": "a checkpoint.json is anything at all",
-    "policy/host.py": "strands-robots' module, of whatever version",
+    "policy/providers.py": "strands-robots' module, of whatever version",
     "sim/render.py": "PyOpenGL fails with an AttributeError where a library is missing",
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.evaluation.perturbations import Perturbation
 from strands_cosmos3.policy import Policy
-from strands_cosmos3.policy.contract import Step
+from strands_cosmos3.policy.policy import Step
 
 
 def load_policy(name: str) -> Any:

@@ -2,9 +2,9 @@
 strands-robots.
 """
 
-from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
-from strands_cosmos3.policy.create import create_policy
-from strands_cosmos3.policy.host import register
+from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.policy.policy import Policy, Step
+from strands_cosmos3.policy.providers import create_policy, register
 
-__all__ = ["Cosmos3Policy", "Policy", "Step", "create_policy", "register"]
+__all__ = ["Cosmos3Policy", "Policy", "PolicyOptions", "Step", "create_policy", "register"]

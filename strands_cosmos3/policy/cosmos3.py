@@ -31,8 +31,8 @@ from strands_cosmos3.observe.mapping import (
 from strands_cosmos3.options import MODEL_BACKENDS
 from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm
-from strands_cosmos3.policy.contract import Policy, Step
 from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.policy.policy import Policy, Step
 from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 

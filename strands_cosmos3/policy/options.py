@@ -66,6 +66,8 @@ class ArmOptions:
 
     def __post_init__(self) -> None:
         typed_fields(self)
+        if isinstance(self.cameras, str):
+            raise InputError(f"cameras must be a list of names, got {self.cameras!r}.")
         model = self.arm_model  # compared by name, because importing MuJoCo takes time
         if not (isinstance(model, str | Path | None) or type(model).__name__ == "MjModel"):
             raise InputError(f"arm_model must be a path, a name or an MjModel, got {model!r:.80}.")

@@ -42,7 +42,7 @@ def test_a_strands_robots_without_a_registry_is_too_old(monkeypatch):
     old = types.ModuleType("strands_robots.policies")
     monkeypatch.setitem(sys.modules, "strands_robots", types.ModuleType("strands_robots"))
     monkeypatch.setitem(sys.modules, "strands_robots.policies", old)
-    monkeypatch.setattr("strands_cosmos3.policy.host.metadata.version", lambda name: "0.3.8")
+    monkeypatch.setattr("strands_cosmos3.policy.providers.metadata.version", lambda name: "0.3.8")
     with pytest.raises(
         MissingDependencyError, match=r"0\.3\.8 .*too old: pip install 'strands-robots>=0\.5\.3'"
     ):

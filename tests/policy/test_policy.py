@@ -16,8 +16,8 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, create_policy
-from strands_cosmos3.policy.host import HostedCosmos3Policy
 from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.policy.providers import HostedCosmos3Policy
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
