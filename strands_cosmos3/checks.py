@@ -52,9 +52,9 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
         and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
     )
     if not fits or array.size == 0:
-        wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+        required = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise ShapeError(
-            f"{name} must have shape {wanted} and not be empty, got {list(array.shape)}."
+            f"{name} must have shape {required} and not be empty, got {list(array.shape)}."
         )
     if not np.isfinite(array).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
@@ -82,12 +82,12 @@ def image_array(
         n in (None, have) for n, have in zip(shape, array.shape, strict=True)
     )
     if array.dtype != np.uint8 or not fits or array.size == 0:
-        wanted = ", ".join(
+        required = ", ".join(
             letter if n is None else str(n)
             for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True)
         )
         got = f"{array.dtype} {list(array.shape)}"
-        raise ShapeError(f"{name} must be uint8 of shape [{wanted}] and not be empty, got {got}.")
+        raise ShapeError(f"{name} must be uint8 of shape [{required}] and not be empty, got {got}.")
     if max(array.shape[-3:-1]) > MAX_IMAGE_SIDE:
         got = f"{array.shape[-3]} x {array.shape[-2]}"
         raise ShapeError(
@@ -352,7 +352,7 @@ def _accepted(kind: Any) -> Any:
     if origin is np.ndarray or not (origin is None or isinstance(origin, type)):
         return Any
     if origin not in (None, Callable):
-        elements = tuple(one if one is ... else _accepted(one) for one in arguments)
+        elements = tuple(element if element is ... else _accepted(element) for element in arguments)
         return types.GenericAlias(origin, elements)
     return {int: _Whole, float: _Real, bool: bool | np.bool_}.get(kind, kind)
 
@@ -362,13 +362,13 @@ def _annotations(owner: Any) -> dict[str, Any]:
     """Annotations of a function or dataclass, without those that only a type checker can
     resolve.
     """
-    found: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for part in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
         names = vars(inspect.getmodule(part))
         for name, text in getattr(part, "__annotations__", {}).items():
             try:
                 # this package's own source
-                found[name] = eval(text, names) if isinstance(text, str) else text
+                annotations[name] = eval(text, names) if isinstance(text, str) else text
             except NameError:
                 continue
-    return found
+    return annotations

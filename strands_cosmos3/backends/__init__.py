@@ -62,9 +62,9 @@ def make_backend(
             f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of "
             "your own."
         )
-    made = None if isinstance(backend, str) else adapted(backend)
+    adapted_backend = None if isinstance(backend, str) else adapted(backend)
     name = backend if isinstance(backend, str) else type(backend).__name__
-    if made is None and name not in BACKENDS:
+    if adapted_backend is None and name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
     require_heeded(name, options)
     if model is not None and name in _WITHOUT_MODEL:
@@ -73,7 +73,9 @@ def make_backend(
             "them out: a model alone is "
             "run by 'native'."
         )
-    return _by_name(name, model, options, action_space) if made is None else made
+    return (
+        _by_name(name, model, options, action_space) if adapted_backend is None else adapted_backend
+    )
 
 
 def _by_name(

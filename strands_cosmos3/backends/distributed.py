@@ -81,13 +81,13 @@ def replicas(
             pool.submit(DistributedBackend, model, options, action_space, timeouts, (number, count))
             for number in range(count)
         ]
-    for one in starting:
-        if (error := one.exception()) is not None:
+    for future in starting:
+        if (error := future.exception()) is not None:
             for other in starting:
                 if other.exception() is None:
                     other.result().close()
             raise error
-    return [one.result() for one in starting]
+    return [future.result() for future in starting]
 
 
 def _check_gpus(kind: str, parallel: ParallelConfig) -> None:

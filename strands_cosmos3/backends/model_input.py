@@ -143,13 +143,13 @@ class ModelInput:
             self._checkpoint, self._stats, request.embodiment, request.action_space
         )
 
-    def sampling(self, request: Request, own: bool = False) -> Sampling:
+    def sampling(self, request: Request, recorded: bool = False) -> Sampling:
         """Return how to sample for a request; ``own``: as the checkpoint records, whatever the
         options.
         """
-        given = Sampling() if own else self._sampling
+        options = Sampling() if recorded else self._sampling
         return self._checkpoint.resolve_sampling(
-            request.embodiment, request.action_space.name, given, request.mode
+            request.embodiment, request.action_space.name, options, request.mode
         )
 
     def _processor(self, request: Request) -> Cosmos3PolicyProcessor:
@@ -199,10 +199,10 @@ def require_contract(checkpoint: Checkpoint, request: Request, options: Sampling
     or not the request's.
     """
     sampled = None not in (options.num_steps, options.guidance_scale, options.flow_shift)
-    given = {
+    values = {
         "prompt_format": options.prompt_format,
         "resolution_tier": options.image_size,
         "sampling": sampled or None,
     }
-    stated = [name for name, value in given.items() if value is not None]
-    require_acting(checkpoint, request.embodiment, request.action_space, stated)
+    names = [name for name, value in values.items() if value is not None]
+    require_acting(checkpoint, request.embodiment, request.action_space, names)

@@ -101,17 +101,18 @@ class EngineBackend(Backend):
         Where the checkpoint predicts futures from actions, a second pass does: the same rows come
         with and without a video.
         """
-        shown = [
+        filmed = [
             i
-            for i, one in enumerate(requests)
-            if self._futures_apart and one.mode is Mode.POLICY and one.decode_frames != 0
+            for i, request in enumerate(requests)
+            if self._futures_apart and request.mode is Mode.POLICY and request.decode_frames != 0
         ]
-        asked = [
-            replace(one, decode_frames=0) if i in shown else one for i, one in enumerate(requests)
+        plain = [
+            replace(request, decode_frames=0) if i in filmed else request
+            for i, request in enumerate(requests)
         ]
-        chunks = [self._chunk(*answer) for answer in zip(asked, *self._results(asked), strict=True)]
-        futures = [_future(requests[i], chunks[i]) for i in shown]
-        for i, result in zip(shown, self._results(futures, own_sampling=True)[1], strict=True):
+        chunks = [self._chunk(*answer) for answer in zip(plain, *self._results(plain), strict=True)]
+        futures = [_future(requests[i], chunks[i]) for i in filmed]
+        for i, result in zip(filmed, self._results(futures, own_sampling=True)[1], strict=True):
             first, second = chunks[i].timing, _milliseconds(result)
             took = {
                 part: first.get(part, 0.0) + second.get(part, 0.0) for part in {**first, **second}

@@ -125,8 +125,8 @@ class LimbRecording:
         instance_of(self.by_limb, Mapping, "by_limb")
         get_embodiment(self.embodiment)
         times = {
-            (len(instance_of(one, Recording, f"recording of {name!r}").t_s), one.fps)
-            for name, one in self.by_limb.items()
+            (len(instance_of(motion, Recording, f"recording of {name!r}").t_s), motion.fps)
+            for name, motion in self.by_limb.items()
         }
         if len(times) != 1:
             raise InputError(
@@ -150,9 +150,9 @@ class LimbRecording:
         embodiment = get_embodiment(self.embodiment)
         return next(
             (
-                one.tool_frame
-                for one in embodiment.limbs
-                if one.name == limb and len(self.by_limb) > 1
+                columns.tool_frame
+                for columns in embodiment.limbs
+                if columns.name == limb and len(self.by_limb) > 1
             ),
             embodiment.tool_frame,
         )
@@ -169,21 +169,22 @@ class LimbRecording:
             ConfigError: The recording has other limbs, or a limb another number of joints.
         """
         alone = len(n_joints) == len(self.by_limb) == 1
-        found = (
+        joined = (
             dict(zip(n_joints, self.by_limb.values(), strict=True)) if alone else dict(self.by_limb)
         )
-        if set(found) != set(n_joints) or any(
-            len(found[name].q_start_rad) != n for name, n in n_joints.items()
+        if set(joined) != set(n_joints) or any(
+            len(joined[name].q_start_rad) != n for name, n in n_joints.items()
         ):
             have = ", ".join(
-                f"{name} ({len(one.q_start_rad)} joints)" for name, one in self.by_limb.items()
+                f"{name} ({len(motion.q_start_rad)} joints)"
+                for name, motion in self.by_limb.items()
             )
-            wanted = ", ".join(f"{name} ({n} joints)" for name, n in n_joints.items())
+            expected = ", ".join(f"{name} ({n} joints)" for name, n in n_joints.items())
             raise ConfigError(
-                f"the recording moves {have}, and the robot has {wanted}; replay it on the robot "
+                f"the recording moves {have}, and the robot has {expected}; replay it on the robot "
                 "that it is of."
             )
-        return {name: found[name] for name in n_joints}
+        return {name: joined[name] for name in n_joints}
 
 
 def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
@@ -369,7 +370,7 @@ def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
     if request.action_space.name != "midtrain":
         raise BackendError(f"replay answers 'midtrain' chunks, not {request.action_space.name!r}.")
     due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, recording.fps)
-    ahead = {name: one.at(due_s) for name, one in recording.by_limb.items()}
+    ahead = {name: motion.at(due_s) for name, motion in recording.by_limb.items()}
     poses = {name: np.concatenate((anchors[name][None], T)) for name, (T, _) in ahead.items()}
     rows = encode_limbs(poses, {name: gripper for name, (_, gripper) in ahead.items()}, embodiment)
     return ActionChunk(rows, request.action_space, embodiment, recording.fps, seed=request.seed)

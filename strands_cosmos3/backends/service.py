@@ -134,12 +134,12 @@ class ServiceBackend(RemoteBackend):
     def _message(self, request: Request, number: int) -> dict[str, Any]:
         return encode_request(request, self._dialect, self._session, number, self._num_steps)
 
-    def _as_served(self, request: Request, stated: str | None) -> Request:
+    def _as_served(self, request: Request, space: str | None) -> Request:
         """The request in the action space that the server states."""
         spaces = request.embodiment.spaces
-        if stated is None or stated == request.action_space.name or stated not in spaces:
+        if space is None or space == request.action_space.name or space not in spaces:
             return request
-        return replace(request, action_space=spaces[stated])
+        return replace(request, action_space=spaces[space])
 
     def reset(self, seed: int | None = None) -> None:
         """Start another session, and tell a server whose dialect has a reset endpoint if it has had

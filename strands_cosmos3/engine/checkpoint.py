@@ -150,7 +150,7 @@ class Checkpoint:
         metadata = step.of(layout.metadata)
         config = step.of(lambda: TransformerConfig.from_dict(layout.transformer_config()))
         native = bool((index or {}).get("use_native_flow_schedule", False))
-        found: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "config": config,
             "vae_config": step.of(layout.vae_config),
             "scheduler": step.of(
@@ -161,10 +161,10 @@ class Checkpoint:
             "preview": step.of(layout.preview),
         }
         if config is not None and metadata is not None:
-            named = step.of(lambda: _variant(layout, config, metadata, variant))
+            checked_variant = step.of(lambda: _variant(layout, config, metadata, variant))
             frames = metadata.get("policy_frames") or []
-            found |= {
-                "variant": named,
+            parts |= {
+                "variant": checked_variant,
                 "metadata": metadata,
                 "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
                 "sampling": _sampling(metadata),
@@ -176,13 +176,13 @@ class Checkpoint:
                 },
                 "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True
-                and not (named and named.repo_id),
-                "action_space": step.of(lambda: _space(named, metadata, action_space))
-                if named
+                and not (checked_variant and checked_variant.repo_id),
+                "action_space": step.of(lambda: _space(checked_variant, metadata, action_space))
+                if checked_variant
                 else None,
             }
         step.raise_if_any(root)
-        return cls(root, **found, layout=layout)
+        return cls(root, **parts, layout=layout)
 
     @property
     def chunk_rows(self) -> int | None:
@@ -205,34 +205,34 @@ class Checkpoint:
                 normalisation needs.
             ContractError: The contract's differ from those of ``action_stats.json``.
         """
-        stated, method, path = (
+        recorded, method, path = (
             self.metadata.get("statistics"),
             self.metadata.get("normalization"),
             self.root / STATISTICS,
         )
         beside = load_action_stats(path) if path.exists() else None
-        found = beside if stated is None else self._stated_stats(stated)
-        if found is None or method == "none":
+        stats = beside if recorded is None else self._stated_stats(recorded)
+        if stats is None or method == "none":
             return None
         if beside is not None and any(
-            not _equal(getattr(found, name), getattr(beside, name)) for name in FIGURES[:2]
+            not _equal(getattr(stats, name), getattr(beside, name)) for name in FIGURES[:2]
         ):
             raise ContractError(
                 f"the statistics of {path} differ from those of the contract; remove the ones "
                 "that are wrong."
             )
-        if method == "quantile_rot" and found.raw is None:
+        if method == "quantile_rot" and stats.raw is None:
             raise StatisticsError(
                 f"the statistics of {self.root} have no raw figures (raw or global_raw), which "
                 "quantile_rot needs."
             )
         if method not in (None, "none"):
-            found.normalizer(method)
-        return found
+            stats.normalizer(method)
+        return stats
 
-    def _stated_stats(self, stated: str | Mapping[str, Any]) -> ActionStats | None:
-        if isinstance(stated, str):
-            return load_action_stats(stated)
+    def _stated_stats(self, recorded: str | Mapping[str, Any]) -> ActionStats | None:
+        if isinstance(recorded, str):
+            return load_action_stats(recorded)
         if (
             lacking := {"domain", "statistics"} & set(missing(self.metadata))
         ) and self.needs_contract:
@@ -258,21 +258,21 @@ class Checkpoint:
                 raw=raw,
             )
 
-        raw = stated.get("raw")
-        return made(stated, None if raw is None else made(raw))
+        raw = recorded.get("raw")
+        return made(recorded, None if raw is None else made(raw))
 
-    def require_contract(self, given: Iterable[str] = ()) -> None:
+    def require_contract(self, stated_fields: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is
         neither stated nor ``given``.
         """
         if self.needs_contract:
-            require_complete(self.metadata, given, self.root)
+            require_complete(self.metadata, stated_fields, self.root)
 
-    def require_released(self, what: str) -> None:
+    def require_released(self, reader: str) -> None:
         """Raise LayoutError if it is in another format, which ``what`` does not read."""
         if self.layout.format != "released":
             raise LayoutError(
-                f"{self.root} is a {self.layout.format}, and {what} reads the released layout; "
+                f"{self.root} is a {self.layout.format}, and {reader} reads the released layout; "
                 "convert it first: "
                 f"strands-cosmos3 checkpoint convert {self.root} --out FOLDER"
             )
@@ -310,7 +310,7 @@ class Checkpoint:
         return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
 
     def resolve_sampling(
-        self, embodiment: Embodiment, action_space: str, given: Sampling, mode: Mode = Mode.POLICY
+        self, embodiment: Embodiment, action_space: str, options: Sampling, mode: Mode = Mode.POLICY
     ) -> Sampling:
         """Fill what is not given from the checkpoint's record, else from its variant's or the
         embodiment's preset.
@@ -321,7 +321,7 @@ class Checkpoint:
         )
         if mode is not Mode.POLICY and self.dynamics_steps is not None:
             preset = replace(preset, num_steps=self.dynamics_steps)
-        return given.over(preset)
+        return options.over(preset)
 
     def verify(self) -> None:
         """Compare every file whose digest is recorded; raise DigestError if its bytes differ."""
@@ -374,18 +374,18 @@ class Checkpoint:
 
     def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
         """The action head of one domain; raises WeightsError if a weight is not finite."""
-        made = {
+        tensors = {
             field: torch.empty(s, device=device, dtype=dtype)
             for field, s in head_shapes(self.config).items()
         }
         self.weights.read_into(
-            {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in made.items()}
+            {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in tensors.items()}
         )
-        return ActionHead(**made)
+        return ActionHead(**tensors)
 
 
-def _equal(one: F64, other: F64) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _equal(first: F64, second: F64) -> bool:
+    return first.shape == second.shape and bool((first == second).all())
 
 
 class _Collected:
@@ -450,28 +450,32 @@ def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
 
 
 def _variant(
-    layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], asked: str | None
+    layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], expected: str | None
 ) -> Variant:
     root, recorded = layout.root, metadata.get("variant")
     by_name = None if isinstance(layout, OnBase) else variant_of_repo(repository_of(root))
-    named = asked or recorded
-    found = get_variant(named) if named else by_name or variant_of_sizes(config)
-    if asked and recorded and asked != recorded:
-        raise VariantError(f"variant {asked!r} was requested, but {root} records {recorded!r}.")
-    found.check(config)
-    return found
+    name = expected or recorded
+    variant = get_variant(name) if name else by_name or variant_of_sizes(config)
+    if expected and recorded and expected != recorded:
+        raise VariantError(f"variant {expected!r} was requested, but {root} records {recorded!r}.")
+    variant.check(config)
+    return variant
 
 
-def _space(variant: Variant, metadata: Mapping[str, Any], asked: str | None) -> str | None:
-    known = metadata.get("action_space") or variant.action_space
-    if known not in (None, "midtrain", "joint_pos") or asked not in (None, "midtrain", "joint_pos"):
+def _space(variant: Variant, metadata: Mapping[str, Any], expected: str | None) -> str | None:
+    recorded = metadata.get("action_space") or variant.action_space
+    if recorded not in (None, "midtrain", "joint_pos") or expected not in (
+        None,
+        "midtrain",
+        "joint_pos",
+    ):
         raise VariantError(
-            f"action space {asked or known!r} is unknown; valid: joint_pos, midtrain."
+            f"action space {expected or recorded!r} is unknown; valid: joint_pos, midtrain."
         )
-    if asked and known and asked != known:
+    if expected and recorded and expected != recorded:
         raise VariantError(
-            f"{asked!r} actions were requested, but this checkpoint emits {known!r}: midtrain "
+            f"{expected!r} actions were requested, but this checkpoint emits {recorded!r}: midtrain "
             "rows are normalised pose "
             "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
         )
-    return known or asked
+    return recorded or expected

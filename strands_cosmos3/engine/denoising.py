@@ -78,7 +78,7 @@ def passes_of_steps(
     ``guides`` says for each request at which steps it has guidance; ``make`` is called once for
     each distinct pass.
     """
-    made: dict[tuple[tuple[int, ...], bool], Pass] = {}
+    passes: dict[tuple[tuple[int, ...], bool], Pass] = {}
     steps = []
     for flags in zip(*guides, strict=True):
         keys = [
@@ -86,8 +86,8 @@ def passes_of_steps(
             for guided in (True, False)
         ]
         keys = [key for key in keys if key[0]]
-        made |= {key: make(*key) for key in keys if key not in made}
-        steps.append(tuple(made[key] for key in keys))
+        passes |= {key: make(*key) for key in keys if key not in passes}
+        steps.append(tuple(passes[key] for key in keys))
     return steps
 
 
@@ -123,12 +123,12 @@ def starting_samples(
         row_noise = starting_noise(
             request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none
         )
-        given = torch.zeros_like(action_free)
-        if (known := _known_rows(request, layout)) is not None:
-            given[: len(known), : known.shape[1]] = known
+        clean_rows = torch.zeros_like(action_free)
+        if (known_rows := _known_rows(request, layout)) is not None:
+            clean_rows[: len(known_rows), : known_rows.shape[1]] = known_rows
         vision_free, noise = vision_free.to(device), patchify(noise.to(device), layout.patch)
         vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
-        action = torch.where(action_free > 0, row_noise.to(given), given).to(device)
+        action = torch.where(action_free > 0, row_noise.to(clean_rows), clean_rows).to(device)
         each.append((vision, action, vision_free, action_free.to(device), noisy.to(device, dtype)))
     return Sample(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
 
@@ -180,18 +180,22 @@ def first_frames(clip: torch.Tensor, count: int) -> torch.Tensor:
 
 def hull(groups: Sequence[slice]) -> slice:
     """The smallest slice that holds all of these; empty if they are."""
-    held = [group for group in groups if group.stop > group.start]
-    return slice(min(g.start for g in held), max(g.stop for g in held)) if held else slice(0, 0)
+    nonempty = [group for group in groups if group.stop > group.start]
+    return (
+        slice(min(g.start for g in nonempty), max(g.stop for g in nonempty))
+        if nonempty
+        else slice(0, 0)
+    )
 
 
 def advance(
-    state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, given: torch.Tensor
+    state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, clean: torch.Tensor
 ) -> None:
     """One sampler step with the velocity [R, n, ...] of some tokens; given values are restored."""
     if tokens.stop > tokens.start:
         whole = torch.zeros_like(state.sample)
         whole[:, tokens] = velocity
-        state.sample = torch.where(free > 0, state.step(whole * free), given)
+        state.sample = torch.where(free > 0, state.step(whole * free), clean)
 
 
 def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> torch.Tensor:

@@ -313,11 +313,11 @@ class Cosmos3Engine:
         """Bytes of weights in memory, on all devices."""
         # the last may be a part of the second
         modules = (self.transformer, self.vae.model, self._preview)
-        held = {
+        tensors = {
             id(p): p for module in modules if module is not None for p in module.parameters()
         }.values()
-        held = [*held, *(t for head in self._heads.values() for t in vars(head).values())]
-        return sum(t.numel() * t.element_size() for t in held)
+        tensors = [*tensors, *(t for head in self._heads.values() for t in vars(head).values())]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     def close(self) -> None:
         """Free weights, graphs and prompts, and leave the process group; nothing can be called
@@ -451,13 +451,13 @@ class Cosmos3Engine:
     def _decoded_frames(self, request: Cosmos3ActionRequest) -> int:
         """The number of frames to decode, none of which lies beyond the clip."""
         every = (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
-        wanted = request.decode_frames
-        if wanted and not self.decodes_video:
+        count = request.decode_frames
+        if count and not self.decodes_video:
             raise InputError(
-                f"decode_frames is {wanted}, and this engine has no decoder: load it with "
+                f"decode_frames is {count}, and this engine has no decoder: load it with "
                 "decode_video=True."
             )
-        return min(every if wanted is None else wanted, every) if self.decodes_video else 0
+        return min(every if count is None else count, every) if self.decodes_video else 0
 
     def _video(
         self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch
@@ -474,14 +474,14 @@ class Cosmos3Engine:
             )
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
-        requested, own = request.action_space, self.action_space
-        if requested and own and requested != own:
+        requested, emitted = request.action_space, self.action_space
+        if requested and emitted and requested != emitted:
             raise ActionSpaceError(
-                f"the request asks for {requested!r} actions, but this checkpoint emits {own!r}; "
+                f"the request asks for {requested!r} actions, but this checkpoint emits {emitted!r}; "
                 "midtrain rows are "
                 "normalised pose deltas, joint_pos rows are raw joint angles."
             )
-        space = requested or own
+        space = requested or emitted
         if space is None:
             raise VariantError(
                 "the checkpoint does not state its action space; pass action_space='midtrain' "
@@ -528,41 +528,41 @@ class Cosmos3Engine:
         """For each request latents [C, F, H, W] with the given frames in place and zeros
         elsewhere.
         """
-        wanted = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
+        counts = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
         keys = [
             (id(request.cond_video_pixels), count)
-            for request, count in zip(requests, wanted, strict=True)
+            for request, count in zip(requests, counts, strict=True)
         ]
         clips = {
             key: first_frames(r.cond_video_pixels, key[1])
             for key, r in zip(keys, requests, strict=True)
         }
         latents = dict(zip(clips, self._latents(list(clips.values())), strict=True))
-        made = []
+        canvases = []
         for key, layout in zip(keys, layouts, strict=True):
-            given, (frames, height, width) = latents[key], layout.latent_shape
-            if given.shape[2] < height or given.shape[3] < width:
-                shape = list(given.shape[1:])
+            encoded, (frames, height, width) = latents[key], layout.latent_shape
+            if encoded.shape[2] < height or encoded.shape[3] < width:
+                shape = list(encoded.shape[1:])
                 raise ShapeError(
                     f"video_shape {layout.latent_shape} is larger than the canvas's latents "
                     f"{shape}."
                 )
-            clean = torch.zeros(given.shape[0], frames, height, width, device=self.device)
+            clean = torch.zeros(encoded.shape[0], frames, height, width, device=self.device)
             for i in layout.clean_frames:
-                clean[:, i] = given[:, i, :height, :width]
-            made.append(clean)
-        return made
+                clean[:, i] = encoded[:, i, :height, :width]
+            canvases.append(clean)
+        return canvases
 
     def _latents(self, clips: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """[C, F, H, W] of each clip [1, 3, frames, height, width]; clips of one shape are
         encoded together.
         """
-        made: dict[int, torch.Tensor] = {}
+        by_clip: dict[int, torch.Tensor] = {}
         for shape in dict.fromkeys(clip.shape for clip in clips):
             which = [i for i, clip in enumerate(clips) if clip.shape == shape]
             latents = self.vae.encode(torch.cat([clips[i] for i in which]).to(self.device))
-            made |= dict(zip(which, latents, strict=True))
-        return [made[i] for i in range(len(clips))]
+            by_clip |= dict(zip(which, latents, strict=True))
+        return [by_clip[i] for i in range(len(clips))]
 
     def _passes(
         self,
@@ -585,9 +585,9 @@ class Cosmos3Engine:
             return text, tables[layout, text.tokens]
 
         def make(members: tuple[int, ...], guided: bool) -> Pass:
-            own = self.parallel_context.branches if guided else (0,)
+            branches = self.parallel_context.branches if guided else (0,)
             read, ropes = zip(
-                *(branch(member, which) for which in own for member in members), strict=True
+                *(branch(member, which) for which in branches for member in members), strict=True
             )
             cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
             return Pass(members, guided, read, (cos, sin))
@@ -662,16 +662,16 @@ class Cosmos3Engine:
         rows = slice(action_group.start - V, action_group.stop - V)
         for i, at_step in enumerate(passes):
             vision_group = every_group if wants_video or i + 1 < len(passes) else slice(0, 0)
-            made = []
+            velocities = []
             for each in at_step:
-                held = vision.sample, action.sample, sample.noisy_RN1
+                state = vision.sample, action.sample, sample.noisy_RN1
                 v, a, noisy = (
-                    held
+                    state
                     if len(each.members) == len(requests)
-                    else (t[list(each.members)] for t in held)
+                    else (t[list(each.members)] for t in state)
                 )
                 head = self._heads_of(tuple(domains[m] for m in each.members))
-                made.append(
+                velocities.append(
                     self._runner(
                         v,
                         a,
@@ -684,7 +684,7 @@ class Cosmos3Engine:
                         action_group,
                     )
                 )
-            of_vision, of_action = self._combined(at_step, made, scales)
+            of_vision, of_action = self._combined(at_step, velocities, scales)
             advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_RVP)
             advance(action, of_action, rows, sample.action_free, sample.action_RTA)
             if on_step is not None:

@@ -123,11 +123,11 @@ def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:
     """
     if frames.shape[1:3] == hw:
         return frames
-    made: list[Any] = []
+    resized: list[Any] = []
     for frame in np.array(frames, np.float32):
         small = F.interpolate(torch.from_numpy(frame).permute(2, 0, 1)[None], hw, mode="bilinear")
-        made.append(small[0].permute(1, 2, 0).numpy().astype(frames.dtype))
-    return np.stack(made)
+        resized.append(small[0].permute(1, 2, 0).numpy().astype(frames.dtype))
+    return np.stack(resized)
 
 
 def _sequence(images: Any, composition: Composition) -> Frames:

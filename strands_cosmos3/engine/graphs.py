@@ -156,8 +156,8 @@ class VelocityRunner:
             self._graphs, key, lambda: self._captured(inputs, texts, prompts, head, groups)
         )
         captured.prompts.load(texts)
-        held = (*captured.inputs, *vars(captured.head).values())
-        for place, fresh in zip(held, (*inputs, *vars(head).values()), strict=True):
+        places = (*captured.inputs, *vars(captured.head).values())
+        for place, fresh in zip(places, (*inputs, *vars(head).values()), strict=True):
             place.copy_(fresh)
         captured.graph.replay()
         return captured.outputs[0].clone(), captured.outputs[1].clone()
@@ -192,16 +192,16 @@ class VelocityRunner:
         return _Captured(graph, inputs, prompts, head, run, outputs)
 
 
-def _kept(held: OrderedDict[Hashable, _K], key: Hashable, make: Callable[[], _K]) -> _K:
+def _kept(cache: OrderedDict[Hashable, _K], key: Hashable, make: Callable[[], _K]) -> _K:
     """The value of a key, made if it is missing; the least recently used of more than
     :data:`_KEPT` is dropped.
     """
-    if key not in held:
-        held[key] = make()
-        if len(held) > _KEPT:
-            held.popitem(last=False)
-    held.move_to_end(key)
-    return held[key]
+    if key not in cache:
+        cache[key] = make()
+        if len(cache) > _KEPT:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
+    return cache[key]
 
 
 def _call_compiled(velocity: Callable[..., Velocities], *args: Any) -> Velocities:

@@ -54,16 +54,16 @@ class StateRow:
         """The state row that a checkpoint records, or None; raises LayoutError if the record is
         not valid.
         """
-        found = metadata.get("state")
-        if found is None:
+        record = metadata.get("state")
+        if record is None:
             return None
-        if not isinstance(found, Mapping) or found.get("columns") != COLUMNS:
+        if not isinstance(record, Mapping) or record.get("columns") != COLUMNS:
             raise LayoutError(
                 f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, got "
-                f"{shown(found)}."
+                f"{shown(record)}."
             )
         try:
-            return cls(tuple(map(float, found["mean"])), tuple(map(float, found["std"])))
+            return cls(tuple(map(float, record["mean"])), tuple(map(float, record["std"])))
         except (KeyError, TypeError, ValueError):
             raise LayoutError(
                 "checkpoint.json: state must have mean and std, ten numbers each."
@@ -129,13 +129,13 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
     """
     if not os.path.lexists(root / METADATA):
         return {}
-    found = read_config(root / METADATA, root).get("strands_cosmos3", {})
-    if not isinstance(found, dict):
-        raise _invalid("strands_cosmos3", found, "an object")
+    fields = read_config(root / METADATA, root).get("strands_cosmos3", {})
+    if not isinstance(fields, dict):
+        raise _invalid("strands_cosmos3", fields, "an object")
     for name, (is_valid, words) in RECORDED.items():
-        if found.get(name) is not None and not is_valid(found[name]):
-            raise _invalid(name, found[name], words)
-    recorded = found.get("sha256") or {}
+        if fields.get(name) is not None and not is_valid(fields[name]):
+            raise _invalid(name, fields[name], words)
+    recorded = fields.get("sha256") or {}
     if not isinstance(recorded, dict):
         raise _invalid("sha256", recorded, "an object of file -> digest")
     for name, digest in recorded.items():
@@ -143,10 +143,10 @@ def read_metadata(root: Path) -> Mapping[str, Any]:
             raise _invalid(f"sha256 of {shown(name)}", digest, "64 lower-case hexadecimal digits")
         hint = f"{METADATA} records its sha256; download it again."
         require_file(inside(root / name, root), LayoutError, hint=hint)
-    return found
+    return fields
 
 
-def _invalid(name: str, found: object, words: str) -> LayoutError:
+def _invalid(name: str, value: object, words: str) -> LayoutError:
     return LayoutError(
-        f"{METADATA}: {name} must be {words}, got {shown(found)}. Correct it, or download it again."
+        f"{METADATA}: {name} must be {words}, got {shown(value)}. Correct it, or download it again."
     )

@@ -111,8 +111,8 @@ def kept_bytes(
     total = numbers * dtype.itemsize
     for name, shape in parameter_shapes(checkpoint.config).items():
         if text or not name.startswith(TEXT):
-            kept = sliced_shape(shape, shard(checkpoint_key(name), shape))
-            total += math.prod(kept) * kept_dtype(name, dtype).itemsize
+            kept_shape = sliced_shape(shape, shard(checkpoint_key(name), shape))
+            total += math.prod(kept_shape) * kept_dtype(name, dtype).itemsize
     return total
 
 
@@ -157,12 +157,14 @@ def preflight(
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")
     elif dtype in _TYPES:
-        kept = kept_bytes(checkpoint, dtype, decoder=decoder, text=not offload_text, shard=shard)
-        needed = int(kept * _HEADROOM) + working_bytes(checkpoint.config, dtype)
+        weight_bytes = kept_bytes(
+            checkpoint, dtype, decoder=decoder, text=not offload_text, shard=shard
+        )
+        needed = int(weight_bytes * _HEADROOM) + working_bytes(checkpoint.config, dtype)
         if needed > (free := available_bytes(device)):
             failures.append(
                 f"{device} has {free / 2**30:.2f} GiB left, {needed / 2**30:.2f} GiB are needed "
-                f"({kept / 2**30:.2f} GiB of weights as {dtype}); use bfloat16, "
+                f"({weight_bytes / 2**30:.2f} GiB of weights as {dtype}); use bfloat16, "
                 "decode_video=False, offload_text=True, "
                 "or another device"
             )

@@ -215,31 +215,33 @@ class Cosmos3PolicyProcessor:
         """A processor with a checkpoint's tokenizer, action space, prompt format and tier;
         ``options`` win.
         """
-        known = checkpoint.metadata
+        metadata = checkpoint.metadata
         defaults = {
             "action_space": checkpoint.action_space,
-            "prompt_format": known.get("prompt_format", checkpoint.variant.prompt_format),
-            "image_size": known.get("resolution_tier"),
+            "prompt_format": metadata.get("prompt_format", checkpoint.variant.prompt_format),
+            "image_size": metadata.get("resolution_tier"),
             "composition": checkpoint.composition,
             "use_system_prompt": checkpoint.use_system_prompt,
-            "domain_name": known.get("domain"),
+            "domain_name": metadata.get("domain"),
             "action_dim": checkpoint.config.action_dim,
             "state_row": checkpoint.state_row,
             "policy_frames": next(iter(checkpoint.policy_frames), None),
             "prefix_rows": checkpoint.prefix_rows,
-            "action_chunk_size": known.get("chunk"),
-            "fps": known.get("fps"),
+            "action_chunk_size": metadata.get("chunk"),
+            "fps": metadata.get("fps"),
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        frames = given.get("policy_frames")
+        overrides = {name: value for name, value in options.items() if value is not None}
+        frames = overrides.get("policy_frames")
         if frames is not None and frames not in checkpoint.policy_frames:
-            known = " or ".join(map(str, checkpoint.policy_frames)) or "rows + 1 alone, the default"
-            raise ConfigError(
-                f"policy_frames {frames}: this checkpoint was trained to answer with {known}."
+            metadata = (
+                " or ".join(map(str, checkpoint.policy_frames)) or "rows + 1 alone, the default"
             )
-        if "domain_id" in given:
+            raise ConfigError(
+                f"policy_frames {frames}: this checkpoint was trained to answer with {metadata}."
+            )
+        if "domain_id" in overrides:
             defaults.pop("domain_name")
-        return cls(checkpoint.layout.tokenizer, **{**defaults, **given})
+        return cls(checkpoint.layout.tokenizer, **{**defaults, **overrides})
 
     @property
     def num_frames(self) -> int:
@@ -364,11 +366,11 @@ class Cosmos3PolicyProcessor:
 
     def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
         domain, width = self._domain
-        named = [raw[key] for key in ("domain_name", "domain_id") if raw.get(key) is not None]
-        if len(named) == 2 and named[0] != named[1]:
-            _require_same_domain(*named)
-        if named:
-            domain, width = named[0], width if isinstance(named[0], int) else None
+        domains = [raw[key] for key in ("domain_name", "domain_id") if raw.get(key) is not None]
+        if len(domains) == 2 and domains[0] != domains[1]:
+            _require_same_domain(*domains)
+        if domains:
+            domain, width = domains[0], width if isinstance(domains[0], int) else None
         if domain is None:
             raise ConfigError(
                 "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
@@ -472,18 +474,18 @@ class Cosmos3PolicyProcessor:
         )
 
     def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        given = next(
+        actions = next(
             (raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None
         )
         if call.mode is not Mode.FORWARD_DYNAMICS:
-            if given is not None:
+            if actions is not None:
                 raise InputError(f"cond_action is for forward_dynamics; the mode is {call.mode}.")
             return None
-        if given is None:
+        if actions is None:
             raise InputError(
                 "forward_dynamics predicts what known actions do: cond_action is missing."
             )
-        rows = _rows(given, "cond_action")
+        rows = _rows(actions, "cond_action")
         if (
             rows.shape[1] == self._action_dim > call.raw_action_dim
             and not rows[:, call.raw_action_dim :].any()
@@ -595,9 +597,9 @@ def _needed(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     raise _missing(raw, " or ".join(map(repr, names)))
 
 
-def _missing(raw: Mapping[str, Any], what: str) -> InputError:
-    given = [name for name, value in raw.items() if value is not None]
-    return InputError(f"the input lacks {what}; it has: {', '.join(given) or 'nothing'}.")
+def _missing(raw: Mapping[str, Any], lacking: str) -> InputError:
+    present = [name for name, value in raw.items() if value is not None]
+    return InputError(f"the input lacks {lacking}; it has: {', '.join(present) or 'nothing'}.")
 
 
 def _text(raw: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

@@ -115,14 +115,14 @@ class Cosmos3ActionRequest:
         """Return this request with another sampling, and other ``changes``; what ``sampling``
         leaves open stays as it is.
         """
-        given = {
+        fields = {
             "num_inference_steps": sampling.num_steps,
             "guidance_scale": sampling.guidance_scale,
             "guidance_interval": sampling.guidance_interval,
             "flow_shift": sampling.flow_shift,
         }
         return replace(
-            self, **{name: value for name, value in given.items() if value is not None}, **changes
+            self, **{name: value for name, value in fields.items() if value is not None}, **changes
         )
 
     @property
@@ -252,7 +252,7 @@ def token_ids(
 
 
 def starting_noise(
-    given: torch.Tensor | None,
+    noise: torch.Tensor | None,
     seed: int,
     shape: tuple[int, ...],
     name: str,
@@ -261,18 +261,18 @@ def starting_noise(
     """Float32 noise: the given one (ShapeError if its shape differs), else the default or the
     seed's, equal on every device.
     """
-    if given is None:
+    if noise is None:
         if default is not None:
             return default.float()
         return torch.from_numpy(
             np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
         )
-    given = given[0] if given.ndim == len(shape) + 1 and given.shape[0] == 1 else given
-    if tuple(given.shape) != shape:
+    noise = noise[0] if noise.ndim == len(shape) + 1 and noise.shape[0] == 1 else noise
+    if tuple(noise.shape) != shape:
         raise ShapeError(
-            f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(given.shape)}."
+            f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(noise.shape)}."
         )
-    return given.float()
+    return noise.float()
 
 
 def widened(rows: torch.Tensor, width: int) -> torch.Tensor:

@@ -35,7 +35,7 @@ class PromptTokenizer:
         _require_contained(Path(name_or_path))
         try:
             self._tokenizer: Any = _load(str(name_or_path))
-            known = self._tokenizer.get_vocab()
+            vocabulary = self._tokenizer.get_vocab()
         except Exception as error:  # whatever transformers and tokenizers raise for their files
             reason = f"{type(error).__name__}: {error}".encode(
                 "ascii", "backslashreplace"
@@ -43,14 +43,14 @@ class PromptTokenizer:
             raise LayoutError(
                 f"{str(name_or_path)!r} holds no readable tokenizer ({reason}); download it again."
             ) from None
-        missing = [token for token in _CLOSING if token not in known]
+        missing = [token for token in _CLOSING if token not in vocabulary]
         if missing or not self._tokenizer.chat_template:
             lacking = ", ".join(missing) or "a chat template"
             raise LayoutError(
                 f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's "
                 "text_tokenizer?"
             )
-        self._closing = [known[token] for token in _CLOSING]
+        self._closing = [vocabulary[token] for token in _CLOSING]
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
         """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if

@@ -287,19 +287,19 @@ class TextTower(nn.Module):
     def forward(self, ids_S: torch.Tensor, rope: Rope) -> TextKV:
         """Keys and values of one prompt [S], or of several [B, S] that are padded at their ends."""
         x_SD = self.embed_tokens(ids_S)
-        kept = []
+        layers_kv = []
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             normed = layer.at("attention_norm")(x_SD)
             k_Skd, v_kSd = layer.keys(normed), layer.values(normed)
             k_gen_kSd = rotate(layer.at("k_norm_for_gen")(k_Skd), rope).transpose(-3, -2)
-            kept.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
+            layers_kv.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
             if i + 1 < len(self.layers):
                 k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
                 x_SD = layer.finish(
                     x_SD, grouped_attention(layer.queries(normed, rope), k_kSd, v_kSd, causal=True)
                 )
-        return TextKV(tuple(kept))
+        return TextKV(tuple(layers_kv))
 
 
 class GenerationTower(nn.Module):
@@ -474,14 +474,14 @@ def _over_prompts(
         )
 
     def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
-        made = [
+        outputs = [
             grouped_attention(queries_BhNd[group], k, v)
             for group, (k, v) in zip(groups, memory, strict=True)
         ]
-        if len(made) == 1:
-            return made[0]
+        if len(outputs) == 1:
+            return outputs[0]
         out = torch.empty_like(queries_BhNd)
-        for group, attended in zip(groups, made, strict=True):
+        for group, attended in zip(groups, outputs, strict=True):
             out[group] = attended
         return out
 

@@ -128,12 +128,14 @@ class Novelty:
             {id(pixels): i for i, pixels in reversed([*enumerate(pictures)])},
         )
         chosen = torch.stack([latents[i] for i in firsts.values()])[:, :, None]
-        made = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
-        height, width = made.shape[-2:]
-        real = torch.cat([pictures[i][:, :, :1, :height, :width] for i in firsts.values()]).to(made)
-        errors = (made - real).square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
-        found = dict(zip(firsts, errors.tolist(), strict=True))
-        return [found[id(pixels)] for pixels in pictures]
+        decoded = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
+        height, width = decoded.shape[-2:]
+        real = torch.cat([pictures[i][:, :, :1, :height, :width] for i in firsts.values()]).to(
+            decoded
+        )
+        errors = (decoded - real).square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
+        by_picture = dict(zip(firsts, errors.tolist(), strict=True))
+        return [by_picture[id(pixels)] for pixels in pictures]
 
 
 class WanVae:

@@ -50,11 +50,11 @@ class Variant:
 
     def check(self, config: TransformerConfig) -> None:
         """Raise VariantError with every size of a config that differs."""
-        found = {name: getattr(config, name) for name in self.sizes}
+        sizes = {name: getattr(config, name) for name in self.sizes}
         wrong = [
-            f"{k} is {found[k]}, {self.name} has {size}"
+            f"{k} is {sizes[k]}, {self.name} has {size}"
             for k, size in self.sizes.items()
-            if found[k] != size
+            if sizes[k] != size
         ]
         if wrong:
             raise VariantError(
@@ -170,12 +170,12 @@ def locate(
     return Path(folder)
 
 
-def existing(named: str | Path, folder: Path = Path()) -> Path | None:
+def existing(name: str | Path, folder: Path = Path()) -> Path | None:
     """The file or folder of this name, seen from ``folder``; None if there is none, or can be
     none of that name.
     """
     try:
-        path = folder / Path(named).expanduser()
+        path = folder / Path(name).expanduser()
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):
         # a name that is too long, another user's home, a NUL

@@ -219,10 +219,10 @@ class CausalConv3d(nn.Conv3d):
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         padding: Any = self.padding
-        x, before, kept = channels_last(x_BCTHW), past.get(self), 2 * padding[0]
-        if kept:
-            seen = x if before is None or x.shape[2] >= kept else torch.cat([before, x], dim=2)
-            past[self] = seen[:, :, -kept:].clone()
+        x, before, window = channels_last(x_BCTHW), past.get(self), 2 * padding[0]
+        if window:
+            recent = x if before is None or x.shape[2] >= window else torch.cat([before, x], dim=2)
+            past[self] = recent[:, :, -window:].clone()
         return causal_convolution(x, before, self.weight, self.bias, self.stride, padding)
 
 
@@ -360,13 +360,13 @@ class DoublingConv2d(nn.Conv2d):
         kernels = torch.einsum("apy,bqx,oiyx->aboipq", sums, sums, self.weight).flatten(0, 2)
         bias = None if self.bias is None else self.bias.repeat(4)
         x = channels_last(F.pad(x, (padding[1], padding[1], padding[0], padding[0])))
-        made = _convolve(x, kernels, bias, (1, 1), (0, 0))
+        y = _convolve(x, kernels, bias, (1, 1), (0, 0))
         # places, pictures, rows, columns, channels
-        made = made.unflatten(1, (2, 2, -1)).permute(1, 2, 0, 4, 5, 3)
-        _, _, B, H, W, C = made.shape
+        y = y.unflatten(1, (2, 2, -1)).permute(1, 2, 0, 4, 5, 3)
+        _, _, B, H, W, C = y.shape
         out = x.new_empty(B, H - 1, 2, W - 1, 2, C)
         for i, j in product(range(2), repeat=2):
-            out[:, :, i, :, j] = made[i, j, :, i : H - 1 + i, j : W - 1 + j]
+            out[:, :, i, :, j] = y[i, j, :, i : H - 1 + i, j : W - 1 + j]
         return out.view(B, 2 * H - 2, 2 * W - 2, C).permute(0, 3, 1, 2)
 
 

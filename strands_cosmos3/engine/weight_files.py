@@ -54,7 +54,9 @@ class WeightSource(ABC):
         """All weight files."""
 
     @abstractmethod
-    def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(
+        self, requests: Mapping[str, tuple[str, Index]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (key, tensor) for each key of ``wanted``, key -> (name, part), in an order that
         suits the files.
         """
@@ -65,16 +67,16 @@ class WeightSource(ABC):
         """Raise WeightsError if names are missing or surplus (``optional`` prefixes may be), or
         shapes or dtypes differ.
         """
-        found, wanted = set(self.shapes), set(expected)
+        stored, required = set(self.shapes), set(expected)
         problems = [
-            f"missing: {key}" for key in sorted(wanted - found) if not key.startswith(optional)
+            f"missing: {key}" for key in sorted(required - stored) if not key.startswith(optional)
         ]
         problems += [
             f"surplus: {readable(key)}"
-            for key in sorted(found - wanted)
+            for key in sorted(stored - required)
             if not key.startswith(optional)
         ]
-        for key in sorted(found & wanted):
+        for key in sorted(stored & required):
             if self.shapes[key] != tuple(expected[key]):
                 problems.append(
                     f"shape of {key} is {shown(list(self.shapes[key]))}, expected "
@@ -100,11 +102,11 @@ class WeightSource(ABC):
         Of each tensor only its ``slices``, by name, are read. Raises WeightsError if a weight is
         not finite, LayoutError if a file cannot be read.
         """
-        wanted: dict[str, tuple[str, Index]] = {}
+        requests: dict[str, tuple[str, Index]] = {}
         for key in targets:
             name, _, row = key.partition("#")
-            wanted[key] = name, int(row) if row else (slices or {}).get(key, ())
-        for key, part in self.parts(wanted):
+            requests[key] = name, int(row) if row else (slices or {}).get(key, ())
+        for key, part in self.parts(requests):
             require_finite(part, key)
             targets[key].copy_(part.reshape(targets[key].shape))
             del part  # before the next one is read
@@ -190,8 +192,8 @@ class MappedFile:
 
     def read(self, name: str, index: Any) -> torch.Tensor:
         """A part of a tensor."""
-        about = self._header[name]
-        dtype, shape, (start, _) = _DTYPES[about["dtype"]], about["shape"], about["data_offsets"]
+        entry = self._header[name]
+        dtype, shape, (start, _) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         bits = np.dtype(f"u{dtype.itemsize}")
         part = (
             np.frombuffer(self._map, bits, math.prod(shape), self._start + start)
@@ -204,9 +206,9 @@ class MappedFile:
 class MappedTensor:
     """A tensor of such a file."""
 
-    def __init__(self, about: Any, file: MappedFile, name: str):
+    def __init__(self, view: Any, file: MappedFile, name: str):
         self._file, self._name = file, name
-        self.get_dtype, self.get_shape = about.get_dtype, about.get_shape
+        self.get_dtype, self.get_shape = view.get_dtype, view.get_shape
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._file.read(self._name, index)
@@ -258,11 +260,11 @@ class WeightFiles(WeightSource):
         self._root = root
         self._file_of = self._locate(stem)
         self.shapes, self.dtypes = {}, {}
-        wanted: dict[Path, set[str]] = {}
+        names: dict[Path, set[str]] = {}
         for key, file in self._file_of.items():
-            wanted.setdefault(file, set()).add(key)
+            names.setdefault(file, set()).add(key)
         for file in self.files:
-            self._read_header(file, wanted[file])
+            self._read_header(file, names[file])
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -320,10 +322,10 @@ class WeightFiles(WeightSource):
 
     def _read_header(self, path: Path, mine: set[str]) -> None:
         with opened(path) as file:
-            held = set(file.keys())
-            if held != mine:
+            stored = set(file.keys())
+            if stored != mine:
                 raise WeightsError(
-                    f"{path} {_difference(mine, held)} against its index; download it again."
+                    f"{path} {_difference(mine, stored)} against its index; download it again."
                 )
             for key in mine:
                 view = file.get_slice(key)
@@ -334,17 +336,19 @@ class WeightFiles(WeightSource):
                     )
                 self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
-    def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(
+        self, requests: Mapping[str, tuple[str, Index]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the parts file by file; see :class:`WeightSource`. Raises LayoutError if a file
         cannot be read.
         """
         by_file: dict[Path, list[str]] = {}
-        for key, (name, _) in wanted.items():
+        for key, (name, _) in requests.items():
             by_file.setdefault(self._file_of[name], []).append(key)
         for path, keys in sorted(by_file.items()):
             with opened(inside(path, self._root)) as file:
                 for key in sorted(keys):
-                    name, index = wanted[key]
+                    name, index = requests[key]
                     whole = not self.shapes[name]
                     yield (
                         key,
@@ -354,10 +358,12 @@ class WeightFiles(WeightSource):
                     )
 
 
-def verify(path: Path, wanted: str) -> None:
+def verify(path: Path, recorded: str) -> None:
     """Compare a file with its recorded SHA-256 in hexadecimal; raises DigestError if it differs."""
-    if (found := sha256(path)) != wanted:
-        raise DigestError(f"{path} has SHA-256 {found}, recorded is {wanted}; download it again.")
+    if (digest := sha256(path)) != recorded:
+        raise DigestError(
+            f"{path} has SHA-256 {digest}, recorded is {recorded}; download it again."
+        )
 
 
 def opened(path: Path) -> Any:
@@ -387,8 +393,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _difference(wanted: set[str], held: set[str]) -> str:
-    lacking, surplus = sorted(wanted - held), sorted(held - wanted)
+def _difference(required: set[str], stored: set[str]) -> str:
+    lacking, surplus = sorted(required - stored), sorted(stored - required)
     parts = [f"lacks {', '.join(map(readable, lacking[:6]))}"] if lacking else []
     parts += [f"holds in addition {', '.join(map(readable, surplus[:6]))}"] if surplus else []
     return " and ".join(parts)

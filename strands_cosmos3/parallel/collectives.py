@@ -152,13 +152,13 @@ def naming_lost_ranks(doing: str) -> Iterator[None]:
             isinstance(error, dist.DistError) or _EXCHANGE.search(str(error))
         ):
             raise
-        said = (
+        reason = (
             str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         )
         raise RankLostError(
             f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or "
             "hangs. Its own error, if any, is "
-            f"above; start all ranks again. (torch: {said})"
+            f"above; start all ranks again. (torch: {reason})"
         ) from None
 
 

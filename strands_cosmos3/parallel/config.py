@@ -74,10 +74,10 @@ class ParallelConfig:
     def check_world(self, world_size: int) -> None:
         """Raise a ConfigError with the command that works if the number of processes is wrong."""
         if world_size != self.world_size:
-            there = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
+            count = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
                 f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.world_size} process"
-                f"{'' if self.world_size == 1 else 'es'}, but {there}. Start them with: "
+                f"{'' if self.world_size == 1 else 'es'}, but {count}. Start them with: "
                 f"{self.torchrun_line()}"
             )
 

@@ -171,9 +171,9 @@ class RankGroup:
         self._end.close()
 
     def _collect(
-        self, wanted: str, silent_s: float, on_step: OnStep | None = None
+        self, kind: str, silent_s: float, on_step: OnStep | None = None
     ) -> list[RankStatus]:
-        return _Round(self.handles, wanted, silent_s, self.timeouts, on_step).collect()
+        return _Round(self.handles, kind, silent_s, self.timeouts, on_step).collect()
 
 
 class _Round:
@@ -182,7 +182,7 @@ class _Round:
     def __init__(
         self,
         handles: Sequence[RankHandle],
-        wanted: str,
+        kind: str,
         silent_s: float,
         timeouts: RankTimeouts,
         on_step: OnStep | None,
@@ -190,12 +190,12 @@ class _Round:
         now = time.monotonic()
         self._handles, self._wanted, self._silent_s, self._on_step = (
             handles,
-            wanted,
+            kind,
             silent_s,
             on_step,
         )
         self._stalled_s = max(timeouts.stalled_s, silent_s)
-        self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if wanted == "ready" else 0.0)
+        self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if kind == "ready" else 0.0)
         self._heard_at, self._progress = [now] * len(handles), [0] * len(handles)
         self._moved_at, self._rejected_at = now, float("inf")
         self._answers: dict[int, RankStatus] = {}
@@ -213,11 +213,11 @@ class _Round:
         answers = [self._answers[rank] for rank in range(len(self._handles))]
         if len({(status.kind, status.error) for status in answers}) > 1:
             pairs = zip(self._handles, answers, strict=True)
-            said = "; ".join(
+            listed = "; ".join(
                 f"{handle.name}: {status.kind} {': '.join(status.error)}"
                 for handle, status in pairs
             )
-            raise RankFailedError(f"ranks disagree ({said}). {RESTART_NOTE}")
+            raise RankFailedError(f"ranks disagree ({listed}). {RESTART_NOTE}")
         return answers
 
     def _take(self, rank: int, status: RankStatus) -> None:

@@ -26,10 +26,10 @@ _FIELDS = tuple(f.name for f in fields(Cosmos3ActionRequest))
 _TUPLES = ("video_shape", "cond_frame_indexes", "guidance_interval")
 
 
-def encode(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> bytes:
+def encode(tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> bytes:
     """Return a frame of tensors and JSON values."""
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save(held, metadata={_KEY: json.dumps(dict(about))})
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(contiguous, metadata={_KEY: json.dumps(dict(values))})
 
 
 def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -38,15 +38,15 @@ def decode(frame: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         (length,) = struct.unpack_from("<Q", frame)
         if length > min(_MAX_HEADER, len(frame) - 8):
             raise WireFormatError(f"a header of {length} bytes in a frame of {len(frame)}.")
-        about = json.loads(json.loads(frame[8 : 8 + length])["__metadata__"][_KEY])
+        values = json.loads(json.loads(frame[8 : 8 + length])["__metadata__"][_KEY])
         tensors = load(bytes(frame))
     except (struct.error, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise WireFormatError(
             f"these {len(frame)} bytes are not a frame of tensors and JSON ({error})."
         ) from None
-    if not isinstance(about, dict):
-        raise WireFormatError(f"the frame's JSON is a {type(about).__name__}, not an object.")
-    return tensors, about
+    if not isinstance(values, dict):
+        raise WireFormatError(f"the frame's JSON is a {type(values).__name__}, not an object.")
+    return tensors, values
 
 
 def encode_requests(requests: Sequence[Cosmos3ActionRequest]) -> bytes:
@@ -114,14 +114,14 @@ def _encode_all(items: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _decode_all(frame: bytes) -> list[dict[str, Any]]:
-    tensors, about = decode(frame)
+    tensors, values = decode(frame)
     try:
         return [
             {
                 name: tensors[value["tensor"]] if _is_tensor(value) else value
                 for name, value in item.items()
             }
-            for item in about["items"]
+            for item in values["items"]
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise WireFormatError(

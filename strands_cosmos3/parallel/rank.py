@@ -247,10 +247,10 @@ class RankProcess(RankHandle):
         self.pid = self._process.pid
         self.name = f"rank {rank} (process {self.pid})"
 
-    def send(self, about: dict[str, Any], payload: bytes = b"") -> None:
+    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         """Send a message; a RankLostError or RankSilentError if the process cannot be reached."""
         try:
-            self._connection.send_bytes(_pack(about, payload))
+            self._connection.send_bytes(_pack(header, payload))
         except BlockingIOError:
             raise RankSilentError(
                 f"{self.name} takes no request: it was stopped, or hangs. {RESTART_NOTE}"
@@ -264,18 +264,18 @@ class RankProcess(RankHandle):
 
     def statuses(self, wait_s: float) -> Sequence[RankStatus]:
         """See :meth:`RankHandle.statuses`."""
-        found: list[RankStatus] = []
+        received: list[RankStatus] = []
         try:
-            while self._connection.poll(0.0 if found else wait_s):
-                found.append(_status(self._connection.recv_bytes()))
+            while self._connection.poll(0.0 if received else wait_s):
+                received.append(_status(self._connection.recv_bytes()))
         except BlockingIOError:
             raise RankSilentError(
                 f"{self.name} stopped in the middle of a message. {RESTART_NOTE}"
             ) from None
         except (EOFError, OSError):
-            if not found:  # its last messages come first
+            if not received:  # its last messages come first
                 raise self._lost() from None
-        return found
+        return received
 
     def close(self) -> None:
         """See :meth:`RankHandle.close`."""
@@ -301,18 +301,18 @@ class RankProcess(RankHandle):
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
-            how = "closed its connection"
+            event = "closed its connection"
         else:
-            how = (
+            event = (
                 f"was ended by {signal.Signals(-code).name}"
                 if code < 0
                 else f"ended with status {code}"
             )
-        return RankLostError(f"{self.name} {how}. {RESTART_NOTE}")
+        return RankLostError(f"{self.name} {event}. {RESTART_NOTE}")
 
 
-def _pack(about: dict[str, Any], payload: bytes = b"") -> bytes:
-    return json.dumps(about).encode() + b"\n" + payload
+def _pack(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    return json.dumps(header).encode() + b"\n" + payload
 
 
 def _unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
@@ -321,9 +321,9 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _status(message: bytes) -> RankStatus:
-    about, payload = _unpack(message)
-    step = about["step"] and tuple(about["step"])
-    return RankStatus(about["kind"], about["progress"], step, payload, tuple(about["error"]))
+    header, payload = _unpack(message)
+    step = header["step"] and tuple(header["step"])
+    return RankStatus(header["kind"], header["progress"], step, payload, tuple(header["error"]))
 
 
 class _Parent:
@@ -337,7 +337,7 @@ class _Parent:
 
     def send(self, status: RankStatus) -> None:
         """Send a status; end this process if the parent is gone."""
-        about = {
+        header = {
             "kind": status.kind,
             "progress": status.progress,
             "step": status.step,
@@ -345,7 +345,7 @@ class _Parent:
         }
         try:
             with self._sending:
-                self._connection.send_bytes(_pack(about, status.payload))
+                self._connection.send_bytes(_pack(header, status.payload))
         except OSError:
             os._exit(1)
 
@@ -371,8 +371,8 @@ def main(connection: Connection) -> None:
         )
     )
     while True:
-        about, payload = parent.requests.get()
-        if about["command"] == "close":
+        header, payload = parent.requests.get()
+        if header["command"] == "close":
             break
         parent.send(_infer(parent, rank, payload))
     rank.close()

@@ -267,12 +267,12 @@ class PolicyClient:
 
     async def _greet(self, tcp: socket.socket) -> _Connection:
         """Complete the handshake and read the metadata, within the handshake timeout."""
-        made: list[_Connection] = []
+        connections: list[_Connection] = []
 
         # so that a failed handshake can be aborted
         def remember(*args: Any, **kwargs: Any) -> _Connection:
-            made.append(_Connection(*args, **kwargs))
-            return made[0]
+            connections.append(_Connection(*args, **kwargs))
+            return connections[0]
 
         try:
             async with asyncio.timeout(self.config.handshake_s):
@@ -297,8 +297,8 @@ class PolicyClient:
             asyncio.CancelledError,
         ) as error:
             # a malformed response, followed by silence
-            broken = made[0].protocol.handshake_exc if made else None
-            for connection in made:
+            broken = connections[0].protocol.handshake_exc if connections else None
+            for connection in connections:
                 connection.abort()
             tcp.close()
             if isinstance(error, asyncio.CancelledError):
@@ -396,11 +396,11 @@ class PolicyClient:
                     f"{self._uri} does not accept a request that large; send smaller pictures."
                 )
             case ConnectionClosed() if error.rcvd is not None:
-                said = f"code {error.rcvd.code}" + (
+                reason = f"code {error.rcvd.code}" + (
                     f", {short(error.rcvd.reason)}" if error.rcvd.reason else ""
                 )
                 return ServiceClosedError(
-                    f"{self._uri} closed the connection while {doing} ({said})."
+                    f"{self._uri} closed the connection while {doing} ({reason})."
                 )
             case _:
                 return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")

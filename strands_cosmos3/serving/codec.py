@@ -178,10 +178,10 @@ def _from_wire(value: dict[Any, Any], writable: bool, strict: bool) -> Any:
             f"an array's dtype must be text, got {type(name).__name__}; allowed: {_DTYPE_NAMES}."
         )
     if name not in _DTYPES:
-        found = UnsupportedArray(name[:40])
+        unsupported = UnsupportedArray(name[:40])
         if strict:
-            raise WireFormatError(str(found))
-        return found
+            raise WireFormatError(str(unsupported))
+        return unsupported
     return (
         _array(value, _DTYPES[name], writable) if _ARRAY in value else _scalar(value, _DTYPES[name])
     )

@@ -71,11 +71,11 @@ class HttpPolicyClient:
             try:
                 if self.metadata is None:
                     self.metadata = self._info()
-                said = cast(
+                body = cast(
                     "Mapping[str, Any]", message(self.metadata) if callable(message) else message
                 )
-                path = PREDICT_BATCH if "items" in said else PREDICT
-                value = read(self._json(*self._call("POST", path, _encoded(said))))
+                path = PREDICT_BATCH if "items" in body else PREDICT
+                value = read(self._json(*self._call("POST", path, _encoded(body))))
                 complete = True
                 return value
             finally:
@@ -186,25 +186,25 @@ class HttpPolicyClient:
                 f"{self._url} refused access (HTTP {status}); pass api_key= the server's token."
             )
         try:
-            said = parse(body)
+            content = parse(body)
         except WireFormatError as error:
             if status != 200:
                 text = short(body[:2000].decode("utf-8", "replace"))
-                known = (
+                refusal = (
                     (ServiceRefusedError, "refused the request")
                     if status in (408, 413, 503)
                     else None
                 )
-                kind, what = known or (ServiceUnreadableError, "is not a LIBERO server")
-                raise kind(f"{self._url} {what} (HTTP {status}: {text}).") from None
+                kind, problem = refusal or (ServiceUnreadableError, "is not a LIBERO server")
+                raise kind(f"{self._url} {problem} (HTTP {status}: {text}).") from None
             raise ServiceUnreadableError(
                 f"the answer of {self._url} cannot be read: {error}"
             ) from None
         if status != 200:
             raise ServiceRefusedError(
-                f"{self._url} refused the request (HTTP {status}: {short(said.get('error', ''))})."
+                f"{self._url} refused the request (HTTP {status}: {short(content.get('error', ''))})."
             )
-        return said
+        return content
 
     def _expire(self) -> None:
         self._expired = True
@@ -212,10 +212,10 @@ class HttpPolicyClient:
 
     def _hang_up(self) -> None:
         """Shut the connection down, which ends what waits for it in another thread."""
-        if (held := self._socket) is not None:
+        if (open_socket := self._socket) is not None:
             with suppress(OSError):
                 # not SSLSocket's, which would go on without TLS
-                socket.socket.shutdown(held, socket.SHUT_RDWR)
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
     def _named(self, error: Exception) -> ServiceError:
         """The typed error for a failure."""

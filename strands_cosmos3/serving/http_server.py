@@ -63,9 +63,9 @@ class RequestHead:
     @property
     def wants_websocket(self) -> bool:
         """Whether it asks for a WebSocket, and has no body."""
-        asked = ",".join(self.headers.get_all("Upgrade")).strip().lower()
+        upgrade = ",".join(self.headers.get_all("Upgrade")).strip().lower()
         empty = "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
-        return (self.method, asked, empty) == ("GET", "websocket", True)
+        return (self.method, upgrade, empty) == ("GET", "websocket", True)
 
     def body_length(self, most: int) -> int | Reply:
         """Return the length of the body, or the reply that refuses it. ``most`` bytes are read."""
@@ -131,9 +131,9 @@ class HttpProtocol(asyncio.Protocol):
         self._timer.cancel()
         assert self.transport is not None
         head = _parsed(self._first[:size]) if is_get and len(_END) <= size <= _HEAD_BYTES else None
-        wanted = head is not None and head.wants_websocket
-        refusal = self._check_handshake(head) if head is not None and wanted else None
-        if wanted and refusal is None:
+        wants_websocket = head is not None and head.wants_websocket
+        refusal = self._check_handshake(head) if head is not None and wants_websocket else None
+        if wants_websocket and refusal is None:
             protocol = self._websocket()
         else:
             protocol = asyncio.StreamReaderProtocol(
@@ -243,7 +243,7 @@ def _parsed(raw: bytes) -> RequestHead | None:
     # websockets reads no longer ones
     if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):
         return None
-    headers = Headers([(found[1], found[2].rstrip()) for found in fields if found is not None])
+    headers = Headers([(match[1], match[2].rstrip()) for match in fields if match is not None])
     return RequestHead(words[0], words[1].partition("?")[0], headers)
 
 

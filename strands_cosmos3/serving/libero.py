@@ -64,12 +64,12 @@ def parse(body: bytes) -> dict[str, Any]:
     if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MAX_MARKS:
         raise WireFormatError(f"the message has more than {_MAX_MARKS} values.")
     try:
-        said: Any = json.loads(body.decode())
+        content: Any = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise WireFormatError(f"the message is not JSON: {short(error)}.") from None
-    if not isinstance(said, dict):
-        raise WireFormatError(f"the message must be a JSON object, got {type(said).__name__}.")
-    return cast("dict[str, Any]", said)
+    if not isinstance(content, dict):
+        raise WireFormatError(f"the message must be a JSON object, got {type(content).__name__}.")
+    return cast("dict[str, Any]", content)
 
 
 def is_json(content_types: Sequence[str], encodings: Sequence[str]) -> bool:
@@ -89,8 +89,8 @@ def items_of(body: bytes, batch: bool) -> list[Mapping[str, Any]]:
     Raises:
         WireFormatError: It is not JSON, or has no list of 1 to 64 items.
     """
-    said = parse(body)
-    items = said.get("items") if batch else [said]
+    content = parse(body)
+    items = content.get("items") if batch else [content]
     if not isinstance(items, list) or not 1 <= len(cast("list[Any]", items)) <= MAX_ITEMS:
         raise WireFormatError(f"'items' must be a list of 1 to {MAX_ITEMS} requests.")
     if any(not isinstance(item, dict) for item in cast("list[Any]", items)):
@@ -181,9 +181,9 @@ def encode_batch(replies: Sequence[str]) -> str:
     return json.dumps({"actions": [json.loads(reply)["action"] for reply in replies]})
 
 
-def encode_error(said: str, batch: bool) -> str:
+def encode_error(message: str, batch: bool) -> str:
     """Return the reply that says an error."""
-    return json.dumps({"actions" if batch else "action": [], "error": said})
+    return json.dumps({"actions" if batch else "action": [], "error": message})
 
 
 def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
@@ -230,14 +230,14 @@ def decode_replies(
     """
     if reply.get("error"):
         raise ServiceRefusedError(f"the server reports an error: {short(reply['error'])}")
-    said = reply.get("actions") if batch else [reply.get("action")]
-    chunks = cast("list[Any]", said) if isinstance(said, list) else []
+    actions = reply.get("actions") if batch else [reply.get("action")]
+    chunks = cast("list[Any]", actions) if isinstance(actions, list) else []
     if len(chunks) != len(requests) or not all(isinstance(rows, list) for rows in chunks):
         have = ", ".join(str(key)[:40] for key in list(reply)[:8]) or "no keys"
-        what = f"list 'actions' of {len(requests)} chunks" if batch else "list 'action'"
-        raise ServiceUnreadableError(f"the reply has no {what}; it has {have}.")
+        expected = f"list 'actions' of {len(requests)} chunks" if batch else "list 'action'"
+        raise ServiceUnreadableError(f"the reply has no {expected}; it has {have}.")
     video = None if batch else _video(reply.get("video"))
-    return [_chunk(one, request, video) for one, request in zip(chunks, requests, strict=True)]
+    return [_chunk(rows, request, video) for rows, request in zip(chunks, requests, strict=True)]
 
 
 def _chunk(rows: Any, request: Request, video: NDArray[np.uint8] | None) -> ActionChunk:

@@ -28,10 +28,10 @@ class Histogram:
         """Return the samples of the text format by suffix."""
         bounds = (*map(str, _BUCKETS_S), "+Inf")
         cumulative = itertools.accumulate(self._within)
-        found: dict[str, float] = {
+        values: dict[str, float] = {
             f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, cumulative, strict=True)
         }
-        return found | {"_sum": self._seconds, "_count": sum(self._within)}
+        return values | {"_sum": self._seconds, "_count": sum(self._within)}
 
 
 @dataclass
@@ -64,9 +64,9 @@ class Metrics:
         inference.
         """
         refused = _labelled("status", self.handshakes_refused)
-        about = ",".join(f'{name}="{value}"' for name, value in sorted(self.about.items()))
+        labels = ",".join(f'{name}="{value}"' for name, value in sorted(self.about.items()))
         families = (
-            _family("info", "gauge", "What is served.", {f"{{{about}}}": 1}),
+            _family("info", "gauge", "What is served.", {f"{{{labels}}}": 1}),
             _family(
                 "requests_total",
                 "counter",

@@ -128,9 +128,9 @@ Caught = TypeVar("Caught")
 
 
 def _refusal(error: Cosmos3Error) -> Answer:
-    said = wire.printable(f"{type(error).__name__}: {error}")
-    logger.warning("request refused: %s", said)
-    return Answer(said, "error")
+    text = wire.printable(f"{type(error).__name__}: {error}")
+    logger.warning("request refused: %s", text)
+    return Answer(text, "error")
 
 
 @dataclass
@@ -231,10 +231,12 @@ class ServedPolicy:
         Never raises: an error becomes a line of text; its traceback is logged here only. One
         message's error is not another's.
         """
-        first = [self._caught(lambda one=one: self._prepare(one)) for one in messages]
-        pending = [i for i, one in enumerate(first) if isinstance(one, _PendingInference)]
-        answers = {i: one for i, one in enumerate(first) if isinstance(one, Answer)}
-        questions = [one for one in first if isinstance(one, _PendingInference)]
+        first = [
+            self._caught(lambda message=message: self._prepare(message)) for message in messages
+        ]
+        pending = [i for i, message in enumerate(first) if isinstance(message, _PendingInference)]
+        answers = {i: message for i, message in enumerate(first) if isinstance(message, Answer)}
+        questions = [message for message in first if isinstance(message, _PendingInference)]
         answers |= dict(zip(pending, self._infer_all(questions), strict=True))
         return [answers[i] for i in range(len(messages))]
 
@@ -249,7 +251,9 @@ class ServedPolicy:
                 logger.info(
                     "a batch failed; its requests are inferred for one by one", exc_info=True
                 )
-        return [self._caught(lambda one=one: self._infer([one])[0]) for one in pending]
+        return [
+            self._caught(lambda request=request: self._infer([request])[0]) for request in pending
+        ]
 
     def _caught(self, work: Callable[[], Caught]) -> Caught | Answer:
         try:
@@ -270,18 +274,18 @@ class ServedPolicy:
         if isinstance(message.frame, Mapping):
             request = libero.decode_request(message.frame, self.seed)
             return _PendingInference(message.frame, session, request)
-        said = self._read(message.frame)
-        endpoint = said.get(wire.ENDPOINT)
+        content = self._read(message.frame)
+        endpoint = content.get(wire.ENDPOINT)
         if session.protocol == "vllm-omni":
-            wire.require_vllm_address(said)
+            wire.require_vllm_address(content)
         if endpoint == "reset":
             return self._reset(session)
         if session.protocol == "vllm-omni":
-            if (name := said.get(wire.SESSION) or session.name or "default") != session.name:
+            if (name := content.get(wire.SESSION) or session.name or "default") != session.name:
                 session.name, session.started_s, session.calls = name, None, 0
             session.bare = True
         session.bare |= endpoint == "infer"
-        return self._pending(said, session)
+        return self._pending(content, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
         if isinstance(frame, str):
@@ -315,14 +319,14 @@ class ServedPolicy:
 
     def _infer(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         started_s = time.monotonic()
-        requests = [one.request for one in pending]
+        requests = [item.request for item in pending]
         try:
-            found = (
+            inferred = (
                 [self.backend.infer(requests[0])]
                 if len(requests) == 1
                 else self.backend.infer_batch(requests)
             )
-            chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in found]
+            chunks = [instance_of(chunk, ActionChunk, "the backend's answer") for chunk in inferred]
         except InstructionError:  # the client's
             raise
         except (NonFiniteError, InputError) as error:
@@ -330,10 +334,10 @@ class ServedPolicy:
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
         answers = [
-            self._reply(one, chunk, infer_s) for one, chunk in zip(pending, chunks, strict=True)
+            self._reply(item, chunk, infer_s) for item, chunk in zip(pending, chunks, strict=True)
         ]
-        for one in pending:
-            one.session.calls += 1
+        for item in pending:
+            item.session.calls += 1
         return answers
 
     def _reply(self, pending: _PendingInference, chunk: ActionChunk, infer_s: float) -> Answer:

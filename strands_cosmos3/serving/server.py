@@ -177,9 +177,9 @@ class PolicyServer:
         await asyncio.wait({warm, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if warm.done() and (error := warm.exception()) is not None:
-            said = str(error) if isinstance(error, Cosmos3Error) else repr(error)
+            reason = str(error) if isinstance(error, Cosmos3Error) else repr(error)
             raise BackendError(
-                f"the warm-up of the backend failed, so it is not served: {said}"
+                f"the warm-up of the backend failed, so it is not served: {reason}"
             ) from error
         logger.info("warmed up in %.2f s", time.monotonic() - started)
 
@@ -204,10 +204,10 @@ class PolicyServer:
             )
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            what = (
+            problem = (
                 "is in use; choose another --port" if taken else f"cannot be used: {error.strerror}"
             )
-            raise ConfigError(f"{self.config.host}:{self.config.port} {what}.") from None
+            raise ConfigError(f"{self.config.host}:{self.config.port} {problem}.") from None
 
     async def _drain(self, server: Server) -> None:
         """Accept nothing new, wait up to ``grace_s`` for running requests, then close all
@@ -265,8 +265,8 @@ class PolicyServer:
             return self._websockets_only()
         if "Origin" in head.headers:
             return self._no_web_pages()
-        said = {"status": "ok"} if head.path == "/" else self._policies[0].info()
-        return Reply(HTTPStatus.OK, json.dumps(said), JSON)
+        status = {"status": "ok"} if head.path == "/" else self._policies[0].info()
+        return Reply(HTTPStatus.OK, json.dumps(status), JSON)
 
     def _authenticate(self, headers: Headers) -> Reply | None:
         if self._tokens is None or self._tokens.client_of(headers) is not None:
@@ -387,11 +387,11 @@ class PolicyServer:
         whole = [answer for answer in answers if answer is not None]
         if len(whole) < len(answers):
             return None
-        said = next((str(answer.frame) for answer in whole if answer.failed), None)
+        error = next((str(answer.frame) for answer in whole if answer.failed), None)
         frames = [str(answer.frame) for answer in whole]
         text = (
-            libero.encode_error(said, batch)
-            if said is not None
+            libero.encode_error(error, batch)
+            if error is not None
             else libero.encode_batch(frames)
             if batch
             else frames[0]
@@ -414,7 +414,9 @@ class PolicyServer:
         """Close the connection that has been idle for longest, if that is long enough; return
         whether there was one.
         """
-        client = min(self._idle_since, key=lambda one: self._idle_since[one], default=None)
+        client = min(
+            self._idle_since, key=lambda connection: self._idle_since[connection], default=None
+        )
         if client is None or time.monotonic() - self._idle_since[client] < self.config.idle_s:
             return False
         del self._idle_since[client]
@@ -497,17 +499,17 @@ class PolicyServer:
                 [message for message, over in zip(messages, late, strict=True) if not over]
             )
         )
-        made: list[Answer] = []
+        answered: list[Answer] = []
         for message, over in zip(messages, late, strict=True):
             waited_s = now - message.arrived_s
-            said = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
-            made.append(
+            reason = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
+            answered.append(
                 replace(
-                    Answer(f"BackendError: {said}", "late") if over else next(answers),
+                    Answer(f"BackendError: {reason}", "late") if over else next(answers),
                     waited_s=waited_s,
                 )
             )
-        return made
+        return answered
 
     def _count(self, answer: Answer | None) -> None:
         """Count a request that was answered, or whose client left."""

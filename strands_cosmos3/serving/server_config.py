@@ -74,25 +74,25 @@ class Tokens:
                 f"{str(path)!r} must have one token per line, with or without the client's name "
                 "before it."
             )
-        named = [
+        pairs = [
             (line[0] if len(line) == 2 else f"client {i}", line[-1])
             for i, line in enumerate(words, 1)
         ]
-        if len(dict(named)) < len(named):
+        if len(dict(pairs)) < len(pairs):
             raise ConfigError(f"{str(path)!r} names a client twice.")
-        return cls(dict(named))
+        return cls(dict(pairs))
 
     def client_of(self, headers: Headers) -> str | None:
         """Return whose token ``Authorization: Api-Key <token>`` or ``Bearer <token>`` has; None
         if no client has it.
         """
-        shown = headers.get_all("Authorization")
-        scheme, _, given = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        found = None
+        values = headers.get_all("Authorization")
+        scheme, _, presented = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        owner = None
         for client, token in self.by_client.items():  # compare all, so that the time tells nothing
-            if hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()):
-                found = client
-        return found if scheme.lower() in _SCHEMES else None
+            if hmac.compare_digest(presented.strip().encode("utf-8", "replace"), token.encode()):
+                owner = client
+        return owner if scheme.lower() in _SCHEMES else None
 
 
 @dataclass(frozen=True)

@@ -123,10 +123,10 @@ def get_dialect(name: str) -> Dialect:
     """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid
     names.
     """
-    known = {**DIALECTS, LIBERO.name: LIBERO}
-    if name not in known:
-        raise UnknownNameError("dialect", name, known)
-    return known[name]
+    dialects = {**DIALECTS, LIBERO.name: LIBERO}
+    if name not in dialects:
+        raise UnknownNameError("dialect", name, dialects)
+    return dialects[name]
 
 
 @cache
@@ -157,13 +157,13 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
     Raises:
         ServiceUnreadableError: It is one that this client does not know, e.g. joint velocities.
     """
-    own, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
-    if isinstance(own, str) or theirs is None:
-        return own if isinstance(own, str) else None
+    ours, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
+    if isinstance(ours, str) or theirs is None:
+        return ours if isinstance(ours, str) else None
     if theirs not in _VLLM_SPACES:
         readable = ", ".join(_VLLM_SPACES)
-        said = f"the server's actions are {short(theirs)!r}; this client reads {readable}"
-        raise ServiceUnreadableError(f"{said}. If the server is mistaken, pass action_space=.")
+        problem = f"the server's actions are {short(theirs)!r}; this client reads {readable}"
+        raise ServiceUnreadableError(f"{problem}. If the server is mistaken, pass action_space=.")
     return _VLLM_SPACES[theirs]
 
 
@@ -178,7 +178,7 @@ def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
         "needs_stereo_camera": False,
         "needs_session_id": False,
         VLLM_SPACE: next(
-            (theirs for theirs, own in _VLLM_SPACES.items() if own == space.name), space.name
+            (theirs for theirs, ours in _VLLM_SPACES.items() if ours == space.name), space.name
         ),
     }
 
@@ -406,9 +406,9 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
-        wanted, got = request.action_space.name, chunk.action_space.name
+        requested, got = request.action_space.name, chunk.action_space.name
         raise ActionSpaceError(
-            f"the request asks for {wanted!r}, but the backend returned {got!r}."
+            f"the request asks for {requested!r}, but the backend returned {got!r}."
         )
     if meaning == "joint_position":
         columns, gripper = chunk.action[:, :7], chunk.action[:, 7].clip(0.0, 1.0)
@@ -581,9 +581,9 @@ def vllm_seed(message: Mapping[str, Any], default: int) -> int:
     )
 
 
-def vllm_error(said: str) -> dict[str, str]:
+def vllm_error(message: str) -> dict[str, str]:
     """Return the message that says an error on vLLM-Omni's path."""
-    return {"type": "error", "message": said}
+    return {"type": "error", "message": message}
 
 
 def reset_reply(bare: bool) -> str | dict[str, str]:

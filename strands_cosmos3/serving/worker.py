@@ -127,10 +127,10 @@ class Workers(Generic[Tool, Job, Result]):
     def _do_next(self, number: int, tool: Tool) -> bool:
         """Wait for jobs and do them; False once the queue is closed and empty."""
         taken = self._queue.take(self._most)
-        wanted = [(future, job) for future, job in taken if future.set_running_or_notify_cancel()]
-        if wanted:
-            jobs = [job for _, job in wanted]
-            self._do(number, [future for future, _ in wanted], lambda: self._work(tool, jobs))
+        running = [(future, job) for future, job in taken if future.set_running_or_notify_cancel()]
+        if running:
+            jobs = [job for _, job in running]
+            self._do(number, [future for future, _ in running], lambda: self._work(tool, jobs))
         return bool(taken)
 
     def _do(

@@ -21,7 +21,10 @@ _STILL = (0, 0, 0, 1, 0, 0, 0, 1, 0, 0.5)  # a state row: the identity, and a ha
 
 
 def require_acting(
-    checkpoint: Checkpoint, embodiment: Embodiment, space: ActionSpace, given: Iterable[str] = ()
+    checkpoint: Checkpoint,
+    embodiment: Embodiment,
+    space: ActionSpace,
+    stated_fields: Iterable[str] = (),
 ) -> None:
     """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported, or
     not what is needed.
@@ -29,30 +32,30 @@ def require_acting(
     Args:
         given: Fields of the contract that the caller states.
     """
-    checkpoint.require_contract(given)
-    known, wrong = checkpoint.metadata, list[str]()
+    checkpoint.require_contract(stated_fields)
+    metadata, wrong = checkpoint.metadata, list[str]()
     if other := _other_domain(checkpoint, embodiment):
-        wrong.append(f"{other}; pass embodiment={known['domain']!r}, {_REMEDY}")
-    if checkpoint.needs_contract and known["action_space"] != space.name:
-        wrong.append(f"its action space is {known['action_space']!r}, not {space.name!r}")
-    elif known.get("width", space.width) != space.width:
+        wrong.append(f"{other}; pass embodiment={metadata['domain']!r}, {_REMEDY}")
+    if checkpoint.needs_contract and metadata["action_space"] != space.name:
+        wrong.append(f"its action space is {metadata['action_space']!r}, not {space.name!r}")
+    elif metadata.get("width", space.width) != space.width:
         wrong.append(
-            f"its rows have {known['width']} columns, {space.name!r} rows of {embodiment.name!r} "
+            f"its rows have {metadata['width']} columns, {space.name!r} rows of {embodiment.name!r} "
             f"{space.width}"
         )
-    if known.get("normalization", "none") != "none" and not space.normalized:
+    if metadata.get("normalization", "none") != "none" and not space.normalized:
         wrong.append(
-            f"its {space.name!r} rows are normalised ({known['normalization']}), which is not "
+            f"its {space.name!r} rows are normalised ({metadata['normalization']}), which is not "
             "supported"
         )
-    if known.get("gripper") == "1=closed":
+    if metadata.get("gripper") == "1=closed":
         wrong.append("its gripper column counts 1 as closed, which is not supported")
     if (
         embodiment.rig is not None
-        and tuple(known.get("views", embodiment.rig.views)) != embodiment.rig.views
+        and tuple(metadata.get("views", embodiment.rig.views)) != embodiment.rig.views
     ):
         wrong.append(
-            f"its views are {', '.join(known['views'])}, those of {embodiment.name!r} "
+            f"its views are {', '.join(metadata['views'])}, those of {embodiment.name!r} "
             f"{', '.join(embodiment.rig.views)}"
         )
     if wrong:
@@ -109,7 +112,7 @@ def rehearse(checkpoint: Checkpoint) -> None:
     processor = Cosmos3PolicyProcessor.for_checkpoint(
         checkpoint, domain_name=domain.name, action_space=space.name, action_chunk_size=rows
     )
-    given = {"task": "act", "images": np.zeros((48, 64, 3), np.uint8)}
+    raw_input = {"task": "act", "images": np.zeros((48, 64, 3), np.uint8)}
     if space.state_row or checkpoint.state_row is not None:
-        given["state"] = np.zeros(space.width) if space.state_row else _STILL
-    processor.preprocess(given)
+        raw_input["state"] = np.zeros(space.width) if space.state_row else _STILL
+    processor.preprocess(raw_input)

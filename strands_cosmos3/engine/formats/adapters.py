@@ -102,18 +102,18 @@ class Adapter(OnBase):
         return single[0]
 
     def _config(self) -> dict[str, Any]:
-        found = [name for name in CONFIGS if self.has(name)]
-        if len(found) > 1:
-            raise LayoutError(f"{self.root} holds {' and '.join(found)}; keep the one that counts.")
-        config = self.read(found[0]) if found else {}
-        if found:
+        names = [name for name in CONFIGS if self.has(name)]
+        if len(names) > 1:
+            raise LayoutError(f"{self.root} holds {' and '.join(names)}; keep the one that counts.")
+        config = self.read(names[0]) if names else {}
+        if names:
             require_implemented(
-                config, _IMPLEMENTED, self.root / found[0], "Merge it where it was made."
+                config, _IMPLEMENTED, self.root / names[0], "Merge it where it was made."
             )
-        named, base = config.get(_BASE), self._base().root
-        if named and repository_of(base).split("/")[-1] not in str(named).split("/"):
+        base_name, base = config.get(_BASE), self._base().root
+        if base_name and repository_of(base).split("/")[-1] not in str(base_name).split("/"):
             raise LayoutError(
-                f"{self.root / found[0]}: {_BASE} = {shown(named)}, and the base here is {base}; "
+                f"{self.root / names[0]}: {_BASE} = {shown(base_name)}, and the base here is {base}; "
                 "name that base, or correct "
                 "the line if it is the same checkpoint."
             )
@@ -122,17 +122,17 @@ class Adapter(OnBase):
     def _scale(
         self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]
     ) -> float:
-        stated: list[list[Any]] = [
+        values_of: list[list[Any]] = [
             [config[name] for name in names if name in config] for names in (_RANK, _ALPHA)
         ]
         rank, alpha = cast(
-            "tuple[Any, Any]", tuple(values[0] if values else None for values in stated)
+            "tuple[Any, Any]", tuple(values[0] if values else None for values in values_of)
         )
-        if any(value != values[0] for values in stated for value in values):
-            said = ", ".join(
+        if any(value != values[0] for values in values_of for value in values):
+            listed = ", ".join(
                 f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config
             )
-            raise LayoutError(f"{self.root}: its config contradicts itself: {said}.")
+            raise LayoutError(f"{self.root}: its config contradicts itself: {listed}.")
         if (
             type(rank) is not int
             or rank < 1
@@ -169,22 +169,22 @@ def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, st
     pairs: dict[str, dict[str, str]] = {}
     for key in files.shapes:
         bare = _PREFIX.sub("", key)
-        found = _FACTOR.search(bare)
-        if found is None:
-            side, held = bare, whole
+        factor = _FACTOR.search(bare)
+        if factor is None:
+            side, stored = bare, whole
         else:
-            side = {"down": "A", "up": "B"}.get(found[1], found[1])
-            held = pairs.setdefault(f"{bare[: found.start()]}.weight", {})
-        if side in held:
+            side = {"down": "A", "up": "B"}.get(factor[1], factor[1])
+            stored = pairs.setdefault(f"{bare[: factor.start()]}.weight", {})
+        if side in stored:
             raise WeightsError(
-                f"{readable(key)} and {readable(held[side])} are both {readable(bare)}; one is "
+                f"{readable(key)} and {readable(stored[side])} are both {readable(bare)}; one is "
                 "wrong."
             )
-        held[side] = key
+        stored[side] = key
     if half := [name for name in pairs if set(pairs[name]) != {"A", "B"}]:
         raise WeightsError(
             f"{readable(half[0])} has only one of its two low-rank factors; download it again."
         )
-    names, seen = renamed(pairs, "")
-    of = {**names, **{bare: bare for bare in seen}}
+    names, unnamed = renamed(pairs, "")
+    of = {**names, **{bare: bare for bare in unnamed}}
     return whole, {name: (pairs[bare]["A"], pairs[bare]["B"]) for name, bare in of.items()}

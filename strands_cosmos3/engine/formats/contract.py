@@ -46,7 +46,7 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 
 def _one_of(*valid: object) -> Callable[[Any], bool]:
     return lambda value: any(
-        value is one or (type(value) is type(one) and value == one) for one in valid
+        value is choice or (type(value) is type(choice) and value == choice) for choice in valid
     )
 
 
@@ -73,12 +73,12 @@ def _domain(value: Any) -> bool:
 
 
 def _views(value: Any) -> bool:
-    named = (
+    are_names = (
         isinstance(value, list)
         and 0 < len(value) <= 8
         and all(isinstance(v, str) and 0 < len(v) < 80 for v in value)
     )
-    return named and len(set(value)) == len(value)
+    return are_names and len(set(value)) == len(value)
 
 
 def _figures(value: Any, raw: bool = True) -> bool:
@@ -142,19 +142,19 @@ def read_contract(path: Path, root: Path) -> dict[str, Any]:
     """
     require_file(contained(path, root, "checkpoint", ContractError), ContractError, _MAX_BYTES)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be read as TOML ({str(error)[:200]}); docs/formats.md shows an example."
         ) from None
-    known = known_contract(found["like"]) if "like" in found else {}
-    named = found.get(_STATISTICS)
-    if isinstance(named, str) and named.endswith(".json"):
-        file = contained(path.parent / named, root, "checkpoint", ContractError)
-        found[_STATISTICS] = figures_of(
+    inherited = known_contract(fields["like"]) if "like" in fields else {}
+    statistics = fields.get(_STATISTICS)
+    if isinstance(statistics, str) and statistics.endswith(".json"):
+        file = contained(path.parent / statistics, root, "checkpoint", ContractError)
+        fields[_STATISTICS] = figures_of(
             read_json(file, ContractError, f"{path} names it as statistics."), file
         )
-    return checked(known | found, str(path))
+    return checked(inherited | fields, str(path))
 
 
 def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -179,27 +179,27 @@ def _block(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The figures of the one block that has some; ContractError if there are several, and they
     differ.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_block: dict[str, dict[str, Any]] = {}
     for name, block in blocks.items():
         if isinstance(block, Mapping) and (
-            held := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
+            figures := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
         ):
-            found[name] = held
-    if any(held != next(iter(found.values())) for held in found.values()):
-        named = " and ".join(repr(name) if name else "the top level" for name in found)
+            by_block[name] = figures
+    if any(figures != next(iter(by_block.values())) for figures in by_block.values()):
+        listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
         raise ContractError(
-            f"{path}: {named} hold different figures; keep the ones that the rows were normalised "
+            f"{path}: {listed} hold different figures; keep the ones that the rows were normalised "
             "with."
         )
-    return next(iter(found.values()), {})
+    return next(iter(by_block.values()), {})
 
 
-def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+def checked(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of a contract; raises ContractError for an unknown one, or a value that is not
     valid.
     """
     valid = {**FIELDS, **OPTIONAL}
-    for name, value in found.items():
+    for name, value in fields.items():
         if name in _LINKS:
             if name != "sources" and not isinstance(value, str):
                 raise ContractError(f"{where}: {name} must be a string, got {shown(value)}.")
@@ -209,7 +209,7 @@ def checked(found: Mapping[str, Any], where: str) -> dict[str, Any]:
             )
         elif not valid[name][0](value):
             raise ContractError(f"{where}: {name} must be {valid[name][1]}; got {shown(value)}.")
-    return {name: value for name, value in found.items() if name != "sources"}
+    return {name: value for name, value in fields.items() if name != "sources"}
 
 
 def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,77 +224,77 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
     Raises ContractError, with both sources, where one contradicts another, or what follows from the
     others.
     """
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     said_by: dict[str, str] = {}
     wrong: list[str] = []
 
-    def compare(source: str, stated: Mapping[str, Any], keep: bool) -> None:
-        for name, value in stated.items():
+    def compare(source: str, values: Mapping[str, Any], keep: bool) -> None:
+        for name, value in values.items():
             if value is None:
                 continue
-            if name in known and not _agree(name, known[name], value):
+            if name in fields and not _agree(name, fields[name], value):
                 wrong.append(
-                    f"{name} is {shown(known[name])} in {said_by[name]} and {shown(value)} in "
+                    f"{name} is {shown(fields[name])} in {said_by[name]} and {shown(value)} in "
                     f"{source}"
                 )
-            elif name in known and isinstance(value, Mapping):
-                known[name] = {**known[name], **value}
-            elif keep and name not in known:
-                known[name], said_by[name] = value, source
+            elif name in fields and isinstance(value, Mapping):
+                fields[name] = {**fields[name], **value}
+            elif keep and name not in fields:
+                fields[name], said_by[name] = value, source
 
-    for source, stated in sources:
-        compare(source, stated, keep=True)
+    for source, values in sources:
+        compare(source, values, keep=True)
     valid = {
         name: value
-        for name, value in known.items()
+        for name, value in fields.items()
         if not foreign or name not in FIELDS or FIELDS[name][0](value)
     }
-    for source, stated in _implied(valid):
-        compare(source, stated, keep=False)
+    for source, values in _implied(valid):
+        compare(source, values, keep=False)
     if wrong:
         raise ContractError(f"{where}: {'; '.join(wrong)}. One of the two is wrong; correct it.")
-    return {name: known[name] for name in valid if name not in _ONLY_COMPARED}
+    return {name: fields[name] for name in valid if name not in _ONLY_COMPARED}
 
 
-def _agree(name: str, one: Any, other: Any) -> bool:
-    if name == "domain" and _domain(one) and _domain(other):
-        return get_embodiment(one) is get_embodiment(other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_agree(key, one[key], other[key]) for key in one.keys() & other.keys())
-    return one == other
+def _agree(name: str, first: Any, second: Any) -> bool:
+    if name == "domain" and _domain(first) and _domain(second):
+        return get_embodiment(first) is get_embodiment(second)
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return all(_agree(key, first[key], second[key]) for key in first.keys() & second.keys())
+    return first == second
 
 
-def _implied(known: Mapping[str, Any]) -> Iterator[Stated]:
+def _implied(fields: Mapping[str, Any]) -> Iterator[Stated]:
     """What follows from the fields: a source like any other, except that it fills in none."""
-    statistics: Any = known.get(_STATISTICS)
+    statistics: Any = fields.get(_STATISTICS)
     for block in (statistics, statistics.get("raw", {})) if isinstance(statistics, Mapping) else ():
         yield from (
             (f"the list {name} of the statistics", {"width": len(block[name])})
             for name in FIGURES
             if name in block
         )
-    if "views" in known:
-        yield "the list of views", {"num_views": len(known["views"])}
-    if "domain" not in known:
+    if "views" in fields:
+        yield "the list of views", {"num_views": len(fields["views"])}
+    if "domain" not in fields:
         return
-    domain = get_embodiment(known["domain"])
-    about = f"embodiment {domain.name!r}"
+    domain = get_embodiment(fields["domain"])
+    source = f"embodiment {domain.name!r}"
     yield (
-        about,
+        source,
         {
             "domain_id": domain.domain_id,
             "views": None if domain.rig is None else list(domain.rig.views),
         },
     )
-    if (domain.gripper is None) != (known.get("gripper") == "none"):
-        yield about, {"gripper": "none" if domain.gripper is None else "1=open or 1=closed"}
+    if (domain.gripper is None) != (fields.get("gripper") == "none"):
+        yield source, {"gripper": "none" if domain.gripper is None else "1=open or 1=closed"}
     if isinstance(statistics, str) and get_embodiment(statistics).stats != domain.stats:
-        yield about, {_STATISTICS: domain.stats or "not packaged"}
-    if (space := domain.spaces.get(known.get("action_space", ""))) is not None:
-        row = {} if known.get("state") else {"state_row": space.state_row}
-        yield f"{space.name} rows of {about}", {"width": space.width, **row}
+        yield source, {_STATISTICS: domain.stats or "not packaged"}
+    if (space := domain.spaces.get(fields.get("action_space", ""))) is not None:
+        row = {} if fields.get("state") else {"state_row": space.state_row}
+        yield f"{space.name} rows of {source}", {"width": space.width, **row}
     else:
-        yield about, {"action_space": " or ".join(domain.spaces)}
+        yield source, {"action_space": " or ".join(domain.spaces)}
 
 
 def missing(metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -338,9 +338,9 @@ def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -
     return "\n".join(lines)
 
 
-def require_complete(metadata: Mapping[str, Any], given: Iterable[str], root: Path) -> None:
+def require_complete(metadata: Mapping[str, Any], stated_fields: Iterable[str], root: Path) -> None:
     """Raise ContractError, with the file to fill in, if fields are neither stated nor ``given``."""
-    lacking = [name for name in missing(metadata) if name not in set(given)]
+    lacking = [name for name in missing(metadata) if name not in set(stated_fields)]
     if lacking:
         raise ContractError(
             f"{root} does not state {', '.join(lacking)}, and none of it follows from the "
@@ -368,5 +368,9 @@ def known_contract(name: object) -> dict[str, Any]:
 def toml_value(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {toml_value(one)}" for name, one in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{name} = {toml_value(element)}" for name, element in value.items())
+            + " }"
+        )
     return json.dumps(value)

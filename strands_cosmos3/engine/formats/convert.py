@@ -68,20 +68,20 @@ def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
 def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for one in planned:
-        header[one.name] = {
-            "dtype": one.dtype,
-            "shape": list(one.shape),
-            "data_offsets": [at, at + one.size],
+    for tensor_plan in planned:
+        header[tensor_plan.name] = {
+            "dtype": tensor_plan.dtype,
+            "shape": list(tensor_plan.shape),
+            "data_offsets": [at, at + tensor_plan.size],
         }
-        at += one.size
+        at += tensor_plan.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
-    for one in planned:
-        ((_, tensor),) = one.source.parts({"": (one.key, ())})
-        require_finite(tensor, one.key)
-        flat = tensor.to(DTYPES[one.dtype]).contiguous().reshape(-1)
+    for tensor_plan in planned:
+        ((_, tensor),) = tensor_plan.source.parts({"": (tensor_plan.key, ())})
+        require_finite(tensor, tensor_plan.key)
+        flat = tensor.to(DTYPES[tensor_plan.dtype]).contiguous().reshape(-1)
         if flat.numel():
             yield memoryview(cast("Any", flat.view(torch.uint8).numpy()))
 
@@ -94,13 +94,13 @@ def _write(file: BinaryIO, block: memoryview) -> None:
 def shards_of(planned: Iterable[Planned], most_bytes: int) -> list[list[Planned]]:
     """Consecutive groups of at most ``most_bytes``, or of one larger tensor."""
     groups: list[list[Planned]] = [[]]
-    held = 0
-    for one in planned:
-        if groups[-1] and held + one.size > most_bytes:
+    size = 0
+    for tensor_plan in planned:
+        if groups[-1] and size + tensor_plan.size > most_bytes:
             groups.append([])
-            held = 0
-        groups[-1].append(one)
-        held += one.size
+            size = 0
+        groups[-1].append(tensor_plan)
+        size += tensor_plan.size
     return groups
 
 
@@ -244,9 +244,11 @@ def _describe_released(
         mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
         if len(mine) > 1:
             weight_map = {
-                one.name: name.partition("/")[2] for name, shard in mine.items() for one in shard
+                tensor_plan.name: name.partition("/")[2]
+                for name, shard in mine.items()
+                for tensor_plan in shard
             }
-            total = sum(one.size for shard in mine.values() for one in shard)
+            total = sum(tensor_plan.size for shard in mine.values() for tensor_plan in shard)
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_json(out / folder / f"{STEM}.safetensors.index.json", index)
     write_json(out / "transformer/config.json", layout.transformer_config())
@@ -280,9 +282,9 @@ def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list
 
 
 def _require_said_by_lerobot(checkpoint: Checkpoint) -> None:
-    known = checkpoint.metadata
-    require_complete(known, (), checkpoint.root)
-    if lost := [name for name in ("state", "policy_frames") if known.get(name)]:
+    metadata = checkpoint.metadata
+    require_complete(metadata, (), checkpoint.root)
+    if lost := [name for name in ("state", "policy_frames") if metadata.get(name)]:
         raise ContractError(
             f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have no "
             "word."
@@ -299,10 +301,10 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     figures: dict[str, torch.Tensor] = {}
     if stats is not None:
         stats = stats.raw or stats if method == "quantile_rot" else stats
-        found = {name: getattr(stats, name) for name in FIGURES}
+        rows = {name: getattr(stats, name) for name in FIGURES}
         figures = {
             f"action.{name}": torch.tensor(value)
-            for name, value in found.items()
+            for name, value in rows.items()
             if value is not None
         }
     for name, registry in (
@@ -319,21 +321,21 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
                 "steps": [exported_step(registry, state, checkpoint.metadata)],
             },
         )
-    stated = {
+    fields = {
         name: checkpoint.metadata[name]
         for name in FIELDS
         if name in checkpoint.metadata and name not in _RECORDED
     }
-    stated["composition"] = checkpoint.composition
-    text = "".join(f"{name} = {toml_value(value)}\n" for name, value in stated.items())
+    fields["composition"] = checkpoint.composition
+    text = "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items())
     write_whole(out / CONTRACT, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
-        wanted = (
+        is_tokenizer = (
             file.suffix in (".json", ".txt", ".jinja", ".model") and file.name not in _NOT_TOKENIZER
         )
-        if wanted and file.is_file() and file.stat().st_size < _TOKENIZER_BYTES:
+        if is_tokenizer and file.is_file() and file.stat().st_size < _TOKENIZER_BYTES:
             shutil.copyfile(inside(file, source), target / file.name)

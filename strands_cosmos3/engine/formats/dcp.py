@@ -159,12 +159,12 @@ class DcpFiles(WeightSource):
         require_file(
             path, LayoutError, _MAX_METADATA_BYTES, "A distributed checkpoint has this file."
         )
-        found = unpickle(path.read_bytes(), _ALLOWED, str(path))
+        metadata = unpickle(path.read_bytes(), _ALLOWED, str(path))
         self.shapes, self.dtypes = {}, {}
         self._chunks: dict[str, list[_Chunk]] = {}
         self._dtype_of: dict[str, torch.dtype] = {}
         try:
-            self._read(found)
+            self._read(metadata)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LayoutError(
                 f"{path} does not describe tensors ({shown(str(error))}); download it again."
@@ -174,13 +174,15 @@ class DcpFiles(WeightSource):
     def files(self) -> tuple[Path, ...]:
         return tuple(sorted({chunk.file for chunks in self._chunks.values() for chunk in chunks}))
 
-    def parts(self, wanted: Mapping[str, tuple[str, Index]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(
+        self, requests: Mapping[str, tuple[str, Index]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         def order(key: str) -> tuple[Path, int]:
-            first = self._chunks[wanted[key][0]][0]
+            first = self._chunks[requests[key][0]][0]
             return first.file, first.offset
 
-        for key in sorted(wanted, key=order):
-            name, index = wanted[key]
+        for key in sorted(requests, key=order):
+            name, index = requests[key]
             yield key, taken(self._whole(name), index)
 
     def _whole(self, name: str) -> torch.Tensor:
@@ -198,13 +200,13 @@ class DcpFiles(WeightSource):
         places = {}
         for index, info in metadata.fields["storage_data"].items():
             places[index.fields["fqn"], tuple(index.fields["offset"] or ())] = info.fields
-        for name, about in metadata.fields["state_dict_metadata"].items():
-            if not isinstance(name, str) or about.kind != "TensorStorageMetadata":
+        for name, entry in metadata.fields["state_dict_metadata"].items():
+            if not isinstance(name, str) or entry.kind != "TensorStorageMetadata":
                 continue
-            shape, dtype = _sizes(about.fields["size"]), about.fields["properties"].fields[0]
+            shape, dtype = _sizes(entry.fields["size"]), entry.fields["properties"].fields[0]
             self.shapes[name], self._dtype_of[name] = shape, dtype
             self.dtypes[name] = _DTYPES.get(dtype, str(dtype))
-            blocks = [chunk.fields for chunk in about.fields["chunks"]]
+            blocks = [chunk.fields for chunk in entry.fields["chunks"]]
             self._chunks[name] = [self._chunk(name, block, places, dtype) for block in blocks]
             if not _tiles(self._chunks[name], shape):
                 raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover "
@@ -244,8 +246,8 @@ class DcpFiles(WeightSource):
         return _Chunk(start, shape, path, offset, length)
 
 
-def _sizes(found: Any) -> tuple[int, ...]:
-    sizes = tuple(found)
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    sizes = tuple(sizes)
     if len(sizes) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes):
         raise ValueError(f"sizes {sizes!r}")
     return sizes
@@ -341,10 +343,10 @@ def _describe(window: _Window, where: str) -> tuple[Any, int, int]:
             and archive.read(f"{prefix}byteorder") != b"little"
         ):
             raise ValueError("its numbers are big-endian")
-        found = unpickle(archive.read(pickled), _TENSOR, where, _storage)
+        tensor = unpickle(archive.read(pickled), _TENSOR, where, _storage)
     window.seek(numbers.header_offset + 26)
     name_length, extra_length = struct.unpack("<HH", window.read(4))
-    return found, numbers.header_offset + 30 + name_length + extra_length, numbers.file_size
+    return tensor, numbers.header_offset + 30 + name_length + extra_length, numbers.file_size
 
 
 def _storage(pid: Any) -> torch.dtype:
@@ -407,12 +409,12 @@ def model_folder(root: Path) -> Path:
                 f"{root / LATEST} names {shown(name)}, no checkpoint such as iter_000000100."
             )
         return root / "checkpoints" / name / "model"
-    found = next(
+    folder = next(
         (folder for folder in (root, root / "model") if os.path.lexists(folder / METADATA)), None
     )
-    if found is None:
+    if folder is None:
         raise LayoutError(
             f"{root} is no distributed checkpoint: it has neither {METADATA}, model/{METADATA} "
             f"nor {LATEST}."
         )
-    return found
+    return folder

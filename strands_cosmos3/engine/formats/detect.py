@@ -55,25 +55,25 @@ def open_layout(
         file = path
     contracts: list[Stated] = []
     if file is not None:
-        found = read_contract(file, file.parent)
-        contracts.append((str(file), fields_of(found)))
+        fields = read_contract(file, file.parent)
+        contracts.append((str(file), fields_of(fields)))
         if file is path:
-            if "checkpoint" not in found:
+            if "checkpoint" not in fields:
                 raise ContractError(
                     f'{path} does not name the folder it describes; add checkpoint = "FOLDER".'
                 )
-            root = _place(found["checkpoint"], file.parent)
-        elif "checkpoint" in found and not _names(found["checkpoint"], file.parent, root):
+            root = _place(fields["checkpoint"], file.parent)
+        elif "checkpoint" in fields and not _names(fields["checkpoint"], file.parent, root):
             raise ContractError(
-                f"{file} is the contract of {shown(found['checkpoint'])}, not of {root}; pass "
+                f"{file} is the contract of {shown(fields['checkpoint'])}, not of {root}; pass "
                 "that folder's own."
             )
-        if base is None and "base" in found:
-            base = _place(found["base"], file.parent)
+        if base is None and "base" in fields:
+            base = _place(fields["base"], file.parent)
     if os.path.lexists(root / CONTRACT) and root / CONTRACT != file:
-        found = read_contract(root / CONTRACT, root)
-        contracts.append((str(root / CONTRACT), fields_of(found)))
-        base = _public_base(found, root) if base is None else base
+        fields = read_contract(root / CONTRACT, root)
+        contracts.append((str(root / CONTRACT), fields_of(fields)))
+        base = _public_base(fields, root) if base is None else base
     return _layout(root, contracts, base, depth)
 
 
@@ -114,24 +114,24 @@ def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, de
     return kind(root, contracts, open_layout(locate(base), depth=depth - 1))
 
 
-def _place(named: str, folder: Path) -> Path:
+def _place(name: str, folder: Path) -> Path:
     """The folder that the caller's own contract names: beside the file, anywhere, or on the hub."""
-    return existing(named, folder) or locate(named)
+    return existing(name, folder) or locate(name)
 
 
-def _names(named: str, folder: Path, root: Path) -> bool:
+def _names(name: str, folder: Path, root: Path) -> bool:
     """Whether a contract's ``checkpoint`` is this folder, or the repository that it is a
     snapshot of.
     """
-    beside = existing(named, folder)
-    return named == repository_of(root) if beside is None else beside.resolve() == root.resolve()
+    beside = existing(name, folder)
+    return name == repository_of(root) if beside is None else beside.resolve() == root.resolve()
 
 
-def _public_base(found: Mapping[str, Any], root: Path) -> str | None:
+def _public_base(fields: Mapping[str, Any], root: Path) -> str | None:
     """The base that a folder's own contract names: one of NVIDIA's, since a stranger's file may
     not lead anywhere else.
     """
-    base = found.get("base")
+    base = fields.get("base")
     public = [variant.repo_id for variant in VARIANTS.values() if variant.repo_id]
     if base is not None and base not in public:
         raise ContractError(

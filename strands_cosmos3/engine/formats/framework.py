@@ -130,15 +130,15 @@ class FrameworkExport(OnBase):
         """The base's; raises VariantError if the export is of the other architecture, or a
         changed one.
         """
-        config, own = super().transformer_config(), self._model_config()
-        edge = any(word in str(own.get("vlm_config")) for word in _EDGE)
-        if own.get("vlm_config") is not None and edge != (config.get("hidden_act") == "relu2"):
+        config, export = super().transformer_config(), self._model_config()
+        edge = any(word in str(export.get("vlm_config")) for word in _EDGE)
+        if export.get("vlm_config") is not None and edge != (config.get("hidden_act") == "relu2"):
             raise VariantError(
                 f"{self.root} is {'an Edge' if edge else 'no Edge'} model and its base "
                 f"{self._base().root} is "
                 f"{'none' if edge else 'one'}; name the base that it was trained from."
             )
-        if (width := own.get("max_action_dim")) not in (None, config.get("action_dim")):
+        if (width := export.get("max_action_dim")) not in (None, config.get("action_dim")):
             raise VariantError(
                 f"{self.root} has max_action_dim {shown(width)}, its base "
                 f"{shown(config.get('action_dim'))}."
@@ -162,8 +162,8 @@ class FrameworkExport(OnBase):
             raise LayoutError(
                 f"{self.root}/checkpoint.json: policy must be an object, got {shown(policy)}."
             )
-        found = {ours: policy[theirs] for theirs, ours in _POLICY.items() if theirs in policy}
-        return [(f"{self.root}/checkpoint.json", found)]
+        fields = {ours: policy[theirs] for theirs, ours in _POLICY.items() if theirs in policy}
+        return [(f"{self.root}/checkpoint.json", fields)]
 
     def _model_config(self) -> Mapping[str, Any]:
         model = self.read("config.json").get("model")

@@ -46,25 +46,25 @@ def inspect(
         layout = open_layout(path, base, contract)
     except (CheckpointError, InputError) as error:
         return {"verdict": type(error).__name__, "problem": str(error), "folder": str(path)}
-    about: dict[str, Any] = {"format": layout.format, "folder": str(layout.root)}
-    about["base"] = None if layout.base is None else str(layout.base.root)
-    about["licences"] = sorted(
+    report: dict[str, Any] = {"format": layout.format, "folder": str(layout.root)}
+    report["base"] = None if layout.base is None else str(layout.base.root)
+    report["licences"] = sorted(
         file.name for pattern in _LICENCES for file in layout.root.glob(pattern)
     )
     try:
         checkpoint = Checkpoint.open(layout)
         checkpoint.action_stats()
     except (CheckpointError, InputError) as error:
-        return {"verdict": type(error).__name__, "problem": str(error), **about}
+        return {"verdict": type(error).__name__, "problem": str(error), **report}
     lacking = missing(checkpoint.metadata)
-    about |= _described(checkpoint, lacking)
+    report |= _described(checkpoint, lacking)
     if lacking if checkpoint.needs_contract else checkpoint.action_space is None:
-        return {"verdict": "needs a contract", **about}
+        return {"verdict": "needs a contract", **report}
     try:
         rehearse(checkpoint)
     except Cosmos3Error as error:
-        return {"verdict": type(error).__name__, "problem": str(error), **about}
-    return {"verdict": "ready", **about}
+        return {"verdict": type(error).__name__, "problem": str(error), **report}
+    return {"verdict": "ready", **report}
 
 
 def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:
@@ -78,11 +78,11 @@ def contract_of(path: Path, base: str | Path | None = None, contract: Path | Non
 
 
 def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, Any]:
-    config, known = checkpoint.config, checkpoint.metadata
-    named = checkpoint.variant.name
+    config, metadata = checkpoint.config, checkpoint.metadata
+    name = checkpoint.variant.name
     skipped = checkpoint.layout.skipped
     return {
-        "variant": named if checkpoint.variant.repo_id else _sizes_of(config) or named,
+        "variant": name if checkpoint.variant.repo_id else _sizes_of(config) or name,
         "parts": {
             "text tower": _part(
                 checkpoint.weights, lambda key: "_moe_gen" not in key and key.startswith(_TEXT)
@@ -97,7 +97,7 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
             str(dtype).removeprefix("torch."): round(_memory(checkpoint, dtype) / 2**30, 2)
             for dtype in (torch.bfloat16, torch.float32)
         },
-        "contract": {name: known[name] for name in FIELDS if known.get(name) is not None},
+        "contract": {name: metadata[name] for name in FIELDS if metadata.get(name) is not None},
         "missing": list(lacking),
     }
 

@@ -182,5 +182,5 @@ def first_existing(root: Path, *names: str) -> str | None:
     """The first of these files that a folder has, or None; raises LayoutError if a link leads
     out of the folder.
     """
-    found = next((name for name in names if os.path.lexists(root / name)), None)
-    return None if found is None else inside(root / found, root).name
+    first = next((name for name in names if os.path.lexists(root / name)), None)
+    return None if first is None else inside(root / first, root).name

@@ -122,25 +122,27 @@ class LeRobotPolicy(OnBase):
         are two keys of the config.
         """
         where, config = str(self.root / "config.json"), self._config
-        own = {name: config[name] for name in _ONLY if name in config}
+        fixed = {name: config[name] for name in _ONLY if name in config}
         require_implemented(
-            own, _ONLY, self.root / "config.json", "Run it with the code that trained it."
+            fixed, _ONLY, self.root / "config.json", "Run it with the code that trained it."
         )
-        found = {
+        fields = {
             ours: config[theirs]
             for theirs, ours in (_FIELDS | _COMPARED).items()
             if theirs in config
         }
-        found["sampling"] = {
+        fields["sampling"] = {
             ours: config[theirs]
             for theirs, ours in _SAMPLING.items()
             if config.get(theirs) is not None
         }
-        tier, mapping = found.get("resolution_tier"), config.get("normalization_mapping")
-        found["resolution_tier"] = int(tier) if isinstance(tier, str) and tier.isdecimal() else tier
-        found["normalization"] = _mode(mapping)
+        tier, mapping = fields.get("resolution_tier"), config.get("normalization_mapping")
+        fields["resolution_tier"] = (
+            int(tier) if isinstance(tier, str) and tier.isdecimal() else tier
+        )
+        fields["normalization"] = _mode(mapping)
         if not isinstance(flipped := config.get("invert_gripper", False), bool) or (
-            flipped and found["normalization"] != "none"
+            flipped and fields["normalization"] != "none"
         ):
             raise LayoutError(
                 f"{where}: invert_gripper = {shown(flipped)} with ACTION normalised by "
@@ -149,17 +151,17 @@ class LeRobotPolicy(OnBase):
                 "or false, is implemented."
             )
         is_count, rows = FIELDS["chunk"][0], config.get("n_action_steps")
-        chunk: Any = found.get("chunk")
+        chunk: Any = fields.get("chunk")
         if is_count(rows) and is_count(chunk) and rows < chunk:
-            found["replan_rows"] = rows
+            fields["replan_rows"] = rows
         if flipped:  # their rows count 1 as closed, and the model's are flipped
-            found["gripper"] = "1=open"
+            fields["gripper"] = "1=open"
         steps = [
             (str(self.root / name), self._pipeline(name)) for name in _PIPELINES if self.has(name)
         ]
         tensors = {"action_dim": self.transformer_config().get("action_dim")}
         return [
-            (where, found),
+            (where, fields),
             (f"{where} (image_keys)", self._views()),
             (f"{where} (transformer_config)", tensors),
             *steps,
@@ -181,8 +183,8 @@ class LeRobotPolicy(OnBase):
         if rig is None:
             return {"num_views": len(keys), "views": keys}
         views = [_VIEWS.get(name, name) for name in (key.removeprefix(_PICTURES) for key in keys)]
-        known = set(views) <= set(rig.views) or len(set(views)) < len(views)
-        return {"num_views": len(keys)} | ({"views": views} if known else {})
+        are_recognised = set(views) <= set(rig.views) or len(set(views)) < len(views)
+        return {"num_views": len(keys)} | ({"views": views} if are_recognised else {})
 
     def _pipeline(self, file: str) -> dict[str, Any]:
         """What the steps of one processor say of actions; raises LayoutError for a step that
@@ -239,14 +241,14 @@ class LeRobotPolicy(OnBase):
             }
 
     def _inlined(self, name: str) -> dict[str, Any]:
-        found = self._config.get(name)
-        if not isinstance(found, dict):
+        config = self._config.get(name)
+        if not isinstance(config, dict):
             raise LayoutError(
                 f"{self.root}/config.json has no {name}: a Cosmos 3 policy of LeRobot has one. A "
                 "policy of another "
                 "architecture may bear the same type; run it with the code that trained it."
             )
-        return found
+        return config
 
     def _stored(self) -> WeightFiles:
         self._files = self._files or WeightFiles(self.root, self.root, "model", dtypes=None)
@@ -254,17 +256,17 @@ class LeRobotPolicy(OnBase):
 
     def _prefix(self, part: str) -> str:
         mark = _LANDMARKS[part]
-        found = [
+        prefixes = [
             key.removesuffix(mark)
             for key in self._stored().shapes
             if key == mark or key.endswith(f".{mark}")
         ]
-        if len(found) != 1:
+        if len(prefixes) != 1:
             raise LayoutError(
-                f"{self.root} holds {len(found)} weights ...{mark}, where a {self.format} has "
+                f"{self.root} holds {len(prefixes)} weights ...{mark}, where a {self.format} has "
                 f"one: no {part}."
             )
-        return found[0]
+        return prefixes[0]
 
     def _part(self, prefix: str) -> Renamed:
         stored = self._stored()
@@ -278,8 +280,8 @@ class LeRobotPolicy(OnBase):
 
 def _mode(mapping: object) -> object:
     """The normalisation of actions in a map of feature types; None if it says none."""
-    found = mapping.get("ACTION") if isinstance(mapping, Mapping) else None
-    return _MODES.get(found, found) if isinstance(found, str) else found
+    mode = mapping.get("ACTION") if isinstance(mapping, Mapping) else None
+    return _MODES.get(mode, mode) if isinstance(mode, str) else mode
 
 
 def _row(file: Any, name: str) -> list[float]:
@@ -296,8 +298,8 @@ def _row(file: Any, name: str) -> list[float]:
 
 def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """``config.json`` of a checkpoint, with a whole contract, as a LeRobot policy."""
-    found = {theirs: metadata[ours] for theirs, ours in _FIELDS.items()}
-    found |= {theirs: metadata["sampling"][ours] for theirs, ours in _SAMPLING.items()}
+    fields = {theirs: metadata[ours] for theirs, ours in _FIELDS.items()}
+    fields |= {theirs: metadata["sampling"][ours] for theirs, ours in _SAMPLING.items()}
     domain = get_embodiment(metadata["domain"])
     return {
         "type": "cosmos3",
@@ -305,9 +307,9 @@ def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, An
         "transformer_config": layout.transformer_config(),
         "vae_config": layout.vae_config(),
         "scheduler_config": layout.scheduler_config(),
-        **found,
-        "resolution_tier": str(found["resolution_tier"]),
-        "n_action_steps": metadata.get("replan_rows", found["chunk_size"]),
+        **fields,
+        "resolution_tier": str(fields["resolution_tier"]),
+        "n_action_steps": metadata.get("replan_rows", fields["chunk_size"]),
         "max_action_dim": layout.transformer_config().get("action_dim"),
         "domain_id": domain.domain_id,
         "use_state": domain.action_space(metadata["action_space"]).state_row,

@@ -27,9 +27,9 @@ class Renamed(WeightSource):
     def files(self) -> tuple[Path, ...]:
         return self.source.files
 
-    def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         return self.source.parts(
-            {key: (self.names[name], index) for key, (name, index) in wanted.items()}
+            {key: (self.names[name], index) for key, (name, index) in requests.items()}
         )
 
 
@@ -48,12 +48,12 @@ class Overlay(WeightSource):
     def files(self) -> tuple[Path, ...]:
         return (*self.base.files, *self.over.files)
 
-    def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for source in (self.base, self.over):
             mine = {
-                key: one
-                for key, one in wanted.items()
-                if (one[0] in self.over.shapes) == (source is self.over)
+                key: request
+                for key, request in requests.items()
+                if (request[0] in self.over.shapes) == (source is self.over)
             }
             yield from source.parts(mine)
 
@@ -76,8 +76,8 @@ class Dequantized(WeightSource):
                 f"{source.folder} has no single number {', '.join(lost[:6])}; FP8 weights need "
                 "their scales."
             )
-        found = source.parts({key: (name, ()) for key, name in scales.items()})
-        self._scale_of = {key: float(scale.float().item()) for key, scale in found}
+        stored = source.parts({key: (name, ()) for key, name in scales.items()})
+        self._scale_of = {key: float(scale.float().item()) for key, scale in stored}
         if wrong := [key for key, scale in self._scale_of.items() if not 0 < scale < float("inf")]:
             raise WeightsError(
                 f"the scales of {', '.join(wrong[:6])} are not positive numbers; download it again."
@@ -92,9 +92,9 @@ class Dequantized(WeightSource):
     def files(self) -> tuple[Path, ...]:
         return self.source.files
 
-    def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
-        for key, part in self.source.parts(wanted):
-            scale = self._scale_of.get(wanted[key][0])
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, part in self.source.parts(requests):
+            scale = self._scale_of.get(requests[key][0])
             yield key, part if scale is None else part.float().mul_(scale)
 
 
@@ -131,9 +131,9 @@ class WithLora(WeightSource):
     def files(self) -> tuple[Path, ...]:
         return (*self.base.files, *self.adapter.files)
 
-    def parts(self, wanted: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
-        for key, part in self.base.parts(wanted):
-            name, index = wanted[key]
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, part in self.base.parts(requests):
+            name, index = requests[key]
             yield key, part if name not in self.factors else self._merged(name, index, part)
 
     def _merged(self, name: str, index: Index, part: torch.Tensor) -> torch.Tensor:
@@ -141,8 +141,8 @@ class WithLora(WeightSource):
         rows, columns = (
             (index, ()) if isinstance(index, int) else (index[:1], (slice(None), *index[1:2]))
         )
-        found = dict(self.adapter.parts({"A": (a, columns), "B": (b, rows)}))
+        factors = dict(self.adapter.parts({"A": (a, columns), "B": (b, rows)}))
         for factor, stored in (("A", a), ("B", b)):
-            require_finite(found[factor], stored)
+            require_finite(factors[factor], stored)
         # ``part`` may be the file itself
-        return (found["B"].float() @ found["A"].float()).mul_(self.scale).add_(part)
+        return (factors["B"].float() @ factors["A"].float()).mul_(self.scale).add_(part)
