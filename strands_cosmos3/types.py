@@ -56,7 +56,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Mode(StrEnum):
-    """What the model is asked for."""
+    """Question to the model."""
 
     POLICY = "policy"
     FORWARD_DYNAMICS = "forward_dynamics"

@@ -279,7 +279,7 @@ class Checkpoint:
 
     @property
     def composition(self) -> Composition:
-        """How views are composed for it: as its metadata says, else as its variant's are."""
+        """Composition of views: its metadata's, else its variant's."""
         return self.metadata.get("composition", self.variant.composition)
 
     @property

@@ -1,4 +1,4 @@
-"""What the sampling loop holds for several requests at once: their starting samples, and the passes
+"""State of the sampling loop for several requests at once: their starting samples, and the passes
 of each step.
 
 Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N

@@ -1,5 +1,5 @@
-"""What an engine asks of the other ranks when several processes run it together. ``parallel``
-implements it.
+"""Interface of an engine to the other ranks when several processes run it together; implemented by
+``parallel``.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ DEFAULT_TIER = 480
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallSettings:
-    """What follows from one call, the processor's options and the domain."""
+    """Settings that follow from one call, the processor's options and the domain."""
 
     mode: Mode
     embodiment: Embodiment
@@ -534,7 +534,7 @@ class Cosmos3PolicyProcessor:
         if not call.space.state_row and self._state_row is None:
             if raw.get("state") is not None or self._history:
                 raise InputError(
-                    f"a state is for 'joint_pos' checkpoints; this one speaks {call.space.name!r}."
+                    f"a state is for 'joint_pos' checkpoints; this one answers {call.space.name!r}."
                 )
             return None
         scale = None if call.space.state_row else self._state_row

@@ -1,6 +1,4 @@
-"""What an engine is asked, as tensors. Everything that can be checked without weights is checked
-here.
-"""
+"""The engine's request, as tensors. Everything that can be checked without weights is checked here."""
 
 from __future__ import annotations
 
@@ -127,7 +125,7 @@ class Cosmos3ActionRequest:
 
     @property
     def batch_key(self) -> tuple[object, ...]:
-        """What requests must have in common to be computed in one pass
+        """Key that requests of one pass have in common
         (``Cosmos3Engine.step_batch``).
         """
         rows = self.action_chunk + self.history_rows

@@ -18,7 +18,7 @@ _MAX_FILE_BYTES = 32 << 20
 _LOADING = threading.Lock()
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
-"""What diffusers puts before a caption where ``model_index.json`` says
+"""The text that diffusers puts before a caption where ``model_index.json`` says
 ``default_use_system_prompt`` (its spelling).
 """
 

@@ -96,7 +96,7 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Novelty:
-    """How unlike training pictures are: the RMS error of their reconstruction, divided by a
+    """Dissimilarity of pictures to those of training: the RMS error of their reconstruction, divided by a
     quantile of such errors.
 
     Above 1 a picture is unusual: 99.9 % of the validation pictures are below.

@@ -29,7 +29,7 @@ Shard = Callable[[str, tuple[int, ...]], Slices]
 that is read.
 """
 Index = int | Slices
-"""What to read of a stored tensor: one row, or slices."""
+"""The part of a stored tensor to read: one row, or slices."""
 
 DTYPES = ("F32", "BF16", "F16")
 _CHECK_BLOCK = 1 << 22

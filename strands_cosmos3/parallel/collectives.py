@@ -25,7 +25,7 @@ _EXCHANGE = re.compile("gloo|nccl|connection|timed out", re.IGNORECASE)
 
 @dataclass
 class Traffic:
-    """What this rank contributed to exchanges, by kind: their number, and the bytes of its tensors
+    """Contributions of this rank to exchanges, by kind: their number, and the bytes of its tensors
     in them.
 
     A halo counts once for each neighbour that it was sent to.

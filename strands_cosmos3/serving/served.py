@@ -187,7 +187,7 @@ class ServedPolicy:
 
     @property
     def about(self) -> dict[str, str]:
-        """What is served: version of this package, backend, embodiment, action space and the
+        """Labels of the served policy: version of this package, backend, embodiment, action space and the
         checkpoint's digest.
         """
         return {

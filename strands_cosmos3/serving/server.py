@@ -102,7 +102,7 @@ class PolicyServer:
 
     @property
     def busy_s(self) -> float:
-        """How long the oldest running inference has taken so far; 0 if there is none. After
+        """Age of the oldest running inference; 0 if there is none. After
         ``run()``, it was abandoned.
         """
         return max(self._busy_s(), default=0.0)
@@ -484,7 +484,7 @@ class PolicyServer:
         return True
 
     def _name_of(self, headers: Headers, address: str) -> str:
-        """Whose turn it is in the queue: the token's owner, else the client's address."""
+        """Name of a client in the queue: the token's owner, else the client's address."""
         owner = None if self._tokens is None else self._tokens.client_of(headers)
         return owner or address
 

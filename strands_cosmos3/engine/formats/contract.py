@@ -218,7 +218,7 @@ def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, Any]:
-    """What all sources state together. Values of ``foreign`` files that are not valid here count as
+    """Fields that all sources state together. Values of ``foreign`` files that are not valid here count as
     not stated.
 
     Raises ContractError, with both sources, where one contradicts another, or what follows from the
@@ -265,7 +265,7 @@ def _agree(name: str, first: Any, second: Any) -> bool:
 
 
 def _implied(fields: Mapping[str, Any]) -> Iterator[Stated]:
-    """What follows from the fields: a source like any other, except that it fills in none."""
+    """Fields that follow from others: a source like any other, except that it fills in none."""
     statistics: Any = fields.get(_STATISTICS)
     for block in (statistics, statistics.get("raw", {})) if isinstance(statistics, Mapping) else ():
         yield from (

@@ -42,8 +42,8 @@ def open_layout(
     """
     if depth < 1:
         raise LayoutError(
-            f"{path}: bases of bases of bases; name a checkpoint in the released layout as the "
-            "base."
+            f"{path}: base checkpoints are nested too deeply (at most {_DEPTH}); name a checkpoint "
+            "in the released layout as the base."
         )
     root, file = path, contract
     if path.suffix == ".toml" and not os.path.isdir(path):

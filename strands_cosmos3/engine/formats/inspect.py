@@ -1,4 +1,4 @@
-"""What a checkpoint is and what it lacks, read from its configs and headers alone:
+"""Report on a checkpoint and on missing fields, from its configs and headers alone:
 ``strands-cosmos3 checkpoint inspect``.
 """
 

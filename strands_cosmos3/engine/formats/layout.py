@@ -1,4 +1,4 @@
-"""What a checkpoint's folder gives the loader, part by part. :class:`Layout` is the released
+"""Parts of a checkpoint's folder, as the loader needs them. :class:`Layout` is the released
 layout; other formats differ in where they keep a part, and take from a ``base`` what they do not
 have.
 """
@@ -92,11 +92,11 @@ class Layout:
         return self.root / "text_tokenizer"
 
     def recorded(self) -> Sequence[Stated]:
-        """What the folder's own files say of its actions, file by file: keys of the metadata."""
+        """Fields of actions in the folder's own files, file by file: keys of the metadata."""
         return [(str(self.root / METADATA), read_metadata(self.root))]
 
     def metadata(self) -> Mapping[str, Any]:
-        """What the folder and the contracts say together; raises ContractError if they
+        """Fields of the folder and the contracts together; raises ContractError if they
         contradict each other.
         """
         return merged(

@@ -118,7 +118,7 @@ class LeRobotPolicy(OnBase):
         return self._base().tokenizer
 
     def recorded(self) -> Sequence[Stated]:
-        """What the policy's config and its processors' steps say: each file is a source, and so
+        """Fields of the policy's config and its processors' steps: each file is a source, and so
         are two keys of the config.
         """
         where, config = str(self.root / "config.json"), self._config
@@ -187,7 +187,7 @@ class LeRobotPolicy(OnBase):
         return {"num_views": len(keys)} | ({"views": views} if are_recognised else {})
 
     def _pipeline(self, file: str) -> dict[str, Any]:
-        """What the steps of one processor say of actions; raises LayoutError for a step that
+        """Fields of actions in the steps of one processor; raises LayoutError for a step that
         changes them in other ways.
         """
         steps = self.read(file).get("steps")
