@@ -301,6 +301,6 @@ class EpisodeRunner:
 
     def _of_planner(self) -> dict[str, int]:
         """Return the planner's reconnects and novel pictures in this episode, if it counts them."""
-        counted, before = self.planner.counters, self._counters_before
-        named = ["reconnects"] * bool(counted) + ["novel_pictures"] * ("novel_pictures" in counted)
-        return {name: counted.get(name, 0) - before.get(name, 0) for name in named}
+        counts, before = self.planner.counters, self._counters_before
+        names = ["reconnects"] * bool(counts) + ["novel_pictures"] * ("novel_pictures" in counts)
+        return {name: counts.get(name, 0) - before.get(name, 0) for name in names}

@@ -197,7 +197,7 @@ def _frame(model: mujoco.MjModel, limb: Limb) -> int:
 
 
 def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
-    found = mujoco.mj_name2id(model, kind, name)
-    if found < 0:
+    index = mujoco.mj_name2id(model, kind, name)
+    if index < 0:
         raise ConfigError(f"the model has no {name!r}; plant errors apply to a limb's joints.")
-    return found
+    return index

@@ -121,7 +121,7 @@ class AdaptedPolicyPlanner(Restorable):
     ``hz`` is the rate at which the policy's steps are due.
     """
 
-    STATE = ("answer", "accepted_rows", "_shown")
+    STATE = ("answer", "accepted_rows", "_flat")
     model_sha256: str | None = None
     borrowed_domain: str | None = None
     counters: Mapping[str, int] = {}
@@ -130,18 +130,21 @@ class AdaptedPolicyPlanner(Restorable):
         self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
     ):
         policy.set_robot_state_keys(
-            [*arm.scene.robot.joints, *(one.gripper.joints[0] for one in arm.scene.limbs.values())]
+            [
+                *arm.scene.robot.joints,
+                *(limb.gripper.joints[0] for limb in arm.scene.limbs.values()),
+            ]
         )
         policy.set_control_frequency(hz)
         self.instruction, self.replan_rows = instruction, policy.actions_per_step
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self._arm, self._policy, self._film, self._hz = arm, policy, film, hz
-        self._shown: dict[str, Any] = {}
+        self._flat: dict[str, Any] = {}
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
         """Return the joints now, and keep the flat observation for :meth:`plan`."""
-        self._shown = self._arm.observe(
+        self._flat = self._arm.observe(
             self._film.observe(self._arm.data) if self._policy.requires_images else None
         )
         return self._arm.observation()
@@ -150,7 +153,7 @@ class AdaptedPolicyPlanner(Restorable):
         """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint
         or holds no number.
         """
-        steps = self._policy.get_actions_sync(self._shown, self.instruction)
+        steps = self._policy.get_actions_sync(self._flat, self.instruction)
         plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
         anchor, limits = observation.q_anchor_rad, self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
@@ -204,16 +207,16 @@ def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> Join
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    fingers = {one.gripper.joints[0]: one.gripper.opening for one in scene.limbs.values()}
+    fingers = {limb.gripper.joints[0]: limb.gripper.opening for limb in scene.limbs.values()}
     gripper: Any = None
     if all(finger in step for step in steps for finger in fingers):
-        given = {
+        travel = {
             finger: np.array([float(np.asarray(step[finger])) for step in steps])
             for finger in fingers
         }
         gripper = of_grippers(
             np.stack(
-                [opening.to_fraction(given[name]) for name, opening in fingers.items()], axis=1
+                [opening.to_fraction(travel[name]) for name, opening in fingers.items()], axis=1
             )
         )
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

@@ -33,18 +33,18 @@ _REMEDY = (
 _MAX_GEOMS = 2000
 
 
-def choose_gl(wanted: str | None = None) -> str:
+def choose_gl(backend: str | None = None) -> str:
     """Return the OpenGL backend to draw with, without loading it.
 
     None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is
     installed, else ``glfw`` if there is a display. RenderError for another name or no such library;
     the message names the Debian packages.
     """
-    named = (wanted or os.environ.get("MUJOCO_GL", "")).lower().strip()
-    if named in GL_BACKENDS:
-        return named
-    if named:
-        raise RenderError(f"OpenGL backend {named!r} cannot draw off screen; {_REMEDY}")
+    name = (backend or os.environ.get("MUJOCO_GL", "")).lower().strip()
+    if name in GL_BACKENDS:
+        return name
+    if name:
+        raise RenderError(f"OpenGL backend {name!r} cannot draw off screen; {_REMEDY}")
     if sys.platform != "linux":
         return "glfw"
     for backend, library in _LIBRARIES.items():

@@ -93,13 +93,13 @@ def cameras(
     Raises:
         ConfigError: There is no camera for one of the rig's views.
     """
-    around, own = {**AROUND, **around}, _on(robot)
+    around, mounted = {**AROUND, **around}, _on(robot)
     views: dict[str, View] = {}
-    for name, view in own.items():
+    for name, view in mounted.items():
         x_m, y_m, z_m = np.add(view.position_m, offset_m).tolist()
         views[name] = replace(view, position_m=(x_m, y_m, z_m))
     for name in (*view_names_of(robot), "beauty"):
-        if name not in own and (name not in around or around[name].parent != "world"):
+        if name not in mounted and (name not in around or around[name].parent != "world"):
             raise ConfigError(
                 f"robot {robot.name!r} needs a camera {name!r} for the scene's views; add one to "
                 "its cameras."

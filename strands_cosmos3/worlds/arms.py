@@ -300,13 +300,13 @@ class Robot(SimulatedArm):
         if policy is not None:
             return self.run_episode(policy, start, options, layout=layout, on_tick=tick)
         config = self._policy_config(robot_name, policy_config or {})
-        with create_policy(policy_provider, **config) as made:
-            return self.run_episode(made, start, options, layout=layout, on_tick=tick)
+        with create_policy(policy_provider, **config) as owned:
+            return self.run_episode(owned, start, options, layout=layout, on_tick=tick)
 
     def _policy_config(self, robot_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         embodiment = self.scene.robot.embodiment
-        own = {} if embodiment is None else {"embodiment": embodiment}
-        config = {"robot": robot_name, **own, **arguments}
+        domain = {} if embodiment is None else {"embodiment": embodiment}
+        config = {"robot": robot_name, **domain, **arguments}
         if config.get("backend") == "scripted":
             config["backend"] = self.world.required_expert(robot_name)
         options = PolicyOptions.of(config.get("options", {}))
@@ -331,9 +331,9 @@ class Robot(SimulatedArm):
         if start.task is None:
             return start.instruction, None, None
         world, task = self.world, self.world.task(start.task, self.name)
-        goal, own = start.instruction or task.instruction, options.instruction
-        differs = bool(own) and not world.same_goal(task.name, goal, own)
-        followed = world.judge(task.name, self.scene, own) if differs else None
+        goal, instruction = start.instruction or task.instruction, options.instruction
+        differs = bool(instruction) and not world.same_goal(task.name, goal, instruction)
+        followed = world.judge(task.name, self.scene, instruction) if differs else None
         return goal, self.judge_of(start), followed
 
     def judge_of(self, start: Start) -> Judge | None:

@@ -64,7 +64,7 @@ def test_a_branch_equals_the_original_to_the_bit(latency):
 
 def _cube_forces(session):
     scene, data = session.robot.scene, session.robot.data
-    fingers = set(scene.finger_bodies)
+    fingers = {body for limb in scene.limbs.values() for body in limb.finger_bodies}
     forces = scene.forces_on(data, scene.bodies["cube_red"].id)
     return [force for body, force in forces.items() if body in fingers]
 
