@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers.environments import ROOT, strands_robots
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 HOSTED = [path for path in EXAMPLES if "strands_robots" in path.read_text()]
 FETCHING = [path for path in EXAMPLES if "fetch_model" in path.read_text()]
+WORLDS = [path for path in EXAMPLES if "(ArmWorld)" in path.read_text()]
 LIBERO = [path for path in EXAMPLES if "Libero-v0" in path.read_text()]
 
 
@@ -24,12 +26,22 @@ def run(python: str, example: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", sorted({*EXAMPLES} - {*HOSTED, *LIBERO, *FETCHING}), ids=lambda path: path.stem
+    "example",
+    sorted({*EXAMPLES} - {*HOSTED, *LIBERO, *FETCHING, *WORLDS}),
+    ids=lambda path: path.stem,
 )
-def test_example_runs(example: Path, tmp_path: Path):
+def test_example_runs(
+    example: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     if "gymnasium" in example.read_text():
         pytest.importorskip("gymnasium", reason="pip install 'strands-cosmos3[gym]'")
-    run(sys.executable, example, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.robots

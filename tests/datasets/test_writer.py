@@ -254,10 +254,10 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("when", ["mid-episode", "0", "2", "4", "6", "7"])
+@pytest.mark.parametrize("when", ["mid-episode", "0", "4", "7"])
 def test_a_killed_process_leaves_whole_episodes(tmp_path: Path, when: str):
     """A commit puts seven files in place (two videos, rows, index, tasks, figures, info); it
-    dies before each.
+    dies before the first, in between, or after the last.
     """
     root = tmp_path / "set"
     done = subprocess.run(

