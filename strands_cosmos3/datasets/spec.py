@@ -160,16 +160,17 @@ class DatasetSpec:
         ]
         for key in sorted({*self.features, *other.features}):
             mine, theirs = self.features.get(key), other.features.get(key)
-            if mine != theirs:
+            if mine is None or theirs is None:
+                absent, present = "absent and present", "present and absent"
+                differences.append(f"{key} {absent if mine is None else present}")
+            elif mine != theirs:
                 differences.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
-            elif mine and theirs and not mine.is_video and mine.info != theirs.info:
+            elif not mine.is_video and mine.info != theirs.info:
                 differences.append(f"{key} {dict(mine.info)} and {dict(theirs.info)}")
         return differences
 
 
-def _describe(feature: Feature | None) -> str:
-    if feature is None:
-        return "absent"
+def _describe(feature: Feature) -> str:
     names = "" if feature.names is None or feature.is_video else f" ({', '.join(feature.names)})"
     return f"{feature.dtype} {list(feature.shape)}{names}"
 

@@ -356,7 +356,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"thesis\.tex"):
         DatasetWriter(tmp_path, spec())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(DatasetError, match="no folder"):
+    with pytest.raises(DatasetError, match="not a folder"):
         DatasetWriter(tmp_path / "thesis.tex", spec())
 
 
