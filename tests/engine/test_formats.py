@@ -215,7 +215,7 @@ def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, wor
     folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
     path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["silu"], **changes)
     with pytest.raises(ContractError, match=word):
-        require_contract(Checkpoint.open(path), observe(), backend_options())
+        require_contract(Checkpoint.open(path), observe(), backend_options().sampling)
 
 
 RIG = '["wrist", "exterior_1", "exterior_2"]'
