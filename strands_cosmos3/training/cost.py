@@ -1,4 +1,4 @@
-"""What a training costs: machine and time."""
+"""Hardware and wall time of a training run."""
 
 from __future__ import annotations
 
