@@ -22,6 +22,7 @@ GROUPS = {
         "engine/test_mutations.py",
         "engine/test_engine_step.py",
         "engine/test_graphs.py",
+        "engine/test_odd_checkpoints.py",
     ),
     "training": ("training",),
     "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
