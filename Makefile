@@ -22,7 +22,7 @@ view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 	$(BIN)/strands-cosmos3 view
 
 libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scripted expert; installs it beside (a download of 700 MB)
-	$(VENV)-libero/bin/strands-cosmos3 evaluate --suite libero_object --backend scripted --seeds 1 --resume --out $(OUT)/libero
+	$(VENV)-libero/bin/strands-cosmos3 evaluate --world libero/libero_object --backend scripted --seeds 1 --resume --out $(OUT)/libero
 
 test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'

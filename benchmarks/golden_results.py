@@ -19,6 +19,15 @@ CLOCK |= {"settings", "versions", "command", "run_name", "checksum", "digest"}
 DROPPED = {"asked", "told", "refused", "stale", "cornered", "abandoned"}
 DROPPED |= {"workers_died", "gangs_restarted"}
 """Second names of counters and instructions, which only older trees write."""
+DROPPED |= {"identity", "success_told", "followed", "views", "breakdown", "without_checksum"}
+DROPPED |= {"instruction"}
+"""What an evaluation writes in one of two forms: what identifies an episode, whether the policy
+followed its own instruction (which outcome and duration tell too), and parts of the report.
+"""
+RENAMED = {"as_told": "followed", "reads": "followed_share", "chance": "same_goal"}
+RENAMED |= {"delta_points": "change_pp", "by_colour": "by_category"}
+RENAMED |= {"film_is_same": "film_is_equal"}
+"""Names that older trees write -> present ones."""
 UNREAD = ("run.json", ".lock", ".html", ".log", "MUJOCO_LOG.TXT")
 UNSTEADY = ("answer.mp4",)
 """Films whose bytes vary: x264 encodes the same small frames of ``infer`` anew in each run."""
@@ -129,7 +138,7 @@ def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[st
     if isinstance(value, dict) and value:
         for key, part in value.items():
             if key not in CLOCK | DROPPED:
-                yield from leaves(part, f"{name}.{key}", paths)
+                yield from leaves(part, f"{name}.{RENAMED.get(key, key)}", paths)
     elif isinstance(value, list) and value and all(isinstance(part, float) for part in value):
         yield name, np.array(value)
     elif isinstance(value, list):
@@ -139,6 +148,6 @@ def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[st
     elif isinstance(value, str):
         for path, word in paths.items():
             value = value.replace(path, word)
-        yield name, value
+        yield name, RENAMED.get(value, value)
     else:
         yield name, value if isinstance(value, bool | int | float) else json.dumps(value)

@@ -88,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    from strands_cosmos3.evaluation.libero_simulator import LiberoSimulator
+    from strands_cosmos3.evaluation.runner import AssignmentRunner
     from strands_cosmos3.evaluation.settings import make_settings
 
     task = load_tasks(SUITE)[args.task]
@@ -100,19 +100,19 @@ def main() -> None:
         "tasks": str(args.task),
         "seeds": 1,
     }
-    settings = make_settings({"suite": SUITE, **options})
-    simulator, (assignment,) = LiberoSimulator(settings), settings.plan()
+    settings = make_settings({"world": f"libero/{SUITE}", **options})
+    runner, (assignment,) = AssignmentRunner(settings), settings.plan()
     env = ControlEnv(
         bddl_file_name=str(task.problem), has_offscreen_renderer=False, use_camera_obs=False
     )
-    simulator.run(assignment)  # makes the world, and warms both up
+    runner.run(assignment)  # makes the world, and warms both up
     bare(env, task, Replay.actions)
     rounds = []
-    with closing(simulator), closing(env):
+    with closing(runner), closing(env):
         for _ in range(args.rounds):
             bare_s = bare(env, task, Replay.actions)
-            pairs_s = pictures(simulator._world_of(assignment, True), pairs)
-            episode = simulator.run(assignment)
+            pairs_s = pictures(runner.session._ready(True), pairs)
+            episode = runner.run(assignment)
             rounds.append(
                 {"bare_s": bare_s, "pairs_s": pairs_s, "episode_s": episode["times"]["cpu_s"]}
             )

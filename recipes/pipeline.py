@@ -157,7 +157,7 @@ def evaluated(folder: Path, name: str) -> str:
             _rate(success),
             f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %",
             "" if seconds is None else f"{seconds:.1f} s",
-            _rate(row["told"]) if "told" in row else "",
+            _rate(row["followed"]) if "followed" in row else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
     record = read_json(folder / "records" / f"{name}.json")

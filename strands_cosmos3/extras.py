@@ -49,7 +49,9 @@ EXTRAS = {
     "gym": Extra(
         "environments with the Gymnasium API: strands_cosmos3.environments", ("gymnasium",)
     ),
-    "libero": Extra("the LIBERO benchmark: evaluate --suite libero_object and others", ("libero",)),
+    "libero": Extra(
+        "the LIBERO benchmark: evaluate --world libero/libero_object and others", ("libero",)
+    ),
     "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
 }
 """Extras by name. ``train`` includes engine, data and sim."""

@@ -89,7 +89,7 @@ class LiberoRecipe:
             *(
                 command_step(
                     *(name, "evaluate", "--model", TRAINED, "--out", name),
-                    *("--suite", f"{SUITE}_{name}" if name in ("swap", "task") else SUITE),
+                    *("--world", f"libero/{SUITE}" + f"_{name}" * (name in ("swap", "task"))),
                     *("--tasks", self.tasks, "--conditions", conditions, "--films", "0"),
                     *("--seeds", str(self.seeds if name == "evaluation" else self.few_seeds)),
                     unrecorded=("--resume", *workers),

@@ -17,7 +17,7 @@ from recipes.pipeline import (
     read_json,
 )
 from recipes.pipeline import main as run
-from strands_cosmos3.evaluation.page import dynamics_facts
+from strands_cosmos3.evaluation.tables import dynamics_of
 from strands_cosmos3.resources import write_folder
 
 TRAINED = "run/decoder/checkpoint"
@@ -120,7 +120,7 @@ def card(folder: Path) -> str:
     about = read_json(checkpoint / "checkpoint.json")["strands_cosmos3"]
     config = read_json(checkpoint / "transformer/config.json")
     gate = read_json(folder / "run/vae/gate.json")
-    dynamics = dynamics_facts(read_json(folder / "evaluation/report.json")["dynamics"])
+    dynamics = dynamics_of(read_json(folder / "evaluation/report.json")["dynamics"])
     size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
         hidden=config["hidden_size"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,8 +27,6 @@ from strands_cosmos3.options import options_of, section, with_options
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.driver import Progress
     from strands_cosmos3.evaluation.settings import Settings
-
-_READING = " as told, of either: policy instruction fulfilled, of all episodes and of those that fulfilled either instruction."
 
 
 @dataclass(frozen=True)
@@ -61,25 +59,24 @@ class EvaluateCommand:
     """Continue in a folder with finished episodes, which are not run again. Seeds, tasks and
     conditions may be added.
     """
-    suite: str | None = None
-    """table (the default), or one of LIBERO's, which needs its extra: libero_spatial,
-    libero_object, libero_goal, libero_10, and of each the variants _swap, _object, _task and
-    _lan. See docs/libero.md.
+    world: str | None = None
+    """What the policy acts in: table (the default), libero/SUITE, which needs its extra (the suites
+    are libero_spatial, libero_object, libero_goal, libero_10, and of each the variants _swap,
+    _object, _task and _lan; libero/SUITE/nvidia follows NVIDIA's protocol, docs/libero.md), or
+    module:name or file.py:name of a world of your own.
     """
-    protocol: Literal["openpi", "nvidia"] | None = None
-    """For LIBERO: whose evaluation is followed where published ones differ; default: openpi."""
     robot: str | None = None
-    """On our table: the robot, as `robot list` names it, or the .toml file of one
-    (docs/robots.md); default: panda, the only one that the bundled policy drives.
+    """A robot of the world: as `robot list` names it, or the .toml file of one (docs/robots.md);
+    default: the world's first, on the table panda, the only one that the bundled policy drives.
     """
     tasks: str | None = None
-    """Any of reach, pick, place and stack, separated by commas; default: all four, or those of
-    the bundled checkpoint. Of two arms: lift_bar and hand_over. For LIBERO numbers from 0 to 9;
-    default: all ten.
+    """Any of the world's tasks, separated by commas; default: all, or those of the bundled
+    checkpoint. On the table reach, pick, place and stack, of two arms lift_bar and hand_over; of
+    LIBERO numbers from 0 to 9.
     """
     seeds: int | None = None
-    """Episodes of each task and condition; default: 100, for LIBERO all 50 official initial
-    states.
+    """Episodes of each task and condition; default: 100, or all official initial states (LIBERO:
+    50).
     """
     seed: int | None = None
     """Seed of the evaluation, from which the episodes' seeds are derived; default: 0."""
@@ -88,15 +85,15 @@ class EvaluateCommand:
     scene's.
     """
     conditions: str | None = None
-    """Rows of the report, separated by commas: plain, blank (black images), swapped (the
-    policy's instruction names another colour), shuffled (a random colour), paraphrased (held-out
-    wordings), random (meaningless text), steps=N, replan=N, latency=S, limit=S, light=F,
-    table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g. swapped+replan=8.
-    Default: plain. See docs/evaluation.md.
+    """Rows of the report, separated by commas: plain, blank (black images), swapped (the policy's
+    instruction has another goal), shuffled (a random goal), paraphrased (held-out wordings), random
+    (meaningless text), steps=N, replan=N, latency=S, limit=S, and what can be varied in the world,
+    on the table light=F, table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g.
+    swapped+replan=8. Default: plain. See docs/evaluation.md.
     """
     instruction: str | None = None
-    """For a single task: another wording, e.g. "grab the {a} cube"; {a} and {b} stand for
-    colours, which rotate.
+    """For a single task: another instruction; on the table e.g. "grab the {a} cube", where {a} and
+    {b} stand for colours, which rotate.
     """
     num_gpus: int | None = None
     """Number of GPUs for replicas; default: 0, which runs on CPU workers."""
@@ -111,9 +108,11 @@ class EvaluateCommand:
     evaluation does.
     """
     duration: float | None = None
-    """Maximum duration of an episode in simulated seconds; default: 20."""
+    """Maximum duration of an episode in simulated seconds; default: the task's, on the table 20."""
     control_frequency: float | None = None
-    """Rate of observation and state machine in Hz; it must divide 600. Default: 50."""
+    """Rate of observation and state machine in Hz; it must divide 600. Default: the world's, on the
+    table 50.
+    """
     episode_timeout: float | None = None
     """Maximum wall-clock time of an episode in seconds; default: 1800. A simulator that exceeds
     it is killed and its episode runs again; the second time the episode counts as a failure.
@@ -147,8 +146,8 @@ class EvaluateCommand:
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         backend = self.policy.backend or ("native" if self.policy.policy is None else "python")
-        suite = ("libero",) if (self.suite or "").startswith("libero") else ()
-        return ("sim", *OF_BACKEND.get(backend, ()), "scale", *suite)
+        libero = ("libero",) if (self.world or "").startswith("libero") else ()
+        return ("sim", *OF_BACKEND.get(backend, ()), "scale", *libero)
 
     def run(self) -> int:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after
@@ -174,15 +173,13 @@ class EvaluateCommand:
             from strands_cosmos3.evaluation.evaluate import evaluate
         console = Console()
         console.print(f"{settings.topology}; {len(settings.plan())} episodes", highlight=False)
-        about = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}
+        facts = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}
         dynamics = _dynamics(settings, console)
         with _display(console) as show:
             report, progress = evaluate(
-                settings, out, self.resume, options.get("address"), show, about, dynamics
+                settings, out, self.resume, options.get("address"), show, facts, dynamics
             )
-        for table in _tables(report):
-            console.print(table)
-        _say(console, report, out)
+        _print_report(console, report, out)
         return 130 if progress.interrupted else int(not report["complete"])
 
 
@@ -190,9 +187,9 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
     """Choose the bundled checkpoint if no other is named."""
     options.setdefault("backend", "native" if options.get("policy") is None else "python")
     if options["backend"] == "native" and options.get("model") is None:
-        if str(options.get("suite", "table")) != "table":
+        if options.get("world", "table") != "table":
             raise ConfigError(
-                f"the bundled policy knows our table, not {options['suite']}; give --model, or "
+                f"the bundled policy knows the table, not {options['world']}; give --model, or "
                 "--backend scripted."
             )
         from strands_cosmos3.robots.catalogue import get_robot
@@ -223,6 +220,11 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     """
     if not settings.clips:
         return None
+    if settings.get_world().identity(settings.robot) != {"world": "table"}:
+        raise ConfigError(
+            f"clips={settings.clips}: dynamics are evaluated on the table with a Panda; leave it "
+            "out."
+        )
     from strands_cosmos3.training.dynamics import judge_dynamics, require_video
     from strands_cosmos3.training.windows import ROWS
     from strands_cosmos3.worlds.table.demonstrations import expert_clips
@@ -258,7 +260,7 @@ class _Lines:
 
     def __call__(self, progress: Progress) -> None:
         done, total = progress.done.total(), sum(progress.total.values())
-        now = 10 * done // total, progress.stage
+        now = 10 * done // total, progress.phase
         if now != self._last:
             self._last = now
             self._console.print(_status(progress), highlight=False, soft_wrap=True)
@@ -281,21 +283,21 @@ def _live_table(progress: Progress) -> Table:
 def _status(progress: Progress) -> str:
     """Return one line: progress, rate, remaining time, and what went wrong."""
     done, total = progress.done.total(), sum(progress.total.values())
-    parts = [progress.stage, f"{done}/{total} episodes"]
+    parts = [progress.phase, f"{done}/{total} episodes"]
     if progress.resumed:
         parts.append(f"{progress.resumed} from an earlier run")
-    if progress.stage == "running" and (rate := progress.a_minute):
+    if progress.phase == "running" and (rate := progress.a_minute):
         parts += [f"{rate:.1f} a minute", f"{_clock(60 * (total - done) / rate)} left"]
     if progress.films_total:
         parts.append(f"{progress.films}/{progress.films_total} films")
-    parts.append(f"{progress.workers} of {progress.wanted} workers")
+    parts.append(f"{progress.workers} of {progress.workers_total} workers")
     counted = {
         "died": progress.worker_failures,
         "hung": progress.hangs,
         "requeued": progress.requeued,
     }
-    counted["replica restarts"] = progress.restarts
-    parts += [f"{number} {what}" for what, number in counted.items() if number]
+    counted["replica restarts"] = progress.replica_restarts
+    parts += [f"{number} {event}" for event, number in counted.items() if number]
     return ", ".join(parts)
 
 
@@ -308,133 +310,40 @@ def _clock(seconds: float) -> str:
     )
 
 
-def _tables(report: dict[str, Any]) -> Iterator[Table]:
-    """Return the tables of success and latency, each at most 80 columns wide."""
-    from strands_cosmos3.evaluation.page import colours_of, interval, labelled, percent
+def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
+    from strands_cosmos3.evaluation.tables import dynamics_of, notices_of, tables_of, text_of
 
-    rows = report["rows"]
-    extra = [name for name in ("delta_points", "told", "reads") if any(name in row for row in rows)]
-    titles = {"delta_points": "points", "told": "as told", "reads": "of either"}
-    table = _columns(
-        "success with Wilson intervals",
-        ("success", "%", "95 % interval", *(titles[name] for name in extra)),
-    )
-    for row, condition in labelled(rows):
-        success = row["success"]
-        cells = [
-            f"{success['successes']}/{success['of']}",
-            percent(success["rate"]),
-            interval(success),
-        ]
-        for name in extra:
-            value = row.get(name)
-            cells.append(
-                ""
-                if value is None
-                else f"{value:+.1f}"
-                if name == "delta_points"
-                else percent(value["rate"])
-            )
-        table.add_row(
-            condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
+    for table in tables_of(report):
+        printed = Table(
+            title=table.title,
+            title_justify="left",
+            caption=table.note,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
         )
-    if extra:
-        table.caption = "points: relative to the first row, over the same episodes." + _READING * (
-            "told" in extra
-        )
-        table.caption_justify = "left"
-    yield table
-    if colours := colours_of(rows):
-        yield _colours(rows, colours)
-    table = _columns(
-        "inference of a chunk, ms of wall-clock time", ("p50", "p95", "p99", "max", "chunks")
-    )
-    for row, condition in labelled(rows):
-        if (answer := row["answer_ms"]) is not None:
-            cells = [
-                *(f"{answer[name]:.1f}" for name in ("p50", "p95", "p99", "max")),
-                str(answer["of"]),
-            ]
-            table.add_row(
-                condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
-            )
-    yield table
-
-
-def _colours(rows: list[dict[str, Any]], colours: list[str]) -> Table:
-    from strands_cosmos3.evaluation.page import labelled
-
-    table = _columns("success by the colour of the goal's cube", tuple(colours))
-    for row, condition in labelled(rows):
-        rates = [row.get("by_colour", {}).get(colour) for colour in colours]
-        cells = ["" if one is None else f"{one['successes']}/{one['of']}" for one in rates]
-        table.add_row(
-            condition, row["task"] or "all", *cells, style="bold" if row["task"] is None else ""
-        )
-    return table
-
-
-def _columns(title: str, names: tuple[str, ...]) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    table.add_column("condition", no_wrap=True)
-    table.add_column("task", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _say(console: Console, report: dict[str, Any], out: Path) -> None:
-    if report["dynamics"] is not None:
-        from strands_cosmos3.evaluation.page import dynamics_facts
-
-        for name, text in dynamics_facts(report["dynamics"]).items():
-            console.print(f"{name}: {text}", highlight=False)
-    if report["model_label"]:
-        console.print(
-            f"this checkpoint's label: {report['model_label']}", style="yellow", highlight=False
-        )
-    if report["hung"]:
-        console.print(
-            f"exceeded the time limit and count as failures: {', '.join(report['hung'])}",
-            style="red",
-        )
-    if report["given_up"]:
-        console.print(
-            f"given up because their process died repeatedly: {', '.join(report['given_up'])}",
-            style="red",
-        )
-    for damaged in report["damaged"]:
-        console.print(
-            f"{damaged}; the episode counts only as run again",
-            style="red",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if report["without_checksum"]:
-        console.print(
-            f"{report['without_checksum']} episodes of an earlier version have no checksum",
-            style="yellow",
-        )
-    missing = report["planned"] - report["episodes"]
-    if missing:
-        console.print(
-            f"{missing} episodes are missing; run the same command with --resume to continue",
-            highlight=False,
-        )
+        for name in ("condition", "task", *table.heads):
+            justify = "left" if name in ("condition", "task") else "right"
+            printed.add_column(name, justify=justify, no_wrap=True)
+        for line in table.lines:
+            cells = (line.condition, line.task or "all", *map(text_of, line.cells))
+            printed.add_row(*cells, style="bold" if line.task is None else "")
+        console.print(printed)
+    for name, text in dynamics_of(report["dynamics"]).items():
+        console.print(f"{name}: {text}", highlight=False)
+    for notice in notices_of(report):
+        console.print(notice, style="yellow", highlight=False, soft_wrap=True)
     run = report["run"]
-    counted = {"workers died": run["worker_failures"], "hung": run["workers_hung"]}
-    died = "".join(f", {number} {what}" for what, number in counted.items() if number)
-    died += f", {run['requeued']} episodes were queued again" if run["requeued"] else ""
-    rate = (
-        ""
-        if run["episodes_a_minute"] is None
-        else f", {run['episodes_a_minute']:.1f} a minute, start-up excluded"
-    )
-    console.print(
-        f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}{rate}{died}",
-        highlight=False,
-    )
+    parts = [f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}"]
+    if run["episodes_a_minute"] is not None:
+        parts.append(f"{run['episodes_a_minute']:.1f} a minute, start-up excluded")
+    counted = {
+        "workers died": run["worker_failures"],
+        "hung": run["workers_hung"],
+        "episodes were queued again": run["requeued"],
+    }
+    parts += [f"{number} {event}" for event, number in counted.items() if number]
+    console.print(", ".join(parts), highlight=False)
     for name in ("report.html", "report.json"):
         console.print(f"wrote {out / name}", highlight=False)

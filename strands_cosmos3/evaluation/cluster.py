@@ -1,4 +1,6 @@
-"""Ray for the duration of an evaluation: started and removed again, or a running cluster joined."""
+"""Ray for the duration of an evaluation: started and removed again, or a running cluster joined;
+and what its actors return.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import (
@@ -25,7 +27,8 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from strands_cosmos3.errors import ConfigError, EvaluationError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, EvaluationError, ReplicaLostError
+from strands_cosmos3.parallel.group import error_from_name
 
 ONE_THREAD: Mapping[str, str] = dict.fromkeys(
     (
@@ -50,7 +53,7 @@ WORKER_FAILURES = (
 )
 """Raised by Ray if a process, or the machine it ran on, is gone."""
 _PREFIX = "sc3-ray-"
-_HERE: Mapping[str, str] = {
+_LOCAL_RAY: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     # off: Ray stays on 127.0.0.1 instead of the machine's address
@@ -107,7 +110,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
     }
     try:
         with (
-            _environment({**ONE_THREAD, **_HERE, **_auth_token()}),
+            _environment({**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
             _on_loopback(),
             _joined(options),
         ):
@@ -147,13 +150,13 @@ def _start(options: dict[str, Any]) -> None:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         # Ray reports a failed start with many types, bare Exception among them
-        where = f"at {options['address']!r}" if "address" in options else "on this machine"
-        raise EvaluationError(f"Ray does not start {where}: {error}") from error
+        place = f"at {options['address']!r}" if "address" in options else "on this machine"
+        raise EvaluationError(f"Ray does not start {place}: {error}") from error
 
 
 def _resources() -> Resources:
-    found = ray.cluster_resources()
-    return Resources(int(found.get("CPU", 0)), int(found.get("GPU", 0)))
+    resources = ray.cluster_resources()
+    return Resources(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 
 @cache
@@ -161,13 +164,14 @@ def _auth_token() -> Mapping[str, str]:
     """Return a token for Ray started here, which would otherwise write one to the home folder.
     Ray caches it, so do we.
     """
-    named = [name for name in os.environ if name.startswith("RAY_AUTH_")]
-    return {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if any(name.startswith("RAY_AUTH_") for name in os.environ):
+        return {}
+    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_HERE` when
+    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_LOCAL_RAY` when
     it was imported.
     """
     from ray._private import ray_constants
@@ -222,13 +226,41 @@ def end_actor(actor: Any, pid: int, node: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def require_gpus(resources: Resources, wanted: int, where: str | None) -> None:
-    """Raise a ConfigError if the cluster has fewer GPUs than wanted."""
-    if wanted > resources.gpus:
+def require_gpus(resources: Resources, num_gpus: int, address: str | None) -> None:
+    """Raise a ConfigError if the cluster has fewer GPUs than that."""
+    if num_gpus > resources.gpus:
         raise ConfigError(
-            f"num_gpus={wanted}, but Ray sees {resources.gpus or 'no'} "
+            f"num_gpus={num_gpus}, but Ray sees {resources.gpus or 'no'} "
             f"GPU{'s' if resources.gpus > 1 else ''} "
-            f"{'on this machine' if where is None else f'in the cluster at {where}'}. Use "
+            f"{'on this machine' if address is None else f'in the cluster at {address}'}. Use "
             f"num_gpus={resources.gpus}, or "
             "--address of a cluster that has them."
         )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The outcome of an actor's method, with errors as text, because not every process can unpickle
+    every error: ``done`` with a value; ``error`` with type name and
+    message; or ``lost``, an error after which the episode should run again because its replica is
+    gone.
+    """
+
+    kind: Literal["done", "lost", "error"]
+    value: Any = None
+    error: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, work: Callable[[], Any]) -> Reply:
+        """Run ``work`` and return its outcome."""
+        try:
+            return cls("done", work())
+        except Cosmos3Error as error:
+            kind = "lost" if isinstance(error, ReplicaLostError) else "error"
+            return cls(kind, error=(type(error).__name__, str(error)))
+
+    def unwrap(self) -> Any:
+        """Return the value, or raise the error."""
+        if self.kind != "done":
+            raise error_from_name(*self.error)
+        return self.value

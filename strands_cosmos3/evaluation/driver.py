@@ -10,9 +10,10 @@ episodes. They are chosen by index, so they too are the same with any number of 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,12 @@ import ray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, end_actor
-from strands_cosmos3.evaluation.episode_runner import failed_record
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
 from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.reply import Reply
+from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
+from strands_cosmos3.evaluation.statistics import achieved
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 
 if TYPE_CHECKING:
@@ -37,6 +37,55 @@ MAX_HANGS = 2
 _POLL_S = 0.25
 _QUIET_S = 5.0
 
+
+class SimulatorActor:
+    """A simulator in a process of its own, which only plain values and the text of errors leave.
+    :meth:`open` makes it, so that a failure can give its reason.
+    """
+
+    def __init__(self, number: int):
+        self._number = number
+        self._runner: AssignmentRunner | None = None
+
+    def open(self, settings: Settings, replica: Any) -> Reply:
+        """Make robot and policy; reply with version, process and checkpoint."""
+
+        def make() -> dict[str, Any]:
+            engine = None
+            if replica is not None:
+                from strands_cosmos3.evaluation.replica import replica_engine
+
+                engine = replica_engine(settings, replica)
+            self._runner = AssignmentRunner(settings, engine)
+            return {
+                "version": __version__,
+                "pid": os.getpid(),
+                "node": ray.get_runtime_context().get_node_id(),
+                "model_sha256": self._runner.model_sha256,
+            }
+
+        return Reply.of(make)
+
+    def run(self, assignment: Assignment) -> Reply:
+        """Reply with an episode's record."""
+
+        def episode() -> Any:
+            record = self._opened.run(assignment)
+            record["times"]["worker"] = self._number
+            return record
+
+        return Reply.of(episode)
+
+    def film(self, assignment: Assignment) -> Reply:
+        """Reply with the record of the same episode again, and its video as bytes."""
+        return Reply.of(lambda: self._opened.film(assignment))
+
+    @property
+    def _opened(self) -> AssignmentRunner:
+        assert self._runner is not None, "call open first"
+        return self._runner
+
+
 RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(SimulatorActor)
 
 
@@ -44,8 +93,8 @@ RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Sim
 class Progress:
     """Progress of an evaluation, updated while it runs.
 
-    ``total``, ``done`` and ``successes`` are counted by (perturbation, task). ``workers`` of the
-    ``wanted`` workers are ready. ``busy_s`` is the wall-clock time since the first worker was
+    ``total``, ``done`` and ``successes`` are counted by (condition, task). ``workers`` of the
+    ``workers_total`` workers are ready. ``busy_s`` is the wall-clock time since the first worker was
     ready, while episodes remain [s].
     """
 
@@ -56,14 +105,14 @@ class Progress:
     films: int = 0
     films_total: int = 0
     workers: int = 0
-    wanted: int = 0
+    workers_total: int = 0
     worker_failures: int = 0
     hangs: int = 0
     requeued: int = 0
-    restarts: int = 0
-    lost: list[str] = field(default_factory=list)
+    replica_restarts: int = 0
+    given_up: list[str] = field(default_factory=list)
     busy_s: float = 0.0
-    stage: str = "starting"
+    phase: str = "starting"
     interrupted: bool = False
 
     @property
@@ -124,7 +173,9 @@ class Driver:
         self.folder, self.settings, self.replicas = folder, folder.settings, replicas
         self.plan = self.settings.plan()
         self.records = folder.read_all(self.plan)
-        self.progress = Progress(total=dict(Counter(a.row for a in self.plan)), wanted=workers)
+        self.progress = Progress(
+            total=dict(Counter(a.row for a in self.plan)), workers_total=workers
+        )
         for assignment in self.plan:
             if assignment.key in self.records:
                 self.progress.count(assignment, self.records[assignment.key])
@@ -135,7 +186,7 @@ class Driver:
         self._report = report or (lambda progress: None)
         self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
-        self._heard_s = time.monotonic()
+        self._last_reply_s = time.monotonic()
         self._model_sha256: str | None = next(
             (r["model_sha256"] for r in self.records.values() if r.get("model_sha256")), None
         )
@@ -159,15 +210,15 @@ class Driver:
                 belongs to another checkpoint.
         """
         with deferred_interrupt() as interrupt:
-            for stage in ("running", "filming failures"):
-                self.progress.stage = stage
-                if stage != "running":
+            for phase in ("running", "filming failures"):
+                self.progress.phase = phase
+                if phase != "running":
                     self._queue.extend(
                         _Job(assignment, film=True) for assignment in self._missing_films()
                     )
                     self.progress.films_total = len(self._queue)
                 while self._queue or any(slot.job for slot in self._slots):
-                    if stage == "running":
+                    if phase == "running":
                         self._measure_time()
                     self._assign()
                     self._report(self.progress)
@@ -175,7 +226,7 @@ class Driver:
                         self.progress.interrupted = True
                         return
                     self._collect()
-        self.progress.stage = "done"
+        self.progress.phase = "done"
         self._report(self.progress)
 
     def close(self) -> None:
@@ -193,7 +244,7 @@ class Driver:
     def _assign(self) -> None:
         """Start missing workers, and give jobs to idle ones."""
         while len(self._slots) < min(
-            self.progress.wanted, len(self._queue) + sum(bool(s.job) for s in self._slots)
+            self.progress.workers_total, len(self._queue) + sum(bool(s.job) for s in self._slots)
         ):
             number = len(self._slots)
             actor = RemoteSimulator.remote(number)
@@ -224,17 +275,17 @@ class Driver:
             ):
                 self._end_hung(slot, slot.job)
         if self.replicas is not None:
-            self.progress.restarts = self.replicas.restarts()
+            self.progress.replica_restarts = self.replicas.restarts()
 
-    def _check_ray(self, heard: bool) -> None:
+    def _check_ray(self, replied: bool) -> None:
         """Raise if the cluster has no machine left; Ray itself would wait for another one
         forever.
         """
         now = time.monotonic()
-        if heard:
-            self._heard_s = now
-        elif now - self._heard_s > _QUIET_S:
-            self._heard_s = now
+        if replied:
+            self._last_reply_s = now
+        elif now - self._last_reply_s > _QUIET_S:
+            self._last_reply_s = now
             if not any(node["Alive"] for node in ray.nodes()):
                 raise EvaluationError(
                     "Ray's own processes died. Finished episodes are stored; --resume continues."
@@ -249,8 +300,8 @@ class Driver:
             return
         slot.pending, slot.job = None, None
         if reply.kind == "error":
-            where = f"in episode {job.assignment.label}" if job else "while a worker started"
-            raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} {where})")
+            moment = f"in episode {job.assignment.label}" if job else "while a worker started"
+            raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} {moment})")
         if reply.kind == "lost":
             if job is not None:
                 self._requeue(job)
@@ -264,21 +315,21 @@ class Driver:
         else:
             self._store(job, reply.value)
 
-    def _register(self, slot: _Slot, about: dict[str, Any]) -> None:
+    def _register(self, slot: _Slot, worker: dict[str, Any]) -> None:
         """Check a worker that is ready."""
         self.progress.workers += 1
-        slot.pid, slot.node = about["pid"], about["node"]
-        if about["version"] != __version__:
+        slot.pid, slot.node = worker["pid"], worker["node"]
+        if worker["version"] != __version__:
             raise EvaluationError(
-                f"a worker runs version {about['version']} of this package, the driver "
+                f"a worker runs version {worker['version']} of this package, the driver "
                 f"{__version__}."
             )
         if self._model_sha256 is None:
-            self._model_sha256 = about["model_sha256"]
-        elif about["model_sha256"] != self._model_sha256:
+            self._model_sha256 = worker["model_sha256"]
+        elif worker["model_sha256"] != self._model_sha256:
             raise ConfigError(
                 f"the episodes in {self.folder.path} were run with another checkpoint (SHA-256 "
-                f"{self._model_sha256[:12]}..., now {str(about['model_sha256'])[:12]}...); choose "
+                f"{self._model_sha256[:12]}..., now {str(worker['model_sha256'])[:12]}...); choose "
                 "another --out."
             )
 
@@ -291,8 +342,8 @@ class Driver:
         self.progress.films += 1
         stored = without_times(self.records[assignment.key])
         if film:
-            same = all(stored[name] == value for name, value in without_times(record).items())
-            self.folder.write_film(assignment, film, same)
+            equal = all(stored[name] == value for name, value in without_times(record).items())
+            self.folder.write_film(assignment, film, equal)
 
     def _replace_dead(self, slot: _Slot) -> None:
         """Replace a worker that died, and queue its job again."""
@@ -318,7 +369,7 @@ class Driver:
         if self._hangs[job] < MAX_HANGS:
             self._requeue(job)
         elif job.film:
-            self.progress.lost.append(job.label)
+            self.progress.given_up.append(job.label)
         else:
             limit = f"did not end within {self.settings.episode_timeout:g} s of wall-clock time"
             record = failed_record(
@@ -341,31 +392,26 @@ class Driver:
             self.progress.requeued += 1
             self._queue.appendleft(job)
         else:
-            self.progress.lost.append(job.label)
+            self.progress.given_up.append(job.label)
 
     def _missing_films(self) -> list[Assignment]:
-        chosen = failures_to_film(self.plan, self.records, self.settings)
-        return [assignment for assignment in chosen if self.folder.film_of(assignment) is None]
+        failures = failures_to_film(self.plan, self.records, self.settings.films)
+        return [assignment for assignment in failures if self.folder.film_of(assignment) is None]
 
 
 def failures_to_film(
-    plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record], settings: Settings
+    plan: Sequence[Assignment], records: Mapping[tuple[str, str, int], Record], films: int
 ) -> list[Assignment]:
-    """Return the first ``settings.films`` failures of each row, by index. Following the policy's
-    instruction is no failure.
+    """Return the first ``films`` failures of each row, by index. Following the policy's
+    instruction is no failure; an episode without an answer shows nothing.
     """
-    chosen: list[Assignment] = []
-    taken: Counter[tuple[str, str]] = Counter()
+    failures: list[Assignment] = []
+    count: Counter[tuple[str, str]] = Counter()
     for assignment in plan:
         record = records.get(assignment.key)
-        if (
-            record is None
-            or record["success"]
-            or record["success_told"]
-            or not record["times"].get("answer_ms")
-        ):
+        if record is None or achieved(record) or not record["times"].get("answer_ms"):
             continue
-        if taken[assignment.row] < settings.films:
-            taken[assignment.row] += 1
-            chosen.append(assignment)
-    return chosen
+        if count[assignment.row] < films:
+            count[assignment.row] += 1
+            failures.append(assignment)
+    return failures

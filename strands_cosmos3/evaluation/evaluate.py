@@ -17,7 +17,6 @@ from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.report import Report, make_report, write_report
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.resources import write_json
 
 _WORKERS_PER_REPLICA = 4
 """Simulators that keep one replica busy: while one waits for its chunk, the others move."""
@@ -29,7 +28,7 @@ def evaluate(
     resume: bool = False,
     address: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    about: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
     dynamics: Callable[[], Mapping[str, Any]] | None = None,
 ) -> tuple[Report, Progress]:
     """Run the missing episodes and report on all of them.
@@ -40,7 +39,7 @@ def evaluate(
         resume: Whether the folder may contain episodes.
         address: Address of a running Ray cluster; None starts Ray here.
         progress: Called several times a second.
-        about: Further facts for the report, e.g. versions.
+        facts: Further facts for the report, e.g. versions.
         dynamics: Computes figures of dynamics, if the settings have clips and the folder has no
             figures.
 
@@ -50,59 +49,56 @@ def evaluate(
             started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    _require_checkpoint(settings)
+    check_model(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
-        write_json(
-            folder.path / "run.json",
-            {"settings": settings.to_dict(), **(about or {}), "started": _now()},
-        )
+        folder.write_start({**(facts or {}), "started": _now()})
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
             _evaluate_dynamics(driver, dynamics)
         finally:
-            facts = {
-                **(about or {}),
-                **_facts(driver, address, workers, time.monotonic() - started_s),
-            }
-            report = make_report(folder, driver.records, facts, driver.progress.lost)
+            run = _facts(driver, address, workers, time.monotonic() - started_s)
+            report = make_report(
+                folder, driver.records, {**(facts or {}), **run}, driver.progress.given_up
+            )
             write_report(folder, report)
     return report, driver.progress
 
 
-def _require_checkpoint(settings: Settings) -> None:
-    """Read the headers of a checkpoint before anything is started; refuse one that cannot be split
-    as the settings say, or that is of another domain.
+def check_model(settings: Settings) -> None:
+    """Read the headers of a checkpoint in a folder here, or of one that replicas will divide.
+
+    Raises:
+        CheckpointError: They cannot be read, or are of another domain than the world's rows.
+        ConfigError: The checkpoint cannot be divided so.
     """
-    model = settings.policy.model
-    if settings.topology.replicas:
-        from strands_cosmos3.evaluation.replica import check_model
-
-        checkpoint = check_model(settings)
-    elif model is not None and Path(model).is_dir():
-        from strands_cosmos3.engine.checkpoint import Checkpoint
-
-        checkpoint = Checkpoint.open(Path(model))
-    else:  # a hub repository is read by whoever loads it
-        return
+    model, topology = settings.policy.model, settings.topology
+    if model is None or not (topology.replicas or Path(model).is_dir()):
+        return  # a hub repository is read by whoever loads it
+    from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.engine.formats.acting import require_domain
+    from strands_cosmos3.parallel.mesh import require_tp_size
 
+    checkpoint = Checkpoint.open(locate(model))
     require_domain(checkpoint, get_embodiment(settings.embodiment))
+    if topology.replicas:
+        require_tp_size(checkpoint.config, topology.tp_size)
 
 
 def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:
-    folder, wanted = driver.folder, driver.settings.clips and not driver.progress.interrupted
-    if dynamics is not None and wanted and folder.read_dynamics() is None:
-        folder.write_dynamics(dynamics())
+    if dynamics is None or not driver.settings.clips or driver.progress.interrupted:
+        return
+    if driver.folder.read_dynamics() is None:
+        driver.folder.write_dynamics(dynamics())
 
 
 def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> dict[str, Any]:
-    state = driver.progress
-    ran_on = f"{driver.settings.topology}; {workers} simulator{'s' if workers > 1 else ''}"
+    progress = driver.progress
+    place = f"{driver.settings.topology}; {workers} simulator{'s' if workers > 1 else ''}"
     return {
-        "ran_on": ran_on + (f"; Ray at {address}" if address else ""),
+        "ran_on": place + (f"; Ray at {address}" if address else ""),
         "finished": _now(),
         "machine": {
             "platform": platform.platform(),
@@ -111,14 +107,12 @@ def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> 
         },
         "run": {
             "wall_s": wall_s,
-            "new_episodes": state.new,
-            "episodes_a_minute": state.a_minute,
-            "worker_failures": state.worker_failures,
-            "workers_died": state.worker_failures,  # 0.1's name, until 0.3
-            "workers_hung": state.hangs,
-            "requeued": state.requeued,
-            "replica_restarts": state.restarts,
-            "gangs_restarted": state.restarts,  # 0.1's name, until 0.3
+            "new_episodes": progress.new,
+            "episodes_a_minute": progress.a_minute,
+            "worker_failures": progress.worker_failures,
+            "workers_hung": progress.hangs,
+            "requeued": progress.requeued,
+            "replica_restarts": progress.replica_restarts,
         },
     }
 
@@ -130,13 +124,13 @@ def _run(driver: Driver, address: str | None, workers: int) -> None:
     topology = driver.settings.topology
     with cluster(address, workers + topology.ranks) as resources:
         require_gpus(resources, topology.num_gpus, address)
-        with ExitStack() as end:
+        with ExitStack() as stack:
             if topology.replicas:
                 from strands_cosmos3.evaluation.replica import ReplicaPool
 
                 driver.replicas = ReplicaPool(driver.settings)
-                end.callback(driver.replicas.close)
-            end.callback(driver.close)
+                stack.callback(driver.replicas.close)
+            stack.callback(driver.close)
             driver.run()
 
 

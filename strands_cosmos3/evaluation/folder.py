@@ -3,10 +3,10 @@ settings.
 
 ::
 
-    run/run.json                                    the settings of the last start, versions
+    run/run.json                                    format, settings of the last start, versions
     run/episodes/<condition>/<task>/<index>.json    one episode
     run/films/<condition>/<task>-<index>.mp4        a failure, filmed; "-differs": another result
-    run/dynamics.json                               figures of forward and inverse dynamics, if requested
+    run/dynamics.json                               forward and inverse dynamics, if requested
     run/report.json, run/report.html                the report
 
 An episode whose file has the right identity is never run again. The files are the only state, so
@@ -28,8 +28,9 @@ from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.resources import read_json, write_json, write_whole
 
+FORMAT = 2
+"""Of the records and of what identifies them."""
 Record = dict[str, Any]
-_KEYS = {"success", "success_told", "outcome", "duration_s", "times"}  # what every record has
 
 
 class RunFolder:
@@ -38,51 +39,69 @@ class RunFolder:
 
     Attributes:
         damaged: Files of episodes that were damaged or edited, so that :meth:`read` ignored them.
-        unverified: Files of episodes without a checksum (version 0.1 wrote none), which count.
 
     Raises:
-        ConfigError: Another evaluation has it open, it cannot be written, or it contains episodes
-            and ``resume`` is False.
+        ConfigError: Another evaluation has it open, it cannot be written, it contains episodes
+            and ``resume`` is False, or episodes of another format.
     """
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
         self.path, self.settings = Path(path), settings
         self._lock: IO[str] | None = None
-        self.damaged: dict[Path, str] = {}
-        self.unverified: set[Path] = set()
+        self.damaged: list[Path] = []
         try:
-            (self.path / "episodes").mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise ConfigError(
-                f"another evaluation is writing to {self.path}; wait for it, or choose another "
-                "--out."
-            ) from None
-        except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another "
-                "place."
-            ) from None
-        try:
-            self._tidy()
-            if not resume and (stored := list(self.path.glob("episodes/*/*/*.json"))):
+            self._lock_folder()
+            self._remove_unfinished()
+            stored = list(self.path.glob("episodes/*/*/*.json"))
+            if stored and not resume:
                 raise ConfigError(
                     f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
-                    "already; add --resume to "
-                    "continue with them, or choose another --out."
+                    "already; add --resume to continue with them, or choose another --out."
+                )
+            start = self._json("run.json")
+            if start and start.get("format") != FORMAT:
+                raise ConfigError(
+                    f"{self.path} was written by another version of this package, whose episodes "
+                    "are not comparable; choose another --out."
                 )
         except ConfigError:
             self.close()
             raise
 
-    def _tidy(self) -> None:
+    def _lock_folder(self) -> None:
+        try:
+            (self.path / "episodes").mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another evaluation is writing to {self.path}; wait for it, or choose another "
+                "--out."
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another "
+                "place."
+            ) from None
+
+    def _remove_unfinished(self) -> None:
         """Remove hidden files that a killed process left half-written."""
         for hidden in self.path.rglob(".*"):
             if hidden.suffix in (".json", ".html", ".mp4"):
                 hidden.unlink(missing_ok=True)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """Return a file of this folder; empty if there is none, or it is no JSON object."""
+        try:
+            values = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def write_start(self, facts: Mapping[str, Any]) -> None:
+        """Store the settings and further facts of a start."""
+        start = {"format": FORMAT, "settings": self.settings.to_dict(), **facts}
+        write_json(self.path / "run.json", start)
 
     def episode_path(self, assignment: Assignment) -> Path:
         """Return the path of an episode."""
@@ -93,20 +112,15 @@ class RunFolder:
         """Return the path of an episode's video and whether its run was bit-equal; None if there
         is no video.
         """
-        return next(
-            (
-                (path, same)
-                for same in (True, False)
-                if (path := self._film_path(assignment, same)).exists()
-            ),
-            None,
-        )
+        for equal in (True, False):
+            if (path := self._film_path(assignment, equal)).exists():
+                return path, equal
+        return None
 
-    def _film_path(self, assignment: Assignment, same: bool) -> Path:
+    def _film_path(self, assignment: Assignment, equal: bool) -> Path:
         condition, task, index = assignment.key
-        return (
-            self.path / "films" / condition / f"{task}-{index:05d}{'' if same else '-differs'}.mp4"
-        )
+        name = f"{task}-{index:05d}{'' if equal else '-differs'}.mp4"
+        return self.path / "films" / condition / name
 
     def read(self, assignment: Assignment) -> Record | None:
         """Return a stored episode; None if there is none, or it is damaged or edited (see
@@ -121,21 +135,11 @@ class RunFolder:
         try:
             record = read_json(path, EvaluationError, "")
         except EvaluationError:
-            self.damaged[path] = "is no readable record"
+            record = {}
+        if record.get("checksum") != _checksum(record):
+            self.damaged.append(path)
             return None
-        if "checksum" in record and record["checksum"] != _checksum(record):
-            self.damaged[path] = "was damaged or edited: its checksum does not fit its contents"
-            return None
-        if (
-            not isinstance(record.get("identity"), dict)
-            or not record.keys() >= _KEYS
-            or not isinstance(record["times"], dict)
-        ):
-            self.damaged[path] = "lacks what every record has"
-            return None
-        if "checksum" not in record:
-            self.unverified.add(path)
-        if record.get("digest") != self.settings.digest(assignment):
+        if record["digest"] != self.settings.digest(assignment):
             raise ConfigError(
                 f"{path} is another episode: {self._difference(record, assignment)}. Choose "
                 "another --out."
@@ -143,24 +147,23 @@ class RunFolder:
         return record
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
-        wanted = _flat(self.settings.identity(assignment))
-        found = _flat(record["identity"])
+        new, stored = _flat(self.settings.identity(assignment)), _flat(record["identity"])
         different = [
-            f"{name} was {found.get(name)!r} and is {wanted[name]!r}"
-            for name in wanted
-            if found.get(name) != wanted[name]
+            f"{name} was {stored.get(name)!r} and is {new.get(name)!r}"
+            for name in {**new, **stored}
+            if stored.get(name) != new.get(name)
         ]
-        return "; ".join(different[:3]) or "its contents are invalid"
+        return "; ".join(different[:3])
 
     def read_all(self, plan: Iterable[Assignment]) -> dict[tuple[str, str, int], Record]:
         """Return every stored episode of a plan, by key. Errors: as :meth:`read`."""
-        found = {assignment.key: self.read(assignment) for assignment in plan}
-        return {key: record for key, record in found.items() if record is not None}
+        records = {assignment.key: self.read(assignment) for assignment in plan}
+        return {key: record for key, record in records.items() if record is not None}
 
     def write(self, assignment: Assignment, record: Record) -> Record:
         """Store an episode atomically and return it as stored."""
         stored = {
-            "condition": assignment.perturbation.name,
+            "condition": assignment.condition.name,
             "index": assignment.index,
             **record,
             "identity": self.settings.identity(assignment),
@@ -170,24 +173,16 @@ class RunFolder:
         write_json(self.episode_path(assignment), stored)
         return stored
 
-    def write_film(self, assignment: Assignment, film: bytes, same: bool) -> Path:
-        """Store a video; ``same`` tells whether its run was bit-equal to the stored episode."""
-        path = self._film_path(assignment, same)
+    def write_film(self, assignment: Assignment, film: bytes, equal: bool) -> Path:
+        """Store a video; ``equal`` tells whether its run was bit-equal to the stored episode."""
+        path = self._film_path(assignment, equal)
         write_whole(path, lambda hidden: hidden.write_bytes(film))
         return path
 
     def read_dynamics(self) -> Record | None:
         """Return the stored figures of dynamics, or None if there are none of these settings."""
-        try:
-            stored = json.loads((self.path / "dynamics.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return (
-            stored
-            if isinstance(stored, dict)
-            and stored.get("identity") == self.settings.dynamics_identity()
-            else None
-        )
+        stored = self._json("dynamics.json")
+        return stored if stored.get("identity") == self.settings.dynamics_identity() else None
 
     def write_dynamics(self, figures: Mapping[str, Any]) -> None:
         """Store figures of dynamics atomically."""
@@ -222,13 +217,12 @@ def without_times(record: Record) -> Record:
 
 def _checksum(record: Record) -> str:
     """Return the SHA-256 of a record's contents, the checksum excepted."""
-    contents = json.loads(
-        json.dumps({name: value for name, value in record.items() if name != "checksum"})
-    )
+    contents = {name: value for name, value in record.items() if name != "checksum"}
+    contents = json.loads(json.dumps(contents))  # as it is read back
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= (

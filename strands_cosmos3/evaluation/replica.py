@@ -11,7 +11,10 @@ and loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,38 +25,113 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from strands_cosmos3.errors import EvaluationError, RankLostError, RanksError, ReplicaLostError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES
-from strands_cosmos3.evaluation.ranks import RayRank, RayRankHandle
-from strands_cosmos3.evaluation.reply import Reply
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.parallel.config import RankOptions
-from strands_cosmos3.parallel.group import RankGroup, RankTimeouts
+from strands_cosmos3.parallel.group import (
+    HEARTBEAT_S,
+    RankGroup,
+    RankHandle,
+    RankStatus,
+    RankTimeouts,
+)
+from strands_cosmos3.parallel.rank import Rank
 
 if TYPE_CHECKING:
-    from strands_cosmos3.engine.checkpoint import Checkpoint
     from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 MAX_STARTS = 3
 """How often one request may start ranks before the evaluation gives up."""
 TIMEOUTS = RankTimeouts(silent_s=12.0)  # simulators on the same cores may delay a heartbeat
 """How long to wait for ranks on Ray."""
+START_S = 120.0
+"""Time limit for a rank's process to start, once there is room for it."""
 _PLACEMENT_S = 120.0
 _CALL_S = 30.0
 
 
-def check_model(settings: Settings) -> Checkpoint:
-    """Read the checkpoint's headers, before anything is started.
+class RayRank(Rank):
+    """A rank in a Ray actor. One thread works, another reports progress."""
 
-    Raises:
-        CheckpointError, ConfigError: It cannot be loaded, or not be split so.
-    """
-    from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-    from strands_cosmos3.parallel.mesh import require_tp_size
+    def process(self) -> tuple[int, str]:
+        """Return process id and Ray node id."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    assert settings.policy.model is not None  # Settings checks this
-    checkpoint = Checkpoint.open(locate(settings.policy.model))
-    require_tp_size(checkpoint.config, settings.topology.tp_size)
-    return checkpoint
+    def rendezvous(self) -> str:
+        """Return an address where ranks can connect if this one is rank 0."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def heartbeat(self) -> RankStatus:
+        """Return the progress so far."""
+        return RankStatus("heartbeat", self.progress)
+
+
+class RayRankHandle(RankHandle):
+    """Handle of the actor of a :class:`RayRank`."""
+
+    def __init__(self, rank: int, actor: Any):
+        self.actor = actor
+        self.pid, self._node = 0, ""
+        self.name = f"rank {rank} (process unknown)"
+        self._rank = rank
+        self._work: Any = None
+        self._heartbeat: Any = None
+        self._next_heartbeat_s = 0.0
+
+    def connect(self) -> None:
+        """Wait for the process and learn its id; raise a RankLostError if it does not start."""
+        try:
+            self.pid, self._node = ray.get(self.actor.process.remote(), timeout=START_S)
+        except (*WORKER_FAILURES, GetTimeoutError):
+            raise self._lost() from None
+        self.name = f"rank {self._rank} (process {self.pid})"
+
+    def load(self, *arguments: Any) -> None:
+        """Begin :meth:`Rank.load`; the rank reports when it is ready."""
+        self._work = self.actor.load.remote(*arguments)
+
+    def submit(self, payload: bytes) -> None:
+        """See :meth:`RankHandle.submit`."""
+        self._work = self.actor.infer.remote(payload)
+
+    def statuses(self, wait_s: float) -> Sequence[RankStatus]:
+        """See :meth:`RankHandle.statuses`."""
+        if self._heartbeat is None and time.monotonic() >= self._next_heartbeat_s:
+            self._heartbeat, self._next_heartbeat_s = (
+                self.actor.heartbeat.remote(),
+                time.monotonic() + HEARTBEAT_S,
+            )
+        waiting = [
+            reference for reference in (self._work, self._heartbeat) if reference is not None
+        ]
+        if not waiting:
+            time.sleep(wait_s)
+            return []
+        ready, _ = ray.wait(waiting, timeout=wait_s)
+        return [self._take(reference) for reference in ready]
+
+    def _take(self, reference: Any) -> RankStatus:
+        try:
+            status: RankStatus = ray.get(reference)
+        except WORKER_FAILURES:
+            raise self._lost() from None
+        if reference is self._heartbeat:
+            self._heartbeat = None
+        else:
+            self._work = None
+        return status
+
+    def _lost(self) -> RankLostError:
+        return RankLostError(
+            f"{self.name} ended. All ranks of its replica were ended, and start again."
+        )
+
+    def kill(self) -> None:
+        """See :meth:`RankHandle.kill`."""
+        end_actor(self.actor, self.pid, self._node)
 
 
 class Replica:
@@ -104,7 +182,7 @@ class Replica:
         topology, policy = self._settings.topology, self._settings.policy
         placement = self._placed()
         actor: Any = ray.remote(RayRank)
-        needs = {
+        resources = {
             "num_cpus": 1,
             "num_gpus": topology.gpus_per_rank,
             "max_restarts": 0,
@@ -112,9 +190,9 @@ class Replica:
         }
         handles: list[RayRankHandle] = []
         for rank in range(topology.ranks_per_replica):
-            where = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank)
+            bundle = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank)
             handles.append(
-                RayRankHandle(rank, actor.options(scheduling_strategy=where, **needs).remote())
+                RayRankHandle(rank, actor.options(scheduling_strategy=bundle, **resources).remote())
             )
             end.callback(handles[-1].kill)
         for handle in handles:
@@ -149,11 +227,10 @@ class Replica:
         try:
             ray.get(self._placement.ready(), timeout=_PLACEMENT_S)
         except GetTimeoutError:
-            has = ray.cluster_resources()
+            resources = ray.cluster_resources()
             raise EvaluationError(
                 f"the cluster has had no room for a replica of {count} for {_PLACEMENT_S:.0f} s; "
-                "it has "
-                f"{has.get('GPU', 0):.0f} GPUs and {has.get('CPU', 0):.0f} CPUs."
+                f"it has {resources.get('GPU', 0):.0f} GPUs and {resources.get('CPU', 0):.0f} CPUs."
             ) from None
         return self._placement
 
@@ -164,8 +241,8 @@ class ReplicaPool:
     def __init__(self, settings: Settings):
         self._settings = settings
         self._actors = [self._make() for _ in range(settings.topology.replicas)]
-        self._known = [0] * len(self._actors)
-        self._before = 0
+        self._restarts = [0] * len(self._actors)
+        self._restarts_before = 0  # of leaders that are gone, themselves included
         self._pending: dict[Any, int] = {}
 
     def _make(self) -> Any:
@@ -180,8 +257,8 @@ class ReplicaPool:
         try:
             ray.get(self._actors[index].restarts.remote(), timeout=_CALL_S)
         except WORKER_FAILURES:
-            self._before += self._known[index] + 1
-            self._known[index] = 0
+            self._restarts_before += self._restarts[index] + 1
+            self._restarts[index] = 0
             self._actors[index] = self._make()
         except GetTimeoutError:
             pass  # slow, not gone
@@ -198,10 +275,10 @@ class ReplicaPool:
         for reference in ready:
             index = self._pending.pop(reference)
             try:
-                self._known[index] = ray.get(reference)
+                self._restarts[index] = ray.get(reference)
             except WORKER_FAILURES:
                 continue  # the next call of ``handle`` replaces it
-        return self._before + sum(self._known)
+        return self._restarts_before + sum(self._restarts)
 
     def close(self) -> None:
         """End all replicas; their ranks end with them."""
@@ -242,6 +319,8 @@ def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
     """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be
     read here.
     """
+    from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
-    return RankGroupEngine(check_model(settings), False, ReplicaClient(replica))
+    checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
+    return RankGroupEngine(checkpoint, False, ReplicaClient(replica))

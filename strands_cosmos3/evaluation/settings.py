@@ -8,42 +8,112 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, seed_number
+from strands_cosmos3.checks import positive, seed_number, typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
-from strands_cosmos3.evaluation.libero_plan import (
-    LIBERO_TASKS,
-    libero_options,
-    libero_policy,
-    plan_libero,
-    require_libero,
-)
-from strands_cosmos3.evaluation.perturbations import Perturbation, distinct, parse_conditions
-from strands_cosmos3.evaluation.plan import TABLE, Assignment, goal_instruction, make_plan
+from strands_cosmos3.evaluation.plan import Assignment, Condition, distinct, make_plan
 from strands_cosmos3.evaluation.policy_settings import (
     EVALUATED_BACKENDS,
     POLICY_OPTIONS,
     PolicySettings,
 )
-from strands_cosmos3.evaluation.robots import (
-    absolute,
-    embodiment_of,
-    evaluated_robot,
-    identity_of,
-    require_conditions,
-    tasks_of,
-)
-from strands_cosmos3.evaluation.topology import Topology
 from strands_cosmos3.options import MODEL_BACKENDS, require_heeded, with_options
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy.preflight import borrowed
-from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.sim.episode import physics_steps_per_tick
-from strands_cosmos3.worlds.libero.protocol import get_protocol
-from strands_cosmos3.worlds.table.grammar import parse_instruction
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.worlds import RunOptions, World, get_world
+from strands_cosmos3.worlds.world import REWORDINGS
+
+DEFAULT_SEEDS = 100
+"""Episodes of each task and condition, unless the world has official starts."""
+_DIALECT_OF_EMBODIMENT: Mapping[str, str] = {"libero": "libero"}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """GPUs divided into replicas of one model.
+
+    A replica is a group of ``tp_size * cfg_size`` ranks with one GPU each. Without GPUs, a model
+    that is not split runs inside each worker; one that is split runs in ``total_shard`` (default 1)
+    groups of CPU processes. With GPUs ``total_shard`` is the expected number of replicas, which is
+    checked.
+
+    Raises:
+        ConfigError: The GPUs do not divide evenly, or ``total_shard`` differs; the message names
+            valid values.
+        InputError: A number is out of range.
+    """
+
+    num_gpus: int = 0
+    tp_size: int = 1
+    cfg_size: int = 1
+    total_shard: int | None = None
+
+    def __post_init__(self) -> None:
+        ParallelConfig(self.tp_size, self.cfg_size)  # raises for invalid degrees
+        whole_number(self.num_gpus, "num_gpus", 0)
+        if self.total_shard is not None:
+            whole_number(self.total_shard, "total_shard", 1)
+        replicas, left = divmod(self.num_gpus, self.ranks_per_replica)
+        if left:
+            raise ConfigError(
+                f"num_gpus={self.num_gpus} does not divide into replicas of tp={self.tp_size} x "
+                f"cfg={self.cfg_size} = {self.ranks_per_replica}; {left} would stay idle. "
+                f"{self._remedy()}"
+            )
+        if self.num_gpus and self.total_shard not in (None, replicas):
+            raise ConfigError(
+                f"total_shard={self.total_shard} contradicts num_gpus={self.num_gpus} / "
+                f"(tp={self.tp_size} x cfg={self.cfg_size}) = {replicas}. Leave total_shard out, "
+                f"or use num_gpus={(self.total_shard or 0) * self.ranks_per_replica}."
+            )
+
+    def _remedy(self) -> str:
+        below, above = (self.num_gpus // self.ranks_per_replica + n for n in (0, 1))
+        numbers = " or ".join(f"num_gpus={n * self.ranks_per_replica}" for n in (below, above) if n)
+        sizes = [
+            tp for tp in range(1, self.num_gpus + 1) if self.num_gpus % (tp * self.cfg_size) == 0
+        ]
+        if not sizes:
+            return f"Use {numbers}."
+        return f"Use {numbers}, or with cfg={self.cfg_size} tp={' or '.join(map(str, sizes))}."
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Number of ranks of one replica."""
+        return self.tp_size * self.cfg_size
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas that workers share; 0 if every worker has a policy of its own."""
+        if self.num_gpus:
+            return self.num_gpus // self.ranks_per_replica
+        return self.total_shard or (1 if self.ranks_per_replica > 1 else 0)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of all replicas."""
+        return self.replicas * self.ranks_per_replica
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """1, or 0 on the CPU."""
+        return int(self.num_gpus > 0)
+
+    def __str__(self) -> str:
+        if not self.replicas:
+            return "a policy in every worker, no GPU"
+        place = (
+            f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}" if self.num_gpus else "the CPU"
+        )
+        return (
+            f"{self.replicas} replica{'s' if self.replicas > 1 else ''} of "
+            f"{self.ranks_per_replica} (tensor {self.tp_size} x guidance {self.cfg_size}) on "
+            f"{place}"
+        )
 
 
 @dataclass(frozen=True)
@@ -52,128 +122,98 @@ class Settings:
     report.
 
     Args:
+        world: As :func:`~strands_cosmos3.worlds.get_world` takes it.
+        robot: One of the world's, or a .toml file; None is its first.
         seed: The evaluation's seed, from which the episodes' seeds are derived.
         noise_seed: Seed of the policy's noise, mixed with each scene's; None is the scene's own.
-        instruction: Another wording, in which ``{a}`` and ``{b}`` stand for colours; empty for each
-            task's own.
-        duration: Maximum duration of an episode [simulated s].
-        control_frequency: Control ticks per second; it must divide 600.
+        instruction: Another wording for the only task; empty for each task's own.
+        duration: Maximum duration of an episode [simulated s]; None is the task's.
+        control_frequency: Control ticks per second; None is the world's.
         workers: Number of simulators; None for the number of free cores.
         episode_timeout: Maximum wall-clock time of an episode [s], restarts of a replica included;
             then its simulator is hung.
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for
             neither.
-        suite: ``table``, or one of LIBERO's (:data:`~strands_cosmos3.worlds.libero.suites.SUITES`),
-            whose tasks are numbers.
-        robot: Of our table: a name, or a .toml file (docs/robots.md).
-        protocol: For LIBERO: one of :data:`~strands_cosmos3.worlds.libero.protocol.PROTOCOLS`.
 
     Raises:
         ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or
             written.
+        MissingDependencyError: The world's simulator is not installed.
     """
 
-    policy: PolicySettings = field(default_factory=lambda: PolicySettings(backend="scripted"))
-    tasks: tuple[str, ...] = ("reach", "pick", "place", "stack")
-    seeds: int = 100
+    policy: PolicySettings
+    tasks: tuple[str, ...]
+    seeds: int = DEFAULT_SEEDS
     seed: int = 0
     noise_seed: int | None = None
-    conditions: tuple[Perturbation, ...] = (Perturbation(),)
-    topology: Topology = field(default_factory=Topology)
+    conditions: tuple[Condition, ...] = (Condition(),)
+    world: str = "table"
+    robot: str | None = None
     instruction: str = ""
-    duration: float = 20.0
-    control_frequency: float = 50.0
+    duration: float | None = None
+    control_frequency: float | None = None
     workers: int | None = None
     episode_timeout: float = 1800.0
     films: int = 3
     clips: int = 0
-    suite: str = TABLE
-    protocol: str = "openpi"
-    robot: str = PANDA.name
+    topology: Topology = field(default_factory=Topology)
 
     def __post_init__(self) -> None:
-        robot = evaluated_robot(self.robot)
-        known = LIBERO_TASKS if self.is_libero else tasks_of(robot)
-        if not self.tasks or "" in self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ConfigError(
-                f"tasks {list(self.tasks)}: name at least one of {', '.join(known)}, each once."
-            )
-        for task in self.tasks:
-            if task not in known:
-                raise UnknownNameError("task", task, known)
-        distinct(self.conditions)
-        seed_number(self.seed)
-        if self.noise_seed is not None:
-            seed_number(self.noise_seed, "noise_seed")
+        typed_fields(self)
         for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
-            value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, int) or isinstance(value, bool) or value < least
-            ):
-                raise ConfigError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}."
-                )
-        for name in ("duration", "episode_timeout"):
-            value = getattr(self, name)
-            if (
-                not isinstance(value, int | float)
-                or isinstance(value, bool)
-                or not 0 < value < float("inf")
-            ):
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be a finite number of seconds above zero."
-                )
-        physics_steps_per_tick(self.control_frequency)
-        get_protocol(self.protocol)
-        if robot != PANDA and (self.is_libero or self.clips):
-            raise ConfigError(
-                f"{'suite ' + self.suite if self.is_libero else 'clips'} has the Panda, not "
-                f"{robot.name!r}."
-            )
-        if self.is_libero:
-            require_libero(
-                self.suite, self.seeds, self.clips, str(self.policy.backend), self.conditions
-            )
-        else:
-            self._check_instruction()
-            require_conditions(robot, self.conditions)
+            if (value := getattr(self, name)) is not None:
+                whole_number(value, name, least)
+        for name in ("seed", "noise_seed"):
+            if (value := getattr(self, name)) is not None:
+                seed_number(value, name)
+        for name in ("duration", "episode_timeout", "control_frequency"):
+            if (value := getattr(self, name)) is not None:
+                positive(value, name)
+        distinct(self.conditions)
+        self._check_world()
         self._check_policy()
-        if self.policy.backend != "python":
-            borrowed(
-                self.robot, embodiment_of(robot), self.policy.backend, self.policy.borrow_domain
+
+    def get_world(self) -> World:
+        """Return the world."""
+        return get_world(self.world)
+
+    def _check_world(self) -> None:
+        world = self.get_world()
+        check_robot(world, self.robot)
+        tasks = world.tasks(self.robot)
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ConfigError(
+                f"tasks {list(self.tasks)}: name at least one of {', '.join(tasks)}, each once."
             )
-
-    @property
-    def is_libero(self) -> bool:
-        """Whether the suite is one of LIBERO's and not our table."""
-        return self.suite != TABLE
-
-    @property
-    def embodiment(self) -> str:
-        """The embodiment whose rows the policy answers."""
-        return "libero" if self.is_libero else embodiment_of(evaluated_robot(self.robot))
-
-    def _check_instruction(self) -> None:
-        if not self.instruction:
-            return
-        if len(self.tasks) > 1:
+        for name in self.tasks:
+            if name not in tasks:
+                raise UnknownNameError("task", name, tasks)
+            starts = tasks[name].starts
+            if starts is not None and self.seeds > starts:
+                raise ConfigError(
+                    f"seeds={self.seeds}: task {name} of {world.name} has {starts} initial states; "
+                    "use at most that."
+                )
+        if self.instruction and len(self.tasks) > 1:
             raise ConfigError(
                 f"one instruction cannot ask for {', '.join(self.tasks)}; name one task, or leave "
                 "it out."
             )
-        try:
-            for task in self.tasks:
-                parse_instruction(goal_instruction(task, 0, self.instruction))
-        except (KeyError, IndexError, ValueError) as error:
-            raise ConfigError(
-                f"instruction {self.instruction!r} cannot be judged ({error}); write e.g. 'pick "
-                f"up the {{a}} cube', where "
-                "{a} and {b} are colours."
-            ) from None
+        for condition in self.conditions:
+            text = condition.policy.text
+            if text in REWORDINGS and text not in world.rewordings:
+                raise ConfigError(
+                    f"condition {condition.name!r}: world {world.name!r} has no {text} "
+                    "instructions."
+                )
+            world.check_variation(condition.world, self.robot)
+            world.check_run(self.run_options(condition))
+        for first in self._plan(seeds=1):
+            world.check_instruction(first.task, first.goal_instruction)
 
     def _check_policy(self) -> None:
-        policy, sharded = self.policy, self.topology.replicas > 0
+        policy, sharded, world = self.policy, self.topology.replicas > 0, self.get_world()
         if policy.backend not in EVALUATED_BACKENDS:
             raise UnknownNameError("backend", policy.backend, EVALUATED_BACKENDS)
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
@@ -188,11 +228,20 @@ class Settings:
             )
         # native runs split, too: the topology has the degrees
         require_heeded(policy.backend, replace(policy, parallel=ParallelConfig()))
+        dialect = _DIALECT_OF_EMBODIMENT.get(self.embodiment)
+        if policy.backend == "service" and dialect not in (None, policy.service.dialect):
+            raise ConfigError(
+                f"dialect {policy.service.dialect!r} carries DROID's columns; rows of "
+                f"{self.embodiment} travel in dialect {dialect}."
+            )
+        if policy.backend == "scripted" and world.expert(self.robot) is None:
+            raise ConfigError(
+                f"world {world.name!r} has no scripted expert; choose another backend."
+            )
         if sharded and policy.backend != "native":
             raise ConfigError(
                 f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in "
-                "every worker, so leave num_gpus, "
-                "tp, cfg and total_shard out."
+                "every worker, so leave num_gpus, tp, cfg and total_shard out."
             )
         if sharded:
             policy.engine.require_runnable(
@@ -200,64 +249,82 @@ class Settings:
             )
         if sharded and policy.engine.device is not None:
             raise ConfigError(
-                f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave the device "
-                "out."
+                f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave the "
+                "device out."
             )
         if self.topology.cfg_size > 1 and policy.sampling.guidance_scale == 1:
             raise ConfigError(
-                "cfg_size=2 with guidance_scale=1: there is no second pass to compute; use "
-                "cfg_size=1."
+                "cfg=2 with guidance_scale=1: there is no second pass to compute; use cfg=1."
             )
         if self.clips and policy.backend != "native":
             raise ConfigError(
                 f"clips={self.clips}: dynamics are evaluated with backend 'native', not with "
                 f"{policy.backend!r}."
             )
-        for row in self.conditions:
-            if row.images == "blank" and policy.backend == "scripted":
+        for condition in self.conditions:
+            if condition.policy.images == "blank" and policy.backend == "scripted":
                 raise ConfigError(
-                    f"condition {row.name!r}: the scripted expert uses no images; blank ones "
+                    f"condition {condition.name!r}: the scripted expert uses no images; blank ones "
                     "change nothing."
                 )
-            if row.num_steps is not None and policy.backend not in MODEL_BACKENDS:
+            if condition.policy.num_steps is not None and policy.backend not in MODEL_BACKENDS:
                 raise ConfigError(
-                    f"condition {row.name!r}: {policy.backend!r} has no denoising steps to set."
+                    f"condition {condition.name!r}: {policy.backend!r} has no denoising steps to "
+                    "set."
                 )
+        if policy.backend != "python":
+            robot = self.robot or world.robots[0]
+            borrowed(robot, self.embodiment, policy.backend, policy.borrow_domain)
+
+    @property
+    def embodiment(self) -> str:
+        """The embodiment whose rows the policy answers."""
+        return self.get_world().embodiment(self.robot)
 
     def plan(self) -> tuple[Assignment, ...]:
         """Return every episode, in the order of the report."""
-        if self.is_libero:
-            return plan_libero(self.suite, self.tasks, self.seeds, self.seed, self.conditions)
-        return make_plan(self.tasks, self.seeds, self.seed, self.conditions, self.instruction)
+        return self._plan(self.seeds)
+
+    def _plan(self, seeds: int) -> tuple[Assignment, ...]:
+        return make_plan(
+            self.get_world(), self.tasks, seeds, self.seed, self.conditions, self.instruction
+        )
+
+    def run_options(self, condition: Condition) -> RunOptions:
+        """Return how episodes of a condition are run."""
+        return RunOptions(
+            duration_s=condition.policy.limit_s or self.duration,
+            control_frequency_hz=self.control_frequency,
+            latency=condition.policy.latency_s or 0.0,
+            film_layout="views",
+        )
+
+    def duration_s(self, task: str) -> float:
+        """Return the maximum duration of a task's episodes, conditions aside [simulated s]."""
+        return self.duration or self.get_world().task(task, self.robot).horizon_s
 
     def identity(self, assignment: Assignment) -> dict[str, Any]:
         """Return everything that determines an episode's result. A stored episode counts if its
         identity is equal.
 
-        The number of GPUs, replicas, workers, episodes, tasks and perturbations does not belong to
+        The number of GPUs, replicas, workers, episodes, tasks and conditions does not belong to
         it.
         """
-        policy = self.policy.to_dict()
+        policy, world = self.policy.to_dict(), self.get_world()
         return {
             "policy": {name: policy[name] for name in policy if name not in _SAME_RESULT},
             "tp_size": self.topology.tp_size,
             "cfg_size": self.topology.cfg_size,
             "on_gpu": self.topology.num_gpus > 0,
-            "condition": assignment.perturbation.identity(),
+            **world.identity(self.robot),
+            "condition": assignment.condition.identity(),
             "task": assignment.task,
             "index": assignment.index,
             "seed": assignment.seed,
-            "asked": assignment.goal_instruction,
-            "told": assignment.policy_instruction,
-            "duration": self.duration,
-            "control_frequency": self.control_frequency,
+            **assignment.instructions(),
+            "duration": self.duration_s(assignment.task),
+            "control_frequency": self.control_frequency or world.control_frequency_hz,
             **({} if self.noise_seed is None else {"noise_seed": self.noise_seed}),
-            **identity_of(self.robot),
-            **(
-                {"suite": self.suite, "protocol": vars(get_protocol(self.protocol))}
-                if self.is_libero
-                else {}
-            ),
         }
 
     def dynamics_identity(self) -> dict[str, Any]:
@@ -276,25 +343,32 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""
-        values = {
+        return {
             **vars(self),
             "tasks": list(self.tasks),
-            "conditions": [c.identity() for c in self.conditions],
+            "conditions": [condition.identity() for condition in self.conditions],
+            "duration": max(self.duration_s(task) for task in self.tasks),
+            "control_frequency": self.control_frequency or self.get_world().control_frequency_hz,
+            "policy": self.policy.to_dict(),
+            "topology": {**vars(self.topology), "replicas": self.topology.replicas},
         }
-        topology = {**vars(self.topology), "replicas": self.topology.replicas}
-        return {**values, "policy": self.policy.to_dict(), "topology": topology}
+
+
+def check_robot(world: World, robot: str | None) -> None:
+    """Raise UnknownNameError for a robot that a world does not have, unless it is a file."""
+    if robot is None or _is_file(robot, ".toml"):
+        return
+    if robot not in world.robots and get_robot(robot).name not in world.robots:
+        raise UnknownNameError(f"robot of world {world.name!r}", robot, world.robots)
 
 
 _SAME_RESULT = ("offload_text", "text_cache_bytes", "tp", "cfg")
 """Options that do not change a result, or that the topology has."""
 _TOPOLOGY = ("num_gpus", "total_shard")
-_RUN = (
-    *("suite", "protocol", "robot", "tasks", "seeds", "seed", "noise_seed", "conditions"),
-    *("instruction", "duration", "control_frequency", "workers", "episode_timeout", "films"),
-    "clips",
+_RUN = tuple(
+    option.name for option in fields(Settings) if option.name not in ("policy", "topology")
 )
-_PLACE = ("out", "address")
-OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, *_PLACE)
+OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, "out", "address")
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
@@ -340,29 +414,44 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     Conditions may be short forms, tables, or both. ``token`` is a policy server's. Errors: as
     :class:`Settings`.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    run = {name: given[name] for name in _RUN if name in given}
-    if "robot" in run:
-        run["robot"] = absolute(instance_of(run["robot"], str, "robot"))
-        if len(evaluated_robot(run["robot"]).limbs) > 1:
-            run.setdefault("tasks", tasks_of(evaluated_robot(run["robot"])))
-    if "tasks" in run:
-        run["tasks"] = _names(run["tasks"], "tasks")
+    options = {name: value for name, value in options.items() if value is not None}
+    run = {name: options[name] for name in _RUN if name in options}
+    for name, suffix in (("world", ".py"), ("robot", ".toml")):
+        if name in run:
+            run[name] = _absolute(run[name], suffix, name)
+    world = get_world(run.get("world", "table"))
+    check_robot(world, run.get("robot"))
+    tasks = world.tasks(run.get("robot"))
+    run["tasks"] = _names(run["tasks"], "tasks") if "tasks" in run else tuple(tasks)
+    starts = [tasks[name].starts for name in run["tasks"] if name in tasks]
+    run.setdefault("seeds", min((n for n in starts if n is not None), default=DEFAULT_SEEDS))
     if "conditions" in run:
-        run["conditions"] = _conditions(run["conditions"])
-    policy = {name: given[name] for name in POLICY_OPTIONS if name in given}
+        run["conditions"] = _conditions(run["conditions"], world)
+    policy = {name: options[name] for name in POLICY_OPTIONS if name in options}
     policy.setdefault("backend", "native" if "model" in policy else "scripted")
-    if run.get("suite", TABLE) != TABLE:
-        run, policy = libero_options(run), policy | libero_policy(policy)
+    dialect = _DIALECT_OF_EMBODIMENT.get(world.embodiment(run.get("robot")))
+    if policy["backend"] == "service" and dialect is not None:
+        policy.setdefault("dialect", dialect)
     settings = with_options(
         PolicySettings(), policy | ({} if token is None else {"api_key": token})
     )
     topology = Topology(
         tp_size=settings.parallel.tp_size,
         cfg_size=settings.parallel.cfg_size,
-        **{name: given[name] for name in _TOPOLOGY if name in given},
+        **{name: options[name] for name in _TOPOLOGY if name in options},
     )
     return Settings(settings, topology=topology, **run)
+
+
+def _is_file(name: str, suffix: str) -> bool:
+    return name.partition(":")[0].lower().endswith(suffix)
+
+
+def _absolute(name: Any, suffix: str, option: str) -> str:
+    """Return a name, of a file with its absolute path: workers may run in another folder."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{option} is a name or a {suffix} file, got {name!r}.")
+    return str(Path(name).expanduser().absolute()) if _is_file(name, suffix) else name
 
 
 def _names(value: Any, option: str) -> tuple[str, ...]:
@@ -375,13 +464,15 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names)
 
 
-def _conditions(value: Any) -> tuple[Perturbation, ...]:
-    if isinstance(value, str):
-        return parse_conditions(_names(value, "conditions"))
-    if not isinstance(value, list | tuple):
+def _conditions(value: Any, world: World) -> tuple[Condition, ...]:
+    values = _names(value, "conditions") if isinstance(value, str) else value
+    if not isinstance(values, list | tuple):
         raise ConfigError(f"conditions are short forms or tables, got {value!r}.")
-    made = [
-        Perturbation.from_dict(one) if isinstance(one, Mapping) else Perturbation.parse(str(one))
-        for one in value
-    ]
-    return distinct(tuple(made))
+    return distinct(
+        [
+            Condition.from_dict(each, world.variation)
+            if isinstance(each, Mapping)
+            else Condition.parse(str(each), world.variation)
+            for each in values
+        ]
+    )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from strands_cosmos3.evaluation.folder import Record
-from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.evaluation.plan import TABLE, Assignment
-from strands_cosmos3.worlds.table.grammar import COLOURS
+from strands_cosmos3.evaluation.plan import Assignment, Condition
 
 CONFIDENCE = 0.95
+Key = tuple[str, str, int]
 
 
 def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -31,114 +29,103 @@ def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[flo
     return float(interval.low), float(interval.high)
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A number of successes, with its Wilson interval."""
-
-    successes: int
-    of: int
-
-    @property
-    def rate(self) -> float | None:
-        """The success rate; None without episodes."""
-        return self.successes / self.of if self.of else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rate and its interval for JSON."""
-        low, high = wilson(self.successes, self.of)
-        return {
-            "successes": self.successes,
-            "of": self.of,
-            "rate": self.rate,
-            "low": low,
-            "high": high,
-        }
+def rate_of(outcomes: Sequence[bool]) -> dict[str, Any]:
+    """Return ``successes``, ``of``, ``rate`` (None without episodes) and its interval ``low``,
+    ``high``.
+    """
+    successes, of = sum(outcomes), len(outcomes)
+    low, high = wilson(successes, of)
+    rate = successes / of if of else None
+    return {"successes": successes, "of": of, "rate": rate, "low": low, "high": high}
 
 
-def summarise(
-    plan: Sequence[Assignment], records: dict[tuple[str, str, int], Record]
-) -> list[dict[str, Any]]:
-    """Return a row for each perturbation and task, and one for all tasks together (task None) if
+def summarise(plan: Sequence[Assignment], records: Mapping[Key, Record]) -> list[dict[str, Any]]:
+    """Return a row for each condition and task, and one for all tasks together (task None) if
     there are several.
 
-    See :func:`row_of` for the contents of a row. ``delta_points`` compares a row with the first
-    perturbation's row of the same task, in percentage points, over the episodes that both have.
+    See :func:`row_of` for the contents of a row. ``change_pp`` compares a row with the first
+    condition's row of the same task, in percentage points, over the episodes that both have.
     """
     rows = []
-    perturbations = list({a.perturbation.name: a.perturbation for a in plan}.values())
-    for perturbation in perturbations:
-        tasks = list(dict.fromkeys(a.task for a in plan if a.perturbation == perturbation))
+    conditions = list({a.condition.name: a.condition for a in plan}.values())
+    for condition in conditions:
+        of_condition = [a for a in plan if a.condition == condition]
+        tasks = list(dict.fromkeys(a.task for a in of_condition))
         for task in [*tasks, *([None] if len(tasks) > 1 else [])]:
-            mine = [a for a in plan if a.perturbation == perturbation and task in (None, a.task)]
-            row = row_of(perturbation, task, mine, records)
-            if perturbation != perturbations[0]:
-                row["delta_points"] = _delta(mine, perturbations[0], records)
+            assignments = [a for a in of_condition if task in (None, a.task)]
+            row = row_of(condition, task, assignments, records)
+            if condition != conditions[0]:
+                row["change_pp"] = _change_pp(assignments, conditions[0], records)
             rows.append(row)
     return rows
 
 
 def row_of(
-    perturbation: Perturbation,
+    condition: Condition,
     task: str | None,
     plan: Sequence[Assignment],
-    records: dict[tuple[str, str, int], Record],
+    records: Mapping[Key, Record],
 ) -> dict[str, Any]:
     """Return one row of the report.
 
-    ``success`` is judged by the goal instruction; ``by_colour`` is the same for each colour of the
-    goal's cube. If the text was swapped or shuffled, ``told`` is the rate at which the policy's
-    instruction was fulfilled, ``reads`` the same among the episodes that fulfilled either
-    instruction, and ``chance`` the share of episodes in which both are equal by chance.
+    ``success`` is judged by the goal instruction; ``by_category`` is the same for each category of
+    the assignments. If the policy's instruction is another goal's, ``followed`` is the rate at
+    which that was achieved, ``followed_share`` the same among the episodes that achieved either
+    goal, and ``same_goal`` the share of episodes in which both are equal by chance.
     ``waited_s_mean`` is how long the arm had no motion to follow, in simulated seconds per episode.
     ``seam_rad_s`` is how much the fastest joint's velocity changes where a chunk joins the motion:
     percentiles of episodes' medians.
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
-    found = [record for _, record in pairs]
-    answers = np.array([ms for record in found for ms in record["times"].get("answer_ms", [])])
+    episodes = [record for _, record in pairs]
+    tracking = [record["tracking"] for record in episodes if "tracking" in record]
     row: dict[str, Any] = {
-        "condition": perturbation.name,
+        "condition": condition.name,
         "task": task,
-        "episodes": len(found),
-        "missing": len(plan) - len(found),
-        "success": Rate(sum(bool(record["success"]) for record in found), len(found)).to_dict(),
-        "outcomes": dict(sorted(Counter(record["outcome"] for record in found).items())),
+        "episodes": len(episodes),
+        "missing": len(plan) - len(episodes),
+        "success": rate_of([bool(record["success"]) for record in episodes]),
+        "outcomes": dict(sorted(Counter(record["outcome"] for record in episodes).items())),
         "seconds_to_success": _mean(
-            [record["duration_s"] for record in found if record["success"]]
+            [record["duration_s"] for record in episodes if record["success"]]
         ),
-        "tracking_mean_mm": _mean(
-            [record["tracking"]["mean_mm"] for record in found if "tracking" in record]
-        ),
-        "tracking_max_mm": max(
-            (record["tracking"]["max_mm"] for record in found if "tracking" in record), default=None
-        ),
+        "tracking_mean_mm": _mean([errors["mean_mm"] for errors in tracking]),
+        "tracking_max_mm": max((errors["max_mm"] for errors in tracking), default=None),
         "waited_s_mean": _mean(
-            [_waited_s(record) for record in found if record.get("counters", {}).get("ticks")]
+            [_waited_s(record) for record in episodes if record.get("counters", {}).get("ticks")]
         ),
         "seam_rad_s": percentiles(
-            np.array([record["seam_rad_s"]["p50"] for record in found if record.get("seam_rad_s")])
+            [record["seam_rad_s"]["p50"] for record in episodes if record.get("seam_rad_s")]
         ),
-        "answer_ms": percentiles(answers),
+        "answer_ms": percentiles(
+            [ms for record in episodes for ms in record["times"].get("answer_ms", [])]
+        ),
         "cpu_s_mean": _mean(
-            [record["times"]["cpu_s"] for record in found if "cpu_s" in record["times"]]
+            [record["times"]["cpu_s"] for record in episodes if "cpu_s" in record["times"]]
         ),
     }
-    if plan[0].suite == TABLE and (colours := _by_colour(pairs)):
-        row["by_colour"] = colours
-    instructions = {a.goal_instruction for a in plan}
-    if len(instructions) == 1 and plan[0].suite != TABLE:
+    if by_category := _by_category(pairs):
+        row["by_category"] = by_category
+    if len(instructions := {a.goal_instruction for a in plan}) == 1:
         row["instruction"] = instructions.pop()
-    if perturbation.text in ("swapped", "shuffled"):
-        told = [bool(record["success_told"]) for record in found]
-        other = [
-            (record["success"], record["success_told"]) for a, record in pairs if a.goals_differ
-        ]
-        row["told"] = Rate(sum(told), len(told)).to_dict()
-        row["reads"] = Rate(
-            sum(bool(t) for _, t in other), sum(bool(s or t) for s, t in other)
-        ).to_dict()
-        row["chance"] = 1 - len(other) / len(pairs) if pairs else None
+    if condition.policy.text in ("swapped", "shuffled"):
+        differing = [record for a, record in pairs if a.goals_differ]
+        row["followed"] = rate_of([followed(record) for record in episodes])
+        row["followed_share"] = rate_of(
+            [followed(record) for record in differing if achieved(record)]
+        )
+        row["same_goal"] = 1 - len(differing) / len(pairs) if pairs else None
     return row
+
+
+def followed(record: Record) -> bool:
+    """Whether the policy achieved the goal of its own instruction, which may be the episode's."""
+    return bool(record.get("followed", record["success"]))
+
+
+def achieved(record: Record) -> bool:
+    """Whether the episode's goal or that of the policy's instruction was achieved."""
+    return bool(record["success"]) or followed(record)
 
 
 def _waited_s(record: Record) -> float:
@@ -146,17 +133,16 @@ def _waited_s(record: Record) -> float:
     return record["duration_s"] * counters["idle_ticks"] / counters["ticks"]
 
 
-def _by_colour(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:
-    """Return the success rate for each colour of the goal's cube."""
-    found: dict[str, list[bool]] = {colour: [] for colour in COLOURS}
+def _by_category(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:
+    """Return the success rate for each category of the assignments."""
+    outcomes: dict[str, list[bool]] = {}
     for assignment, record in pairs:
-        colour = assignment.goals[0].cube.removeprefix("cube_")
-        if colour in found:
-            found[colour].append(bool(record["success"]))
-    return {colour: Rate(sum(good), len(good)).to_dict() for colour, good in found.items() if good}
+        if assignment.category is not None:
+            outcomes.setdefault(assignment.category, []).append(bool(record["success"]))
+    return {name: rate_of(successes) for name, successes in outcomes.items()}
 
 
-def percentiles(values: np.ndarray) -> dict[str, float] | None:
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """Return p50, p95, p99, max and the count; None without values."""
     if not len(values):
         return None
@@ -165,22 +151,22 @@ def percentiles(values: np.ndarray) -> dict[str, float] | None:
         "p50": float(p50),
         "p95": float(p95),
         "p99": float(p99),
-        "max": float(values.max()),
+        "max": float(max(values)),
         "of": len(values),
     }
 
 
-def _delta(
-    mine: Sequence[Assignment], base: Perturbation, records: dict[tuple[str, str, int], Record]
+def _change_pp(
+    plan: Sequence[Assignment], base: Condition, records: Mapping[Key, Record]
 ) -> float | None:
     """Return the difference to the base row in percentage points, over common episodes."""
-    pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in mine]
-    both = [
-        (int(bool(a["success"])), int(bool(b["success"])))
+    pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in plan]
+    changes = [
+        int(bool(a["success"])) - int(bool(b["success"]))
         for a, b in pairs
         if a is not None and b is not None
     ]
-    return 100.0 * float(np.mean([a - b for a, b in both])) if both else None
+    return 100.0 * float(np.mean(changes)) if changes else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

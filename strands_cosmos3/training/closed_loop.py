@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from strands_cosmos3.evaluation.settings import PolicySettings, Settings
-from strands_cosmos3.evaluation.simulator import Simulator
+from strands_cosmos3.evaluation.policy_settings import PolicySettings
+from strands_cosmos3.evaluation.runner import AssignmentRunner
+from strands_cosmos3.evaluation.settings import Settings
 
 CLOSED_LOOP = "closed_loop"
 """Name of the curve."""
@@ -56,11 +57,11 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
     """Return each task's fraction of successes, ``<task>``, and the mean time to success,
     ``<task>_s``, if there was one.
     """
-    simulator, found = Simulator(how.settings(checkpoint)), dict[str, float]()
+    runner, found = AssignmentRunner(how.settings(checkpoint)), dict[str, float]()
     try:
-        records = [simulator.run(assignment) for assignment in simulator.settings.plan()]
+        records = [runner.run(assignment) for assignment in runner.settings.plan()]
     finally:
-        simulator.close()
+        runner.close()
     for task in how.tasks:
         mine = [record for record in records if record["task"] == task]
         times = [record["duration_s"] for record in mine if record["success"]]

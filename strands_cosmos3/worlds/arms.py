@@ -128,6 +128,18 @@ class ArmWorld(World):
         """Return the name of the embodiment whose rows drive a robot."""
         return get_robot(robot or self.robots[0]).embodiment or DOMAIN
 
+    def check_run(self, options: RunOptions) -> None:
+        """Raise ConfigError for a rate that is no whole number of physics steps, and for a latency
+        in real time.
+        """
+        if options.control_frequency_hz is not None:
+            physics_steps_per_tick(options.control_frequency_hz)
+        if options.realtime and options.latency:
+            raise ConfigError(
+                f"latency={options.latency!r} is simulated, and realtime=True measures the real "
+                "one; leave one out."
+            )
+
     def identity(self, robot: str | None = None) -> dict[str, Any]:
         """Return the world's name, and of another robot than the first its name and its files."""
         return {"world": self.name, **_robot_identity(robot or self.robots[0], self.robots[0])}
@@ -322,12 +334,7 @@ class Robot(SimulatedArm):
         """Check the options; return the goal's instruction, its judge, and that of the policy's own
         instruction if it is another goal.
         """
-        physics_steps_per_tick(self._hz(options))
-        if options.realtime and options.latency:
-            raise ConfigError(
-                f"latency={options.latency!r} is simulated, and realtime=True measures the real "
-                "one; leave one out."
-            )
+        self.world.check_run(options)
         if start.task is None:
             return start.instruction, None, None
         world, task = self.world, self.world.task(start.task, self.name)

@@ -354,6 +354,7 @@ class World(ABC):
         variation: Type of what can be varied in it.
         control_frequency_hz: Rate of its control loop, unless a run sets one.
         fixed_frequency: Whether no run may set one.
+        breakdown: What :meth:`category` distinguishes, for the heading of a table.
         rewordings: The forms of an instruction that :meth:`reworded` knows.
     """
 
@@ -362,6 +363,7 @@ class World(ABC):
     variation: ClassVar[type[Variation]] = Variation
     control_frequency_hz: float = 50.0
     fixed_frequency: bool = False
+    breakdown: str = ""
     rewordings: tuple[Rewording, ...] = ()
 
     @abstractmethod
@@ -423,6 +425,13 @@ class World(ABC):
     ) -> Sequence[str]:
         """Return instructions to offer, that a policy with this language understands."""
         return [task.instruction for task in self.tasks(robot).values()]
+
+    def category(self, task: str, instruction: str) -> str | None:
+        """Return what reports also group successes by, e.g. the colour of the goal's object."""
+        return None
+
+    def check_run(self, options: RunOptions) -> None:  # noqa: B027 - optional for implementers
+        """Raise ConfigError for options that no run in this world can have."""
 
     def check_variation(self, variation: Variation, robot: str | None = None) -> None:  # noqa: B027
         """Raise ConfigError for a variation that changes nothing for this robot."""

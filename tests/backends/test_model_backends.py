@@ -255,8 +255,8 @@ def test_a_robot_is_told_what_to_do(native, instruction):
 
 def test_the_backend_composes_the_views(native, monkeypatch):
     """A policy and a server leave it to the backend, which knows its checkpoint."""
-    from strands_cosmos3.evaluation.perturbations import Perturbation
-    from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
+    from strands_cosmos3.evaluation.plan import Condition
+    from strands_cosmos3.evaluation.policies import ConditionedBackend
 
     views = {
         name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
@@ -266,9 +266,8 @@ def test_the_backend_composes_the_views(native, monkeypatch):
         "what its canvas holds of 540 x 640"
     )
     assert stretching.compose(views, DROID_RIG).shape == (135, 160, 3)
-    assert PerturbedBackend(stretching, Perturbation("plain"), "go").compose(
-        views, DROID_RIG
-    ).shape == (135, 160, 3)
+    conditioned = ConditionedBackend(stretching, Condition())
+    assert conditioned.compose(views, DROID_RIG).shape == (135, 160, 3)
     asked = []
     monkeypatch.setattr(
         stretching, "infer", lambda request: asked.append(request) or native.infer(request)

@@ -14,24 +14,18 @@ import psutil
 import pytest
 import ray
 
+from helpers import small_world
 from strands_cosmos3.cli import main
+from strands_cosmos3.errors import ContractError
 from strands_cosmos3.evaluation.cluster import _auth_token
+from strands_cosmos3.evaluation.evaluate import evaluate
+from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.resources import resource
 
 OPTIONS = [
-    "--backend",
-    "scripted",
-    "--tasks",
-    "reach",
-    "--seeds",
-    "12",
-    "--conditions",
-    "plain,swapped",
-    "--duration",
-    "6",
-    "--films",
-    "0",
-    "--workers",
-    "2",
+    *("--world", f"{small_world.__file__}:SmallWorld", "--backend", "scripted"),
+    *("--tasks", "wait", "--seeds", "12", "--conditions", "plain,swapped"),
+    *("--films", "0", "--workers", "2"),
 ]
 
 
@@ -211,12 +205,12 @@ def test_kill_9_at_random_points(tmp_path, start, seed):
     assert len(keys) == 24
     assert set(keys.values()) == {1}
     assert len({r["digest"] for r in records}) == 24
-    assert all(r["success"] == (r["condition"] == "plain") for r in records)
+    assert all(r["success"] == (r["condition"] == "plain" and r["index"] % 2 == 0) for r in records)
 
 
 def test_a_full_folder_is_refused(tmp_path, capsys):
-    (tmp_path / "episodes/plain/reach").mkdir(parents=True)
-    (tmp_path / "episodes/plain/reach/00000.json").write_text("{}")
+    (tmp_path / "episodes/plain/wait").mkdir(parents=True)
+    (tmp_path / "episodes/plain/wait/00000.json").write_text("{}")
     assert main(["evaluate", *OPTIONS, "--out", str(tmp_path)]) == 2
     assert "--resume" in capsys.readouterr().err
 
@@ -250,7 +244,7 @@ def test_a_file_and_the_command_line_together(tmp_path, capsys):
     assert main(["evaluate", "--config", str(file), "--total-shard", "3"]) == 2
     assert "total_shard=3 contradicts num_gpus=8" in capsys.readouterr().err
     assert main(["evaluate", "--config", str(file), "--tp", "3"]) == 2, "the command line wins"
-    assert "tp_size=3" in capsys.readouterr().err
+    assert "tp=3" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -273,3 +267,25 @@ def test_no_cluster_answers(tmp_path, start):
     assert process.returncode == 1, said
     assert "no server listens at --address 127.0.0.1:1" in said
     assert stored(tmp_path / "run") == []
+
+
+def test_another_robot_needs_a_model_or_a_borrowed_domain(tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ["--tasks", "reach", "--seeds", "1", "--out", str(out)]
+    assert main(["evaluate", "--robot", "ur5e", *options]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert main(["evaluate", "--robot", "xarm7", "--model", "c", *options]) == 2
+    assert "--borrow-domain" in capsys.readouterr().err
+    assert main(["evaluate", "--robot", "ur5e", "--model", "c", "--clips", "2", *options]) == 2
+    assert "on the table with a Panda" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_checkpoint_of_another_domain_is_refused_before_anything_is_written(tmp_path):
+    options = {"model": str(resource("assets/table_policy")), "robot": "ur5e", "tasks": "reach"}
+    with pytest.raises(
+        ContractError,
+        match="its domain is 'droid_lerobot', not 'robomind-ur'; choose its robot, or post-train",
+    ):
+        evaluate(make_settings({**options, "seeds": 1}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

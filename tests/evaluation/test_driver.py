@@ -10,19 +10,26 @@ from pathlib import Path
 import pytest
 import ray
 
+from helpers import small_world
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation import driver as module
 from strands_cosmos3.evaluation.cluster import ONE_THREAD, Resources, require_gpus
-from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS, Driver, RemoteSimulator
+from strands_cosmos3.evaluation.driver import (
+    MAX_ATTEMPTS,
+    Driver,
+    RemoteSimulator,
+    SimulatorActor,
+)
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
 from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
-from strands_cosmos3.evaluation.simulator_actor import SimulatorActor
 
-SETTINGS = make_settings(
-    {"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0}
+TABLE = make_settings(
+    {"tasks": "reach", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0}
 )
+SMALL = {"world": f"{small_world.__file__}:SmallWorld", "tasks": "wait", "seeds": 3}
+SETTINGS = make_settings({**SMALL, "conditions": "plain,swapped", "films": 0})
 
 
 def run(path, workers, settings=SETTINGS, resume=False, each=lambda driver: None):
@@ -42,16 +49,16 @@ def run(path, workers, settings=SETTINGS, resume=False, each=lambda driver: None
 
 @pytest.fixture(scope="module")
 def reference(local_ray, tmp_path_factory):
-    """Every episode, by one worker."""
+    """Every episode of the small world, by one worker."""
     return run(tmp_path_factory.mktemp("reference"), 1)[1]
 
 
-def test_the_number_of_workers_changes_nothing(reference, tmp_path):
-    """One and three here; one and two wherever else a test compares with the reference."""
-    driver, found = run(tmp_path, 3)
-    assert driver.progress.workers == 3
-    assert found == reference
-    assert len(found) == len(driver.plan) == 12
+def test_the_number_of_workers_changes_nothing(local_ray, tmp_path):
+    """On the table: real dynamics."""
+    driver, found = run(tmp_path / "2", 2, TABLE)
+    assert driver.progress.workers == 2
+    assert run(tmp_path / "1", 1, TABLE)[1] == found
+    assert len(found) == len(driver.plan) == 6
 
 
 def test_a_killed_workers_episode_is_given_out_again(reference, tmp_path):
@@ -63,15 +70,15 @@ def test_a_killed_workers_episode_is_given_out_again(reference, tmp_path):
             os.kill(pid, signal.SIGKILL)
             killed.append(assignment.key)
 
-    driver, found = run(tmp_path, 2, each=kill_once)
+    driver, found = run(tmp_path, 1, each=kill_once)
     assert found == reference
     assert (driver.progress.worker_failures, driver.progress.requeued) == (1, 1)
     assert killed[0] in found
-    assert driver.progress.new == 12, "each was stored once"
+    assert driver.progress.new == 6, "each was stored once"
 
 
 def test_resume_runs_what_is_missing_and_nothing_else(reference, tmp_path):
-    """By identity: the third of twelve is missing, not the last of eleven."""
+    """By identity: the third of six is missing, not the last of five."""
     with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
         plan = SETTINGS.plan()
         for a in plan:
@@ -80,7 +87,7 @@ def test_resume_runs_what_is_missing_and_nothing_else(reference, tmp_path):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     driver, found = run(tmp_path, 2, resume=True)
     assert found == reference
-    assert (driver.progress.resumed, driver.progress.new) == (11, 1)
+    assert (driver.progress.resumed, driver.progress.new) == (5, 1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert run(tmp_path, 2, resume=True)[0].progress.workers == 0, (
         "nothing is missing, so nobody is started"
@@ -94,9 +101,9 @@ def test_ctrl_c_keeps_what_is_finished(reference, tmp_path):
 
     driver, found = run(tmp_path, 1, each=interrupt)
     assert driver.progress.interrupted
-    assert 3 <= len(found) < 12
+    assert 3 <= len(found) < 6
     assert found.items() <= reference.items()
-    _, found = run(tmp_path, 2, resume=True)
+    _, found = run(tmp_path, 1, resume=True)
     assert found == reference
 
 
@@ -110,7 +117,7 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_named(reference, tm
                 os.kill(pid, signal.SIGKILL)
 
     driver, found = run(tmp_path, 2, each=kill)
-    assert driver.progress.lost == ["plain/reach/1"]
+    assert driver.progress.given_up == ["plain/wait/1"]
     assert driver.progress.worker_failures == MAX_ATTEMPTS
     assert set(reference) - set(found) == {poison}
     assert run(tmp_path, 1, resume=True)[1] == reference
@@ -165,7 +172,7 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
 
     remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Hanging)
     monkeypatch.setattr(module, "RemoteSimulator", remote)
-    settings = make_settings({"tasks": "reach", "seeds": 3, "duration": 6.0, "films": 1})
+    settings = make_settings({**SMALL, "films": 1})
 
     def wait_long(driver):
         if any(assignment.index == 1 for assignment in driver.busy.values()):
@@ -173,7 +180,7 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
 
     driver, found = run(tmp_path, 1, settings, each=wait_long)
     assert (driver.progress.hangs, driver.progress.requeued, driver.progress.new) == (2, 1, 3)
-    hung = found.pop(("plain", "reach", 1))
+    hung = found.pop(("plain", "wait", 1))
     assert (hung["success"], hung["outcome"]) == (False, "fault")
     assert (
         hung["fault"]
@@ -182,9 +189,9 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
     assert hung["goal_instruction"] == driver.plan[1].goal_instruction
     assert found == {key: reference[key] for key in found}
     assert len(found) == 2
-    report = make_report(driver.folder, driver.records, {}, driver.progress.lost)
+    report = make_report(driver.folder, driver.records, {}, driver.progress.given_up)
     assert report["complete"] is True
-    assert report["hung"] == ["plain/reach/1"]
+    assert report["hung"] == ["plain/wait/1"]
     assert (report["rows"][0]["success"]["successes"], report["rows"][0]["outcomes"]["fault"]) == (
         2,
         1,
@@ -209,7 +216,7 @@ def test_failures_are_filmed_and_the_report_shows_them(local_ray, tmp_path):
     assert not any(record["success"] for record in found.values())
     assert [path.name for path in tmp_path.rglob("*.mp4")] == ["reach-00000.mp4"]
     assert (driver.progress.films, driver.progress.films_total) == (1, 1)
-    (shown,) = make_report(driver.folder, driver.records, {}, driver.progress.lost)["failures"]
+    (shown,) = make_report(driver.folder, driver.records, {}, driver.progress.given_up)["failures"]
     assert shown["index"] == 0
     assert (tmp_path / shown["film"]).stat().st_size > 1000
     assert run(tmp_path, 1, settings, resume=True)[0].progress.workers == 0

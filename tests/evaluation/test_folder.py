@@ -20,7 +20,6 @@ def record(a):
         "seed": a.seed,
         "task": a.task,
         "success": True,
-        "success_told": True,
         "outcome": "success",
         "duration_s": 2.0,
         "times": {"wall_s": 1.0},
@@ -106,8 +105,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 def test_films_say_whether_they_show_the_same(folder):
     assert folder.film_of(PLAN[0]) is None
-    folder.write_film(PLAN[0], b"film", same=True)
-    folder.write_film(PLAN[1], b"film", same=False)
+    folder.write_film(PLAN[0], b"film", equal=True)
+    folder.write_film(PLAN[1], b"film", equal=False)
     assert folder.film_of(PLAN[0]) == (folder.path / "films/plain/reach-00000.mp4", True)
     assert folder.film_of(PLAN[1])[1] is False
 
@@ -148,6 +147,7 @@ DAMAGE = {
     "success": lambda path: edited(path, success=False),
     "latency": lambda path: edited(path, times={"wall_s": 0.1}),
     "checksum": lambda path: edited(path, checksum="0" * 64),
+    "no checksum": lambda path: edited(path, checksum=None),
     "empty object": lambda path: path.write_text("{}"),
     "list": lambda path: path.write_text("[]"),
     "half": lambda path: path.write_text(path.read_text()[:100]),
@@ -168,20 +168,19 @@ def test_a_damaged_or_edited_record_is_named_and_costs_itself_only(tmp_path, how
     DAMAGE[how](path)
     with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
         assert set(folder.read_all(PLAN)) == {PLAN[0].key, PLAN[2].key}
-        assert set(folder.damaged) == {path}
-        assert not folder.unverified
+        assert folder.damaged == [path]
 
 
-def test_a_record_without_a_checksum_counts_and_is_counted(tmp_path):
+def test_a_folder_of_another_format_is_refused_in_one_line(tmp_path):
     with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write_start({"versions": {}})
         folder.write(PLAN[0], record(PLAN[0]))
-        path = folder.episode_path(PLAN[0])
-    values = json.loads(path.read_text())
-    del values["checksum"]
-    path.write_text(json.dumps(values))
-    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
-        assert folder.read(PLAN[0])["success"] is True
-        assert folder.unverified == {path}
+    start = json.loads((tmp_path / "run.json").read_text())
+    RunFolder(tmp_path, SETTINGS, resume=True).close()
+    del start["format"]
+    (tmp_path / "run.json").write_text(json.dumps(start))
+    with pytest.raises(ConfigError, match=r"another version of this package.*another --out\.$"):
+        RunFolder(tmp_path, SETTINGS, resume=True)
 
 
 def test_a_full_disk_names_the_path_and_loses_nothing(folder):

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
-from strands_cosmos3.evaluation.report import _repeat, make_report, write_report
+from strands_cosmos3.evaluation.report import make_report, repeat_command, write_report
+from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.evaluation.settings import make_settings
-from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.evaluation.statistics import wilson
 
 VOID = {"meta", "line", "circle", "rect", "link", "br", "img"}
@@ -49,7 +49,7 @@ def made(tmp_path, instruction="reach the {a} cube"):
     with RunFolder(tmp_path, settings, resume=False) as folder:
         records = {}
         for a in plan[:-1]:
-            good = a.perturbation.name == "plain" and a.index > 0
+            good = a.condition.name == "plain" and a.index > 0
             tracking = {"mean_mm": 0.1, "max_mm": 1.0}
             times = {"answer_ms": [5.0, 6.0], "cpu_s": 0.2}
             outcome = "success" if good else "timeout"
@@ -60,9 +60,9 @@ def made(tmp_path, instruction="reach the {a} cube"):
                 "outcome": outcome,
                 "times": times,
             }
-            figures |= {"success": good, "success_told": good or a.perturbation.name == "swapped"}
+            figures |= {"success": good} | ({"followed": True} if a.goals_differ else {})
             records[a.key] = folder.write(a, figures)
-        folder.write_film(plan[0], b"\0\0\0\x18ftypmp42", same=True)
+        folder.write_film(plan[0], b"\0\0\0\x18ftypmp42", equal=True)
         report = make_report(
             folder, records, {"versions": {"a": "<1>"}, "command": "x --out <run>"}, []
         )
@@ -82,7 +82,7 @@ def test_the_page_stands_alone_and_is_whole(tmp_path):
     assert "&lt;run&gt;" in page
     assert "<run>" not in page
     assert report["complete"] is False
-    assert "1 episodes are missing" in page
+    assert "1 episode missing" in page
 
 
 def test_the_page_and_the_json_say_the_same(tmp_path):
@@ -97,14 +97,16 @@ def test_the_page_and_the_json_say_the_same(tmp_path):
     }
     assert f"{100 * low:.1f} .. {100 * high:.1f}" in page
     assert "3 / 4" in page
-    assert re.search(r"0 / 3", page), "swapped: judged by what was asked"
+    assert re.search(r"0 / 3", page), "swapped: judged by the goal"
+    assert "3 / 3" in page, "and followed"
+    assert "-66.7" in page
 
 
 def test_failures_are_named_with_the_command_that_repeats_them(tmp_path):
     report, page = made(tmp_path)
     (failure,) = report["failures"]
     assert (failure["condition"], failure["index"]) == ("plain", 0), (
-        "doing what was told is no failure"
+        "following the instruction is no failure"
     )
     assert failure["film"] == "films/plain/reach-00000.mp4"
     assert f"--seed {failure['seed']}" in failure["repeat"]
@@ -114,7 +116,7 @@ def test_failures_are_named_with_the_command_that_repeats_them(tmp_path):
 def test_the_command_repeats_the_very_episode(tmp_path):
     settings = make_settings({"tasks": "pick", "seeds": 2, "duration": 0.8, "replan_rows": 8})
     assignment = settings.plan()[1]
-    record = Simulator(settings).run(assignment)
+    record = AssignmentRunner(settings).run(assignment)
     with RunFolder(tmp_path / "run", settings, resume=False) as folder:
         stored = folder.write(assignment, record)
         (failure,) = make_report(folder, {assignment.key: stored}, {}, [])["failures"]
@@ -138,18 +140,21 @@ def test_the_command_repeats_the_very_episode(tmp_path):
 
 
 def test_a_command_is_only_given_where_it_repeats_the_episode():
-    def said(**more):
+    def command(**more):
         settings = make_settings({"tasks": "reach", "seeds": 1, "model": "c", **more})
-        return _repeat(settings, settings.plan()[0])
+        return repeat_command(settings, settings.plan()[0])
 
-    assert "--device" not in said()
-    assert "--backend distributed --model c --tp 2" in said(tp=2)
-    assert "--device cpu" in said(tp=2), (
+    assert "--device" not in command()
+    assert "--backend distributed --model c --tp 2" in command(tp=2)
+    assert "--device cpu" in command(tp=2), (
         "on a machine with a GPU it would run there, in other numbers"
     )
-    assert "--device" not in said(tp=2, num_gpus=2)
-    assert "--device cuda:1" in said(device="cuda:1")
-    assert said(dtype="bfloat16") is None, "rollout cannot be told"
+    assert "--device" not in command(tp=2, num_gpus=2)
+    assert "--device cuda:1" in command(device="cuda:1")
+    assert "--latency 0.2" in command(conditions="latency=0.2")
+    assert command(dtype="bfloat16") is None, "rollout cannot set it"
+    for condition in ("blank", "swapped", "light=2"):
+        assert command(conditions=condition) is None
 
 
 def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
@@ -172,3 +177,54 @@ def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):
     ):
         assert text in shown
     Balance().feed(shown)
+
+
+def test_the_page_names_the_robot_and_what_it_borrows(tmp_path):
+    settings = make_settings(
+        {
+            "robot": "xarm7",
+            "borrow_domain": True,
+            "model": "c",
+            "tasks": "reach",
+            "seeds": 3,
+            "films": 1,
+        }
+    )
+    figures = {"success": False, "outcome": "timeout", "duration_s": 3.0}
+    figures["times"] = {"answer_ms": [5.0]}
+    notes = {"assumed": True, "borrowed_domain": "droid"}
+    with RunFolder(tmp_path / "run", settings, resume=False) as folder:
+        records = {
+            a.key: folder.write(a, {**figures, "seed": a.seed, **notes}) for a in settings.plan()
+        }
+        report = make_report(folder, records, {}, [])
+    html = page(report, {})
+    assert (
+        "xarm7; some of its limits are assumed; driven by the rows of droid, another robot" in html
+    )
+    assert "Success by colour of the goal" in html
+    assert " --robot xarm7 " in report["failures"][0]["repeat"]
+    assert " --borrow-domain " in report["failures"][0]["repeat"]
+
+
+def test_every_table_fits_a_terminal(tmp_path, capsys):
+    from rich.console import Console
+
+    from strands_cosmos3.commands.evaluate import _print_report
+
+    report, _ = made(tmp_path)
+    report["run"] = {
+        "new_episodes": 7,
+        "wall_s": 61.0,
+        "episodes_a_minute": None,
+        "worker_failures": 0,
+        "workers_hung": 0,
+        "requeued": 1,
+    }
+    _print_report(Console(width=80), report, tmp_path)
+    printed = capsys.readouterr().out
+    for text in ("Success", "Following", "instruction", "change", "3 / 3", "Motion"):
+        assert text in printed
+    assert "1 episode missing" in printed
+    assert "7 new episodes in 1:01, 1 episodes were queued again" in printed
+    assert "…" not in printed, "nothing is cut off"

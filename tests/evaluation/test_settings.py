@@ -3,14 +3,19 @@ starts.
 """
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.evaluate import default_workers
-from strands_cosmos3.evaluation.perturbations import Perturbation
-from strands_cosmos3.evaluation.settings import make_settings, read_toml
+from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
+from strands_cosmos3.evaluation.settings import Topology, make_settings, read_toml
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
+from strands_cosmos3.robots.spec import Workspace
+from strands_cosmos3.worlds.table.world import TableVariation
 
 TOML = """
 num_gpus = 8
@@ -36,7 +41,9 @@ def test_toml_and_options_mean_the_same(tmp_path):
     assert settings.topology.replicas == 4
     assert settings.episode_timeout == 600
     assert settings.policy.model == "some/checkpoint"
-    assert settings.conditions[2] == Perturbation("dark", images="blank")
+    assert settings.conditions[2] == Condition(
+        "dark", PolicyVariation(images="blank"), TableVariation()
+    )
     given = {
         "num_gpus": 8,
         "tp": 2,
@@ -66,7 +73,7 @@ def test_toml_and_options_mean_the_same(tmp_path):
         ("tp = 2\n[model]\npath='c'\ntp = 2", ConfigError, "again in"),
         ("seeds = ", ConfigError, "not TOML"),
         ("conditions = 3", ConfigError, "short forms"),
-        ("tasks = 'reach, pick'\nseeds = '5'", ConfigError, "seeds"),
+        ("tasks = 'reach, pick'\nseeds = '5'", InputError, "seeds must be a whole number"),
     ],
 )
 def test_toml_that_cannot_be(tmp_path, text, error, says):
@@ -89,9 +96,9 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"seeds": 0}, "seeds"),
         ({"workers": 0}, "workers"),
         ({"duration": float("nan")}, "duration"),
-        ({"episode_timeout": 0.0}, "episode_timeout is 0.0"),
-        ({"episode_timeout": float("inf")}, "episode_timeout is inf"),
-        ({"episode_timeout": "10 min"}, "episode_timeout is '10 min'"),
+        ({"episode_timeout": 0.0}, "episode_timeout must be"),
+        ({"episode_timeout": float("inf")}, "episode_timeout must be"),
+        ({"episode_timeout": "10 min"}, "episode_timeout must be"),
         ({"control_frequency": 70.0}, "600 Hz"),
         ({"backend": "native"}, "checkpoint"),
         ({"backend": "scripted", "model": "c"}, "checkpoint"),
@@ -114,8 +121,10 @@ def test_a_file_that_is_not_there(tmp_path):
             {"instruction": "grab the {a} cube", "tasks": "reach,pick"},
             "one instruction cannot ask for",
         ),
-        ({"instruction": "grab the {c} cube", "tasks": "pick"}, "cannot be judged"),
-        ({"instruction": "be nice", "tasks": "pick"}, "cannot be judged"),
+        ({"instruction": "grab the {c} cube", "tasks": "pick"}, "cannot be filled in"),
+        ({"instruction": "be nice", "tasks": "pick"}, "none of the verbs"),
+        ({"world": "shelf"}, "module:name"),
+        ({"robot": 5}, "robot is a name"),
     ],
 )
 def test_contradictions_are_refused(options, says):
@@ -176,3 +185,108 @@ def test_workers_where_nobody_said_how_many():
     assert workers(4, model="c", tp=2) == 2, "ranks on the CPU have cores of their own"
     assert workers(2, model="c", tp=2) == 1
     assert workers(64, model="c", num_gpus=8, tp=2) == 16
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "tp_size", "cfg_size", "replicas", "ranks"),
+    [
+        (8, 2, 1, 4, 8),
+        (8, 2, 2, 2, 8),
+        (8, 1, 1, 8, 8),
+        (1, 1, 1, 1, 1),
+        (6, 3, 2, 1, 6),
+        (0, 1, 1, 0, 0),
+        (0, 2, 1, 1, 2),
+    ],
+)
+def test_replicas_follow_from_the_number_of_gpus(num_gpus, tp_size, cfg_size, replicas, ranks):
+    topology = Topology(num_gpus, tp_size, cfg_size)
+    assert (topology.replicas, topology.ranks) == (replicas, ranks)
+    if replicas:
+        assert Topology(num_gpus, tp_size, cfg_size, total_shard=replicas).replicas == replicas
+
+
+def test_a_remainder_is_refused_and_what_would_work_is_named():
+    with pytest.raises(
+        ConfigError,
+        match=r"7 does not divide.*= 2; 1 would stay idle.*num_gpus=6 or num_gpus=8.*tp=1 or 7",
+    ):
+        Topology(7, 2)
+    with pytest.raises(ConfigError, match=r"2 would stay idle\. Use num_gpus=4, or.*tp=1\."):
+        Topology(2, 2, 2)
+
+
+def test_a_contradiction_is_refused_and_what_would_work_is_named():
+    with pytest.raises(
+        ConfigError,
+        match=r"total_shard=3 contradicts num_gpus=8 .* = 4\. Leave total_shard out, or use "
+        r"num_gpus=6",
+    ):
+        Topology(8, 2, total_shard=3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_gpus": -1},
+        {"tp_size": 0},
+        {"cfg_size": 3},
+        {"total_shard": 0},
+        {"num_gpus": 2.0},
+        {"num_gpus": True},
+    ],
+)
+def test_degrees_that_cannot_be_are_refused(wrong):
+    with pytest.raises((ConfigError, InputError), match=next(iter(wrong))):
+        Topology(**wrong)
+
+
+def test_replicas_on_the_cpu_are_as_many_as_asked_for():
+    assert Topology(0, 2, 1, total_shard=3).ranks == 6
+    assert Topology(0, 2, 1, total_shard=3).gpus_per_rank == 0
+    assert Topology(2, 2).gpus_per_rank == 1
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A robot in a file: a UR5e whose cubes lie in a smaller field."""
+    file = tmp_path / "mine.toml"
+    workspace = Workspace((0.42, 0.58), (-0.13, 0.13))
+    file.write_text(write_robot(replace(get_robot("ur5e"), name="mine", workspace=workspace)))
+    return file
+
+
+def test_another_robots_episodes_are_others(own: Path):
+    def digest(**options):
+        settings = make_settings({"tasks": "reach", **options})
+        return settings.digest(settings.plan()[0])
+
+    panda, ur5e, mine = digest(), digest(robot="ur5e"), digest(robot=str(own))
+    assert len({panda, ur5e, mine}) == 3
+    assert digest(robot="franka") == digest(robot="panda") == panda
+    other = own.with_name("other.toml")
+    other.write_text(own.read_text().replace("0.58", "0.57"))
+    assert digest(robot=str(other)) not in (panda, ur5e, mine)
+    assert digest(robot="xarm7", borrow_domain=True) != digest(robot="xarm7")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"robot": "ur5e", "conditions": "plain,light=2+camera=2"}, "wrist.*camera_top"),
+        ({"robot": "dual_panda", "conditions": "camera=2"}, "wrist camera.*front, left, right"),
+        ({"robot": "dual_panda", "conditions": "cubes=30"}, "change cubes"),
+        ({"robot": "dual_panda", "conditions": "close"}, "change cubes"),
+        ({"robot": "dual_panda", "conditions": "crowded"}, "change cubes"),
+        ({"robot": "dual_panda", "conditions": "swapped"}, "one bar"),
+        ({"robot": "dual_panda", "conditions": "paraphrased"}, "one bar"),
+        ({"robot": "dual_panda", "tasks": "reach"}, "'reach'.*lift_bar"),
+        ({"robot": "ur5e", "tasks": "lift_bar"}, "lift_bar.*stack"),
+        ({"robot": "ur6"}, "'ur6'.*ur5e"),
+        ({"robot": "openarm"}, "'openarm'.*openarm_left"),
+        ({"robot": "xarm7", "model": "c"}, "no domain for robot 'xarm7'.*--borrow-domain"),
+    ],
+)
+def test_what_a_robot_cannot_do_is_refused_by_name(options, says):
+    with pytest.raises((ConfigError, UnknownNameError, InputError), match=says):
+        make_settings(options)

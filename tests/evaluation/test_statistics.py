@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from strands_cosmos3.evaluation.perturbations import parse_conditions
-from strands_cosmos3.evaluation.plan import make_plan
-from strands_cosmos3.evaluation.statistics import Rate, percentiles, summarise, wilson
+from strands_cosmos3.evaluation.plan import Condition, make_plan
+from strands_cosmos3.evaluation.statistics import percentiles, rate_of, summarise, wilson
+from strands_cosmos3.worlds import get_world
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def test_wilson_at_the_ends():
     low, high = wilson(20, 20)
     assert high == 1.0
     assert 0.8 < low < 0.9
-    assert Rate(0, 0).rate is None
+    assert rate_of([])["rate"] is None
 
 
-def record(success, told=None, ms=(10.0,), duration=2.0):
+def record(success, followed=None, ms=(10.0,), duration=2.0):
     tracking = {"mean_mm": 0.1, "max_mm": 1.0, "mean_deg": 0.0, "max_deg": 0.0}
     return {
         "success": success,
-        "success_told": success if told is None else told,
+        **({} if followed is None else {"followed": followed}),
         "outcome": "success" if success else "timeout",
         "duration_s": duration,
         "tracking": tracking,
@@ -43,54 +43,53 @@ def record(success, told=None, ms=(10.0,), duration=2.0):
 
 
 def rows_of(conditions, tasks, seeds, outcome):
-    plan = make_plan(tasks, seeds, 0, parse_conditions(conditions))
+    parsed = [Condition.parse(text) for text in conditions]
+    plan = make_plan(get_world("table"), tasks, seeds, 0, parsed)
     records = {a.key: outcome(a) for a in plan if outcome(a) is not None}
     return {(row["condition"], row["task"]): row for row in summarise(plan, records)}
 
 
-def test_success_is_judged_by_what_was_asked():
-    """A policy that reads: swapped, it never does what is judged, and always what it was told."""
+def test_success_is_judged_by_the_goal():
+    """A policy that reads: swapped, it never reaches the goal, and always follows."""
     rows = rows_of(
         ["plain", "swapped"],
         ["reach"],
         30,
-        lambda a: record(a.policy_instruction == a.goal_instruction, told=True),
+        lambda a: record(not a.goals_differ, followed=True),
     )
     assert rows["plain", "reach"]["success"]["successes"] == 30
     swapped = rows["swapped", "reach"]
     assert swapped["success"]["successes"] == 0
-    assert swapped["told"]["rate"] == 1.0
-    assert swapped["reads"]["rate"] == 1.0
-    assert swapped["chance"] == 0.0
-    assert swapped["delta_points"] == -100.0
+    assert swapped["followed"]["rate"] == 1.0
+    assert swapped["followed_share"]["rate"] == 1.0
+    assert swapped["same_goal"] == 0.0
+    assert swapped["change_pp"] == -100.0
 
 
 def test_a_policy_that_ignores_the_text_is_seen():
-    """It does what was asked, by habit, whatever it is told: of its successes none is the told
-    one.
-    """
+    """It reaches the goal, by habit, whatever it is asked: none of its successes follows."""
     rows = rows_of(
         ["plain", "swapped"],
         ["reach"],
         30,
-        lambda a: record(True, told=a.policy_instruction == a.goal_instruction),
+        lambda a: record(True, followed=not a.goals_differ),
     )
     assert rows["swapped", "reach"]["success"]["rate"] == 1.0
-    assert rows["swapped", "reach"]["reads"]["rate"] == 0.0
-    assert rows["swapped", "reach"]["reads"]["of"] == 30
+    assert rows["swapped", "reach"]["followed_share"]["rate"] == 0.0
+    assert rows["swapped", "reach"]["followed_share"]["of"] == 30
 
 
-def test_shuffled_tells_how_much_is_chance():
+def test_shuffled_states_how_much_is_chance():
     rows = rows_of(
         ["shuffled"],
         ["reach"],
         60,
-        lambda a: record(a.policy_instruction == a.goal_instruction, told=True),
+        lambda a: record(not a.goals_differ, followed=True),
     )
     row = rows["shuffled", "reach"]
-    assert row["chance"] == row["success"]["rate"]
-    assert 0.15 < row["chance"] < 0.55
-    assert row["reads"]["of"] == 60 - row["success"]["successes"], "only where both differ"
+    assert row["same_goal"] == row["success"]["rate"]
+    assert 0.15 < row["same_goal"] < 0.55
+    assert row["followed_share"]["of"] == 60 - row["success"]["successes"], "only where both differ"
 
 
 def test_missing_episodes_are_missing_and_not_failures():
@@ -117,12 +116,12 @@ def test_differences_compare_the_same_episodes():
     """
 
     def outcome(a):
-        if a.perturbation.name == "plain":
+        if a.condition.name == "plain":
             return record(a.index < 10)
         return record(a.index < 9) if a.index < 20 else None
 
     row = rows_of(["plain", "paraphrased"], ["reach"], 40, outcome)["paraphrased", "reach"]
-    assert row["delta_points"] == pytest.approx(-5.0)
+    assert row["change_pp"] == pytest.approx(-5.0)
 
 
 def test_latency_is_over_every_chunk_of_every_episode():
@@ -160,3 +159,18 @@ def test_episodes_without_a_control_loop_have_neither():
     row = rows_of(["plain"], ["reach"], 1, lambda a: record(True))["plain", "reach"]
     assert row["waited_s_mean"] is None
     assert row["seam_rad_s"] is None
+
+
+def test_success_is_counted_by_category():
+    """Red are 0 and 3, green 1 and 4, blue 2; of two cubes to stack the upper one counts."""
+    good = {("pick", 0), ("pick", 4), ("stack", 2)}
+    rows = rows_of(
+        ["swapped"], ["pick", "stack"], 5, lambda a: record((a.task, a.index) in good, False)
+    )
+    pick, stack, both = (
+        {name: (rate["successes"], rate["of"]) for name, rate in row["by_category"].items()}
+        for row in rows.values()
+    )
+    assert pick == {"red": (1, 2), "green": (1, 2), "blue": (0, 1)}
+    assert stack == {"red": (0, 2), "green": (0, 2), "blue": (1, 1)}
+    assert both == {"red": (1, 4), "green": (1, 4), "blue": (1, 2)}

@@ -42,7 +42,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sequence import patchify
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
-from strands_cosmos3.evaluation.simulator import Simulator
+from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.training import closed_loop, dynamics
 from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import ClosedLoop, measure, measure_apart
@@ -390,7 +390,7 @@ def test_an_evaluation_that_fails_does_not_end_training(tmp_path, monkeypatch, s
 
 
 def test_successes_and_their_times_are_counted_by_task(monkeypatch):
-    class Episodes(Simulator):
+    class Episodes(AssignmentRunner):
         def __init__(self, settings):
             self.settings = settings
 
@@ -401,7 +401,7 @@ def test_successes_and_their_times_are_counted_by_task(monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(closed_loop, "Simulator", Episodes)
+    monkeypatch.setattr(closed_loop, "AssignmentRunner", Episodes)
     how = ClosedLoop(every=1, episodes=4, tasks=("pick", "reach"))
     assert measure(Path("checkpoint"), how) == {"pick": 0.75, "pick_s": 11 / 3, "reach": 0.0}
     assert (how.due(7, 9), replace(how, every=0).due(9, 9), replace(how, every=4).due(9, 9)) == (

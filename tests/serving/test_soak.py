@@ -98,7 +98,6 @@ def test_soak(tmp_path):
     plan = settings.plan()[0]
     record = {
         "success": True,
-        "success_told": True,
         "outcome": "success",
         "duration_s": 1.0,
         "times": {},

@@ -30,8 +30,8 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ConfigError, Cosmos3Error
+from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.evaluation.settings import make_settings
-from strands_cosmos3.evaluation.simulator import Simulator
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
@@ -407,7 +407,7 @@ def test_evaluate_runs_the_new_checkpoint_with_its_controls(post):
         "duration": 0.5,
     }
     settings = make_settings({**options, "model": str(post.export(post.policy)), "num_steps": 1})
-    simulator = Simulator(settings)
+    simulator = AssignmentRunner(settings)
     records = [simulator.run(assignment) for assignment in settings.plan()]
     assert {(record["success"], record["counters"]["chunks"] > 0) for record in records} == {
         (False, True)
@@ -416,7 +416,7 @@ def test_evaluate_runs_the_new_checkpoint_with_its_controls(post):
     plain, blank = (record["path"] for record in records[:2])
     assert plain != blank  # it looks at the picture
     simulator.close()
-    other = Simulator(make_settings({**options, "model": str(TABLE_POLICY)}))
+    other = AssignmentRunner(make_settings({**options, "model": str(TABLE_POLICY)}))
     with pytest.raises(Cosmos3Error, match="its domain is 'droid_lerobot', not 'robomind-ur'"):
         other.run(settings.plan()[0])
 

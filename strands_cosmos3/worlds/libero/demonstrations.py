@@ -104,7 +104,7 @@ def record_libero(
                     world.close()
                 world = LiberoSimulation(scene, config)
                 # loading the scene anew takes seconds and changes nothing
-                world.simulation.hard_reset = False
+                world.robosuite.hard_reset = False
             _record(
                 writer,
                 world,

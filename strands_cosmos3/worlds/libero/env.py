@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import finite_array, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, LiberoConfig
 from strands_cosmos3.worlds.libero.simulation import (
@@ -79,6 +80,7 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         super().reset(seed=seed)
         drawn, fixtures = (int(n) for n in self.np_random.integers((INIT_STATES, 2**31)))
         number = (options or {}).get("init_state", drawn)
+        whole_number(number, "init_state", 0, INIT_STATES - 1)
         self.world.reset(number, fixtures if seed is None else seed)
         return self._observation(), self._info(False) | {"init_state": number}
 
@@ -86,7 +88,7 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self, action: NDArray[np.float32]
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Apply an action [7] for a twentieth of a second."""
-        success = self.world.step(action, look=self.pictures)
+        success = self.world.step(finite_array(action, "action", (7,)), look=self.pictures)
         return (
             self._observation(),
             float(success),

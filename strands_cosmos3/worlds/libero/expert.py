@@ -139,24 +139,24 @@ def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
     So ``red_cream_cheese_1`` of a variant is "the cream cheese". InstructionError if nothing is
     named.
     """
-    said = f" {instruction.lower()} "
+    text = f" {instruction.lower()} "
     names = {name: name.rsplit("_", 1)[0].split("_") for name in scene if BASKET not in name}
-    length = {name: max((n for n in range(1, len(end) + 1) if f" {' '.join(end[-n:])} " in said), default=0)
+    length = {name: max((n for n in range(1, len(end) + 1) if f" {' '.join(end[-n:])} " in text), default=0)
               for name, end in names.items()}  # fmt: skip
-    found = max(length, key=lambda name: (length[name], -len(names[name])), default="")
-    if not length.get(found):
-        have = ", ".join(" ".join(words) for words in names.values())
+    match = max(length, key=lambda name: (length[name], -len(names[name])), default="")
+    if not length.get(match):
+        objects = ", ".join(" ".join(words) for words in names.values())
         raise InstructionError(
             f"the LIBERO expert puts an object into the basket; {instruction!r} names none of: "
-            f"{have}."
+            f"{objects}."
         )
-    return found
+    return match
 
 
 def _basket(scene: Mapping[str, F64]) -> str:
-    found = [name for name in scene if BASKET in name]
-    if not found:
+    baskets = [name for name in scene if BASKET in name]
+    if not baskets:
         raise InstructionError(
             f"the scripted LIBERO expert needs a basket; the scene has {', '.join(scene)}."
         )
-    return found[0]
+    return baskets[0]

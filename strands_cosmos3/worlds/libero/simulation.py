@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
-from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.sim.render import choose_gl
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, OPEN, LiberoConfig
-from strands_cosmos3.worlds.libero.suites import INIT_STATES, Goal, LiberoTask, load_init_states
+from strands_cosmos3.worlds.libero.suites import Goal, LiberoTask, load_init_states
 
 Picture = NDArray[np.uint8]
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
@@ -49,13 +49,15 @@ class LiberoSimulation:
     Attributes:
         horizon: Most actions of an episode.
         steps: Actions since the reset.
+        observed: robosuite's observation after the last step; it includes the objects' poses, which
+            no policy may see.
 
     Raises:
         MissingDependencyError, RenderError: LIBERO is not installed; OpenGL does not start.
     """
 
     def __init__(self, task: LiberoTask, config: LiberoConfig | None = None, pictures: bool = True):
-        self.task, self.config = instance_of(task, LiberoTask, "task"), config or LiberoConfig()
+        self.task, self.config = task, config or LiberoConfig()
         self.horizon, self.steps, self.can_draw = self.config.steps(task.suite.horizon), 0, pictures
         if pictures:
             os.environ.setdefault("MUJOCO_GL", choose_gl())  # robosuite reads it at its import
@@ -71,7 +73,7 @@ class LiberoSimulation:
             camera_heights=self.config.picture_px,
             camera_widths=self.config.picture_px,
         )
-        self._observed: dict[str, Any] = {}
+        self.observed: dict[str, Any] = {}
         self._views: dict[str, Picture] = {}
         self._look(False)
 
@@ -81,12 +83,6 @@ class LiberoSimulation:
 
         None is a layout that the seed draws from the regions of the problem file.
         """
-        self._require_open()
-        number = (
-            None
-            if init_state is None
-            else whole_number(init_state, "init_state", 0, INIT_STATES - 1)
-        )
         outside = np.random.get_state()  # noqa: NPY002 - LIBERO draws from it
         try:
             np.random.seed(seed)  # noqa: NPY002
@@ -95,13 +91,10 @@ class LiberoSimulation:
             self._env.reset()
         finally:
             np.random.set_state(outside)  # noqa: NPY002
-        official = (
-            None
-            if number is None
-            else load_init_states(self.task.suite.name, self.task.number)[number]
-        )
-        self._observed = self._env.set_init_state(
-            self._env.get_sim_state() if official is None else official
+        self.observed = self._env.set_init_state(
+            self._env.get_sim_state()
+            if init_state is None
+            else load_init_states(self.task.suite.name, self.task.number)[init_state]
         )
         if self.can_draw and not self.config.wait_steps:
             self._views = self.rendered()
@@ -118,11 +111,10 @@ class LiberoSimulation:
         ``look`` also takes the pictures that :meth:`views` returns; in software they cost ten times
         the step.
         """
-        self._require_reset()
         self._look(look)
-        self._observed, _, fulfilled, _ = self._env.step(finite_array(action, "action", (7,)))
+        self.observed, _, fulfilled, _ = self._env.step(action)
         self._views = (
-            {view: self._observed.pop(f"{camera}_image") for view, camera in CAMERAS.items()}
+            {view: self.observed.pop(f"{camera}_image") for view, camera in CAMERAS.items()}
             if look
             else {}
         )
@@ -163,21 +155,14 @@ class LiberoSimulation:
         return self.steps >= self.horizon
 
     @property
-    def observed(self) -> dict[str, Any]:
-        """robosuite's observation after the last step; it includes the objects' poses, which no
-        policy may see.
-        """
-        self._require_reset()
-        return self._observed
-
-    @property
     def state(self) -> F64:
         """Position [3] of the point between the fingers in the world, its rotation vector [3],
         and the fingers' travel [2].
         """
-        seen = self.observed
-        position, xyzw = seen["robot0_eef_pos"], seen["robot0_eef_quat"]
-        return np.concatenate((position, _rotation_vector(xyzw), seen["robot0_gripper_qpos"]))
+        position, xyzw, fingers = (
+            self.observed[f"robot0_{name}"] for name in ("eef_pos", "eef_quat", "gripper_qpos")
+        )
+        return np.concatenate((position, _rotation_vector(xyzw), fingers))
 
     def views(self) -> dict[str, Picture]:
         """Return the pictures of the last step, or of the reset, bottom row first:
@@ -196,7 +181,6 @@ class LiberoSimulation:
         """Draw the views as they are now, e.g. for a film; :meth:`views` are robosuite's own
         observation.
         """
-        self._require_reset()
         px = self.config.picture_px
         return {
             view: self._env.sim.render(width=px, height=px, camera_name=camera)
@@ -204,7 +188,7 @@ class LiberoSimulation:
         }
 
     @property
-    def simulation(self) -> Any:
+    def robosuite(self) -> Any:
         """robosuite's environment: model, objects and state, for experts and tests."""
         return self._env.env
 
@@ -213,15 +197,6 @@ class LiberoSimulation:
         if self._env is not None:
             self._env.close()
         self._env = None
-
-    def _require_open(self) -> None:
-        if self._env is None:
-            raise ConfigError("this LIBERO world is closed; make another.")
-
-    def _require_reset(self) -> None:
-        self._require_open()
-        if not self._observed:
-            raise ConfigError("this LIBERO world has no episode; call reset first.")
 
 
 def _rotation_vector(xyzw: F64) -> F64:
@@ -248,22 +223,22 @@ def side_by_side(views: dict[str, Picture]) -> Picture:
     return np.concatenate([views[name] for name in CAMERAS], axis=1)
 
 
-def privileged(world: LiberoSimulation) -> dict[str, F64]:
+def privileged(simulation: LiberoSimulation) -> dict[str, F64]:
     """Return the pose of the hand and the lowest and highest corner [2, 3] in m of every
     object's collision geoms.
     """
 
-    R = quaternion_to_matrix(world.observed["robot0_eef_quat"])
-    simulation = world.simulation
+    R = quaternion_to_matrix(simulation.observed["robot0_eef_quat"])
+    robosuite = simulation.robosuite
     extents = {
-        name: _extent(simulation, body.root_body) for name, body in simulation.objects_dict.items()
+        name: _extent(robosuite, body.root_body) for name, body in robosuite.objects_dict.items()
     }
-    return {TCP: se3(R, world.observed["robot0_eef_pos"]), **extents}
+    return {TCP: se3(R, simulation.observed["robot0_eef_pos"]), **extents}
 
 
-def _extent(simulation: Any, root_body: str) -> F64:
-    model, data = simulation.sim.model._model, simulation.sim.data._data
-    root = simulation.sim.model.body_name2id(root_body)
+def _extent(robosuite: Any, root_body: str) -> F64:
+    model, data = robosuite.sim.model._model, robosuite.sim.data._data
+    root = robosuite.sim.model.body_name2id(root_body)
     geoms = np.flatnonzero(
         (model.body_rootid[model.geom_bodyid] == root) & (model.geom_contype > 0)
     )

@@ -113,11 +113,12 @@ def load_tasks(suite: str) -> tuple[LiberoTask, ...]:
         registered = benchmark.get_benchmark_dict()[suite]()
     tasks = []
     for number in range(registered.n_tasks):
-        known = registered.get_task(number)
-        problem = Path(get_path("bddl_files"), known.problem_folder, known.bddl_file)
+        entry = registered.get_task(number)
+        problem = Path(get_path("bddl_files"), entry.problem_folder, entry.bddl_file)
         text = problem.read_text()
-        said = _section(text, "language").strip()
-        instruction = known.language if chosen.instruction == "title" else said
+        instruction = entry.language
+        if chosen.instruction == "problem":
+            instruction = _section(text, "language").strip()
         things = frozenset(
             name
             for section in ("objects", "fixtures")

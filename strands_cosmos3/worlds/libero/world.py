@@ -158,6 +158,17 @@ class LiberoWorld(World):
             )
         return goal
 
+    def check_run(self, options: RunOptions) -> None:
+        """Raise ConfigError for another rate, for latency and for what observes simulated arms."""
+        if options.control_frequency_hz not in (None, CONTROL_HZ):
+            raise ConfigError(f"LIBERO runs at {CONTROL_HZ} Hz; leave control_frequency out.")
+        if options.latency or options.realtime:
+            raise ConfigError(
+                "time stands still in LIBERO during an inference; leave latency and realtime out."
+            )
+        if options.recorder is not None or options.audience is not None:
+            raise ConfigError("episodes of LIBERO cannot be recorded or shown while they run.")
+
     def expert(self, robot: str | None = None) -> Backend | None:
         """Return an expert for ``libero_object`` and its variants."""
         self._require_panda(robot)
@@ -215,7 +226,7 @@ class LiberoSession(Session):
     def run(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
         """Run a policy until success, another goal that its instruction names, or the horizon."""
         options = options or RunOptions()
-        self._check(options)
+        self.world.check_run(options)
         simulation = self._ready(policy.requires_images or options.video is not None, anew=True)
         start, instruction = self._episode, options.instruction or self._instruction
         policy.set_control_frequency(CONTROL_HZ)
@@ -341,17 +352,6 @@ class LiberoSession(Session):
     def _views(self) -> dict[str, NDArray[np.uint8]]:
         assert self._simulation is not None
         return {name: as_trained(view) for name, view in self._simulation.rendered().items()}
-
-    @staticmethod
-    def _check(options: RunOptions) -> None:
-        if options.control_frequency_hz not in (None, CONTROL_HZ):
-            raise ConfigError(f"LIBERO runs at {CONTROL_HZ} Hz; leave control_frequency out.")
-        if options.latency or options.realtime:
-            raise ConfigError(
-                "time stands still in LIBERO during an inference; leave latency and realtime out."
-            )
-        if options.recorder is not None or options.audience is not None:
-            raise ConfigError("episodes of LIBERO cannot be recorded or shown while they run.")
 
 
 def next_actions(policy: Policy, simulation: LiberoSimulation, instruction: str) -> F64:

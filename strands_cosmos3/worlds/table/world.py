@@ -79,6 +79,7 @@ class TableWorld(ArmWorld):
     name = "table"
     variation = TableVariation
     rewordings = ("swapped", "shuffled", "paraphrased")
+    breakdown = "colour of the goal's cube"
 
     def tasks(self, robot: str | None = None) -> Mapping[str, TableTask]:
         """Return the tasks of a robot: with cubes for one arm, with a bar for two."""
@@ -148,6 +149,12 @@ class TableWorld(ArmWorld):
         if len(get_robot(robot or self.robots[0]).limbs) > 1:
             return super().suggestions(robot)
         return sentences(language)
+
+    def category(self, task: str, instruction: str) -> str | None:
+        """Return the colour of the cube that is to be moved or reached; None for a bar."""
+        if get_task(task).bar is not None:
+            return None
+        return parse_instruction(instruction).cube.removeprefix("cube_")
 
     def check_variation(self, variation: Variation, robot: str | None = None) -> None:
         """Raise ConfigError for a variation that changes nothing of what a policy sees or does."""

@@ -46,7 +46,7 @@ def world():
 
 
 def physics(world):
-    return world.simulation.sim.get_state().flatten()
+    return world.robosuite.sim.get_state().flatten()
 
 
 def play(world, n=12, seed=0):
@@ -93,7 +93,7 @@ def test_an_episode_does_not_depend_on_what_was_before(world):
     world.reset(7)
     assert (play(world) == first).all()
     world._env.set_init_state(load_init_states("libero_object", 0)[7])
-    world._observed = world._env.regenerate_obs_from_state(load_init_states("libero_object", 0)[7])
+    world.observed = world._env.regenerate_obs_from_state(load_init_states("libero_object", 0)[7])
     for _ in range(10):
         world.step(STILL)
     assert np.abs(play(world) - first).max() > 1e-3, "without the reset it is another episode"
@@ -116,7 +116,7 @@ def test_fixtures_stand_where_the_seed_puts_them_and_nobody_elses_numbers_change
             np.random.seed(1)  # noqa: NPY002
             world.reset(0, seed)
             after = np.random.uniform()  # noqa: NPY002
-            return world.simulation.sim.model.body_pos.copy(), after
+            return world.robosuite.sim.model.body_pos.copy(), after
 
         (one, after), (same, again), (other, _) = fixtures(5), fixtures(5), fixtures(6)
         np.random.seed(1)  # noqa: NPY002
@@ -232,7 +232,7 @@ def test_pictures_are_those_of_a_fresh_environment_to_the_bit(world):
 def test_what_people_see_is_true_and_what_policies_see_is_its_mirror_image(world):
     """The basket disappears; where the picture changes is where the camera must see it."""
     world.reset(0)
-    sim = world.simulation.sim
+    sim = world.robosuite.sim
     basket = privileged(world)["basket_1"].mean(0)
     camera = sim.model.camera_name2id("agentview")
     seen_from = sim.data.cam_xmat[camera].reshape(3, 3).T @ (basket - sim.data.cam_xpos[camera])
@@ -305,13 +305,13 @@ class Reaches:
 
 
 def test_another_projects_policy_is_shown_what_it_may_see(world):
-    from strands_cosmos3.evaluation.perturbations import Perturbation
-    from strands_cosmos3.evaluation.perturbed_policy import PerturbedPolicy
+    from strands_cosmos3.evaluation.plan import Condition
+    from strands_cosmos3.evaluation.policies import ConditionedPolicy
 
     world.reset(0)
-    policy = PerturbedPolicy(Reaches(), Perturbation(), "close", None)
+    policy = ConditionedPolicy(Reaches(), Condition(), None)
     assert next_actions(policy, world, "close").tolist() == [[0, 0, 0, 0, 0, 0, 1]] * 3
-    blind = PerturbedPolicy(Reaches(), Perturbation.parse("blank"), "close", 2)
+    blind = ConditionedPolicy(Reaches(), Condition.parse("blank"), 2)
     assert next_actions(blind, world, "close").shape == (2, 7)
 
 

@@ -1,6 +1,4 @@
-"""What needs no LIBERO: suites, protocols, captions, pictures, and the settings of an
-evaluation.
-"""
+"""What needs no LIBERO: suites, protocols, captions, pictures and actions."""
 
 import json
 from types import SimpleNamespace
@@ -130,60 +128,6 @@ def test_a_goal_can_be_judged_where_its_things_are(tmp_path):
     assert not task.can_judge((("in", "butter_1", "basket_1_contain_region"),))
 
 
-def settings(**options):
-    pytest.importorskip("ray")
-    from strands_cosmos3.evaluation.settings import make_settings
-
-    return make_settings({"suite": "libero_object", **options})
-
-
-def test_an_evaluation_takes_the_suites_defaults():
-    made = settings()
-    assert (made.tasks, made.seeds, made.duration, made.control_frequency) == (
-        tuple("0123456789"),
-        50,
-        14.0,
-        20.0,
-    )
-    assert settings(backend="service").policy.dialect == "libero"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"suite": "libero_9"}, "libero_10"),
-        ({"tasks": "reach"}, "0, 1"),
-        ({"seeds": 51}, "50 initial states"),
-        ({"duration": 3.0}, "fixes that"),
-        ({"conditions": "paraphrased"}, "libero_object_lan"),
-        ({"conditions": "plain,cubes=30"}, "cubes_mm"),
-        ({"conditions": "blank"}, "uses no images"),
-        ({"suite": "libero_goal", "backend": "scripted"}, "libero_object and its variants"),
-        ({"backend": "service", "dialect": "openpi"}, "DROID"),
-        ({"backend": "python"}, "module:name"),
-        ({"protocol": "mine"}, "nvidia"),
-    ],
-)
-def test_what_a_suite_does_not_have_is_refused(options, said):
-    with pytest.raises((ConfigError, InputError), match=said):
-        settings(**options)
-
-
-def test_the_tables_identity_is_that_of_version_0_1_and_liberos_names_suite_and_protocol():
-    pytest.importorskip("ray")
-    from strands_cosmos3.evaluation.plan import Assignment
-    from strands_cosmos3.evaluation.settings import make_settings
-
-    table = make_settings({"tasks": "reach", "seeds": 1})
-    known = table.identity(table.plan()[0])
-    assert not {"suite", "protocol"} & known.keys()
-    assert "policy" not in known["policy"]
-    assignment = Assignment(table.conditions[0], "0", 0, 1, "a", "a", "libero_object")
-    found = settings(protocol="nvidia").identity(assignment)
-    assert found["suite"] == "libero_object"
-    assert found["protocol"]["wait_counts"] is True
-
-
 class Answers(Backend):
     """Keeps the request and answers the same actions."""
 
@@ -235,19 +179,12 @@ def test_a_checkpoint_is_shown_one_picture_and_its_rows_become_actions():
     assert len(next_actions(short, pretend_world(), "lift it")) == 2
 
 
-def test_a_condition_reaches_the_request_and_a_caption_replaces_the_models_own():
-    from strands_cosmos3.evaluation.perturbations import Perturbation
-    from strands_cosmos3.evaluation.perturbed_backend import PerturbedBackend
-
-    inner = Answers()
-    said = libero_caption("lift that", "nvidia_server")
-    policy = Cosmos3Policy(
-        embodiment="libero",
-        backend=PerturbedBackend(inner, Perturbation.parse("blank"), "lift that", said),
-    )
-    next_actions(policy, pretend_world(), "lift it")
-    assert (inner.request.instruction, inner.request.prompt) == ("lift that", said)
-    assert not inner.request.composite.any()
+def test_a_protocols_caption_replaces_the_models_own():
+    backend = Answers()
+    policy = Cosmos3Policy(embodiment="libero", backend=backend)
+    next_actions(policy, pretend_world(PROTOCOLS["nvidia"]), "lift it")
+    assert backend.request.instruction == "lift it"
+    assert backend.request.prompt == libero_caption("lift it", "nvidia_server")
 
 
 def test_a_policy_of_another_embodiment_or_with_other_steps_is_refused():
@@ -271,51 +208,19 @@ class Droid(Backend):
         return ActionChunk(np.zeros((16, 10)), request.action_space, request.embodiment)
 
 
-def test_another_projects_policy_is_shown_black_pictures_and_told_the_conditions_instruction():
-    from strands_cosmos3.evaluation.perturbations import Perturbation
-    from strands_cosmos3.evaluation.perturbed_policy import PerturbedPolicy, load_policy
-
+def test_another_projects_policy_is_shown_the_views_and_the_state():
     class Looks:
+        requires_images, actions_per_step = True, 2
+
         def get_actions_sync(self, observation, instruction):
-            self.seen, self.said = observation, instruction
+            self.observation, self.instruction = observation, instruction
             return [dict.fromkeys(ACTION_KEYS, 0.5)] * 3
 
-    for name, bright in (("plain", True), ("blank", False)):
-        inner = Looks()
-        policy = PerturbedPolicy(inner, Perturbation.parse(name), "lift that", 2)
-        assert next_actions(policy, pretend_world(), "lift it").tolist() == [[0.5] * 7] * 2
-        assert [bool(inner.seen[key].any()) for key in ("agentview", "wrist", "image")] == [
-            bright
-        ] * 3
-        assert (inner.said, inner.seen["state"].tolist()) == ("lift that", list(range(8)))
-        assert len(policy.answer_ms) == 1
-    with pytest.raises(ConfigError, match="get_actions_sync"):
-        load_policy("builtins:dict")
-    with pytest.raises(ConfigError, match="module:name"):
-        load_policy("no_such_module:Policy")
-
-
-def test_another_projects_policy_hears_what_its_runner_tells_it():
-    """Members that it has are called; the contract's defaults stand in for the others."""
-    from strands_cosmos3.evaluation.perturbations import Perturbation
-    from strands_cosmos3.evaluation.perturbed_policy import PerturbedPolicy
-
-    class Hears:
-        requires_images, actions_per_step = False, 3
-
-        def __init__(self):
-            self.heard = []
-            self.reset = self.set_control_frequency = self.set_robot_state_keys = self.heard.append
-
-    def run(inner, replan_rows):
-        policy = PerturbedPolicy(inner, Perturbation(), "lift that", replan_rows)
-        policy.set_robot_state_keys(["a"])
-        policy.set_control_frequency(20.0)
-        policy.reset(7)
-        return policy.requires_images, policy.actions_per_step, policy.control_frequency
-
-    inner = Hears()
-    assert run(inner, None) == (False, 3, 20.0)
-    assert inner.heard == [["a"], 20.0, 7]
-    assert run(inner, 2) == (False, 2, 20.0)
-    assert run(object(), None) == (True, None, 20.0)
+    policy = Looks()
+    assert next_actions(policy, pretend_world(), "lift it").tolist() == [[0.5] * 7] * 2
+    assert set(policy.observation) == {"agentview", "wrist", "image", "state"}
+    assert policy.observation["image"].shape == (4, 8, 3)
+    assert (policy.instruction, policy.observation["state"].tolist()) == (
+        "lift it",
+        list(range(8)),
+    )

@@ -18,10 +18,11 @@ import ray  # noqa: E402
 from recipes.random_checkpoint import FactorySizes, write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
+from strands_cosmos3.evaluation.evaluate import check_model  # noqa: E402
 from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402
-from strands_cosmos3.evaluation.replica import ReplicaPool, check_model  # noqa: E402
+from strands_cosmos3.evaluation.replica import ReplicaPool  # noqa: E402
+from strands_cosmos3.evaluation.runner import AssignmentRunner  # noqa: E402
 from strands_cosmos3.evaluation.settings import make_settings  # noqa: E402
-from strands_cosmos3.evaluation.simulator import Simulator  # noqa: E402
 
 OPTIONS = {
     "tasks": "reach",
@@ -48,7 +49,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def replicas_of_two(local_ray, model):
-    settings = make_settings({**OPTIONS, "model": model, "tp_size": 2})
+    settings = make_settings({**OPTIONS, "model": model, "tp": 2})
     replicas = ReplicaPool(settings)
     yield settings, replicas
     replicas.close()
@@ -97,7 +98,7 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
     _, again = run(tmp_path / "again", replicas_of_two)
     assert again == found
 
-    alone = Simulator(make_settings({**OPTIONS, "model": model, "device": "cpu"}))
+    alone = AssignmentRunner(make_settings({**OPTIONS, "model": model, "device": "cpu"}))
     for assignment in replicas_of_two[0].plan():
         one, two = alone.run(assignment), found[assignment.key]
         assert one["model_sha256"] == two["model_sha256"]
@@ -165,7 +166,7 @@ def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
         2,
         1,
     )
-    assert (report["run"]["workers_died"], report["run"]["requeued"]) == (0, 0)
+    assert (report["run"]["worker_failures"], report["run"]["requeued"]) == (0, 0)
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
 
@@ -185,11 +186,11 @@ def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(
     assert found == wanted
     assert progress.requeued == 1
     assert progress.worker_failures == 0
-    assert progress.restarts == before.restarts + 1
+    assert progress.replica_restarts == before.replica_restarts + 1
 
 
 def test_a_model_that_cannot_be_split_is_refused_before_anything_starts(model, tmp_path):
     with pytest.raises(ConfigError, match="3"):
-        check_model(make_settings({**OPTIONS, "model": model, "tp_size": 3}))
+        check_model(make_settings({**OPTIONS, "model": model, "tp": 3}))
     with pytest.raises(CheckpointError):
-        check_model(make_settings({**OPTIONS, "model": str(tmp_path), "tp_size": 2}))
+        check_model(make_settings({**OPTIONS, "model": str(tmp_path), "tp": 2}))

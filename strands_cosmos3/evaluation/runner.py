@@ -1,5 +1,4 @@
-"""What every simulator of an evaluation does around an episode: make its policy, time it, film it,
-record what failed.
+"""Runs the episodes of an evaluation: an assignment in, a record out. Independent of Ray.
 
 A record depends on its assignment only, not on earlier episodes of the same process: each episode
 makes a new policy and keeps only the weights.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,30 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.policy_source import PolicySource
+from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.policy import Policy
-from strands_cosmos3.types import Outcome
+from strands_cosmos3.types import Outcome, Rollout
 
-AS_TOLD = "as_told"
-"""Outcome of an episode in which the policy followed its own instruction, which differs from the
-goal's.
-"""
 UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
-"""Errors that count as the policy's failure, not the evaluation's."""
+"""Errors of a first answer that count as the policy's failure, not the evaluation's."""
 
 
-class EpisodeRunner(ABC):
+class AssignmentRunner:
     """Runs episodes one after the other, with a shared ``engine`` or one of its own.
 
     Raises:
-        CheckpointError, ConfigError, EnvironmentalError: The policy cannot be made.
+        CheckpointError, ConfigError, EnvironmentalError: Policy or world cannot be opened.
     """
 
     def __init__(self, settings: Settings, engine: Any = None):
         self.settings = settings
-        self.source = PolicySource(settings, engine)
+        self._policies = PolicySource(settings, engine)
+        self.session = settings.get_world().open(settings.robot, task=settings.tasks[0])
 
     @property
     def model_sha256(self) -> str | None:
         """Digest of the checkpoint, if there is one."""
-        return self.source.model_sha256
+        return self._policies.model_sha256
 
     def run(self, assignment: Assignment) -> Record:
         """Run an episode and return its record; ``times`` contains everything that depends on
@@ -70,35 +65,41 @@ class EpisodeRunner(ABC):
             return record, path.read_bytes() if path.exists() else b""
 
     def close(self) -> None:
-        """Free the policy."""
-        self.source.close()
-
-    @abstractmethod
-    def _prepare(self, assignment: Assignment, video: Path | None) -> dict[str, Any]:
-        """Make the scene ready; return arguments for
-        :class:`~strands_cosmos3.policy.Cosmos3Policy` and caption.
-        """
-
-    @abstractmethod
-    def _figures(self, assignment: Assignment, policy: Policy, video: Path | None) -> Record:
-        """Run the episode and return its record, with ``times``."""
+        """Free policy and simulator."""
+        self._policies.close()
+        self.session.close()
 
     def _episode(self, assignment: Assignment, video: Path | None) -> Record:
-        driver, watch = self.source.policy(assignment, **self._prepare(assignment, video))
+        condition, instruction = assignment.condition, assignment.policy_instruction
+        self.session.reset(assignment.start)
+        arguments = self.session.policy_arguments(instruction)
+        policy, monitor = self._policies.policy(condition, arguments)
+        options = replace(
+            self.settings.run_options(condition),
+            instruction=instruction,
+            noise_seed=assignment.noise_seed(self.settings.noise_seed),
+            video=video,
+        )
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         try:
-            figures = self._figures(assignment, driver, video)
+            record = _record(assignment, self.session.run(policy, options))
         except UNUSABLE as error:  # in the first answer; later ones end the episode as a fault
-            figures = failed_record(assignment, f"{type(error).__name__}: {error}")
-        if watch.lost is not None:
-            raise watch.lost
-        times = {
-            "wall_s": time.perf_counter() - wall_s,
-            "cpu_s": time.process_time() - cpu_s,
-            "answer_ms": watch.answer_ms,
+            record = failed_record(assignment, f"{type(error).__name__}: {error}")
+        if monitor.lost is not None:
+            raise monitor.lost
+        record["times"] |= {
+            "wall_s": round(time.perf_counter() - wall_s, 6),
+            "cpu_s": round(time.process_time() - cpu_s, 6),
+            "answer_ms": [round(answer, 3) for answer in monitor.answer_ms],
         }
-        figures["times"] |= {name: _rounded(value) for name, value in times.items()}
-        return figures
+        return record
+
+
+def _record(assignment: Assignment, rollout: Rollout) -> Record:
+    figures = rollout.to_dict()
+    del figures["instruction"]  # replaced by both instructions
+    times = {name: figures.pop(name) for name in ("inference_ms", "realtime_factor")}
+    return {**assignment.instructions(), **figures, "times": times}
 
 
 def failed_record(assignment: Assignment, message: str) -> Record:
@@ -110,14 +111,10 @@ def failed_record(assignment: Assignment, message: str) -> Record:
         "seed": assignment.seed,
         "task": assignment.task,
         "success": False,
-        "success_told": False,
+        **({"followed": False} if assignment.goals_differ else {}),
         "outcome": str(Outcome.FAULT),
         "counters": {},
         "duration_s": 0.0,
         "fault": message,
         "times": {},
     }
-
-
-def _rounded(value: float | list[float]) -> float | list[float]:
-    return [round(one, 3) for one in value] if isinstance(value, list) else round(value, 6)

@@ -1,0 +1,253 @@
+"""The policy of an episode under a condition: a new one for each episode, on backends that are
+opened once for each kind of condition.
+
+The condition is applied between the policy and its backend, so scene and judge know nothing of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strands_cosmos3.backends import make_backend
+from strands_cosmos3.backends.base import Backend
+from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.errors import BackendError, ConfigError, EvaluationError, ServiceChunkError
+from strands_cosmos3.evaluation.plan import Condition
+from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.options import options_of, with_options
+from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.policy.policy import Step
+from strands_cosmos3.types import ActionChunk, Request
+
+
+class PolicySource:
+    """Makes policies, on a shared ``engine`` or one of its own.
+
+    Raises:
+        CheckpointError, ConfigError, EnvironmentalError: The policy cannot be made.
+    """
+
+    def __init__(self, settings: Settings, engine: Any = None):
+        self._settings, self._options, self._engine = settings, settings.policy, engine
+        self._foreign = None if self._options.policy is None else load_policy(self._options.policy)
+        self._backend_key: tuple[int | None, bool] = self._options.sampling.num_steps, True
+        self._backend = self._open(*self._backend_key) if self._foreign is None else None
+
+    @property
+    def model_sha256(self) -> str | None:
+        """Digest of the checkpoint, if there is one."""
+        return None if self._backend is None else self._backend.info.model_sha256
+
+    def policy(
+        self, condition: Condition, arguments: Mapping[str, Any]
+    ) -> tuple[Policy, ConditionedBackend | ConditionedPolicy]:
+        """Return an episode's policy, and what times its answers.
+
+        Args:
+            arguments: Of :class:`~strands_cosmos3.policy.Cosmos3Policy`, or options of it by name.
+        """
+        replan_rows = condition.policy.replan_rows or self._options.replan_rows
+        if self._foreign is not None:
+            foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
+            return foreign, foreign
+        backend = ConditionedBackend(self._backend_for(condition), condition)
+        options = PolicyOptions(
+            action_space=self._options.action_space,
+            chunk_rows=self._options.chunk_rows,
+            replan_rows=replan_rows,
+            borrow_domain=self._options.borrow_domain,
+            arm=self._options.arm,
+        )
+        names = options_of(PolicyOptions)
+        options = with_options(options, {k: v for k, v in arguments.items() if k in names})
+        rest = {name: value for name, value in arguments.items() if name not in names}
+        return Cosmos3Policy(backend=backend, options=options, **rest), backend
+
+    def _backend_for(self, condition: Condition) -> Backend:
+        """Return the backend for a condition: its denoising steps, and without a check of text
+        that is meant to be random.
+        """
+        steps = condition.policy.num_steps or self._options.sampling.num_steps
+        key = steps, condition.policy.text != "random"
+        if key != self._backend_key or self._backend is None:
+            if self._engine is None:
+                self.close()
+            self._backend, self._backend_key = self._open(*key), key
+        return self._backend
+
+    def close(self) -> None:
+        """Free the policy."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _open(self, num_steps: int | None, check_language: bool) -> Backend:
+        policy = self._options
+        if policy.backend == "scripted":
+            expert = self._settings.get_world().expert(self._settings.robot)
+            assert expert is not None  # Settings checks this
+            return expert
+        options = replace(
+            policy.for_backend,
+            sampling=replace(policy.sampling, num_steps=num_steps),
+            parallel=ParallelConfig(),  # replicas are split, and this process is not
+            check_language=check_language,
+        )
+        if self._engine is None and policy.backend != "native":
+            return make_backend(policy.backend, policy.model, options, policy.action_space)
+        from strands_cosmos3.backends.native import EngineBackend  # needs torch
+
+        if self._engine is not None:
+            return EngineBackend(self._engine, options)
+        backend = make_backend(policy.backend, policy.model, options, policy.action_space)
+        assert isinstance(backend, EngineBackend)
+        self._engine = backend.engine  # the next one shares its weights
+        return backend
+
+
+class ConditionedBackend(Backend):
+    """A backend whose images follow a condition, and whose answers are timed.
+
+    Args:
+        inner: The backend; it is not closed with this one.
+
+    Attributes:
+        answer_ms: Wall time of each answer so far [ms], including the wait for a shared replica.
+        lost: Error of a lost server or replica, which is not the policy's failure; else None.
+    """
+
+    def __init__(self, inner: Backend, condition: Condition):
+        self._inner, self._blank = inner, condition.policy.images == "blank"
+        self.info = inner.info
+        self.answer_ms: list[float] = []
+        self.lost: BackendError | EvaluationError | None = None
+
+    def compose(self, views: Mapping[str, NDArray[np.uint8]], rig: CameraRig) -> NDArray[np.uint8]:
+        """Return the inner backend's composite."""
+        return self._inner.compose(views, rig)
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the inner backend's answer."""
+        if self._blank:
+            composite = request.composite
+            request = replace(
+                request,
+                composite=None if composite is None else np.zeros_like(composite),
+                images={name: np.zeros_like(view) for name, view in request.images.items()},
+            )
+        started = time.perf_counter()
+        try:
+            chunk = self._inner.infer(request)
+        except ServiceChunkError:
+            raise
+        except (BackendError, EvaluationError) as error:
+            self.lost = error
+            raise
+        self.answer_ms.append((time.perf_counter() - started) * 1e3)
+        return chunk
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The inner backend's."""
+        return self._inner.counters
+
+    def cancel(self) -> bool:
+        """Break off the inner backend's inference."""
+        return self._inner.cancel()
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start a new episode of the inner backend, which is not closed with this one."""
+        self._inner.reset(seed)
+
+
+class ConditionedPolicy(Policy):
+    """Another project's policy, whose pictures follow a condition, and whose answers are timed: any
+    object with ``get_actions_sync(observation, instruction)``.
+
+    Members of the contract that the object lacks take their defaults.
+
+    Attributes:
+        answer_ms: Wall time of each answer so far [ms].
+        lost: Always None: an error of such a policy is its own.
+    """
+
+    lost: BackendError | None = None
+
+    def __init__(self, inner: Any, condition: Condition, replan_rows: int | None):
+        self._inner, self._blank = inner, condition.policy.images == "blank"
+        self.requires_images = self._member("requires_images")
+        self.actions_per_step = (
+            self._member("actions_per_step") if replan_rows is None else replan_rows
+        )
+        self.answer_ms: list[float] = []
+
+    @property
+    def provider_name(self) -> str:
+        """Name of the object's class."""
+        return type(self._inner).__name__
+
+    async def get_actions(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """As :meth:`get_actions_sync`."""
+        return self.get_actions_sync(observation_dict, instruction, **kwargs)
+
+    def get_actions_sync(
+        self, observation_dict: Mapping[str, Any], instruction: str, **kwargs: Any
+    ) -> list[Step]:
+        """Return the object's steps."""
+        observation = {
+            key: np.zeros_like(value) if self._blank and np.ndim(value) == 3 else value
+            for key, value in observation_dict.items()
+        }
+        started = time.perf_counter()
+        steps = list(self._inner.get_actions_sync(observation, instruction, **kwargs))
+        self.answer_ms.append((time.perf_counter() - started) * 1e3)
+        return steps
+
+    def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
+        """Pass the names on."""
+        self._member("set_robot_state_keys")(robot_state_keys)
+
+    def set_control_frequency(self, hz: float) -> None:
+        """Pass the rate on."""
+        super().set_control_frequency(hz)
+        self._member("set_control_frequency")(hz)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start a new episode."""
+        self._member("reset")(seed)
+
+    def _member(self, name: str) -> Any:
+        """The object's member of that name, else the contract's default."""
+        return getattr(self._inner if hasattr(self._inner, name) else super(), name)
+
+
+def load_policy(name: str) -> Any:
+    """Return the policy that ``module:name`` makes: a class or function that is called without
+    arguments.
+
+    Raises:
+        ConfigError: It cannot be imported, or what it makes has no ``get_actions_sync``.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        policy = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"policy {name!r} cannot be made ({error}); give module:name of a class or function."
+        ) from None
+    if not hasattr(policy, "get_actions_sync"):
+        raise ConfigError(
+            f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, "
+            "instruction)."
+        )
+    return policy

@@ -1,0 +1,217 @@
+"""The tables of a report. Terminal and HTML write the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+Cell = str | Mapping[str, Any]
+"""Text, or a rate, whose text is its interval and which can be drawn."""
+
+_FOLLOWED = (
+    "The policy's instruction asks for another goal than the one that is judged. A policy that "
+    "reads it follows it; one that ignores it reaches the goal, or neither. Same goal: share of "
+    "episodes in which both are equal by chance."
+)
+_LATENCY = (
+    "Wall-clock time from a request to the policy until its answer, including the wait for a "
+    "replica that simulators share."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table.
+
+    Args:
+        condition: Name of the condition, if it is another one than the line's before.
+        task: None for all tasks together.
+        instruction: That of all its episodes, if it is the same.
+    """
+
+    condition: str
+    task: str | None
+    instruction: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: ``heads`` of its columns after condition and task, ``lines``, and a sentence."""
+
+    title: str
+    heads: tuple[str, ...]
+    lines: tuple[Line, ...]
+    note: str = ""
+
+
+def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables that have something to say."""
+    rows = report["rows"]
+    changed = any("change_pp" in row for row in rows)
+    yield _table(
+        "Success",
+        ("success", "%", "95 % interval", *(["change\n(pp)"] if changed else [])),
+        rows,
+        lambda row: (
+            _count(row["success"]),
+            percent(row["success"]["rate"]),
+            row["success"],
+            *([_number(row.get("change_pp"), "+.1f")] if changed else []),
+        ),
+        "Wilson intervals; pp: percentage points relative to the first row, over the same episodes."
+        if changed
+        else "Wilson intervals.",
+    )
+    if reworded := [row for row in rows if "followed" in row]:
+        yield _table(
+            "Following instructions",
+            (
+                "followed\ninstruction",
+                "followed /\n(followed\nor goal)",
+                "95 % interval",
+                "same\ngoal",
+            ),
+            reworded,
+            _followed_cells,
+            _FOLLOWED,
+        )
+    categories = list(dict.fromkeys(name for row in rows for name in row.get("by_category", ())))
+    if len(categories) > 1:
+        yield _table(
+            f"Success by {report['breakdown']}",
+            tuple(categories),
+            rows,
+            lambda row: tuple(
+                _count(rate) if (rate := row.get("by_category", {}).get(name)) else ""
+                for name in categories
+            ),
+        )
+    clock = report.get("loop_latency")
+    experienced = (
+        ""
+        if clock is None
+        else f" The control loop itself had a latency of at most {clock['max_ms']:.1f} ms on its "
+        f"own clock ({clock['clock']})."
+    )
+    yield _table(
+        "Inference of a chunk, ms",
+        ("p50", "p95", "p99", "max", "chunks"),
+        [row for row in rows if row["answer_ms"] is not None],
+        lambda row: (
+            *(_number(row["answer_ms"][name], ".1f") for name in ("p50", "p95", "p99", "max")),
+            str(row["answer_ms"]["of"]),
+        ),
+        _LATENCY + experienced,
+    )
+    yield _table(
+        "Motion",
+        ("time to\nsuccess, s", "waited,\ns", "seam,\nrad/s", "tracking mean,\nmax, mm", "CPU,\ns"),
+        rows,
+        _motion_cells,
+        "Means of episodes: time to success, time without a motion to follow, jump of the fastest "
+        "joint's velocity at a seam (median), and CPU time.",
+    )
+
+
+def _table(
+    title: str,
+    heads: tuple[str, ...],
+    rows: Sequence[Row],
+    cells: Callable[[Row], tuple[Cell, ...]],
+    note: str = "",
+) -> Table:
+    lines, last = [], None
+    for row in rows:
+        condition = row["condition"]
+        label = condition if condition != last else ""
+        instruction = "" if row["task"] is None else row.get("instruction", "")
+        lines.append(Line(label, row["task"], instruction, cells(row)))
+        last = condition
+    return Table(title, heads, tuple(lines), note)
+
+
+def _followed_cells(row: Row) -> tuple[Cell, ...]:
+    share, same = row["followed_share"], row["same_goal"]
+    return (
+        _count(row["followed"]),
+        _count(share),
+        share if share["of"] else "",
+        "" if same is None else f"{percent(same)} %",
+    )
+
+
+def _motion_cells(row: Row) -> tuple[Cell, ...]:
+    mean, most, seam = row["tracking_mean_mm"], row["tracking_max_mm"], row["seam_rad_s"]
+    return (
+        _number(row["seconds_to_success"]),
+        _number(row["waited_s_mean"]),
+        "" if seam is None else _number(seam["p50"], ".3f"),
+        "" if mean is None else f"{mean:.2f}, {most:.2f}",
+        _number(row["cpu_s_mean"]),
+    )
+
+
+def text_of(cell: Cell) -> str:
+    """Return a cell as text; of a rate its interval in per cent."""
+    if isinstance(cell, str):
+        return cell
+    return f"{percent(cell['low'])} .. {percent(cell['high'])}"
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as per cent with one decimal; empty for None."""
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _count(rate: Row) -> str:
+    return f"{rate['successes']} / {rate['of']}"
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def dynamics_of(figures: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return each figure of dynamics with its reference, by name; none without figures."""
+    if figures is None:
+        return {}
+    gain = figures["forward_db"] - figures["copy_frame_psnr"]
+    moving, controls = figures["moving"], figures["controls"]
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in controls.items())
+    return {
+        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to "
+        f"repeating the frame ({figures['copy_frame_psnr']:.2f} dB); the VAE alone: "
+        f"{figures['vae_psnr']:.2f} dB",
+        "moving pixels": f"{moving['forward_db']:.2f} dB, "
+        f"{moving['forward_db'] - moving['copy_frame_psnr']:+.2f} dB relative to repeating the "
+        f"frame; the VAE alone: {moving['vae_psnr']:.2f} dB",
+        "error relative to that with the true actions": f"{ratios} (latents; foreign: a sentence "
+        "of another goal)",
+        "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of "
+        f"{figures['moved_mm']:.1f} mm moved",
+    }
+
+
+def notices_of(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for everything that a reader of the figures must know."""
+    if report["model_label"]:
+        yield f"This checkpoint's label: {report['model_label']}."
+    if missing := report["planned"] - report["episodes"]:
+        yield (
+            f"Not finished: {missing} episode{'s' * (missing > 1)} missing; run the same command "
+            "with --resume to continue."
+        )
+    if report["hung"]:
+        yield (
+            "Counted as failures because they exceeded the time limit: "
+            f"{', '.join(report['hung'])}."
+        )
+    if report["given_up"]:
+        yield f"Given up because their process died repeatedly: {', '.join(report['given_up'])}."
+    if report["damaged"]:
+        yield (
+            f"Damaged or edited, so they count only as run again: {', '.join(report['damaged'])}."
+        )
