@@ -37,7 +37,10 @@ def measure(tier: str, steps: int, repeats: int) -> dict[str, Any]:
     report.progress("matrix products")
     gain = bfloat16_gain(MID_SIZE.hidden, MID_SIZE.intermediate, 1)
     if gain < LEAST_GAIN:
-        reason = f"bfloat16 matrix products take 1/{gain:.2f} of float32's time: a CPU without AMX or AVX512-BF16?"
+        reason = (
+            f"bfloat16 matrix products take 1/{gain:.2f} of float32's time: a CPU without AMX or "
+            "AVX512-BF16?"
+        )
         return {"skipped": reason}
     return {
         "matrix_product_ratio": gain,

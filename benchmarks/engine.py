@@ -68,7 +68,8 @@ def measure(
     Both are warmed; every other round begins with the pipeline.
 
     Args:
-        tier: A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an hour).
+        tier: A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an
+            hour).
         steps: Denoising steps.
         guidance: Guidance scale.
         repeats: Runs of each side, of which the medians are reported.

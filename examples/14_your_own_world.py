@@ -1,12 +1,13 @@
 """A world of your own: a UR5e that pushes a puck into a marked zone.
 
-    strands-cosmos3 rollout --world examples/14_your_own_world.py:PuckWorld --backend scripted
-    strands-cosmos3 evaluate --world examples/14_your_own_world.py:PuckWorld --backend scripted --seeds 10
+    cd examples
+    strands-cosmos3 rollout --world 14_your_own_world.py:PuckWorld --backend scripted
+    strands-cosmos3 evaluate --world 14_your_own_world.py:PuckWorld --backend scripted --seeds 10
 
-A world of simulated arms says four things: what stands on the table (``PuckScene``), when an episode
-has succeeded (``PuckJudge``), what its tasks are (``PuckWorld``), and, if there is one, how an expert
-solves them (``PuckExpert``). Robots, control, cameras, films, saved states and Gymnasium come with
-``ArmWorld``.
+A world of simulated arms says four things: what stands on the table (``PuckScene``), when an
+episode has succeeded (``PuckJudge``), what its tasks are (``PuckWorld``), and, if there is one, how
+an expert solves them (``PuckExpert``). Robots, control, cameras, films, saved states and Gymnasium
+come with ``ArmWorld``.
 """
 
 from __future__ import annotations

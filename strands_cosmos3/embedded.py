@@ -40,8 +40,8 @@ def embedded_checkpoint(
         world: Name of the world.
 
     Raises:
-        ConfigError: It was not trained for that embodiment, robot, task or world; the message lists what
-            it knows.
+        ConfigError: It was not trained for that embodiment, robot, task or world; the message lists
+            what it knows.
         ResourceNotFoundError: The installation lacks it.
     """
     choices = (
@@ -54,7 +54,8 @@ def embedded_checkpoint(
         if value not in trained:
             raise ConfigError(
                 f"the bundled policy knows {name} {' or '.join(map(repr, trained))} on its own "
-                f"simulated table, not {value!r}: it was trained on a Panda's wrist camera and two exterior views, and "
+                f"simulated table, not {value!r}: it was trained on a Panda's wrist camera and "
+                "two exterior views, and "
                 "droid's rows. Post-train it "
                 f"for another robot, or {_ELSE}."
             )

@@ -3,7 +3,7 @@
 ::
 
     gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Table-v0", task="pick")
-    gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Libero-v0", suite="libero_object", task=3)
+    gymnasium.make("strands_cosmos3.environments:strands_cosmos3/Libero-v0", task=3)
 
 Importing this module registers both; Gymnasium comes with the extra ``gym``, LIBERO with the extra
 ``libero``. Evaluations drive the same simulations without Gymnasium

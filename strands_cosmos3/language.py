@@ -20,7 +20,9 @@ from strands_cosmos3.resources import shown
 GRAMMARS: Mapping[str, str] = MappingProxyType({"table": "strands_cosmos3.worlds.table.grammar"})
 """Name of a grammar -> its module, which has the functions of :class:`Grammar`."""
 ENTRY_POINTS = "strands_cosmos3.grammars"
-"""Entry points with which other packages add grammars. A checkpoint names one and never a module."""
+"""Entry points with which other packages add grammars. A checkpoint names one and never a
+module.
+"""
 
 
 class Grammar(Protocol):

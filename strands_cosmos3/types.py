@@ -397,7 +397,10 @@ def _others_of_width(embodiment: Embodiment, width: int) -> str:
     names = [repr(name) for name, space in embodiment.spaces.items() if space.width == width]
     if not names:
         return ""
-    return f" {' and '.join(names)} are {width} wide: name the checkpoint's action space; the width does not."
+    return (
+        f" {' and '.join(names)} are {width} wide: name the checkpoint's action space; the width "
+        "does not."
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,6 @@
-"""``python -m recipes.libero_policy``: make a small policy for LIBERO from nothing, or go on with it."""
+"""``python -m recipes.libero_policy``: make a small policy for LIBERO from nothing, or go on
+with it.
+"""
 
 import sys
 

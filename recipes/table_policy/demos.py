@@ -102,7 +102,9 @@ def is_unpacked(folder: Path) -> bool:
 
 
 def write_demos(folder: Path, records: Iterable[EpisodeRecord]) -> None:
-    """Write episodes as the trainer reads them. Of their pictures only one episode's are in memory."""
+    """Write episodes as the trainer reads them. Of their pictures only one episode's are in
+    memory.
+    """
     parts: dict[str, list[NDArray[Any]]] = {
         name: [] for name in (*_PER_TICK, *_PER_LABEL, "last", "label_ticks")
     }

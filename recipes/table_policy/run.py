@@ -7,7 +7,7 @@ A stage resumes from what the run's folder holds::
     preview/    the preview decoder                      state.pt, checkpoint/
     policy/     frame 0 and actions                      state.pt, validation.jsonl, checkpoint/
     joint/      with the future, and both dynamics       state.pt, validation.jsonl, checkpoint/
-    decoder/    the VAE's decoder, on predicted clips    state.pt, predicted.npy, dynamics.json, checkpoint/
+    decoder/    the VAE's decoder, on predicted clips    predicted.npy, dynamics.json, checkpoint/
 
 ``settings.json`` holds its options; apart from numbers of steps, they cannot change.
 """

@@ -1,4 +1,5 @@
-"""``python -m recipes.table_policy.train``: train the table policy on demonstrations, stage by stage.
+"""``python -m recipes.table_policy.train``: train the table policy on demonstrations, stage by
+stage.
 
 Train the VAE, check that it preserves colours, encode every picture and clip, train on frame 0 and
 actions (<out>/policy/checkpoint), jointly with the future and both dynamics

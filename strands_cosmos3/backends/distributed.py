@@ -17,8 +17,8 @@ from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 
 class DistributedBackend(EngineBackend):
-    """Answers with a :class:`~strands_cosmos3.parallel.rank_engine.RankGroupEngine`: one process for
-    each rank, on this machine.
+    """Answers with a :class:`~strands_cosmos3.parallel.rank_engine.RankGroupEngine`: one process
+    for each rank, on this machine.
 
     If a rank dies or hangs, every process is ended within seconds and the call raises a
     ``RanksError``; the next call starts new processes. ``options.parallel`` gives their number;
@@ -44,7 +44,8 @@ class DistributedBackend(EngineBackend):
         device = resolve_device(options.engine)
         if ":" in str(device):
             raise ConfigError(
-                f"device {options.engine.device!r} is one GPU; ranks take one each: use device='cuda', "
+                f"device {options.engine.device!r} is one GPU; ranks take one each: use "
+                "device='cuda', "
                 "or 'cpu'."
             )
         _check_gpus(device.type, parallel)

@@ -1,4 +1,6 @@
-"""Inference on a policy server: ours, another one with openpi's protocol, or NVIDIA's LIBERO server."""
+"""Inference on a policy server: ours, another one with openpi's protocol, or NVIDIA's LIBERO
+server.
+"""
 
 from __future__ import annotations
 

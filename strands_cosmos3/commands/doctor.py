@@ -84,7 +84,10 @@ class Doctor:
         if broken:
             verdict = f"the main job cannot run: {', '.join(broken)}"
         elif missing:
-            verdict = "the main job can run without a checkpoint: strands-cosmos3 rollout --backend scripted "
+            verdict = (
+                "the main job can run without a checkpoint: strands-cosmos3 rollout --backend "
+                "scripted "
+            )
             verdict += f"(absent: {', '.join(missing)})"
         console.print(verdict)
         return int(bool(broken))

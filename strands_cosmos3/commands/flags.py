@@ -1,5 +1,5 @@
-"""How tyro reads the dataclasses of commands and options (:mod:`strands_cosmos3.options`): help texts
-are the docstrings of their fields, sections are groups, and a default of None is not shown.
+"""How tyro reads the dataclasses of commands and options (:mod:`strands_cosmos3.options`): help
+texts are the docstrings of their fields, sections are groups, and a default of None is not shown.
 """
 
 from __future__ import annotations

@@ -157,7 +157,10 @@ def _check_composite(pixels: torch.Tensor, video_shape: tuple[int, int, int]) ->
         for name, colour in found.items()
         if max(abs(a - b) for a, b in zip(colour, _COLOURS[name], strict=True)) > 3
     ]
-    detail = f"{height} x {width} on {pixels.shape[1]} x {pixels.shape[2]}: wrist on top, exterior 1 and 2 below"
+    detail = (
+        f"{height} x {width} on {pixels.shape[1]} x {pixels.shape[2]}: wrist on top, exterior 1 "
+        "and 2 below"
+    )
     return Check(
         "composite",
         "failed" if wrong else "ok",
@@ -211,5 +214,8 @@ def _check_answer(
     moved, wanted = tcp[-1] - tcp[0], cube_m - tcp[0]
     distance = float(np.linalg.norm(moved))
     cosine = float(moved @ wanted / (max(distance, 1e-9) * np.linalg.norm(wanted)))
-    toward = f"{100 * distance:.1f} cm, {np.degrees(np.arccos(np.clip(cosine, -1, 1))):.0f} degrees off the direction to the cube"
+    toward = (
+        f"{100 * distance:.1f} cm, {np.degrees(np.arccos(np.clip(cosine, -1, 1))):.0f} degrees off "
+        "the direction to the cube"
+    )
     yield Check("direction", "ok" if distance > _STILL_M and cosine > 0.5 else "note", toward)

@@ -214,7 +214,10 @@ class ServeCommand:
         scheme = "ws" if self.tls_cert is None else "wss"
         address = f"{scheme}://{host}:{port}"
         also = "/predict, " if self.libero or self.embodiment == "libero" else ""
-        return f"serving {name} for {self.embodiment} on {address} (also {also}/healthz, /readyz and /metrics); Ctrl-C stops"
+        return (
+            f"serving {name} for {self.embodiment} on {address} (also {also}/healthz, /readyz and "
+            "/metrics); Ctrl-C stops"
+        )
 
 
 def _warm_up_message(backend: Any) -> dict[str, Any] | None:

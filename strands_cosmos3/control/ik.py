@@ -1,9 +1,9 @@
 """Inverse kinematics: poses of one frame in, joint angles out, with limits that hold for the
 control step.
 
-Levenberg-Marquardt (``levenberg_marquardt.py``) is several times faster while no bound is active; mink's quadratic
-program with :class:`StepBoxLimit` handles active bounds and collisions. ``"auto"`` turns to the
-latter when a bound becomes active.
+Levenberg-Marquardt (``levenberg_marquardt.py``) is several times faster while no bound is active;
+mink's quadratic program with :class:`StepBoxLimit` handles active bounds and collisions. ``"auto"``
+turns to the latter when a bound becomes active.
 """
 
 from __future__ import annotations
@@ -482,7 +482,7 @@ class MinkIKBridge:
                 problem = mink.build_ik(
                     configuration, tasks, 1.0, _QP_DAMPING, limits, constraints=constraints
                 )
-                solution = qpsolvers.solve_problem(problem, solver=self.solver)  # pyright: ignore[reportUnknownMemberType]
+                solution = qpsolvers.solve_problem(problem, solver=self.solver)  # pyright: ignore
                 if not solution.found or solution.x is None:
                     break
                 change = solution.x

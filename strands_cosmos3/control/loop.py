@@ -477,7 +477,10 @@ class ControlLoop(Restorable):
             return f"{hold}; the latest inference failed: {self.error}"
         if self._pending is None:
             return f"{hold}; no fresh chunk has arrived."
-        return f"{hold}; the policy has not answered for {self.arm.now_s() - self._pending.requested_s:.2f} s."
+        return (
+            f"{hold}; the policy has not answered for "
+            f"{self.arm.now_s() - self._pending.requested_s:.2f} s."
+        )
 
     def close(self, timeout_s: float = 10.0, cancel: Callable[[], None] = lambda: None) -> None:
         """End the worker thread. An inference that does not end within ``timeout_s`` is abandoned

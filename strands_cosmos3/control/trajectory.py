@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator  # pyright: ignore[reportMissingTypeStubs]
-from scipy.linalg import solve_banded  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+from scipy.linalg import solve_banded  # pyright: ignore
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.stops import (
@@ -355,7 +355,7 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     bands[1, 1:-1] = 2.0 * (inverse[:-1] + inverse[1:])
     bands[1, 0], bands[1, -1], bands[2, n - 2] = 1.0, 2.0 * inverse[-1], inverse[-1]
     right_side[0], right_side[1:-1], right_side[-1] = v_start, pull[:-1] + pull[1:], pull[-1]
-    solved = solve_banded((1, 1), bands, right_side, check_finite=False)  # pyright: ignore[reportUnknownVariableType]
+    solved = solve_banded((1, 1), bands, right_side, check_finite=False)  # pyright: ignore
     return np.asarray(solved, dtype=np.float64)  # pyright: ignore[reportUnknownArgumentType]
 
 

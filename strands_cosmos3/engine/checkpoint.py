@@ -4,17 +4,17 @@ The layout is the released one: ``transformer/`` and ``vae/`` (config and safete
 ``scheduler/``, ``text_tokenizer/``, ``model_index.json``. Ours may have a ``preview_decoder/`` (see
 :mod:`.vae`). A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``,
 ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``,
-``domain``, ``state`` (see :mod:`.metadata`), ``sampling`` (default ``num_steps``, ``guidance_scale``
-and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, the default first; 1
-predicts actions without a video), ``replan_rows`` (rows to execute before requesting the next
-chunk), ``prefix_rows`` (longest action prefix seen in training), ``dynamics_prompt`` (``"empty"``:
-both dynamics read the empty caption), ``dynamics_steps`` (denoising steps of both dynamics, if not
-as in ``sampling``), ``dynamics_start`` (``"frame"``: they start at the given frame and at rows of
-zeros instead of noise, as in training, which showed one step), ``future_mode``
-(``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not named, the policy
-answers actions alone, and forward dynamics predict the video of its rows), ``novelty_rmse`` (see
-:class:`.vae.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`) and ``sha256`` (file
--> digest, checked before loading).
+``domain``, ``state`` (see :mod:`.metadata`), ``sampling`` (default ``num_steps``,
+``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, the
+default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute before
+requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training),
+``dynamics_prompt`` (``"empty"``: both dynamics read the empty caption), ``dynamics_steps``
+(denoising steps of both dynamics, if not as in ``sampling``), ``dynamics_start`` (``"frame"``: they
+start at the given frame and at rows of zeros instead of noise, as in training, which showed one
+step), ``future_mode`` (``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not
+named, the policy answers actions alone, and forward dynamics predict the video of its rows),
+``novelty_rmse`` (see :class:`.vae.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`)
+and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -474,7 +474,8 @@ def _space(variant: Variant, metadata: Mapping[str, Any], expected: str | None) 
         )
     if expected and recorded and expected != recorded:
         raise VariantError(
-            f"{expected!r} actions were requested, but this checkpoint emits {recorded!r}: midtrain "
+            f"{expected!r} actions were requested, but this checkpoint emits {recorded!r}: "
+            "midtrain "
             "rows are normalised pose "
             "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
         )

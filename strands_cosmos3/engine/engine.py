@@ -211,8 +211,8 @@ class Cosmos3Engine:
             device: ``cpu``, ``cuda`` or ``cuda:N``; under torchrun, ``cuda`` is the GPU of the
                 process's local rank. None is the device of ``options``, else the CPU.
             dtype: Of weights and hidden states; None is bfloat16 on CUDA and float32 on a CPU,
-                ``auto`` measures (:func:`~strands_cosmos3.engine.preflight.choose_dtype`). The sampler
-                and the time embedding are in float32 in any case.
+                ``auto`` measures (:func:`~strands_cosmos3.engine.preflight.choose_dtype`). The
+                sampler and the time embedding are in float32 in any case.
             parallel: How torchrun's processes, each of which calls this, split the engine; None is
                 a single process.
             decode_video: Whether predicted videos can be decoded to pixels; a request's
@@ -477,7 +477,8 @@ class Cosmos3Engine:
         requested, emitted = request.action_space, self.action_space
         if requested and emitted and requested != emitted:
             raise ActionSpaceError(
-                f"the request asks for {requested!r} actions, but this checkpoint emits {emitted!r}; "
+                f"the request asks for {requested!r} actions, but this checkpoint emits "
+                f"{emitted!r}; "
                 "midtrain rows are "
                 "normalised pose deltas, joint_pos rows are raw joint angles."
             )

@@ -3,7 +3,8 @@
 ``framework`` composition is that of cosmos-framework's policy server
 (``action_policy_server_robolab``): the first view as it is, the others stretched to their boxes
 beside it, the result stretched to the rig's composite, both bilinear, without antialiasing and with
-fractions of grey levels cut off. It uses torch's own kernel, whose rounding decides which level is cut.
+fractions of grey levels cut off. It uses torch's own kernel, whose rounding decides which level is
+cut.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
         with av.open(str(path)) as container:
             decoded = islice(container.decode(video=0), max_frames)
             frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in decoded]
-    except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
+    except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:
         raise InputError(f"{str(path)!r} holds no frames.")

@@ -1,4 +1,6 @@
-"""The engine's request, as tensors. Everything that can be checked without weights is checked here."""
+"""The engine's request, as tensors. Everything that can be checked without weights is checked
+here.
+"""
 
 from __future__ import annotations
 

@@ -111,12 +111,13 @@ class SchedulerConfig:
                 native flow schedule.
 
         Raises:
-            InputError: num_inference_steps or flow_shift is out of range, or the checkpoint has no Karras
-                limits.
+            InputError: num_inference_steps or flow_shift is out of range, or the checkpoint has no
+                Karras limits.
         """
         if num_inference_steps < 1 or num_inference_steps > self.num_train_timesteps:
             raise InputError(
-                f"num_inference_steps is {num_inference_steps}; it must be 1..{self.num_train_timesteps}."
+                f"num_inference_steps is {num_inference_steps}; it must be "
+                f"1..{self.num_train_timesteps}."
             )
         if use_karras_sigmas if use_karras_sigmas is not None else self.use_karras_sigmas:
             return self._karras(num_inference_steps)

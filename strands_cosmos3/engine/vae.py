@@ -96,8 +96,8 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Novelty:
-    """Dissimilarity of pictures to those of training: the RMS error of their reconstruction, divided by a
-    quantile of such errors.
+    """Dissimilarity of pictures to those of training: the RMS error of their reconstruction,
+    divided by a quantile of such errors.
 
     Above 1 a picture is unusual: 99.9 % of the validation pictures are below.
 

@@ -58,7 +58,8 @@ class Variant:
         ]
         if wrong:
             raise VariantError(
-                f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Pass another variant, "
+                f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Pass another "
+                "variant, "
                 "or none."
             )
 

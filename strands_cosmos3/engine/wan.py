@@ -217,7 +217,7 @@ def empty_weight(shape: tuple[int, ...], device: torch.device, dtype: torch.dtyp
 class CausalConv3d(nn.Conv3d):
     """A convolution that sees the frames of earlier calls, kept in ``past``, and no later ones."""
 
-    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore
         padding: Any = self.padding
         x, before, window = channels_last(x_BCTHW), past.get(self), 2 * padding[0]
         if window:
@@ -350,7 +350,7 @@ class DoublingConv2d(nn.Conv2d):
     (``padding`` (1, 0)), they are columns of the picture's own size.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore
         padding: Any = self.padding
         if not _in_planes(x):
             doubled = F.interpolate(x.float(), scale_factor=2.0, mode="nearest-exact").type_as(x)

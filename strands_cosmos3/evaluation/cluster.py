@@ -171,8 +171,8 @@ def _auth_token() -> Mapping[str, str]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_LOCAL_RAY` when
-    it was imported.
+    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_LOCAL_RAY`
+    when it was imported.
     """
     from ray._private import ray_constants
 

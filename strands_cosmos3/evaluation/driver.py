@@ -94,8 +94,8 @@ class Progress:
     """Progress of an evaluation, updated while it runs.
 
     ``total``, ``done`` and ``successes`` are counted by (condition, task). ``workers`` of the
-    ``workers_total`` workers are ready. ``busy_s`` is the wall-clock time since the first worker was
-    ready, while episodes remain [s].
+    ``workers_total`` workers are ready. ``busy_s`` is the wall-clock time since the first worker
+    was ready, while episodes remain [s].
     """
 
     total: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -246,7 +246,8 @@ class ReplicaPool:
         self._pending: dict[Any, int] = {}
 
     def _make(self) -> Any:
-        remote: Any = ray.remote(concurrency_groups={"inference": 1, "status": 1})(Replica)  # pyright: ignore[reportCallIssue]
+        groups = {"inference": 1, "status": 1}
+        remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
         actor = remote.options(num_cpus=0, max_restarts=0).remote(self._settings)
         actor.start.remote()  # load while simulators start; the first request reports any error
         return actor

@@ -3,19 +3,19 @@ torch.distributed.
 
 ::
 
-    config.py        ParallelConfig: the degrees, checked against the number of processes before loading; RankOptions
+    config.py        ParallelConfig: the degrees, checked before loading; RankOptions
     collectives.py   process groups, their exchanges and traffic counters
-    mesh.py          Mesh: one rank's position in the groups, as the engine uses it, and its slices of the weights
+    mesh.py          Mesh: one rank's position in the groups, and its slices of the weights
     sharded_vae.py   the VAE over width shards (exact) or overlapping tiles
     payload.py       requests and results as bytes: safetensors and JSON, never pickle
-    group.py         RankGroup: supervises ranks through RankHandle and RankStatus, and ends all of them together
-    rank.py          Rank: one rank, in whatever process hosts it; ranks in processes on this machine
+    group.py         RankGroup: supervises ranks, and ends all of them together
+    rank.py          Rank: one rank; ranks in processes on this machine
     rank_engine.py   RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
 
 To host ranks elsewhere (Ray actors in ``evaluation.ranks``), run a ``Rank`` in each process and
 write a ``RankHandle`` for it::
 
-    group = RankGroup(start, RankTimeouts(silent_s=8))   # start(end: ExitStack) -> handles, rank 0 first
+    group = RankGroup(start, RankTimeouts(silent_s=8))   # start(end: ExitStack) -> handles
     engine = RankGroupEngine(checkpoint, False, group)   # step(request), close()
-    backend = EngineBackend(engine, options)             # backends.native; pass it as Cosmos3Policy(backend=...)
+    backend = EngineBackend(engine, options)             # Cosmos3Policy(backend=...)
 """

@@ -47,7 +47,8 @@ _UNWRITTEN = 120
 
 
 def exit_rank(status: int) -> NoReturn:
-    """Flush logs and standard streams, then end this process immediately, without Python's shutdown.
+    """Flush logs and standard streams, then end this process immediately, without Python's
+    shutdown.
 
     gloo's threads outlive ``destroy_process_group``. A thread that releases a tensor while Python
     shuts down terminates the process with SIGABRT, and torchrun reports a failure although the

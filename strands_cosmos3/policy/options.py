@@ -1,6 +1,6 @@
-"""Options of a policy. Each is declared once, with its help text, default and the backends that heed
-it; ``Cosmos3Policy``, the commands, the TOML of ``evaluate`` and the LeRobot plugin are built from
-them. Importing this loads no torch.
+"""Options of a policy. Each is declared once, with its help text, default and the backends that
+heed it; ``Cosmos3Policy``, the commands, the TOML of ``evaluate`` and the LeRobot plugin are built
+from them. Importing this loads no torch.
 """
 
 from __future__ import annotations

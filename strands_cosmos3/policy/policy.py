@@ -140,7 +140,7 @@ class Policy(ABC):
         """Whether a call returns more than one step."""
         return self.execution_horizon > 1
 
-    def set_sim_context(self, model: Any, namespace: str) -> None:  # noqa: B027 - optional for implementers
+    def set_sim_context(self, model: Any, namespace: str) -> None:  # noqa: B027 - optional
         """Take the simulator's compiled model and the prefix of the robot's names in it."""
 
     def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers

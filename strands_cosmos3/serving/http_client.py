@@ -202,7 +202,8 @@ class HttpPolicyClient:
             ) from None
         if status != 200:
             raise ServiceRefusedError(
-                f"{self._url} refused the request (HTTP {status}: {short(content.get('error', ''))})."
+                f"{self._url} refused the request (HTTP {status}: "
+                f"{short(content.get('error', ''))})."
             )
         return content
 

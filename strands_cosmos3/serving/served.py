@@ -187,8 +187,8 @@ class ServedPolicy:
 
     @property
     def about(self) -> dict[str, str]:
-        """Labels of the served policy: version of this package, backend, embodiment, action space and the
-        checkpoint's digest.
+        """Labels of the served policy: version of this package, backend, embodiment, action space
+        and the checkpoint's digest.
         """
         return {
             "version": __version__,

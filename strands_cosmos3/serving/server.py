@@ -502,7 +502,10 @@ class PolicyServer:
         answered: list[Answer] = []
         for message, over in zip(messages, late, strict=True):
             waited_s = now - message.arrived_s
-            reason = f"the request waited {waited_s:.1f} s for other clients' inferences; at most {limit_s:g} s are useful."
+            reason = (
+                f"the request waited {waited_s:.1f} s for other clients' inferences; at most "
+                f"{limit_s:g} s are useful."
+            )
             answered.append(
                 replace(
                     Answer(f"BackendError: {reason}", "late") if over else next(answers),

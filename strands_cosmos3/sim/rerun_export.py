@@ -39,7 +39,10 @@ def save_rrd(rollout: Rollout, path: str | Path) -> None:
     recording.save(str(path))
     time = [rr.TimeColumn("time", duration=arrays["t_s"][rows])]
     recording.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
-    about = f"{rollout.instruction or 'replay'}: {rollout.outcome}, seed {rollout.seed}, {rollout.duration_s:.2f} s"
+    about = (
+        f"{rollout.instruction or 'replay'}: {rollout.outcome}, seed {rollout.seed}, "
+        f"{rollout.duration_s:.2f} s"
+    )
     recording.log("about", rr.TextDocument(about), static=True)
     hands = hands_of(arrays)
     for (i, (which, colour)), (limb, poses) in product(enumerate(_COLOURS.items()), hands.items()):

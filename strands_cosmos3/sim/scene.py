@@ -46,8 +46,8 @@ _NO_FORCE = np.zeros(3)
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Poses of named bodies that lie on the table; ShapeError or NonFiniteError if an array does not
-    fit.
+    """Poses of named bodies that lie on the table; ShapeError or NonFiniteError if an array does
+    not fit.
     """
 
     names: tuple[str, ...]

@@ -32,9 +32,9 @@ CONTACT = {
     "solref": [0.01, 1.0],
     "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
 }
-"""Contacts of a geom, stiffer than MuJoCo's default: a resting body sinks in by some 10 micrometres. The sliding
-friction times that of the finger pads (1.5) stays below 1, so a finger that presses a body down
-while pushing it aside cannot jam it.
+"""Contacts of a geom, stiffer than MuJoCo's default: a resting body sinks in by some 10
+micrometres. The sliding friction times that of the finger pads (1.5) stays below 1, so a finger
+that presses a body down while pushing it aside cannot jam it.
 """
 
 

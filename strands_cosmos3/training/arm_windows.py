@@ -60,8 +60,8 @@ class ArmKeys:
         found = tuple(dataset.spec.cameras)
         cameras = self.cameras or (rig if rig and all(key in found for key in rig) else found)
         told = embodiment.in_controller_units
-        missing = [key for key in (*((ACTION,) if told else (self.pose, self.state, self.gripper_command)), *cameras)
-                   if key not in features]  # fmt: skip
+        motion = (ACTION,) if told else (self.pose, self.state, self.gripper_command)
+        missing = [key for key in (*motion, *cameras) if key not in features]
         if missing or len(cameras) not in ((1, 2) if told else (1, 3)):
             raise ConfigError(
                 f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} "

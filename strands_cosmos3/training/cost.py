@@ -15,7 +15,10 @@ def machine() -> str:
     import torch
 
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; torch {torch.__version__}"
+    return (
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; torch "
+        f"{torch.__version__}"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -78,7 +78,9 @@ class _RmsNorm(torch.autograd.Function):
         return out.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         rows, of_weight = x.reshape(-1, x.shape[-1]), torch.zeros_like(weight, dtype=torch.float32)
         of_x = torch.empty_like(rows)
@@ -121,7 +123,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         q, k, v, shares, out = ctx.saved_tensors
         of_q, of_k, of_v = (torch.empty_like(tensor) for tensor in (q, k, v))
         back = grad.reshape(out.shape)

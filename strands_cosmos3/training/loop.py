@@ -170,7 +170,7 @@ class Loop:
                 list(self.ema.values()),
                 [p.detach() for p in self._trained.values()],
             )
-            torch._foreach_lerp_(averages, weights, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_lerp_(averages, weights, 1 - keep)  # pyright: ignore
         self.step += 1
         self._consistent = True
         return found
@@ -227,7 +227,7 @@ class Loop:
     def _board(self) -> Any:
         """TensorBoard's event file; points after the step that is resumed are dropped."""
         require_tensorboard()
-        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore
 
         return SummaryWriter(str(self.folder), purge_step=self.step)
 

@@ -160,7 +160,10 @@ class PostTraining:
         if robot is None or own is None or own.domain_id == self.embodiment.domain_id:
             return
         named = self.embodiment.name
-        said = f"the dataset is of robot {robot.name!r}, whose rows are those of {own.name!r} and not of {named!r}"
+        said = (
+            f"the dataset is of robot {robot.name!r}, whose rows are those of {own.name!r} and not "
+            f"of {named!r}"
+        )
         if self.config.embodiment is None:
             raise ConfigError(
                 f"{said}; give --embodiment {own.name}, or {named} if its poses are of that frame."
@@ -411,7 +414,10 @@ class PostTraining:
             f"the pictures: {machine()}",
         }
         rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
-        about = f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train --model`.\n\n| | |\n|---|---|\n"
+        about = (
+            f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train "
+            "--model`.\n\n| | |\n|---|---|\n"
+        )
         what = (
             "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
         )

@@ -152,7 +152,10 @@ class ControlPanel:
         self._tally = gui.add_html("", order=-2)
         with self._asking:
             with gui.add_form(None) as form:
-                hint = "The scene starts again with this instruction. What the policy does not understand is refused."
+                hint = (
+                    "The scene starts again with this instruction. What the policy does not "
+                    "understand is refused."
+                )
                 self.text = gui.add_text("instruction", instruction, hint=hint)
                 run = gui.add_button("Run", icon=None, hint=hint)
             self.examples = gui.add_dropdown(
@@ -163,7 +166,10 @@ class ControlPanel:
         form.on_submit(lambda _: self._ask(self.text.value))
         self.examples.on_update(self._choose)
         with self._episode:
-            hint = "Stop the clock; let it go on; end this episode and start the next one, with other cube positions."
+            hint = (
+                "Stop the clock; let it go on; end this episode and start the next one, with other "
+                "cube positions."
+            )
             buttons = gui.add_button_group("clock", ("Pause", "Resume", "Reset"), hint=hint)
             self.speed = gui.add_dropdown(
                 "speed",
@@ -230,4 +236,7 @@ def _mark(success: bool | None, said: str) -> str:
         None: ("&#8226;", "#6b7280"),
     }
     sign, colour = signs[success]
-    return f'<span title="{html.escape(said)}" style="color:{colour};margin-right:5px;cursor:help">{sign}</span>'
+    return (
+        f'<span title="{html.escape(said)}" style="color:{colour};margin-right:5px;cursor:help">'
+        f"{sign}</span>"
+    )

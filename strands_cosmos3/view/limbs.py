@@ -65,7 +65,10 @@ def _joint(model: mujoco.MjModel, name: str, q: float) -> Gauge:
 def limbs_html(limbs: Sequence[LimbState]) -> str:
     """Return the limbs side by side, each a column of gauges under its name."""
     columns = "".join(_column(limb) for limb in limbs)
-    return f'<div id="limbs" style="display:flex;gap:16px;padding:2px 10px 8px;font-size:12px;line-height:1.35">{columns}</div>'
+    return (
+        '<div id="limbs" style="display:flex;gap:16px;padding:2px 10px 8px;font-size:12px;'
+        f'line-height:1.35">{columns}</div>'
+    )
 
 
 def _column(limb: LimbState) -> str:
@@ -83,13 +86,16 @@ def _row(gauge: Gauge) -> str:
     if gauge.filled is not None:
         at = 100 * min(max(gauge.filled, 0.0), 1.0)
         mark = (
-            '<div style="height:3px;background:rgba(128,128,128,.25);border-radius:2px;margin-bottom:2px">'
+            '<div style="height:3px;background:rgba(128,128,128,.25);border-radius:2px;'
+            'margin-bottom:2px">'
             f'<div style="position:relative;left:calc({at:.1f}% - '
             '3px);width:6px;height:3px;background:#2b7fd0"></div></div>'
         )
     name = html.escape(gauge.name)
     return (
         f'<div style="display:flex;justify-content:space-between;gap:6px" title="{name}">'
-        f'<span style="opacity:.75;overflow:hidden;text-overflow:ellipsis;white-space:nowrap">{name}</span>'
-        f'<span style="font-variant-numeric:tabular-nums;white-space:nowrap">{html.escape(gauge.value)}</span></div>{mark}'
+        '<span style="opacity:.75;overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
+        f"{name}</span>"
+        '<span style="font-variant-numeric:tabular-nums;white-space:nowrap">'
+        f"{html.escape(gauge.value)}</span></div>{mark}"
     )

@@ -29,8 +29,8 @@ _TOLERANCE_S = 1.0
 
 
 class LiveView:
-    """Feeds a :class:`LivePage` from a robot that runs a policy: pass :meth:`on_tick` and the object
-    itself as audience.
+    """Feeds a :class:`LivePage` from a robot that runs a policy: pass :meth:`on_tick` and the
+    object itself as audience.
 
     Args:
         robot: The robot.

@@ -54,7 +54,10 @@ def refused(host: str, origin: str | None, allowed: Collection[str]) -> str | No
         allowed: Further origins.
     """
     if not _is_ours(host, allowed):
-        return f"host {host!r} is not this machine's; open the page by its IP address, or allow the name with --page-origin."
+        return (
+            f"host {host!r} is not this machine's; open the page by its IP address, or allow the "
+            "name with --page-origin."
+        )
     if origin is None or origin in allowed or origin in (f"http://{host}", f"https://{host}"):
         return None
     return f"pages of {origin!r} may not read this one; allow them with --page-origin."

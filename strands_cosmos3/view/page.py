@@ -86,7 +86,8 @@ class Status:
             f'style="background:{colour};color:white;border-radius:4px;padding:2px 9px;'
             f'font-weight:600;letter-spacing:.04em">{html.escape(self.state)}</span>'
             f'<span style="margin-left:9px">{html.escape(self.outcome)}</span></div>'
-            f'<div style="font-weight:600;margin-bottom:5px">{html.escape(self.instruction) or "no instruction"}</div>'
+            '<div style="font-weight:600;margin-bottom:5px">'
+            f"{html.escape(self.instruction) or 'no instruction'}</div>"
             f"<div>{_chips(figures, unusual)}</div><div>{_chips(happened)}</div></div>"
         )
 

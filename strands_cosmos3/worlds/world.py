@@ -1,8 +1,9 @@
 """The interface of a world: its tasks, its sentences, what can be varied in it, and sessions.
 
 A :class:`World` is a description and cheap to make. A :class:`Session` is a world that was opened
-in a process. It is reset to the :class:`Start` of an episode; then either :meth:`Session.run` runs a policy to its end, or a caller executes chunks
-one by one, and saves and restores the session between them.
+in a process. It is reset to the :class:`Start` of an episode; then either :meth:`Session.run` runs
+a policy to its end, or a caller executes chunks one by one, and saves and restores the session
+between them.
 
 Commands name a world as ``NAME``, ``NAME/VARIANT`` (``libero/libero_object``), ``module:name`` or
 ``file.py:name``.
@@ -504,7 +505,8 @@ def get_world(name: str | World) -> World:
             f"world {name!r} cannot be imported ({error}); give module:name of a World."
         ) from None
     if isinstance(world, type) and issubclass(world, World):
-        world = world(variant) if variant else world()
+        make: Callable[..., World] = world
+        world = make(variant) if variant else make()
     if not isinstance(world, World):
         raise ConfigError(f"world {name!r} is {type(world).__name__}, not a World.")
     return world

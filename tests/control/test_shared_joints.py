@@ -52,7 +52,8 @@ def waist_and_arms(folder, joints):
     path.write_text(
         '<mujoco><compiler angle="radian"/><worldbody><body name="torso"><joint name="waist" '
         'axis="0 0 1" range="-1 1"/>'
-        f'<geom size="0.05"/>{arm("left", 0.2, joints)}{arm("right", -0.2, joints)}</body></worldbody>'
+        f'<geom size="0.05"/>{arm("left", 0.2, joints)}{arm("right", -0.2, joints)}</body>'
+        "</worldbody>"
         f"<actuator>{servos}</actuator></mujoco>"
     )
     limbs = []

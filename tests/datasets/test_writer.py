@@ -302,7 +302,10 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
 
 
 def test_one_writer_at_a_time(tmp_path: Path):
-    script = "import sys, time; sys.path.insert(0, sys.argv[2]); from helpers.small_episodes import spec;"
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from helpers.small_episodes import "
+        "spec;"
+    )
     script += "import strands_cosmos3.datasets as d"
     script += ";w=d.DatasetWriter(sys.argv[1],spec());print('open',flush=True);time.sleep(60)"
     other = subprocess.Popen(

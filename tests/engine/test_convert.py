@@ -249,7 +249,10 @@ def test_peak_of_reading_and_converting(tmp_path, name, dtype):
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
     for line in ran.stdout.splitlines():
         ratio, kept, converting, resident, converting_resident = map(float, line.split())
-        figures = f"reading {ratio:.2f}, VmHWM {resident:.2f}; converting {converting:.3g}, VmHWM {converting_resident:.3g} bytes"
+        figures = (
+            f"reading {ratio:.2f}, VmHWM {resident:.2f}; converting {converting:.3g}, VmHWM "
+            f"{converting_resident:.3g} bytes"
+        )
         print(f"{name} {dtype}: kept {kept:.4g} bytes, {figures}")
         assert kept > (60e6 if dtype == "bfloat16" else 120e6), "too small to say anything"
         assert ratio <= 1.15

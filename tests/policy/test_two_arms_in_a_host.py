@@ -209,7 +209,10 @@ def exchanged(*names):
 
 def test_a_gripper_that_nothing_drives_is_refused_before_anything_moves():
     policy = Cosmos3Policy(DUAL, "dual_panda", spy := Spy())
-    says = r"no actuator 'right_finger_joint1'.*'right'.*'right_actuator8'.*Its actuators: left_actuator1, .*action_mapping"
+    says = (
+        r"no actuator 'right_finger_joint1'.*'right'.*'right_actuator8'.*Its actuators: "
+        r"left_actuator1, .*action_mapping"
+    )
     for call in (
         lambda: policy.set_sim_context(hosted(without_a_gripper), "cell/"),
         lambda: policy.get_actions_sync(at_home(), "go"),

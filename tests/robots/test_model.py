@@ -1,5 +1,5 @@
-"""Models of robots: parts put together, names, actuators and grippers checked before anything moves; and
-what a scene takes from a robot's specification.
+"""Models of robots: parts put together, names, actuators and grippers checked before anything
+moves; and what a scene takes from a robot's specification.
 """
 
 from __future__ import annotations
@@ -294,10 +294,16 @@ ARM_XML = """<mujoco><worldbody><body name="pelvis">{free}<geom size=".1"/>{link
 
 
 def chain(n: int, end: str) -> str:
-    return f'<body name="l{n}"><joint name="j{n}" range="-1 1"/><geom size=".01"/>{chain(n - 1, end) if n else end}</body>'
+    return (
+        f'<body name="l{n}"><joint name="j{n}" range="-1 1"/><geom size=".01"/>'
+        f"{chain(n - 1, end) if n else end}</body>"
+    )
 
 
-JAW = '<body name="mount"><geom size=".01"/></body><body name="jaw"><joint name="grip" range="0 1"/><geom size=".01"/></body>'
+JAW = (
+    '<body name="mount"><geom size=".01"/></body><body name="jaw"><joint name="grip" range="0 1"/>'
+    '<geom size=".01"/></body>'
+)
 
 
 @pytest.mark.parametrize(

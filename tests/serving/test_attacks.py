@@ -256,7 +256,10 @@ def test_a_hostile_body_is_refused_in_time(server: Server, attack: str):
     make, says = BODIES[attack]
     body, started = make(), time.monotonic()
     path = "/predict_batch" if attack.startswith("16 pictures") else "/predict"
-    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     reply = exchange_http(server.port, head.encode() + body).decode()
     assert time.monotonic() - started < server.deadline_s
     assert re.search(says, reply, re.DOTALL), reply

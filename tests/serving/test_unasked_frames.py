@@ -169,7 +169,10 @@ def test_a_client_that_is_gone_before_its_handshake_is_answered_leaves_no_line_i
     assert not caplog.records
 
 
-POST = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
+POST = (
+    "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    "{}\r\n\r\n{}"
+)
 WHOLE = json.dumps(libero.encode_request(libero_request()))
 PARTS = {
     "half a head": "POST /pr",

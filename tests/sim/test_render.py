@@ -116,7 +116,10 @@ def test_draws_although_mujoco_was_imported_without_a_backend():
 
 
 def test_importing_changes_no_environment():
-    code = "import os; a = dict(os.environ); import strands_cosmos3.sim.render; assert dict(os.environ) == a"
+    code = (
+        "import os; a = dict(os.environ); import strands_cosmos3.sim.render; assert "
+        "dict(os.environ) == a"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 

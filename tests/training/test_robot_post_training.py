@@ -354,7 +354,10 @@ def test_a_dataset_that_states_no_embodiment_is_known_by_its_robot(tmp_path):
     told = json.loads(info.read_text())
     del told["features"][ACTION]["info"]
     info.write_text(json.dumps(told | {"robot_type": "ur5e"}))
-    said = r"dataset is of robot 'ur5e', whose rows are those of 'robomind-ur' and not of 'droid_lerobot'"
+    said = (
+        r"dataset is of robot 'ur5e', whose rows are those of 'robomind-ur' and not of "
+        r"'droid_lerobot'"
+    )
     with pytest.raises(
         ConfigError, match=said + r"; give --embodiment robomind-ur, or droid_lerobot if"
     ):
@@ -371,7 +374,10 @@ def test_a_dataset_that_states_no_embodiment_is_known_by_its_robot(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, capsys):
-    said = "recorded for embodiment 'robomind-ur' and not for 'droid_lerobot'.*--embodiment robomind-ur"
+    said = (
+        "recorded for embodiment 'robomind-ur' and not for 'droid_lerobot'.*--embodiment "
+        "robomind-ur"
+    )
     with pytest.raises(ConfigError, match=said):
         PostTraining(TABLE_POLICY, demos, tmp_path / "no", PostConfig(policy_frames=1))
     with pytest.raises(ConfigError, match="trained to answer with 1 or 17"):

@@ -98,7 +98,10 @@ def test_the_page_shows_an_arm_that_moves_and_counts(page: str, tmp_path: Path):
     assert "stack" in texts[0]
 
 
-FIELD = "[...document.querySelectorAll('input')].find(e => e.type === 'text' && e.value.includes('cube'))"
+FIELD = (
+    "[...document.querySelectorAll('input')].find(e => e.type === 'text' && "
+    "e.value.includes('cube'))"
+)
 
 
 def button(name: str) -> str:
@@ -146,12 +149,18 @@ def test_a_typed_instruction_is_carried_out_by_the_bundled_policy(page: str, tmp
         time.sleep(4.0)
         assert browser.text("status") == stood
         browser.click(button("Resume"))
-        ended = "[...document.querySelectorAll('#tally span[title]')].find(e => e.title.startsWith('pick up the blue cube'))"
+        ended = (
+            "[...document.querySelectorAll('#tally span[title]')].find(e => "
+            "e.title.startsWith('pick up the blue cube'))"
+        )
         browser.wait(f"{ended} !== undefined")
         Image.fromarray(browser.picture()).save(tmp_path / "page.png")
         assert "success" in browser.evaluate(f"{ended}.title")
         assert "succeeded" in browser.text("tally")
-        tooltip = "[...document.querySelectorAll('#status span[title]')].find(e => e.innerText.startsWith('chunks')).title"
+        tooltip = (
+            "[...document.querySelectorAll('#status span[title]')].find(e => "
+            "e.innerText.startsWith('chunks')).title"
+        )
         assert browser.evaluate(tooltip) == MEANINGS["chunks"]
         assert re.search(r"novelty\s+\d\.\d\d \(limit 1\)", browser.text("status"))
         errors = browser.errors

@@ -1,5 +1,5 @@
-"""A branch from a saved state equals the original to the bit: 20 branch points, many in contact, with
-and without latency, and with errors of the plant.
+"""A branch from a saved state equals the original to the bit: 20 branch points, many in contact,
+with and without latency, and with errors of the plant.
 """
 
 import dataclasses

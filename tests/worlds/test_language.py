@@ -21,17 +21,18 @@ from strands_cosmos3.worlds.table.phrases import TRAINED, VALIDATION
 
 with (Path(__file__).parents[1] / "data" / "sentences.tsv").open(encoding="utf-8") as table:
     SENTENCES = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
-"""What the package's authors (own) and strangers typed, each with the goal that it means, or refused.
+"""What the package's authors (own) and strangers typed, each with the goal that it means, or
+refused.
 
 Strangers were twelve who knew the description of the bundled policy and not its code, and two who
 tried to break it. The language was mended on all of their sentences, so these measure nothing any
-more: ask somebody else. When they were new, 1, 3, 16 (asked for unusual verbs), 4, 36 (twenty played
-characters), 16, 13, 2, 0 and 1 of the last ten hundreds of valid sentences were refused, one was
-misread, and 1, 0, 1, 0, 0, 0, 0, 1, 0 and 0 of fifty others were taken. What is refused on purpose is
-not among their valid ones: a sentence that also says what not to do ("hover above the green cube
-without grabbing it"), and typing errors. The last unreadable ones are attacks: our own, which had
-"discard the red cube", too, that two strangers called valid; and the forty that somebody found in
-460 tries, nearly all of them statements, idioms and adverbs.
+more: ask somebody else. When they were new, 1, 3, 16 (asked for unusual verbs), 4, 36 (twenty
+played characters), 16, 13, 2, 0 and 1 of the last ten hundreds of valid sentences were refused, one
+was misread, and 1, 0, 1, 0, 0, 0, 0, 1, 0 and 0 of fifty others were taken. What is refused on
+purpose is not among their valid ones: a sentence that also says what not to do ("hover above the
+green cube without grabbing it"), and typing errors. The last unreadable ones are attacks: our own,
+which had "discard the red cube", too, that two strangers called valid; and the forty that somebody
+found in 460 tries, nearly all of them statements, idioms and adverbs.
 """
 UNPRINTABLE = ("", "   ", "pick up the red cube\x00")
 

@@ -40,7 +40,8 @@ def require_acting(
         wrong.append(f"its action space is {metadata['action_space']!r}, not {space.name!r}")
     elif metadata.get("width", space.width) != space.width:
         wrong.append(
-            f"its rows have {metadata['width']} columns, {space.name!r} rows of {embodiment.name!r} "
+            f"its rows have {metadata['width']} columns, {space.name!r} rows of "
+            f"{embodiment.name!r} "
             f"{space.width}"
         )
     if metadata.get("normalization", "none") != "none" and not space.normalized:

@@ -113,7 +113,8 @@ class Adapter(OnBase):
         base_name, base = config.get(_BASE), self._base().root
         if base_name and repository_of(base).split("/")[-1] not in str(base_name).split("/"):
             raise LayoutError(
-                f"{self.root / names[0]}: {_BASE} = {shown(base_name)}, and the base here is {base}; "
+                f"{self.root / names[0]}: {_BASE} = {shown(base_name)}, and the base here is "
+                f"{base}; "
                 "name that base, or correct "
                 "the line if it is the same checkpoint."
             )

@@ -218,8 +218,8 @@ def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, Any]:
-    """Fields that all sources state together. Values of ``foreign`` files that are not valid here count as
-    not stated.
+    """Fields that all sources state together. Values of ``foreign`` files that are not valid here
+    count as not stated.
 
     Raises ContractError, with both sources, where one contradicts another, or what follows from the
     others.

@@ -200,7 +200,10 @@ _IMPLEMENTED: Implemented = {
         ("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()
     ),
 }
-_INSTEAD = "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was made from."
+_INSTEAD = (
+    "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was "
+    "made from."
+)
 
 
 class ModelOptFp8(Layout):

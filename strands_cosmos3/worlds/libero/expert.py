@@ -141,8 +141,12 @@ def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
     """
     text = f" {instruction.lower()} "
     names = {name: name.rsplit("_", 1)[0].split("_") for name in scene if BASKET not in name}
-    length = {name: max((n for n in range(1, len(end) + 1) if f" {' '.join(end[-n:])} " in text), default=0)
-              for name, end in names.items()}  # fmt: skip
+    length = {
+        name: max(
+            (n for n in range(1, len(words) + 1) if f" {' '.join(words[-n:])} " in text), default=0
+        )
+        for name, words in names.items()
+    }
     match = max(length, key=lambda name: (length[name], -len(names[name])), default="")
     if not length.get(match):
         objects = ", ".join(" ".join(words) for words in names.values())

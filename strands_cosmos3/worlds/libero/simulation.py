@@ -62,7 +62,7 @@ class LiberoSimulation:
         if pictures:
             os.environ.setdefault("MUJOCO_GL", choose_gl())  # robosuite reads it at its import
         with needed_by("LIBERO"):
-            from libero.libero.envs.env_wrapper import ControlEnv  # pyright: ignore[reportMissingImports]
+            from libero.libero.envs.env_wrapper import ControlEnv  # pyright: ignore
         self._env: Any = ControlEnv(
             bddl_file_name=str(task.problem),
             control_freq=CONTROL_HZ,

@@ -141,7 +141,7 @@ def load_init_states(suite: str, number: int) -> F64:
 
 def _libero() -> tuple[Any, Any]:
     with needed_by("LIBERO"), contextlib.redirect_stdout(io.StringIO()):
-        from libero.libero import benchmark, get_libero_path  # pyright: ignore[reportMissingImports]
+        from libero.libero import benchmark, get_libero_path  # pyright: ignore
     return benchmark, get_libero_path
 
 

@@ -1,4 +1,6 @@
-"""A LIBERO suite as a world: its tasks, what else can be asked for in their scenes, and sessions."""
+"""A LIBERO suite as a world: its tasks, what else can be asked for in their scenes, and
+sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Demonstrations as a LeRobot v3 dataset: the columns of any arm's episode and the expert's labels."""
+"""Demonstrations as a LeRobot v3 dataset: the columns of any arm's episode and the expert's
+labels.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ stack: Two fingers took the cube from elsewhere and released it within 20 mm (si
     one edge (+-5 mm) apart in height. Both are slower than 10 mm/s, the other lies on something,
     within 20 mm of where it lay when the cube was taken, and no part of the robot touches either.
 
-``lift_bar``, the level lift of a bar by two hands, and ``hand_over`` are judged in ``bar.py``. Two fingers hold a cube while both press on it from opposite sides. A cube that
-moves further than its speed explains was moved by hand: its history starts again.
+``lift_bar``, the level lift of a bar by two hands, and ``hand_over`` are judged in ``bar.py``. Two
+fingers hold a cube while both press on it from opposite sides. A cube that moves further than its
+speed explains was moved by hand: its history starts again.
 """
 
 from __future__ import annotations
