@@ -20,7 +20,6 @@ DROPPED = {"asked", "told", "refused", "stale", "cornered", "abandoned"}
 DROPPED |= {"workers_died", "gangs_restarted"}
 """Second names of counters and instructions, which only older trees write."""
 DROPPED |= {"identity", "success_told", "followed", "views", "breakdown", "without_checksum"}
-DROPPED |= {"instruction"}
 """What an evaluation writes in one of two forms: what identifies an episode, whether the policy
 followed its own instruction (which outcome and duration tell too), and parts of the report.
 """
@@ -137,7 +136,7 @@ def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[st
     """
     if isinstance(value, dict) and value:
         for key, part in value.items():
-            if key not in CLOCK | DROPPED:
+            if key not in CLOCK | DROPPED and not (key == "instruction" and ".rows." in name):
                 yield from leaves(part, f"{name}.{RENAMED.get(key, key)}", paths)
     elif isinstance(value, list) and value and all(isinstance(part, float) for part in value):
         yield name, np.array(value)
