@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +108,8 @@ def _run(folder: Path, program: Sequence[str], command: str) -> None:
     try:
         status = process.wait()
     except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(process.pid, signal.SIGINT)
         process.wait()
         raise
     if status == 130:

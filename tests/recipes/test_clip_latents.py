@@ -26,7 +26,7 @@ def demonstrations() -> Any:
     ends = np.cumsum(LENGTHS)
     last = np.repeat(ends - 1, LENGTHS)
     made = SimpleNamespace(
-        last=last, frames=lambda ticks: np.asarray(ticks)[:, None, None, None].astype(np.uint8)
+        last=last, frames=np.arange(len(last))[:, None, None, None].astype(np.uint8)
     )
     return type("Demos", (SimpleNamespace,), {"__len__": lambda self: len(self.last)})(**vars(made))
 

@@ -64,9 +64,7 @@ def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
         expected = np.concatenate([getattr(record, recorded) for record in records])
         np.testing.assert_allclose(getattr(back, name), expected, atol=1e-6, err_msg=name)
     assert back.prefix_rows.max() == prefix_rows
-    off = back.frames(range(len(back))).astype(int) - np.concatenate(
-        [record.frames for record in records]
-    )
+    off = back.frames.astype(int) - np.concatenate([record.frames for record in records])
     assert np.abs(off).mean() < 2.0
 
 

@@ -63,7 +63,7 @@ def request_at(demos, tick: int, instruction: str) -> Request:
         n_rows=16,
         q_rad=None,
         gripper=float(np.clip(demos.gripper_opening[tick], 0, 1)),
-        T_base_cosmos=demos.T_base_cosmos[tick],
+        limb_poses={"arm": demos.T_base_cosmos[tick]},
         composite=np.zeros((540, 640, 3), np.uint8),
     )
 
