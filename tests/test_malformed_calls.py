@@ -114,6 +114,8 @@ def control() -> Iterator[Call]:
 
 def policies() -> Iterator[Call]:
     stays = policy.Cosmos3Policy(robot="panda", backend=Stays())
+    yield Call(policy.PolicyOptions, {"chunk_rows": 16, "replan_rows": 8, "borrow_domain": False})
+    yield Call(policy.PolicyOptions.of, {"options": {"num_steps": 2}})
     yield Call(
         policy.create_policy, {"provider": "cosmos3", "robot": "panda"}, {"backend": "scripted"}
     )
@@ -370,6 +372,9 @@ BUILDERS = dict(
 NEEDS_MORE = {
     "Cosmos3Engine",  # the parts of a checkpoint
     "Cosmos3Policy.restore",  # what snapshot() returned
+    "PolicyOptions.backend_with",  # called by Cosmos3Policy, with its arguments
+    "PolicyOptions.once",
+    "PolicyOptions.with_arguments",
     "ParallelConfig.join",  # other processes
     "Robot.judge_of",  # called by a session, with what it has checked
     "Robot.run_episode",

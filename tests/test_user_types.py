@@ -21,6 +21,7 @@ Cosmos3Policy(nonsense=3)
 Robot().run_policy(instruction="pick up the red cube", duration="long")
 rollout = Robot("panda").run_policy(instruction="pick up the red cube", task="pick")
 reveal_type(rollout.success)
+assert rollout.tracking is not None
 reveal_type(rollout.tracking.mean_mm)
 """
 

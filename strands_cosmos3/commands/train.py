@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -170,15 +170,16 @@ class Train:
         )
         config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
-        with (
-            processes() as shard,
-            locked_run(self.out, shard),
-            training_progress(console, shard.rank == 0) as show,
-        ):
+        with ExitStack() as stack:
+            shard = stack.enter_context(processes())
+            with rank_0_first(shard):
+                dataset = locate_dataset(self.dataset, "--dataset")  # before a folder is made
+            stack.enter_context(locked_run(self.out, shard))
+            show = stack.enter_context(training_progress(console, shard.rank == 0))
             with rank_0_first(shard):
                 post = PostTraining(
                     self.model,
-                    locate_dataset(self.dataset, "--dataset"),
+                    dataset,
                     self.out,
                     config,
                     keys,

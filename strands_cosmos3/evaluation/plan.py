@@ -127,11 +127,12 @@ class Condition:
                 raise UnknownNameError("key of a condition", key, ("name", *of_policy, *of_world))
         if "name" not in values:
             raise ConfigError(f"a condition needs a name, got {dict(values)}.")
-        return cls(
-            values["name"],
-            PolicyVariation(**{key: values[key] for key in of_policy if key in values}),
-            variation(**{key: values[key] for key in of_world if key in values}),
-        )
+        try:
+            policy = {key: values[key] for key in of_policy if key in values}
+            world = {key: values[key] for key in of_world if key in values}
+            return cls(values["name"], PolicyVariation(**policy), variation(**world))
+        except ConfigError as error:
+            raise ConfigError(f"condition {values['name']!r}: {error}") from None
 
 
 def _names_of(kind: type[Variation]) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ class Robot(SimulatedArm):
             twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb
         )
 
-    @typed("policy", "duration", "control_frequency")
+    @typed("policy", "duration", "control_frequency", "progress", "on_tick", "recorder", "audience")
     def run_policy(
         self,
         robot_name: str | None = None,

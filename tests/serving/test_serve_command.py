@@ -127,11 +127,9 @@ def test_an_inference_longer_than_the_grace_is_abandoned_and_said():
         (["--trajectory", "MOTION", "--tls-cert", "x"], "--tls-key"),
         (["--trajectory", "MOTION", "--tls-cert", "/no/such", "--tls-key", "/no/such"], "PEM"),
         (["--trajectory", "MOTION", "--port", "99999"], "port"),
-        (["--backend", "scripted"], "never leaves its process"),
-        (["--backend", "scripted", "--trajectory", "MOTION"], "--backend replay"),
         (["--backend", "diffusers"], "checkpoint"),
         (["--embodiment", "umi"], "the bundled policy knows embodiment 'droid'"),
-        (["--model", "/no/such", "--trajectory", "MOTION"], "give one"),
+        (["--model", "/no/such", "--trajectory", "MOTION"], "mutually exclusive"),
         (["--backend", "replay"], "recording"),
         (["--trajectory", "/no/such.npz"], "/no/such.npz"),
         (
@@ -202,3 +200,11 @@ def test_a_rollout_without_a_server_ends_in_one_line(capsys: pytest.CaptureFixtu
     assert status == 1
     assert "no policy server" in " ".join((printed.out + printed.err).split())
     assert "Traceback" not in printed.err
+
+
+def test_the_expert_is_no_backend_of_a_server(capsys: pytest.CaptureFixture[str]):
+    """It needs the simulator's state, which never leaves its process."""
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--backend", "scripted"])
+    assert end.value.code == 2
+    assert "scripted" in capsys.readouterr().err

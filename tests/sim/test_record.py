@@ -249,12 +249,3 @@ def test_what_happened_is_shown_as_far_as_the_prediction_reaches():
 
     assert off(shown) < 0.6 * off(whole)
     assert observed_picture(views, whole).shape == whole.shape
-
-
-def test_page_refuses_what_is_no_picture():
-    with pytest.raises(ShapeError, match="beauty"):
-        compose_film(gray(1).astype(float), VIEWS)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="wrist"):
-        compose_film(gray(1), {"wrist": gray(1)[..., 0]})
-    with pytest.raises(ShapeError, match="predicted"):
-        compose_film(gray(1), VIEWS, gray(1)[None])

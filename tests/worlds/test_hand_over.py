@@ -9,7 +9,8 @@ import pytest
 from strands_cosmos3 import Robot
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.policy import Cosmos3Policy, PolicyOptions
+from strands_cosmos3.policy.options import ArmOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.metrics import between
@@ -56,9 +57,12 @@ class Meddler(ScriptedBackend):
 def hand_over(backend="scripted", duration=14.0, replan=None, instruction=""):
     """The rollout, the bar at every tick, and whether a hand had withdrawn."""
     seen = []
-    options = {"limits": ROBOT.limits, "actions_per_step": replan}
     with Cosmos3Policy(
-        "robomind-franka-dual", robot="dual_panda", backend=backend, **options
+        "robomind-franka-dual",
+        robot="dual_panda",
+        backend=backend,
+        actions_per_step=replan,
+        options=PolicyOptions(arm=ArmOptions(limits=ROBOT.limits)),
     ) as policy:
         rollout = ROBOT.run_policy(
             task="hand_over",

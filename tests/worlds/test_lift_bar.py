@@ -11,7 +11,8 @@ import pytest
 from strands_cosmos3 import Robot
 from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.policy import Cosmos3Policy, PolicyOptions
+from strands_cosmos3.policy.options import ArmOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.sim.metrics import between
@@ -59,9 +60,12 @@ class LetsGo(ScriptedBackend):
 def lift(backend="scripted", robot=ROBOT, duration=9.0, replan=None):
     """The rollout, and the bar at every tick."""
     seen = []
-    options = {"limits": robot.limits, "actions_per_step": replan}
     with Cosmos3Policy(
-        "robomind-franka-dual", robot="dual_panda", backend=backend, **options
+        "robomind-franka-dual",
+        robot="dual_panda",
+        backend=backend,
+        actions_per_step=replan,
+        options=PolicyOptions(arm=ArmOptions(limits=robot.limits)),
     ) as policy:
         rollout = robot.run_policy(
             task="lift_bar",
