@@ -63,7 +63,7 @@ def test_only_a_film_that_shows_the_prediction_has_one_made(layout, decoded, tmp
     asked = []
 
     def noted(*_, **options):
-        asked.append(options["options"].sampling.decode_video)
+        asked.append(options["options"].engine.decode_video)
         raise ConfigError("that is all that this test wants to know")
 
     monkeypatch.setattr("strands_cosmos3.policy.Cosmos3Policy", noted)
