@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -44,13 +43,6 @@ class Checkpoint:
     """Type of the weights that convert writes; stored keeps each one's own."""
     json: Path | None = None
     """Write what inspect prints to this JSON file."""
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Checkpoint": ("what", "path", "base", "contract"),
-        "Inspect": ("json",),
-        "Convert, contract": ("out",),
-        "Convert": ("to", "dtype"),
-    }
 
     @property
     def extras(self) -> tuple[str, ...]:

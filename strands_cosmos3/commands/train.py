@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -92,33 +92,6 @@ class Train:
     """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new
     one is private.
     """
-
-    GROUPS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("out", "model", "dataset", "seed", "tensorboard", "push"),
-        "Windows": (
-            "embodiment",
-            "pose_key",
-            "camera_keys",
-            "stats",
-            "policy_frames",
-            "validation_fraction",
-        ),
-        "Optimisation": (
-            "train",
-            "lora_rank",
-            "lora_targets",
-            "steps",
-            "batch",
-            "lr",
-            "accumulate",
-            "validate_every",
-        ),
-        "Episodes in simulation during training": (
-            "evaluate_every",
-            "evaluate_tasks",
-            "evaluate_episodes",
-        ),
-    }
 
     @property
     def extras(self) -> tuple[str, ...]:
