@@ -1,8 +1,8 @@
 """A first run of a released checkpoint on a GPU: what it should measure, in one report to send in.
 
-    python benchmarks/first_gpu_run.py --checkpoint nvidia/Cosmos3-Nano-Policy-DROID python
-    benchmarks/first_gpu_run.py --checkpoint nvidia/Cosmos3-Edge-Policy-DROID --episodes 5 python
-    benchmarks/first_gpu_run.py --small --device cpu        # that the script runs, on any machine
+    python benchmarks/first_gpu_run.py --checkpoint nvidia/Cosmos3-Nano-Policy-DROID
+    python benchmarks/first_gpu_run.py --checkpoint nvidia/Cosmos3-Edge-Policy-DROID --episodes 5
+    python benchmarks/first_gpu_run.py --small --device cpu  # that the script runs, on any machine
 
 It records the machine, the self-test, the latency and memory of a chunk in each way of computing
 it, and optionally rollouts on the simulated table, which these checkpoints were not trained on. The
