@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +227,14 @@ def policy_chunks(inputs: Path) -> dict[str, Any]:
     from strands_cosmos3 import Cosmos3Policy, create_policy
 
     answers: dict[str, Any] = {}
-    for name, options, observation, more in policy_cases(inputs):
+    arguments = signature(Cosmos3Policy).parameters
+    for name, config, observation, more in policy_cases(inputs):
+        config = {"seed": 3, "device": "cpu", "backend": "native", **config}
+        # Older trees take every option as an argument.
+        options = {key: value for key, value in config.items() if key not in arguments}
+        config = {key: value for key, value in config.items() if key in arguments}
         with create_policy(
-            "cosmos3", **{"seed": 3, "device": "cpu", "backend": "native", **options}
+            "cosmos3", **config, **({"options": options} if options else {})
         ) as policy:
             for call, sentence in enumerate(SENTENCES):
                 policy.set_control_frequency(50 if call else 60)

@@ -135,9 +135,10 @@ def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[st
     :data:`DROPPED`.
     """
     if isinstance(value, dict) and value:
-        for key, part in value.items():
+        for old_key, part in value.items():
+            key = RENAMED.get(old_key, old_key)
             if key not in CLOCK | DROPPED and not (key == "instruction" and ".rows." in name):
-                yield from leaves(part, f"{name}.{RENAMED.get(key, key)}", paths)
+                yield from leaves(part, f"{name}.{key}", paths)
     elif isinstance(value, list) and value and all(isinstance(part, float) for part in value):
         yield name, np.array(value)
     elif isinstance(value, list):
