@@ -17,7 +17,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-import tyro
 
 from helpers.code_blocks import LANGUAGES, ROOT, Block, blocks
 from strands_cosmos3 import cli
@@ -49,8 +48,10 @@ def test_python_compiles(block: Block):
 
 
 @pytest.mark.parametrize("block", [block for block in CODE if block.is_shell], ids=str)
-def test_commands_are_understood(block: Block):
+def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Flags and values of each command exist, also of those that are not run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evaluation.toml").touch()  # its options are defaults of `evaluate --config`
     for command in block.commands:
         words = shlex.split(command)
         if words and words[0] == "torchrun":
@@ -60,7 +61,7 @@ def test_commands_are_understood(block: Block):
             with redirect_stderr(said):
                 status: object = 0
                 try:
-                    tyro.cli(cli._union(arguments), args=arguments)
+                    cli._parsed(arguments)
                 except SystemExit as end:
                     status = end.code
             assert not status, f"{block}: {command}\n{said.getvalue()}"
