@@ -1,29 +1,34 @@
-"""The policy client: one connection, one exchange at a time, a deadline on every wait, a typed
-error for every failure.
+"""Clients of policy servers: one exchange at a time, a deadline on every wait, a typed error for
+every failure.
 
-The connection runs on an event loop in its own thread, so that one deadline covers the whole
-exchange, including servers that accept and stay silent, send slowly or do not read. A connection is
-reused only after a complete exchange. After anything else it is aborted, so that a late reply
-cannot answer the next request.
+A timer shuts the connection down when its deadline has passed, so that one deadline covers the
+whole exchange, including servers that accept and stay silent, send slowly or do not read. A
+connection is reused only after a complete exchange. After anything else it is aborted, so that a
+late reply cannot answer the next request.
 """
 
 from __future__ import annotations
 
-import asyncio
+import http.client
 import socket
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
-from websockets.protocol import State
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidMessage,
+    InvalidStatus,
+    WebSocketException,
+)
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import (
@@ -37,14 +42,14 @@ from strands_cosmos3.errors import (
     WireFormatError,
 )
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode_view
-from strands_cosmos3.serving.connection import CountedFrames
+from strands_cosmos3.serving.connection import WebSocket
 from strands_cosmos3.serving.wire import short
 
 _T = TypeVar("_T")
 _CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
+_PONG_S = 5.0  # interval at which pings are answered between exchanges
 _OURS = {
     1002: "broke the WebSocket protocol",
-    1007: "sent text that is no UTF-8",
     1009: "sent more than is read (raise ClientConfig.max_reply_bytes)",
 }
 """Close codes that the client sends, and what the server did."""
@@ -143,35 +148,27 @@ class ClientConfig:
         return f"{parts.scheme}://{name}:{port}{path}", parts.hostname, port
 
 
-class PolicyClient:
-    """Client of a policy server. It connects on first use, and again after a failure.
+class ServiceClient(ABC):
+    """One server, one exchange at a time. It connects on first use, and again after a failure.
 
     Attributes:
         counters: ``dials`` (connection attempts), ``reconnects``, complete ``exchanges`` and
             ``failures``.
-        metadata: The server's first frame.
     """
 
+    _command: ClassVar[str]
+    """Starts a server of ours."""
+
     def __init__(
-        self,
-        config: ClientConfig | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-        sleep: Callable[[float], None] = time.sleep,
+        self, config: ClientConfig, address: tuple[str, str, int], sleep: Callable[[float], None]
     ):
-        self.config = config or ClientConfig()
-        self.limits = limits  # of what is sent; of a reply all but its size
-        self._reply_limits = replace(limits, max_bytes=self.config.max_reply_bytes)
+        self.config = config
         self.counters: Counter[str] = Counter()
-        self.metadata: dict[str, Any] = {}
-        self._uri, self._host, self._port = self.config.address
+        self._url, self._host, self._port = address
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._connection: _Connection | None = None
-        self._idle_since = 0.0
-        self._cancel_wait: Callable[[], object] | None = None
-        self._cancelled = False
+        self._socket: socket.socket | None = None
+        self._cancelled = self._expired = False
 
     def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T:
         """Send a message and return what ``read`` makes of the decoded reply, or of the text of a
@@ -184,18 +181,24 @@ class PolicyClient:
             WireFormatError: The message cannot be encoded.
             ServiceError: The exchange failed; the subclass says how. The connection is closed.
         """
-        if not callable(message):
-            encode_view(message, self.limits)  # raises before anything is dialled
         with self._lock:
             complete = self._cancelled = False
             try:
-                value = read(self._decoded(self._ask(message)))
-                complete, self._idle_since = True, time.monotonic()
+                value = read(self._answer(message))
+                complete = True
+                return value
             finally:  # on any exception, KeyboardInterrupt included
                 self.counters["exchanges" if complete else "failures"] += 1
                 if not complete:
                     self._abort()
-            return value
+
+    @abstractmethod
+    def _answer(self, message: Any) -> Any:
+        """The decoded reply to a message."""
+
+    @abstractmethod
+    def _interpreted(self, error: Exception, doing: str) -> ServiceError:
+        """The typed error for a failure of the protocol or of the connection."""
 
     def cancel(self) -> None:
         """Cancel an exchange that runs in another thread: it raises :class:`ServiceClosedError`.
@@ -203,158 +206,219 @@ class PolicyClient:
         """
         if self._lock.locked():
             self._cancelled = True
-            if (cancel := self._cancel_wait) is not None:
-                cancel()
+            self._hang_up()
 
-    def close(self) -> None:
-        """Close the connection and end the thread. Idempotent; the next exchange connects again."""
-        with self._lock:
-            if self._loop is None or self._thread is None:
-                return
-            self._wait(_close(self._connection), may_cancel=False)
-            self._connection = None
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = self._thread = None
-
-    def _frame(self, message: Any) -> memoryview:
-        return encode_view(message(self.metadata) if callable(message) else message, self.limits)
-
-    def _ask(self, message: Any) -> bytes | str:
-        """Return the reply; reconnect if there is no connection or it ended since the last
-        exchange.
-        """
-        if self._connection is not None:
-            if (
-                reply := self._wait(self._pass(self._connection, self._frame(message), fresh=False))
-            ) is not None:
-                return reply
-            self._abort()
-        self.counters["reconnects"] += bool(self.counters["dials"])
-        connection = self._dial()
-        reply = self._wait(self._pass(connection, self._frame(message), fresh=True))
-        assert reply is not None  # a fresh connection is always used
-        return reply
-
-    def _dial(self) -> _Connection:
+    def _dial(self) -> None:
         pause, failure = self.config.first_pause_s, ""
         for attempt in range(self.config.attempts):
             if attempt:
                 self._sleep(pause)
                 pause = min(2 * pause, self.config.longest_pause_s)
             if self._cancelled:
-                break
+                raise self._cancelled_error()
             self.counters["dials"] += 1
             try:
-                tcp = socket.create_connection(
+                self._socket = socket.create_connection(
                     (self._host, self._port), timeout=self.config.connect_s
                 )
+                return
             except (OSError, UnicodeError) as error:
                 failure = short(error)
-                continue
-            if self._cancelled:
-                tcp.close()
-                break
-            return self._wait(self._greet(tcp))
-        if self._cancelled:
-            raise self._cancelled_error()
-        tried = f"no policy server at {self._uri} after {self.config.attempts} attempts ({failure})"
+        tried = f"no policy server at {self._url} after {self.config.attempts} attempts ({failure})"
         raise ServiceUnavailableError(
-            f"{tried}. Is it running? Start one there with strands-cosmos3 serve --port "
-            f"{self._port}."
+            f"{tried}. Is it running? Start one there with {self._command} --port {self._port}."
         )
 
-    async def _greet(self, tcp: socket.socket) -> _Connection:
-        """Complete the handshake and read the metadata, within the handshake timeout."""
-        connections: list[_Connection] = []
-
-        # so that a failed handshake can be aborted
-        def remember(*args: Any, **kwargs: Any) -> _Connection:
-            connections.append(_Connection(*args, **kwargs))
-            return connections[0]
-
+    @contextmanager
+    def _within(self, limit_s: float, doing: str) -> Iterator[None]:
+        """Shut the connection down if a part of an exchange takes longer, and raise its failures as
+        typed errors.
+        """
+        self._expired = False
+        deadline = threading.Timer(limit_s, self._expire)
+        deadline.daemon = True
+        deadline.start()
         try:
-            async with asyncio.timeout(self.config.handshake_s):
-                connection = await self._shake_hands(tcp, cast("type[_Connection]", remember))
-                metadata = self._decoded(await connection.receive())
-            if isinstance(metadata, str):
-                raise ServiceRefusedError(
-                    f"the server at {self._uri} refused the connection: {short(metadata)}"
-                )
-            if not isinstance(metadata, dict):
+            if self._cancelled:
+                raise self._cancelled_error()
+            yield
+        except (OSError, ValueError, http.client.HTTPException, WebSocketException) as error:
+            if self._cancelled:
+                raise self._cancelled_error() from None
+            if self._expired:
+                raise ServiceTimeoutError(
+                    f"{self._url} did not answer within {limit_s:g} s while {doing}."
+                ) from None
+            if isinstance(error, ssl.SSLError):
                 raise ServiceUnreadableError(
-                    f"the first frame from {self._uri} is not a map of metadata."
-                )
-            self.metadata, self._connection = metadata, connection
-            return connection
-        except (
-            OSError,
-            ValueError,
-            InvalidHandshake,
-            ConnectionClosed,
-            ServiceError,
-            asyncio.CancelledError,
-        ) as error:
-            # a malformed response, followed by silence
-            broken = connections[0].protocol.handshake_exc if connections else None
-            for connection in connections:
-                connection.abort()
-            tcp.close()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise self._named(broken or error, "shaking hands", self.config.handshake_s) from None
+                    f"{self._url} has no valid certificate or no TLS ({short(error)}). Trust a "
+                    "certificate of your own with SSL_CERT_FILE=FILE.pem in the environment."
+                ) from None
+            raise self._interpreted(error, doing) from None
+        finally:
+            deadline.cancel()
+            deadline.join()
 
-    async def _shake_hands(self, tcp: socket.socket, create: type[_Connection]) -> _Connection:
-        tcp.setblocking(False)
-        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        token = self.config.token
-        connection = await connect(
-            self._uri,
-            sock=tcp,
-            additional_headers={"Authorization": f"{self.config.scheme} {token}"}
-            if token
-            else None,
-            compression=None,
-            proxy=None,  # the environment is not read here
-            open_timeout=None,
-            # released servers do not answer pings during inference; read_s applies instead
-            ping_interval=None,
-            close_timeout=_CLOSE_S,
-            max_size=self.config.max_reply_bytes,
-            max_queue=2,
-            create_connection=create,
+    def _secured(self) -> socket.socket:
+        """The socket, after TLS' handshake if the server's URL asks for one."""
+        connected = self._socket
+        assert connected is not None
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._url.startswith(("wss:", "https:")):
+            return connected
+        self._socket = tls = ssl.create_default_context().wrap_socket(
+            connected, server_hostname=self._host, do_handshake_on_connect=False
         )
-        return cast("_Connection", connection)
+        tls.do_handshake()
+        return tls
 
-    async def _pass(
-        self, connection: _Connection, frame: memoryview, fresh: bool
-    ) -> bytes | str | None:
-        """Send a frame and return the reply; None, with nothing answered, if the old connection
+    @property
+    def _authorization(self) -> dict[str, str]:
+        token = self.config.token
+        return {"Authorization": f"{self.config.scheme} {token}"} if token else {}
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Shut the connection down, which ends what waits for it in another thread."""
+        if (open_socket := self._socket) is not None:
+            with suppress(OSError):
+                # not SSLSocket's, which would go on without TLS
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
+
+    def _abort(self) -> None:
+        """Drop the connection, if there is one."""
+        if self._socket is not None:
+            self._hang_up()
+            self._socket.close()
+            self._socket = None
+
+    def _cancelled_error(self) -> ServiceClosedError:
+        return ServiceClosedError(f"the exchange with {self._url} was cancelled on this side.")
+
+    def _access_error(self, status: int) -> ServiceRefusedError:
+        return ServiceRefusedError(
+            f"{self._url} refused access (HTTP {status}); pass api_key= the server's token."
+        )
+
+
+class PolicyClient(ServiceClient):
+    """Client of a policy server, over a WebSocket that stays open between exchanges.
+
+    Attributes:
+        metadata: The server's first frame.
+    """
+
+    _command = "strands-cosmos3 serve"
+
+    def __init__(
+        self,
+        config: ClientConfig | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        config = config or ClientConfig()
+        super().__init__(config, config.address, sleep)
+        self.limits = limits  # of what is sent; of a reply all but its size
+        self._reply_limits = replace(limits, max_bytes=config.max_reply_bytes)
+        self.metadata: dict[str, Any] = {}
+        self._connection: WebSocket | None = None
+        self._idle_since = 0.0
+        self._left = threading.Event()
+        self._attendant: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; the next exchange connects again."""
+        with self._lock:
+            self._cancelled = False
+            if self._connection is not None:
+                with suppress(ServiceError), self._within(_CLOSE_S, "closing"):
+                    self._connection.close()
+            self._abort()
+
+    def _abort(self) -> None:
+        super()._abort()
+        self._connection = None
+        if self._attendant is not None:
+            self._left.set()
+            self._attendant.join()
+            self._attendant = None
+
+    def _answer(self, message: Any) -> Any:
+        """The decoded reply, or the text of a text frame; reconnects if there is no connection or
+        it ended since the last exchange.
+        """
+        if self._connection is not None:
+            reply = self._pass(self._connection, message, fresh=False)
+            if reply is not None:
+                return self._decoded(reply)
+            self._abort()
+        self.counters["reconnects"] += bool(self.counters["dials"])
+        reply = self._pass(self._greeted(), message, fresh=True)
+        assert reply is not None  # a fresh connection is always used
+        return self._decoded(reply)
+
+    def _greeted(self) -> WebSocket:
+        """A new connection, after the handshake and the server's metadata."""
+        self._dial()
+        with self._within(self.config.handshake_s, "shaking hands"):
+            connection = WebSocket(self._secured(), self._url, self.config.max_reply_bytes)
+            connection.shake_hands(self._authorization)
+            metadata = self._decoded(connection.receive())
+        if isinstance(metadata, str):
+            raise ServiceRefusedError(
+                f"the server at {self._url} refused the connection: {short(metadata)}"
+            )
+        if not isinstance(metadata, dict):
+            raise ServiceUnreadableError(
+                f"the first frame from {self._url} is not a map of metadata."
+            )
+        self.metadata, self._connection = metadata, connection
+        self._left.clear()
+        self._attendant = threading.Thread(
+            target=self._attend, args=(connection,), name="policy-client", daemon=True
+        )
+        self._attendant.start()
+        return connection
+
+    def _attend(self, connection: WebSocket) -> None:
+        """Answer the server's pings between exchanges, on a thread of the connection."""
+        while not self._left.wait(_PONG_S):
+            if self._lock.acquire(blocking=False):  # an exchange answers them itself
+                try:
+                    connection.is_quiet()
+                finally:
+                    self._lock.release()
+
+    def _pass(self, connection: WebSocket, message: Any, fresh: bool) -> bytes | str | None:
+        """Send a message and return the reply; None, with nothing answered, if the old connection
         is no longer usable.
         """
-        if connection.surplus and not fresh:
-            return None
+        if callable(message):
+            message = message(self.metadata)
+        frame = encode_view(message, self.limits)
         idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
-        try:
-            async with asyncio.timeout(self.config.read_s):
-                unasked = connection.surplus
-                if not unasked:
-                    await connection.send(frame)
-                reply = await connection.receive()
-                if unasked and isinstance(reply, bytes):
-                    raise ServiceUnreadableError(
-                        f"{self._uri} sent more than its metadata before it was asked."
-                    )
-        except (OSError, ConnectionClosed) as error:
-            done = (
-                isinstance(error, ConnectionClosed)
-                and error.rcvd is not None
-                and error.rcvd.code == 1000
-            )
-            if done and idle_s >= self.config.idle_s:
+        with self._within(self.config.read_s, "waiting for the chunk"):
+            quiet = connection.is_quiet()
+            if not quiet and not fresh:
                 return None
-            raise self._named(error, "waiting for the chunk", self.config.read_s) from None
+            try:
+                if quiet:
+                    connection.send(frame)
+                reply = connection.receive()
+            except ConnectionClosed as error:
+                done = error.rcvd is not None and error.rcvd.code == 1000
+                if done and idle_s >= self.config.idle_s:
+                    return None
+                raise
+        if not quiet and isinstance(reply, bytes):
+            raise ServiceUnreadableError(
+                f"{self._url} sent more than its metadata before it was asked."
+            )
+        self._idle_since = time.monotonic()
         return reply
 
     def _decoded(self, frame: bytes | str) -> Any:
@@ -364,141 +428,43 @@ class PolicyClient:
             return decode(frame, self._reply_limits, writable=True, strict=True)
         except WireFormatError as error:
             raise ServiceUnreadableError(
-                f"the answer of {self._uri} is not a message of this protocol: {error}"
+                f"the answer of {self._url} is not a message of this protocol: {error}"
             ) from None
 
-    def _named(self, error: Exception, doing: str, deadline_s: float) -> ServiceError:
-        """Return the typed error for a failure."""
+    def _interpreted(self, error: Exception, doing: str) -> ServiceError:
         match error:
-            case ServiceError():
-                return error
-            case TimeoutError():
-                return ServiceTimeoutError(
-                    f"{self._uri} did not answer within {deadline_s:g} s while {doing}."
-                )
-            case ssl.SSLError():
-                return untrusted(self._uri, error)
             case InvalidStatus():
                 return self._http(error.response.status_code, bytes(error.response.body or b""))
             case InvalidMessage() if _cut_short(error):
-                return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
-            # a ValueError is a redirect, which is not followed
-            case InvalidHandshake() | ValueError():
+                reason = ""
+            case InvalidHandshake():
                 return ServiceUnreadableError(
-                    f"{self._uri} is not a WebSocket server ({short(error)})."
+                    f"{self._url} is not a WebSocket server ({short(error)})."
                 )
+            case UnicodeDecodeError():
+                return ServiceUnreadableError(f"{self._url} sent text that is no UTF-8.")
             case ConnectionClosed(rcvd=None) if error.sent is not None and error.sent.code in _OURS:
                 return ServiceUnreadableError(
-                    f"{self._uri} {_OURS[error.sent.code]} while {doing}."
-                )
-            case ConnectionClosed() if error.rcvd is not None and error.rcvd.code == 1009:
-                return ServiceRefusedError(
-                    f"{self._uri} does not accept a request that large; send smaller pictures."
+                    f"{self._url} {_OURS[error.sent.code]} while {doing}."
                 )
             case ConnectionClosed() if error.rcvd is not None:
-                reason = f"code {error.rcvd.code}" + (
-                    f", {short(error.rcvd.reason)}" if error.rcvd.reason else ""
-                )
-                return ServiceClosedError(
-                    f"{self._uri} closed the connection while {doing} ({reason})."
-                )
+                if error.rcvd.code == 1009:
+                    return ServiceRefusedError(
+                        f"{self._url} does not accept a request that large; send smaller pictures."
+                    )
+                said = f", {short(error.rcvd.reason)}" if error.rcvd.reason else ""
+                reason = f" (code {error.rcvd.code}{said})"
             case _:
-                return ServiceClosedError(f"{self._uri} closed the connection while {doing}.")
+                reason = ""
+        return ServiceClosedError(f"{self._url} closed the connection while {doing}{reason}.")
 
     def _http(self, status: int, body: bytes) -> ServiceError:
         if status in (401, 403):
-            return ServiceRefusedError(
-                f"{self._uri} refused access (HTTP {status}); pass api_key= the server's token."
-            )
+            return self._access_error(status)
         if status == 503:
             reason = short(body.decode("utf-8", "replace"))
-            return ServiceRefusedError(f"{self._uri} accepts no more clients (HTTP 503: {reason}).")
-        return ServiceUnreadableError(f"{self._uri} is not a policy server (HTTP {status}).")
-
-    def _cancelled_error(self) -> ServiceClosedError:
-        return ServiceClosedError(f"the exchange with {self._uri} was cancelled on this side.")
-
-    def _wait(self, work: Coroutine[Any, Any, _T], may_cancel: bool = True) -> _T:
-        """Run a coroutine on the event loop's thread."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._loop.run_forever, name="policy-client", daemon=True
-            )
-            self._thread.start()
-        loop, ended, task = self._loop, SimpleQueue[asyncio.Task[_T]](), list[asyncio.Task[_T]]()
-
-        def start() -> None:
-            task.append(loop.create_task(work))
-            task[0].add_done_callback(ended.put)
-
-        def cancel() -> None:
-            loop.call_soon_threadsafe(lambda: task[0].cancel())  # the loop has run start() by then
-
-        loop.call_soon_threadsafe(start)
-        if may_cancel:
-            self._cancel_wait = cancel
-            if self._cancelled:  # cancel() came before there was anything to cancel
-                cancel()
-        try:
-            return ended.get().result()
-        except asyncio.CancelledError:
-            raise self._cancelled_error() from None
-        except KeyboardInterrupt:
-            cancel()
-            raise
-        finally:
-            self._cancel_wait = None
-
-    def _abort(self) -> None:
-        """Abort the connection without a closing handshake."""
-        if self._connection is not None and self._loop is not None:
-            self._wait(_hang_up(self._connection), may_cancel=False)
-        self._connection = None
-
-
-class _Connection(CountedFrames, ClientConnection):
-    """A connection that ends ``_CLOSE_S`` after it began to close, whatever the peer does."""
-
-    _received = 0
-    _closing = False
-
-    def abort(self) -> None:
-        """End the connection without a closing handshake."""
-        if hasattr(self, "transport"):  # not before the handshake of TLS
-            self.transport.abort()
-
-    async def receive(self) -> bytes | str:
-        """Return the next message."""
-        self._received += 1
-        return await self.recv()
-
-    @property
-    def surplus(self) -> bool:
-        """Whether the connection ended, or the peer has sent a message, or a part of one, that
-        nobody asked for yet.
-        """
-        return self.begun > self._received or not self.between_frames
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if (
-            not self._closing
-            and self.state is not State.OPEN
-            and self.state is not State.CONNECTING
-        ):
-            self._closing = True
-            self.loop.call_later(_CLOSE_S, self.transport.abort)
-
-
-def untrusted(url: str, error: ssl.SSLError) -> ServiceUnreadableError:
-    """Return the error for a server whose certificate is not trusted, or that does not speak
-    TLS.
-    """
-    return ServiceUnreadableError(
-        f"{url} has no valid certificate or no TLS ({short(error)}). "
-        "Trust a certificate of your own with SSL_CERT_FILE=FILE.pem in the environment."
-    )
+            return ServiceRefusedError(f"{self._url} accepts no more clients (HTTP 503: {reason}).")
+        return ServiceUnreadableError(f"{self._url} is not a policy server (HTTP {status}).")
 
 
 def _cut_short(error: BaseException | None) -> bool:
@@ -508,16 +474,3 @@ def _cut_short(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-async def _hang_up(connection: ClientConnection) -> None:
-    connection.transport.abort()
-    await connection.wait_closed()
-
-
-async def _close(connection: ClientConnection | None) -> None:
-    if connection is not None:
-        await connection.close()
-    # they still have sockets to close
-    if cancelled := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(cancelled, timeout=_CLOSE_S)

@@ -1,53 +1,136 @@
-"""WebSocket connections with bounded frame counts."""
+"""WebSocket connections that a peer cannot keep busy."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from websockets.asyncio.connection import Connection
+from websockets.client import ClientProtocol
 from websockets.exceptions import ProtocolError
-from websockets.frames import Frame, Opcode
+from websockets.frames import DATA_OPCODES, Frame, Opcode
+from websockets.http11 import USER_AGENT
+from websockets.protocol import Protocol, State
+from websockets.uri import parse_uri
 
 _FRAMES_PER_S = 2000
 """Reading a frame costs tens of microseconds, however short it is, and 256 kB of a socket hold
 40,000 empty ones.
 """
+_PIECE = 2**18
 
 
-class CountedFrames(Connection):
-    """Mixin of a connection: it fails (1002) if its peer sends more than 2,000 frames, pings
-    included, in a second.
+def limit_frames(protocol: Protocol) -> None:
+    """Let a connection fail (1002) if its peer sends more than 2,000 frames, pings included, in a
+    second.
+    """
+    receive, arrived_s = protocol.recv_frame, deque[float](maxlen=_FRAMES_PER_S)
 
-    Attributes:
-        begun: Messages that the peer has begun to send, and that were read so far.
+    def counted(frame: Frame) -> None:
+        now_s = time.monotonic()
+        if len(arrived_s) == _FRAMES_PER_S and now_s - arrived_s[0] < 1.0:
+            raise ProtocolError(f"more than {_FRAMES_PER_S} frames in a second")
+        arrived_s.append(now_s)
+        receive(frame)
+
+    protocol.recv_frame = counted
+
+
+class WebSocket:
+    """A client's end of a WebSocket, on a socket that is connected. One thread at a time uses it.
+
+    websockets' own blocking client reads on a second thread, which OpenSSL forbids.
+
+    Args:
+        connected: The socket, after TLS' handshake if there is one.
+        uri: The server's.
+        max_bytes: Largest message that is read.
     """
 
-    def __init__(self, protocol: Any, *arguments: Any, **options: Any):
-        super().__init__(protocol, *arguments, **options)
-        self.begun = self._frames = 0
-        self._since_s = time.monotonic()
-        self._receive = protocol.recv_frame
-        protocol.recv_frame = self._counted
+    def __init__(self, connected: socket.socket, uri: str, max_bytes: int):
+        self._socket = connected
+        self._protocol = ClientProtocol(parse_uri(uri), max_size=max_bytes)
+        limit_frames(self._protocol)
+        self._messages: deque[list[Frame]] = deque()
+        self._begun: list[Frame] = []  # frames of a message that has not ended
 
-    def data_received(self, data: bytes) -> None:
-        if (now_s := time.monotonic()) - self._since_s > 1.0:
-            self._since_s, self._frames = now_s, 0
-        super().data_received(data)
+    def shake_hands(self, headers: Mapping[str, str]) -> None:
+        """Send the request and read the server's response. Raises websockets' InvalidHandshake."""
+        request = self._protocol.connect()
+        request.headers.update({"User-Agent": USER_AGENT, **headers})
+        self._protocol.send_request(request)
+        self._flush()
+        while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
+            self._read()
+        if self._protocol.handshake_exc is not None:
+            raise self._protocol.handshake_exc
 
-    @property
-    def between_frames(self) -> bool:
-        """Whether all that was read is whole frames, and the peer has not ended the connection:
-        websockets' parser, a generator, then waits for more.
+    def send(self, message: memoryview) -> None:
+        """Send a binary message. A failure shows in :meth:`receive`: the peer may have said why."""
+        self._protocol.send_binary(message)
+        self._flush()
+
+    def receive(self) -> bytes | str:
+        """Return the next message. Raises websockets' ConnectionClosed if there is none."""
+        while not self._messages:
+            if self._protocol.state is State.CLOSED:
+                raise self._protocol.close_exc
+            self._read()
+        frames = self._messages.popleft()
+        data = b"".join(frame.data for frame in frames)
+        return data.decode() if frames[0].opcode is Opcode.TEXT else data
+
+    def is_quiet(self) -> bool:
+        """Answer pings, and return whether the connection is open and the peer has sent no message,
+        or a part of one, that nobody received yet.
         """
-        inner: Any = self.protocol.parser
-        while inner.gi_yieldfrom is not None:
-            inner = inner.gi_yieldfrom
-        return inner.__name__ == "at_eof"
+        while self._has_nothing() and self._read(wait=False):
+            pass
+        return self._has_nothing()
 
-    def _counted(self, frame: Frame) -> None:
-        self._frames += 1
-        if self._frames > _FRAMES_PER_S:
-            raise ProtocolError(f"more than {_FRAMES_PER_S} frames in a second")
-        self.begun += frame.opcode in (Opcode.TEXT, Opcode.BINARY)
-        self._receive(frame)
+    def close(self) -> None:
+        """Close the connection, and wait until the peer has done so."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1000)
+            self._flush()
+        while self._protocol.state is not State.CLOSED:
+            self._read()
+
+    def _has_nothing(self) -> bool:
+        # between two frames websockets' parser, a generator, waits for the end or for more
+        parser: Any = self._protocol.parser
+        while parser.gi_yieldfrom is not None:
+            parser = parser.gi_yieldfrom
+        unread = self._messages or self._begun or parser.__name__ != "at_eof"
+        return self._protocol.state is State.OPEN and not unread
+
+    def _read(self, wait: bool = True) -> bool:
+        """Take in what has arrived. Without waiting, False if that is nothing."""
+        self._socket.setblocking(wait)
+        try:
+            data = self._socket.recv(_PIECE)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:  # the peer is gone
+            data = b""
+        if data:
+            self._protocol.receive_data(data)
+        if not data or self._protocol.close_expected():
+            self._protocol.receive_eof()  # nothing that follows counts
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+                self._begun.append(event)
+                if event.fin:
+                    self._messages.append(self._begun)
+                    self._begun = []
+        self._flush()
+        return True
+
+    def _flush(self) -> None:
+        with suppress(OSError):  # the peer is gone, and what it sent before is still to be read
+            for data in filter(None, self._protocol.data_to_send()):
+                self._socket.sendall(data)

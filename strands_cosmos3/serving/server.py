@@ -22,11 +22,12 @@ from typing import Any, cast
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
 
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
-from strands_cosmos3.serving.connection import CountedFrames
+from strands_cosmos3.serving.connection import limit_frames
 from strands_cosmos3.serving.http_server import JSON, HttpProtocol, Reply, RequestHead, serve_http
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
@@ -43,10 +44,6 @@ _INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
 _FRAMES_WAITING = 2
 _OPEN_S = 10.0  # for the first bytes of a connection, and again for the handshake
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
-
-
-class _Connection(CountedFrames, ServerConnection):
-    pass
 
 
 class PolicyServer:
@@ -232,9 +229,15 @@ class PolicyServer:
         )
         await server.wait_closed()
 
-    def _make_protocol(self, *arguments: Any, **options: Any) -> HttpProtocol:
+    def _make_protocol(
+        self, websocket: ServerProtocol, *arguments: Any, **options: Any
+    ) -> HttpProtocol:
+        limit_frames(websocket)
         protocol = HttpProtocol(
-            partial(_Connection, *arguments, **options), self._check_handshake, self._http, _OPEN_S
+            partial(ServerConnection, websocket, *arguments, **options),
+            self._check_handshake,
+            self._http,
+            _OPEN_S,
         )
         self._undecided.add(protocol)
         return protocol
