@@ -93,7 +93,7 @@ lock: $(VENV)/.dev  ## requirements-ci.txt: what CI installs, each package by it
 	PYTHONPATH=tests $(BIN)/python -m helpers.lock
 
 bench: $(VENV)/.sim  ## the figures in the README
-	for name in ik tracking loop sim tasks; do $(BIN)/python benchmarks/$$name.py > $(OUT)/bench-$$name.json || exit; done
+	for name in ik tracking loop sim; do $(BIN)/python benchmarks/$$name.py > $(OUT)/bench-$$name.json || exit; done
 
 bundled-policy: $(VENV)/.dev  ## the bundled policy from nothing, in out/bundled-policy: hours; again, to go on. TINY=1: a trial run in minutes
 	$(BIN)/python -m recipes.table_policy --out $(OUT)/bundled-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)

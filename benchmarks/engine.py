@@ -1,11 +1,11 @@
-"""The engine against diffusers' pipeline, with the same process and weights, one
-thread, CPU time.
+"""The engine in float32 against diffusers' pipeline, or against itself in bfloat16: the same random
+weights in one process, CPU time.
 
-The weights are random. The architecture is genuine at a quarter of Nano's width (``MID_SIZE``:
-hidden 1024, 8 layers, 16 query and 8 key heads of 64, intermediate 3072), with VAE base widths of
-24 and 32 for Nano's ratio of work. Prompts have 160 and 29 tokens and are cached in the engine, as
-in a control loop from the second chunk on; the first call is reported separately. The pipeline
-always decodes its video; its time up to the latents is measured in the same run.
+The architecture is genuine at a quarter of Nano's width (``MID_SIZE``: hidden 1024, 8 layers, 16
+query and 8 key heads of 64, intermediate 3072), with VAE base widths of 24 and 32 for Nano's ratio
+of work. Prompts have 160 and 29 tokens and are cached in the engine, as in a control loop from the
+second chunk on; the first call is reported separately. The pipeline always decodes its video; its
+time up to the latents is measured in the same run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,122 +30,115 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
 _PROMPT_TOKENS, _NEGATIVE_TOKENS, _FPS, _SEED = 160, 29, 15.0, 0
-_RunPipe = Callable[[], tuple[float, float, torch.Tensor]]
+_Run = Callable[[], tuple[dict[str, float], torch.Tensor]]
+"""One inference: its CPU seconds by name, and its actions [rows, width]."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One workload: height and width of the composite, resolution tier, action rows, and the
-    project's target ratios.
-    """
+    """One workload: height and width of the composite, resolution tier, action rows."""
 
     name: str
     picture_hw: tuple[int, int]
     tier: int
     chunk: int
-    target_decoded: float
-    target_latent: float
 
 
 SETTINGS = {
-    "480": Setting("480 tier, DROID composite", (528, 640), 480, 32, 2.4, 1.45),
-    "256": Setting("256 tier, small composite", (160, 320), 256, 16, 4.5, 2.4),
+    "480": Setting("480 tier, DROID composite", (528, 640), 480, 32),
+    "256": Setting("256 tier, small composite", (160, 320), 256, 16),
 }
 
 
 def measure(
     tier: Literal["256", "480"] = "256",
-    *,
+    against: Literal["pipeline", "bfloat16"] = "pipeline",
     steps: int = 4,
     guidance: float = 3.0,
     repeats: int = 3,
     threads: int = 1,
     sizes: FactorySizes = MID_SIZE,
 ) -> dict[str, Any]:
-    """Run pipeline and engine alternately on a key of :data:`SETTINGS`; return the medians, ratios
-    and differences.
+    """Run both sides alternately on a key of :data:`SETTINGS`; return the medians, their ratios to
+    the engine's in float32, and the largest difference of actions.
 
-    Both are warmed; every other round begins with the pipeline.
+    Both are warmed; every other round begins with the other side.
 
     Args:
         tier: A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an
             hour).
+        against: diffusers' pipeline, or the engine in bfloat16.
         steps: Denoising steps.
         guidance: Guidance scale.
         repeats: Runs of each side, of which the medians are reported.
         threads: Threads of torch.
         sizes: Sizes of the random model.
     """
-    chosen = SETTINGS[tier]
+    setting = SETTINGS[tier]
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as loaded:
         report.progress("writing a random checkpoint")
         write_checkpoint(folder, sizes=sizes)
         report.progress("loading it twice")
-        pipe, engine = (
-            _pipeline(folder),
-            Cosmos3Engine.from_pretrained(folder, dtype=torch.float32, domains=(8,)),
-        )
-        request = random_request(chosen, engine, steps, guidance)
-        run_pipe = _pipe_runner(pipe, chosen, _picture(chosen), request, steps, guidance)
-        cold = cpu_seconds(lambda: engine.step(request))[0]
-        run_pipe()  # as warm as the engine
-        runs, difference = _alternate(engine, request, run_pipe, repeats)
-        engine.close()
-    native, latent, decoded = (statistics.median(column) for column in zip(*runs, strict=True))
+
+        def load(dtype: Literal["float32", "bfloat16"]) -> Cosmos3Engine:
+            return loaded.enter_context(
+                Cosmos3Engine.from_pretrained(folder, dtype=dtype, domains=(8,))
+            )
+
+        engine = load("float32")
+        request = random_request(setting, engine, steps, guidance)
+        if against == "bfloat16":
+            other = _engine_run("bfloat16", load("bfloat16"), request)
+        else:
+            other = _pipeline_run(_pipeline(folder), setting, request)
+        sides = {"native": _engine_run("native", engine, request), against: other}
+        (cold, actions), (_, theirs) = (run() for run in sides.values())
+        cpu_s = _alternate(sides, repeats)
     return {
-        "setting": chosen.name,
+        "setting": setting.name,
         "generation_tokens": _tokens(request),
         "steps": steps,
         "guidance": guidance,
         "threads": threads,
         "repeats": repeats,
-        "cpu_s": {
-            "native": native,
-            "native_cold": cold,
-            "pipeline_latent": latent,
-            "pipeline_decoded": decoded,
+        "cpu_s": {name: statistics.median(runs) for name, runs in cpu_s.items()},
+        "cold_cpu_s": cold["native"],
+        "ratio": {
+            name: statistics.median(runs) / statistics.median(cpu_s["native"])
+            for name, runs in cpu_s.items()
         },
-        "ratio": {"decoded": decoded / native, "latent": latent / native},
         "ratio_each": {
-            "decoded": [d / n for n, _, d in runs],
-            "latent": [x / n for n, x, _ in runs],
+            name: [mine / ours for mine, ours in zip(runs, cpu_s["native"], strict=True)]
+            for name, runs in cpu_s.items()
         },
-        "target": {"decoded": chosen.target_decoded, "latent": chosen.target_latent},
-        "largest_action_difference": difference,
+        "largest_action_difference": float((actions - theirs).abs().max()),
+        "actions_rms": float(actions.square().mean().sqrt()),
         "model": vars(sizes),
     }
 
 
-def _alternate(
-    engine: Cosmos3Engine,
-    request: Cosmos3ActionRequest,
-    run_pipe: _RunPipe,
-    repeats: int,
-) -> tuple[list[tuple[float, float, float]], float]:
-    """CPU seconds (engine, pipeline's latents, pipeline with video) of each run, and the largest
-    difference of actions.
-    """
-    runs: list[tuple[float, float, float]] = []
-    difference = 0.0
+def _alternate(sides: Mapping[str, _Run], repeats: int) -> dict[str, list[float]]:
+    """CPU seconds of each run, by name."""
+    cpu_s: dict[str, list[float]] = {}
     for i in range(repeats):
         report.progress(f"run {i + 1} of {repeats}")
-        theirs_first = run_pipe() if i % 2 else None
-        native, ours = cpu_seconds(lambda: engine.step(request))
-        decoded, latent, theirs = theirs_first or run_pipe()
-        runs.append((native, latent, decoded))
-        difference = max(difference, float((ours["action"][0] - theirs).abs().max()))
-    return runs, difference
+        for run in list(sides.values())[:: 1 if i % 2 == 0 else -1]:
+            for name, seconds in run()[0].items():
+                cpu_s.setdefault(name, []).append(seconds)
+    return cpu_s
 
 
-def cpu_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of a call, and what it returns."""
-    start = time.process_time()
-    result = call()
-    return time.process_time() - start, result
+def _engine_run(name: str, engine: Cosmos3Engine, request: Cosmos3ActionRequest) -> _Run:
+    def run() -> tuple[dict[str, float], torch.Tensor]:
+        start = time.process_time()
+        actions = engine.step(request)["action"][0]
+        return {name: time.process_time() - start}, actions
+
+    return run
 
 
-def _pipeline(folder: str | Path) -> Any:
+def _pipeline(folder: str) -> Any:
     from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
     from diffusers.utils import logging
 
@@ -157,26 +150,26 @@ def _pipeline(folder: str | Path) -> Any:
     return pipe
 
 
-def _picture(chosen: Setting) -> np.ndarray:
-    return np.random.RandomState(0).randint(0, 256, (*chosen.picture_hw, 3), dtype=np.uint8)
+def _picture(setting: Setting) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 256, (*setting.picture_hw, 3), dtype=np.uint8)
 
 
 def random_request(
-    chosen: Setting, engine: Cosmos3Engine, steps: int, guidance: float = 3.0
+    setting: Setting, engine: Cosmos3Engine, steps: int, guidance: float = 3.0
 ) -> Cosmos3ActionRequest:
     """A setting's request with seeded noise for a picture, the prompts and the sampler."""
-    canvas = to_canvas(_picture(chosen)[None], canvas_hw(*chosen.picture_hw, chosen.tier))
+    canvas = to_canvas(_picture(setting)[None], canvas_hw(*setting.picture_hw, setting.tier))
     rng, vocabulary = np.random.RandomState(_SEED), engine.config.vocab_size
     # the pipeline draws video, then action, from one generator
     generator = torch.Generator().manual_seed(_SEED)
-    shape = pixel_to_latent_shape(chosen.chunk + 1, *canvas.content_hw)
+    shape = pixel_to_latent_shape(setting.chunk + 1, *canvas.content_hw)
     video_noise = torch.randn((1, engine.config.latent_channel, *shape), generator=generator)
-    action_noise = torch.randn((chosen.chunk, engine.config.action_dim), generator=generator)
+    action_noise = torch.randn((setting.chunk, engine.config.action_dim), generator=generator)
     return Cosmos3ActionRequest(
         text_ids=torch.from_numpy(rng.randint(0, vocabulary, _PROMPT_TOKENS)),
         neg_text_ids=torch.from_numpy(rng.randint(0, vocabulary, _NEGATIVE_TOKENS)),
         video_shape=shape,
-        action_chunk=chosen.chunk,
+        action_chunk=setting.chunk,
         domain_id=8,
         raw_action_dim=10,
         cond_video_pixels=torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None],
@@ -194,17 +187,8 @@ def _tokens(request: Cosmos3ActionRequest) -> int:
     return frames * -(-height // 2) * -(-width // 2) + request.action_chunk
 
 
-def _pipe_runner(
-    pipe: Any,
-    chosen: Setting,
-    picture: np.ndarray,
-    request: Cosmos3ActionRequest,
-    steps: int,
-    guidance: float,
-) -> _RunPipe:
-    """A call of the pipeline that returns its CPU seconds, those up to the latents, and the
-    actions.
-    """
+def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) -> _Run:
+    """A call of the pipeline, timed as a whole and up to the latents."""
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
     assert request.neg_text_ids is not None
@@ -212,10 +196,10 @@ def _pipe_runner(
     pipe.tokenize_prompt = lambda *_, **__: prompts
     condition = CosmosActionCondition(
         mode="policy",
-        chunk_size=chosen.chunk,
+        chunk_size=setting.chunk,
         domain_name="droid_lerobot",
-        resolution_tier=chosen.tier,
-        image=Image.fromarray(picture),
+        resolution_tier=setting.tier,
+        image=Image.fromarray(_picture(setting)),
     )
     decode, reached = pipe.vae.decode, [0.0]
 
@@ -225,18 +209,19 @@ def _pipe_runner(
 
     pipe.vae.decode = timed_decode
 
-    def run() -> tuple[float, float, torch.Tensor]:
+    def run() -> tuple[dict[str, float], torch.Tensor]:
         start = time.process_time()
         out = pipe(
             prompt="injected",
             action=condition,
             fps=_FPS,
-            num_inference_steps=steps,
-            guidance_scale=guidance,
+            num_inference_steps=request.num_inference_steps,
+            guidance_scale=request.guidance_scale,
             generator=torch.Generator().manual_seed(_SEED),
             output_type="pt",
         )
-        return time.process_time() - start, reached[0] - start, out.action[0]
+        latent_s, decoded_s = reached[0] - start, time.process_time() - start
+        return {"pipeline_latent": latent_s, "pipeline_decoded": decoded_s}, out.action[0]
 
     return run
 

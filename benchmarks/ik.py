@@ -1,160 +1,127 @@
-"""Time and residuals of inverse kinematics on feasible chunks, and limit
-violations on infeasible ones.
+"""Inverse kinematics against mink's own loop: times and residuals on feasible chunks of one arm and
+of two, and limit violations on infeasible ones.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mink
+import mujoco
 import numpy as np
 
 import report
-import two_arms
 from motions import FPS, elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.ik import (
     METHODS,
     POSITION_TOLERANCE_M,
     ROTATION_TOLERANCE_RAD,
-    IKSolution,
     MinkIKBridge,
 )
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, dh_forward
+from strands_cosmos3.sim.metrics import between
 
-_MINK_ITERATIONS = 3  # enough for our accuracy, 7e-8 mm
 _ROUNDS = 3
 _MOST_ITERATIONS, _STALL_RATIO = 30, 0.998  # those of the bridge
+_Chunk = tuple[F64, Any]
+"""Configuration [nq] at the start, and poses [T, 4, 4] of the hand, or by name of both hands."""
+_Solver = Callable[[F64, Any], Any]
 
 
 def run(chunks: int = 40, seed: int = 0) -> dict[str, Any]:
-    """Compare each method with mink on feasible chunks and straight elbows, and measure violations
-    on infeasible chunks.
+    """Compare each method with mink's loop on feasible chunks and straight elbows, and measure
+    violations on infeasible chunks.
 
     Times are CPU times; the loops that are compared take turns.
 
     Args:
-        chunks: Random chunks of each kind.
+        chunks: Random chunks of each kind; a quarter as many of two arms.
         seed: Seed of the chunks.
     """
     rng = np.random.default_rng(seed)
     bridge = MinkIKBridge(load_panda())
-    feasible = [feasible_chunk(rng) for _ in range(chunks)]
-    hard = [hard_chunk(rng) for _ in range(chunks)]
-    elbows = [elbow_straight_chunk(rng) for _ in range(chunks)]
+    unchecked = MinkIKBridge(bridge.model, check_collisions=False)
+
+    def drawn(draw: Callable[[np.random.Generator], tuple[F64, F64]]) -> list[_Chunk]:
+        drawn_chunks = [draw(rng) for _ in range(chunks)]
+        return [(_configuration(bridge, q), T_base_hand) for q, T_base_hand in drawn_chunks]
+
+    feasible, hard, elbows = map(drawn, (feasible_chunk, hard_chunk, elbow_straight_chunk))
     report.progress("ik: times on feasible chunks")
-    times_ms = _race(_contenders(bridge, None), feasible)
+    contenders: dict[str, _Solver] = {
+        method: lambda qpos, T, method=method: bridge.solve(T, qpos, None, method)
+        for method in METHODS
+    }
+    contenders["unchecked"] = lambda qpos, T: unchecked.solve(T, qpos, None, "auto")
+    loop = MinkLoop(bridge.model, {"arm": "hand"})
+    contenders["mink_equal_tolerance"] = lambda qpos, T: loop.solve(qpos, {"arm": T})
+    times_ms = _race(contenders, feasible)
+    theirs_ms = times_ms["mink_equal_tolerance"]
     out: dict[str, Any] = {"chunks": chunks, "rows": 32, "seed": seed}
+    out["mink_equal_tolerance_ms"] = float(np.median(theirs_ms))
     for method in METHODS:
         report.progress(f"ik: {method}, residuals and limits")
-        took_ms = times_ms[method]
         out[method] = {
-            "ms_per_chunk_median": float(np.median(took_ms)),
-            "ms_per_chunk_min": float(took_ms.min()),
+            "ms_per_chunk_median": float(np.median(times_ms[method])),
+            "ms_per_chunk_min": float(times_ms[method].min()),
+            **_residuals(bridge, feasible, method),
+            **_violations(bridge, hard, method),
+            "mink_equal_tolerance_over_this": float(np.median(theirs_ms / times_ms[method])),
         }
-        out[method] |= _feasible(bridge, feasible, method) | _hard(bridge, hard, method)
-        for name in ("plain_mink", "mink_equal_tolerance"):
-            out[method][f"{name}_over_this"] = float(np.median(times_ms[name] / took_ms))
     out["auto"]["collision_check_ms"] = float(np.median(times_ms["auto"] - times_ms["unchecked"]))
-    out |= {
-        f"{name}_ms": float(np.median(times_ms[name]))
-        for name in ("plain_mink", "mink_equal_tolerance")
-    }
     report.progress("ik: straight elbows")
     out["straight_elbows"] = _elbows(bridge, elbows)
-    out["two_arms"] = two_arms.run(("dual_panda", "openarm"), max(chunks // 4, 1), seed)
+    report.progress("ik: two arms")
+    out["two_arms"] = _two_arms(max(chunks // 4, 1), rng)
     return out
 
 
-def _elbows(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]]) -> dict[str, float]:
-    """Times and residuals near limits: within the joints' speeds, with the second pass for
-    chunks that need it.
-    """
-    contenders = _contenders(bridge, 1.0 / FPS)
-    times_ms = _race({name: contenders[name] for name in ("auto", "mink_equal_tolerance")}, chunks)
-    worst_mm = [
-        float(bridge.solve(T, _qpos(bridge, q), 1.0 / FPS).residual_m.max() * 1e3)
-        for q, T in chunks
-    ]
-    return {
-        "ms_per_chunk_median": float(np.median(times_ms["auto"])),
-        "ms_per_chunk_max": float(times_ms["auto"].max()),
-        "mink_equal_tolerance_over_this": float(
-            np.median(times_ms["mink_equal_tolerance"] / times_ms["auto"])
-        ),
-        "position_max_mm": max(worst_mm),
-        "chunks_over_1mm": sum(mm > 1 for mm in worst_mm),
-    }
+def _configuration(bridge: MinkIKBridge, q_rad: F64) -> F64:
+    qpos = np.zeros(bridge.model.nq)
+    qpos[bridge.q_address] = q_rad
+    return qpos
 
 
-_Loop = Callable[[F64, F64], object]
-
-
-def _contenders(bridge: MinkIKBridge, dt_s: float | None) -> dict[str, _Loop]:
-    """Solvers of a chunk by name; each takes the start [7] and the poses [T, 4, 4]."""
-    unchecked = MinkIKBridge(bridge.model, check_collisions=False)
-    return {
-        "auto": lambda q, T: bridge.solve(T, _qpos(bridge, q), dt_s, "auto"),
-        "mink": lambda q, T: bridge.solve(T, _qpos(bridge, q), dt_s, "mink"),
-        "unchecked": lambda q, T: unchecked.solve(T, _qpos(bridge, q), dt_s, "auto"),
-        "plain_mink": lambda q, T: _plain_mink_loop(bridge, q, T),
-        "mink_equal_tolerance": lambda q, T: _mink_loop(bridge, q, T, dt_s),
-    }
-
-
-def _race(contenders: dict[str, _Loop], chunks: list[tuple[F64, F64]]) -> dict[str, F64]:
+def _race(contenders: Mapping[str, _Solver], chunks: list[_Chunk]) -> dict[str, F64]:
     """[chunks] CPU times of each contender in milliseconds, the least of some rounds."""
     least_ms = {name: np.full(len(chunks), np.inf) for name in contenders}
-    for index, (q, poses) in enumerate(chunks):
+    for index, (qpos, poses) in enumerate(chunks):
         for _ in range(_ROUNDS):
             for name, solve in contenders.items():
                 started_s = time.process_time()
-                solve(q, poses)
+                solve(qpos, poses)
                 took_ms = (time.process_time() - started_s) * 1e3
                 least_ms[name][index] = min(least_ms[name][index], took_ms)
     return least_ms
 
 
-def _qpos(bridge: MinkIKBridge, q: F64) -> F64:
-    qpos = np.zeros(bridge.model.nq)
-    qpos[bridge.q_address] = q
-    return qpos
-
-
-def _feasible(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> dict[str, float]:
-    solutions = [
-        (bridge.solve(poses, _qpos(bridge, q), None, method), poses) for q, poses in chunks
+def _residuals(bridge: MinkIKBridge, chunks: list[_Chunk], method: Any) -> dict[str, float]:
+    """Residuals by Denavit-Hartenberg kinematics, which the solver does not use."""
+    solutions = [bridge.solve(poses, qpos, None, method) for qpos, poses in chunks]
+    errors = [
+        between(dh_forward(solution.q_rad[:, bridge.q_address]), poses)
+        for solution, (_, poses) in zip(solutions, chunks, strict=True)
     ]
-    errors = np.concatenate(
-        [_pose_errors(bridge, solution, poses) for solution, poses in solutions]
-    )
     return {
-        "position_max_mm": float(errors[:, 0].max() * 1e3),
-        "rotation_max_deg": float(np.rad2deg(errors[:, 1].max())),
-        "converged_share": float(np.mean([solution.converged.mean() for solution, _ in solutions])),
+        "position_max_mm": float(max(distance_m.max() for distance_m, _ in errors) * 1e3),
+        "rotation_max_deg": float(np.rad2deg(max(angle_rad.max() for _, angle_rad in errors))),
+        "converged_share": float(np.mean([solution.converged.mean() for solution in solutions])),
     }
 
 
-def _pose_errors(bridge: MinkIKBridge, solution: IKSolution, poses: F64) -> F64:
-    """Return position and rotation errors [T, 2] by Denavit-Hartenberg kinematics, which the
-    solver does not use.
-    """
-    from strands_cosmos3.sim.metrics import between
-
-    return np.stack(between(dh_forward(solution.q_rad[:, bridge.q_address]), poses), axis=1)
-
-
-def _hard(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> dict[str, float]:
+def _violations(bridge: MinkIKBridge, chunks: list[_Chunk], method: Any) -> dict[str, float]:
     ratio, finite, excess = 0.0, True, -np.inf
-    for q, poses in chunks:
-        solution = bridge.solve(poses, _qpos(bridge, q), 1.0 / FPS, method)
-        angles = np.vstack((q, solution.q_rad[:, bridge.q_address]))
+    for qpos, poses in chunks:
+        q_rad = bridge.solve(poses, qpos, 1.0 / FPS, method).q_rad
+        angles = np.vstack((qpos, q_rad))[:, bridge.q_address]
         ratio = max(ratio, float((np.abs(np.diff(angles, axis=0)) * FPS / FER.velocity).max()))
-        finite = finite and bool(np.isfinite(solution.q_rad).all())
+        finite = finite and bool(np.isfinite(q_rad).all())
         excess = max(excess, float(np.maximum(angles - FER.q_max, FER.q_min - angles).max()))
     return {
         "hard_velocity_ratio_max": ratio,
@@ -163,45 +130,100 @@ def _hard(bridge: MinkIKBridge, chunks: list[tuple[F64, F64]], method: Any) -> d
     }
 
 
-def _plain_mink_loop(bridge: MinkIKBridge, q: F64, poses: F64) -> None:
-    """Run a plain mink loop: a frame task, a configuration limit, three iterations per row."""
-    model = bridge.model
-    configuration = mink.Configuration(model, _qpos(bridge, q))
-    task = mink.FrameTask("hand", "body", 1.0, 1.0)
-    limits = [mink.ConfigurationLimit(model)]
-    for pose in poses:
-        task.set_target(mink.SE3.from_matrix(pose))
-        for _ in range(_MINK_ITERATIONS):
-            v = mink.solve_ik(configuration, [task], 1.0, "daqp", damping=1e-9, limits=limits)
-            configuration.integrate_inplace(v, 1.0)
-
-
-def _mink_loop(bridge: MinkIKBridge, q: F64, poses: F64, dt_s: float | None = None) -> None:
-    """Run a mink loop that leaves a row where the bridge does: at its tolerance, or once the
-    error stalls.
+def _elbows(bridge: MinkIKBridge, chunks: list[_Chunk]) -> dict[str, float]:
+    """Times and residuals near limits: within the joints' speeds, with the second pass for
+    chunks that need it.
     """
-    model, dt = bridge.model, 1.0 if dt_s is None else dt_s
-    configuration = mink.Configuration(model, _qpos(bridge, q))
-    task = mink.FrameTask("hand", "body", 1.0, 1.0)
-    limits: list[mink.Limit] = [mink.ConfigurationLimit(model)]
-    if dt_s is not None:
-        limits.append(
-            mink.VelocityLimit(model, dict(zip(bridge.joint_names, FER.velocity, strict=True)))
-        )
-    for pose in poses:
-        task.set_target(mink.SE3.from_matrix(pose))
-        cost = np.inf
-        for _ in range(_MOST_ITERATIONS):
-            x, y, z, u, v, w = task.compute_error(configuration).tolist()
-            distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
-            now = distance * distance + angle * angle
-            if (
-                distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
-            ) or now > _STALL_RATIO * cost:
-                break
-            cost = now
-            velocity = mink.solve_ik(configuration, [task], dt, "daqp", damping=1e-9, limits=limits)
-            configuration.integrate_inplace(velocity, dt)
+    speeds = dict(zip(bridge.joint_names, FER.velocity, strict=True))
+    loop = MinkLoop(bridge.model, {"arm": "hand"}, 1.0 / FPS, speeds)
+    contenders: dict[str, _Solver] = {
+        "auto": lambda qpos, T: bridge.solve(T, qpos, 1.0 / FPS, "auto"),
+        "mink": lambda qpos, T: loop.solve(qpos, {"arm": T}),
+    }
+    times_ms = _race(contenders, chunks)
+    worst_mm = [float(contenders["auto"](*chunk).residual_m.max() * 1e3) for chunk in chunks]
+    return {
+        "ms_per_chunk_median": float(np.median(times_ms["auto"])),
+        "ms_per_chunk_max": float(times_ms["auto"].max()),
+        "mink_equal_tolerance_over_this": float(np.median(times_ms["mink"] / times_ms["auto"])),
+        "position_max_mm": max(worst_mm),
+        "chunks_over_1mm": sum(mm > 1 for mm in worst_mm),
+    }
+
+
+def _two_arms(chunks: int, rng: np.random.Generator) -> dict[str, float]:
+    """Both arms at once, neither side with a check for collisions."""
+    ik = LimbIK("dual_panda", check_collisions=False)
+    both: list[_Chunk] = []
+    for _ in range(chunks):
+        arms = {name: feasible_chunk(rng) for name in ik.bridges}
+        qpos = ik.home.copy()
+        qpos[ik.q_address] = np.concatenate([q for q, _ in arms.values()])
+        both.append((qpos, {name: poses for name, (_, poses) in arms.items()}))
+    loop = MinkLoop(ik.model, {limb.name: limb.frame for limb in ik.robot.limbs})
+    contenders: dict[str, _Solver] = {
+        "limb_ik": lambda qpos, poses: ik.solve(poses, qpos),
+        "mink": lambda qpos, poses: loop.solve(
+            qpos, {name: ik.T_world_base[name] @ T for name, T in poses.items()}
+        ),
+    }
+    times_ms = _race(contenders, both)
+    solutions = [contenders["limb_ik"](*chunk) for chunk in both]
+    return {
+        "ms_per_chunk_median": float(np.median(times_ms["limb_ik"])),
+        "mink_equal_tolerance_over_this": float(np.median(times_ms["mink"] / times_ms["limb_ik"])),
+        "position_max_mm": max(float(found.residual_m.max() * 1e3) for found in solutions),
+    }
+
+
+class MinkLoop:
+    """mink's own loop over a chunk: frame tasks in one quadratic program.
+
+    It leaves a row where the bridge does: at its tolerance, or once the error stalls.
+
+    Args:
+        frames: The body that each limb moves.
+        dt_s: Time of a row.
+        speeds: Limits in rad/s by joint; none if empty.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        frames: Mapping[str, str],
+        dt_s: float = 1.0,
+        speeds: Mapping[str, float] = {},
+    ):
+        self._model, self._dt_s = model, dt_s
+        self._tasks = {
+            limb: mink.FrameTask(frame, "body", 1.0, 1.0) for limb, frame in frames.items()
+        }
+        self._limits: list[mink.Limit] = [mink.ConfigurationLimit(model)]
+        if speeds:
+            self._limits.append(mink.VelocityLimit(model, dict(speeds)))
+
+    def solve(self, qpos: F64, T_world_hands: Mapping[str, F64]) -> None:
+        """Solve poses [T, 4, 4] of each limb, row by row."""
+        configuration = mink.Configuration(self._model, qpos.copy())
+        tasks = list(self._tasks.values())
+        for poses in zip(*(T_world_hands[limb] for limb in self._tasks), strict=True):
+            for task, pose in zip(tasks, poses, strict=True):
+                task.set_target(mink.SE3.from_matrix(pose))
+            cost = np.inf
+            for _ in range(_MOST_ITERATIONS):
+                within, now = True, 0.0
+                for task in tasks:
+                    x, y, z, u, v, w = task.compute_error(configuration).tolist()
+                    distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
+                    now += distance * distance + angle * angle
+                    within &= distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
+                if within or now > _STALL_RATIO * cost:
+                    break
+                cost = now
+                velocity = mink.solve_ik(
+                    configuration, tasks, self._dt_s, "daqp", damping=1e-9, limits=self._limits
+                )
+                configuration.integrate_inplace(velocity, self._dt_s)
 
 
 if __name__ == "__main__":

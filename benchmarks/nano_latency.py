@@ -1,66 +1,50 @@
 """Latency of Nano's real size with random weights, part by part, at the DROID shape (3093
 generation tokens).
 
-    python benchmarks/nano_latency.py --json nano.json            # on a GPU: bfloat16, 16 GB and a
-    few minutes python benchmarks/nano_latency.py --compile --json nano.json  # with torch.compile
-    as well python benchmarks/nano_latency.py --small --device cpu        # that the script runs, on
-    any machine
+    python benchmarks/nano_latency.py > nano.json      # a GPU with 28 GB, a few minutes
+    python benchmarks/nano_latency.py --compile        # with torch.compile as well
+    python benchmarks/nano_latency.py --profile        # which kernels take longest
+    python benchmarks/nano_latency.py --small --device cpu   # that it runs, on any machine
 
 Weights are made on the device and never touch a disk; what comes out means nothing, how long it
-takes does. Beside each figure stands the floor of the reference notes: a generation forward of Nano
-is 49 TFLOP, 62 ms at the 790 TFLOP/s that an H200 was measured to reach in bfloat16.
+takes does. Beside each figure stands a floor: a generation forward of Nano is 49 TFLOP, 62 ms at
+the 790 TFLOP/s that an H200 was measured to reach in bfloat16.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
-import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import profile as profiling
 
+import report
+from engine import Setting, random_request
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.layout import Layout
 from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weights import expected_shapes
-from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
-NANO = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
-NANO |= {"intermediate_size": 12288, "vocab_size": 151936, "action_dim": 64}
-SMALL = {
-    **NANO,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SMALL |= {"head_dim": 32, "intermediate_size": 256, "vocab_size": 512, "rope_axes_dim": (6, 5, 5)}
-FLOORS_MS = {
-    ("4", "every step"): 496.0,
-    ("4", "first step only"): 310.0,
-    ("2", "every step"): 248.0,
-    ("2", "first step only"): 186.0,
-}
-"""Generation alone, 62 ms a forward: model.md."""
-PROMPT_TOKENS, NEGATIVE_TOKENS, CHUNK = 160, 29, 32
+NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
+SMALL = TransformerConfig(128, 2, 4, 2, 32, 256, 512, 64, rope_axes_dim=(6, 5, 5))
+DROID = Setting("480 tier, DROID composite", (540, 640), 480, 32)
+SMALL_DROID = Setting("small", (64, 64), 256, 32)
+FORWARD_MS = 62.0
+INTERVALS = {"every step": None, "first step only": (960.0, 1001.0)}
+_KERNELS = 12  # that a profile names
 
 
 class RandomWeights:
@@ -76,7 +60,7 @@ class RandomWeights:
 
     def read_into(self, targets: Mapping[str, torch.Tensor], slices: object = None) -> None:
         for name, target in targets.items():
-            scale = 1.0 if "norm" in name or target.ndim < 2 else target[0].numel() ** -0.5
+            scale = 1.0 if target.ndim < 2 else target[0].numel() ** -0.5
             target.normal_(0, scale)
             if "norm" in name or "gamma" in name:
                 target.fill_(1.0)
@@ -85,29 +69,25 @@ class RandomWeights:
 def build(
     small: bool, device: torch.device, dtype: torch.dtype, options: EngineOptions
 ) -> Cosmos3Engine:
-    config = TransformerConfig.from_dict(SMALL if small else NANO)
-    base = (8, 8) if small else (160, 256)
+    config = SMALL if small else NANO
+    base, decoder_base = (8, 8) if small else (160, 256)
     vae_config = {
-        "base_dim": base[0],
-        "decoder_base_dim": base[1],
+        "base_dim": base,
+        "decoder_base_dim": decoder_base,
         "z_dim": config.latent_channel,
-        "dim_mult": [1, 2, 4, 4],
-        "temperal_downsample": [False, True, True],
         "latents_mean": [0.0] * config.latent_channel,
         "latents_std": [1.0] * config.latent_channel,
         "is_residual": True,
         "in_channels": 12,
         "out_channels": 12,
         "patch_size": 2,
-        "scale_factor_temporal": 4,
         "scale_factor_spatial": 16,
     }
     weights: Any = RandomWeights(expected_shapes(config))
-    scheduler = SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0, native_flow=True)
     checkpoint = Checkpoint(
         Path("random"),
         config,
-        scheduler,
+        SchedulerConfig(use_karras_sigmas=False, flow_shift=5.0, native_flow=True),
         vae_config,
         weights,
         weights,
@@ -116,112 +96,94 @@ def build(
         {},
         layout=Layout(Path("random")),
     )
-    vae = WanVae(vae_config, weights, device, dtype, decoder=False)
     options.require_runnable(device.type)
     transformer = checkpoint.load_transformer(
         device, dtype, torch.device("cpu") if options.offload_text else None
     )
+    vae = WanVae(vae_config, weights, device, dtype, decoder=False)
     return Cosmos3Engine(checkpoint, transformer, vae, device, options=options)
 
 
-def request(
-    engine: Cosmos3Engine, small: bool, steps: int, interval: tuple[float, float] | None
-) -> Cosmos3ActionRequest:
-    hw, tier = ((64, 64), 256) if small else ((540, 640), 480)
-    rng = np.random.RandomState(0)
-    picture = rng.randint(0, 256, (1, *hw, 3), dtype=np.uint8)
-    canvas = to_canvas(picture, canvas_hw(*hw, tier))
-    return Cosmos3ActionRequest(
-        text_ids=torch.from_numpy(rng.randint(0, engine.config.vocab_size, PROMPT_TOKENS)),
-        neg_text_ids=torch.from_numpy(rng.randint(0, engine.config.vocab_size, NEGATIVE_TOKENS)),
-        video_shape=pixel_to_latent_shape(CHUNK + 1, *canvas.content_hw),
-        action_chunk=CHUNK,
-        domain_id=8,
-        raw_action_dim=8,
-        action_prefix=torch.zeros(1, 8),
-        cond_video_pixels=torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None],
-        fps=15.0,
-        num_inference_steps=steps,
-        guidance_scale=3.0,
-        guidance_interval=interval,
-        return_video=False,
-    )
-
-
-def measure(
-    small: bool, device: torch.device, dtype: torch.dtype, options: EngineOptions, repeats: int
-) -> dict[str, Any]:
-    torch.manual_seed(0)
-    engine = build(small, device, dtype, options)
-    figures: dict[str, Any] = {"kept_gib": engine.kept_bytes / 2**30, **vars(options)}
+def chunks(engine: Cosmos3Engine, small: bool, repeats: int, profile: bool) -> dict[str, Any]:
+    """Milliseconds of the first and of later chunks, by the number of guided steps."""
+    figures: dict[str, Any] = {}
     for steps in (4, 2):
-        for name, interval in (("every step", None), ("first step only", (960.0, 1001.0))):
-            asked = request(engine, small, steps, interval)
+        for when, interval in INTERVALS.items():
+            asked = replace(
+                random_request(SMALL_DROID if small else DROID, engine, steps),
+                raw_action_dim=8,
+                action_prefix=torch.zeros(1, 8),  # the state, one row more
+                action_noise=None,
+                guidance_interval=interval,
+            )
             cold = engine.step(asked)["timing"]  # prefills the prompts, captures the graphs
             engine.step(asked)
             runs = [engine.step(asked)["timing"] for _ in range(repeats)]
-            warm = {part: statistics.median(run[part] for run in runs) for part in runs[0]}
-            floor = None if small else FLOORS_MS[(str(steps), name)]
-            figures[f"N={steps}, guidance {name}"] = {
-                "warm_ms": warm,
+            forwards = 2 * steps if interval is None else steps + 1
+            figures[f"N={steps}, guidance {when}"] = {
+                "warm_ms": {part: statistics.median(run[part] for run in runs) for part in cold},
                 "cold_ms": cold,
-                "generation_floor_ms": floor,
+                "generation_floor_ms": None if small else forwards * FORWARD_MS,
+                **({"kernels_ms": kernels_ms(engine, asked)} if profile else {}),
             }
-    if device.type == "cuda":
-        figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    engine.close()
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument(
-        "--small", action="store_true", help="a tiny model, to see that the script runs"
-    )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="measure with torch.compile as well, alone and with graphs",
-    )
-    parser.add_argument(
-        "--offload-text", action="store_true", help="keep the text tower in host memory"
-    )
-    parser.add_argument(
-        "--text-cache-bytes", type=int, default=TEXT_CACHE_BYTES, help="bytes of prompts to keep"
-    )
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    device = torch.device(options.device)
-    figures: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "dtype": options.dtype,
-        "tokens": "small" if options.small else 3093,
-    }
+def kernels_ms(engine: Cosmos3Engine, asked: Cosmos3ActionRequest) -> dict[str, float]:
+    """Milliseconds of all kernels of a chunk and of those that take longest; on a CPU, of
+    operators.
+    """
+    with profiling() as trace:
+        engine.step(asked)
+    kind = DeviceType.CPU if engine.device.type == "cpu" else DeviceType.CUDA
+    events = [event for event in trace.key_averages() if event.device_type == kind]
+    time = "self_cpu_time_total" if kind == DeviceType.CPU else "self_device_time_total"
+    spent = {event.key: getattr(event, time) / 1e3 for event in events}
+    longest = sorted(spent, key=spent.__getitem__, reverse=True)[:_KERNELS]
+    return {"all": sum(spent.values()), **{name: spent[name] for name in longest}}
+
+
+def measure(
+    device: str = "cuda",
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    small: bool = False,
+    compile: bool = False,
+    profile: bool = False,
+    offload_text: bool = False,
+    text_cache_bytes: int = TEXT_CACHE_BYTES,
+    repeats: int = 10,
+) -> dict[str, Any]:
+    """Measure each way of computing a chunk: eager, with CUDA graphs, and compiled.
+
+    Args:
+        device: cuda, cuda:N or cpu.
+        dtype: Of weights and hidden states.
+        small: A tiny model, to see that the script runs.
+        compile: Measure torch.compile as well, alone and with graphs.
+        profile: Also the kernels of each chunk.
+        offload_text: Keep the text tower in host memory.
+        text_cache_bytes: Bytes of prompts to keep.
+        repeats: Chunks of which the medians are reported.
+    """
+    where, cuda = torch.device(device), device.startswith("cuda")
     ways = {"eager": {}, "graphs": {"cuda_graphs": True}, "compiled": {"compile": True}}
     ways["compiled graphs"] = ways["graphs"] | ways["compiled"]
+    measured: dict[str, Any] = {}
     for name, way in ways.items():
-        if (device.type == "cuda" or "cuda_graphs" not in way) and (
-            options.compile or "compile" not in way
-        ):
-            chosen = EngineOptions(
-                offload_text=options.offload_text, text_cache_bytes=options.text_cache_bytes, **way
-            )
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            figures[name] = measure(
-                options.small, device, getattr(torch, options.dtype), chosen, options.repeats
-            )
-            if options.json:  # after each way: compiling takes minutes
-                options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps(figures, indent=1))
+        if ("cuda_graphs" in way and not cuda) or ("compile" in way and not compile):
+            continue
+        report.progress(f"{name} ...")
+        options = EngineOptions(offload_text=offload_text, text_cache_bytes=text_cache_bytes, **way)
+        torch.manual_seed(0)
+        with build(small, where, getattr(torch, dtype), options) as engine:
+            kept_gib = engine.kept_bytes / 2**30
+            measured[name] = {"kept_gib": kept_gib, **chunks(engine, small, repeats, profile)}
+        if cuda:
+            measured[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        report.progress(json.dumps(measured[name]))  # should a later way not end: compiling is slow
+    name = torch.cuda.get_device_name(where) if cuda else platform.processor() or "cpu"
+    return {"device": name, "dtype": dtype, "tokens": "small" if small else 3093, "ways": measured}
 
 
 if __name__ == "__main__":
-    main()
+    report.run(measure)

@@ -20,8 +20,13 @@ def run(measure: Callable[..., Mapping[str, Any]]) -> None:
         figures = tyro.cli(measure, description=sys.modules["__main__"].__doc__)
     except Cosmos3Error as error:
         sys.exit(str(error))
+    print(with_machine(figures))
+
+
+def with_machine(figures: Mapping[str, Any]) -> str:
+    """Figures, the machine and its packages as JSON."""
     machine = {"platform": platform.platform(), "python": platform.python_version()}
-    print(json.dumps({**figures, "machine": machine, "versions": versions()}, indent=2))
+    return json.dumps({**figures, "machine": machine, "versions": versions()}, indent=2)
 
 
 def progress(text: str) -> None:

@@ -1,29 +1,36 @@
-"""Round-trip time of the policy server with a no-op backend, compared with bare
-websockets.
+"""Round-trip time of the policy server with a no-op backend, compared with bare websockets; or
+with ``--clients`` many clients against one, at a server of the bundled policy.
 
-It calls three servers in turn, each in its own process: ours, through our client; a bare websockets
-server that sends the same reply without decoding the request; and a bare server that echoes the
-request.
+Round trips are of three servers in turn, each in its own process: ours, through our client; a bare
+websockets server that sends the same reply without decoding the request; and a bare server that
+echoes the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from websockets.asyncio.client import connect as connect_async
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as bare_serve
 from websockets.sync.client import connect as bare_connect
 
 import report
+from strands_cosmos3.actions.rotations import se3
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.errors import BackendError
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import encode
@@ -33,15 +40,24 @@ from strands_cosmos3.serving.wire import ROBOLAB, encode_request, encode_rows
 from strands_cosmos3.types import ActionChunk, Request
 
 _WARM_UP = 20
+_ALONE_S, _FLEET_S = 8.0, 20.0  # of a round
 
 
-def run(exchanges: int = 200, seed: int = 0) -> dict[str, Any]:
+def run(
+    exchanges: int = 200, seed: int = 0, clients: int | None = None, rounds: int = 3
+) -> dict[str, Any]:
     """Measure round trips in milliseconds, and their ratios, for requests of three sizes.
 
     Args:
         exchanges: Round trips of each kind.
         seed: Seed of the pictures.
+        clients: Instead, chunks per second of so many clients and of one.
+        rounds: In which one client and all of them take turns.
     """
+    return _round_trips(exchanges, seed) if clients is None else _fleet(clients, rounds, seed)
+
+
+def _round_trips(exchanges: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     h, w = DROID_RIG.view_hw
     views = {view: rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for view in DROID_RIG.views}
@@ -160,6 +176,101 @@ def _serve_bare(pipe: Any, reply: bytes | None) -> None:
             await server.serve_forever()
 
     asyncio.run(main())
+
+
+def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
+    """Chunks per second of one client and of all, and how evenly these are served.
+
+    The server has one replica for each core. Each client shows pictures of its own and asks again
+    as soon as it is answered; all share one event loop, since they share the server's cores.
+    """
+    replicas = str(len(os.sched_getaffinity(0)))
+    serve = ["serve", "--port", "0", "--policy-frames", "1", "--replicas", replicas]
+    frames = [_frame(seed + number) for number in range(clients)]
+    report.progress("fleet: starting the server")
+    with _serving(serve) as port:
+        asyncio.run(_together(port, frames, _ALONE_S))  # warms every connection's prompt up
+        measured: dict[str, list[list[list[float]]]] = {"alone": [], "fleet": []}
+        for number in range(rounds):
+            for name, group, seconds in (
+                ("alone", frames[:1], _ALONE_S),
+                ("fleet", frames, _FLEET_S),
+            ):
+                report.progress(f"fleet: round {number + 1} of {rounds}, {name}")
+                measured[name].append(asyncio.run(_together(port, group, seconds)))
+    chunks = {name: np.array([list(map(len, r)) for r in runs]) for name, runs in measured.items()}
+    per_s = {
+        name: chunks[name].sum(axis=1) / seconds
+        for name, seconds in (("alone", _ALONE_S), ("fleet", _FLEET_S))
+    }
+    served = chunks["fleet"].sum(axis=0)
+    waits_s = np.concatenate([client for group in measured["fleet"] for client in group])
+    return {
+        "clients": clients,
+        "server": " ".join(serve),
+        "chunks_per_s": {name: float(rates.mean()) for name, rates in per_s.items()},
+        "ratio": float(per_s["fleet"].mean() / per_s["alone"].mean()),
+        "ratio_by_round": (per_s["fleet"] / per_s["alone"]).tolist(),
+        "slowest_to_fastest": float(served.min() / served.max()),
+        "wait_ms": dict(zip(("p50", "p95"), np.percentile(waits_s, (50, 95)) * 1e3, strict=True)),
+    }
+
+
+def _frame(seed: int) -> bytes:
+    """A composite as RoboLab's client sends it, with a pose and a seed of its own."""
+    droid, rng = get_embodiment("droid"), np.random.default_rng(seed)
+    h, w = DROID_RIG.view_hw
+    blocks = rng.integers(0, 255, (h * 3 // 40, w // 20, 3), dtype=np.uint8)
+    facing_down = np.diag([1.0, -1.0, -1.0])
+    T_base_cosmos = se3(facing_down, np.array([0.4, 0.0, 0.4]) + rng.uniform(-0.05, 0.05, 3))
+    request = Request(
+        droid,
+        droid.action_space("midtrain"),
+        "pick up the red cube",
+        16,
+        None,
+        1.0,
+        limb_poses={"arm": T_base_cosmos},
+        composite=np.kron(blocks, np.ones((20, 20, 1), np.uint8)),
+        seed=seed,
+    )
+    return encode(encode_request(request, ROBOLAB, "", 1))
+
+
+async def _together(port: int, frames: list[bytes], seconds: float) -> list[list[float]]:
+    """Let a client ask for each frame again and again; their waits for chunks in seconds."""
+    until = time.perf_counter() + seconds
+
+    async def ask(frame: bytes) -> list[float]:
+        waits_s: list[float] = []
+        async with connect_async(
+            f"ws://127.0.0.1:{port}", compression=None, max_size=None, ping_interval=None
+        ) as connection:
+            await connection.recv()  # the metadata
+            while (began := time.perf_counter()) < until:
+                await connection.send(frame)
+                reply = await connection.recv()
+                if isinstance(reply, str):
+                    raise BackendError(f"the server refuses the benchmark's request: {reply}")
+                waits_s.append(time.perf_counter() - began)
+        return waits_s
+
+    return await asyncio.gather(*map(ask, frames))
+
+
+@contextmanager
+def _serving(command: list[str]):
+    """Run a server in its own process and yield its port."""
+    line = [sys.executable, "-m", "strands_cosmos3", *command]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = re.search(r"ws://127\.0\.0\.1:(\d+)", process.stdout.readline())
+            if address is None:
+                raise BackendError("the server did not start; its reason stands above.")
+            yield int(address[1])
+        finally:
+            process.terminate()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 on tensors without data.
 """
 
-import runpy
 from dataclasses import replace
 
 import pytest
 import torch
 
-from helpers.environments import ROOT
-from strands_cosmos3.engine.config import TransformerConfig
+from nano_latency import NANO
 from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV
@@ -17,7 +15,6 @@ from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.errors import ConfigError
 
 CPU = torch.device("cpu")
-NANO = TransformerConfig.from_dict(runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"))["NANO"])
 DROID = SequenceLayout((9, 34, 40), 2, 33, (0,), 1, 8, 15.0, 0)
 
 

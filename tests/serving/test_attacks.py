@@ -27,7 +27,6 @@ from test_server import dial, get
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleet import family
 from helpers.environments import TESTS
 from helpers.serving import libero_request, observation
 from helpers.transcripts import exchange_http
@@ -57,6 +56,19 @@ POSE = {
     "observation/eef_quat": np.array([1.0, 0.0, 0.0, 0.0]),
 }
 GOOD = encode(observation(**POSE, **{"observation/image": PICTURE}))
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants (Linux)."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found
 
 
 def array(dtype: str, shape: list[int], data: bytes) -> bytes:
