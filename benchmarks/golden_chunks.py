@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 PLACES = {
     "write_checkpoint": ("recipes.random_checkpoint", "strands_cosmos3.engine.factory"),
     "framework_name": (
+        "recipes.random_checkpoint",
         "strands_cosmos3.engine.formats.framework",
         "strands_cosmos3.engine.formats.names",
     ),

@@ -17,6 +17,7 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.formats.framework import ATTENTION, HEADS, TIME
 from strands_cosmos3.engine.sampler import NEEDED
 from strands_cosmos3.engine.weight_files import sha256
 from strands_cosmos3.engine.weights import expected_shapes
@@ -269,3 +270,16 @@ def write_tokenizer(
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     return len(fast)
+
+
+def framework_name(name: str) -> str:
+    """The framework's name of a released one: the inverse of ``released_name``."""
+    back = {new: old for old, new in (*ATTENTION.items(), *HEADS.items())}
+    for old, new in TIME.items():
+        name = name.replace(new, old)
+    head, dot, rest = name.partition(".")
+    if head in back:
+        return f"{back[head]}{dot}{rest}"
+    if head in ("layers", "embed_tokens", "norm", "norm_moe_gen"):
+        return "language_model.model." + ".".join(back.get(part, part) for part in name.split("."))
+    return f"language_model.{name}" if head == "lm_head" else name

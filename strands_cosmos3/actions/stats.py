@@ -8,7 +8,6 @@ in ``stats/`` with their licence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +25,7 @@ from strands_cosmos3.errors import (
     StatisticsError,
     UnknownNameError,
 )
-from strands_cosmos3.resources import resource
+from strands_cosmos3.resources import read_json, resource
 from strands_cosmos3.types import WILD_Z, ActionChunk
 
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
@@ -77,8 +76,6 @@ class ActionStats:
         q01, q99: First and ninety-ninth percentiles.
         mean, std, min, max: Further figures, if the source has them.
         raw: The same figures over the unprocessed data, if the source has both.
-        skip_rotation_dims: Columns whose figures outside ``raw`` are +-1, so that normalisation
-            leaves them unchanged.
 
     Raises:
         StatisticsError: A width differs from the columns', or q99 <= q01, max <= min or std <= 0 in
@@ -95,14 +92,30 @@ class ActionStats:
     min: F64 | None = None
     max: F64 | None = None
     raw: ActionStats | None = None
-    skip_rotation_dims: tuple[int, ...] = ()
+
+    @classmethod
+    def of_figures(
+        cls, domain: str, columns: tuple[str, ...], figures: Mapping[str, Any]
+    ) -> ActionStats:
+        """Return statistics of figures by name, among them those of ``raw``, if any.
+
+        Raises:
+            StatisticsError: There are no q01 and q99, or they do not fit the columns.
+        """
+        if not {*FIGURES[:2]} <= figures.keys():
+            raise StatisticsError(
+                f"statistics of {domain!r} lack q01 or q99; they need at least those."
+            )
+        raw = figures.get("raw")
+        return cls(
+            domain,
+            columns,
+            **{name: figures[name] for name in FIGURES if name in figures},
+            raw=None if raw is None else cls.of_figures(domain, columns, raw),
+        )
 
     def __post_init__(self) -> None:
-        names = (
-            self.domain,
-            *cast("tuple[object, ...]", instance_of(self.columns, tuple, "columns")),
-        )
-        if not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str) for name in (self.domain, *self.columns)):
             raise StatisticsError(
                 f"domain {self.domain!r} and columns {self.columns!r} must be names."
             )
@@ -140,10 +153,7 @@ class ActionStats:
             for name in FIGURES
         }
         raw = None if self.raw is None else self.raw.first(width)
-        skipped = tuple(i for i in self.skip_rotation_dims if i < width)
-        return replace(
-            self, columns=self.columns[:width], **cut, raw=raw, skip_rotation_dims=skipped
-        )
+        return replace(self, columns=self.columns[:width], **cut, raw=raw)
 
     def normalizer(self, method: Method = "quantile") -> Affine:
         """Return the map from actions to normalised rows.
@@ -250,10 +260,80 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
                 )
             return stats
     path = Path(source)
-    data = _read(path)
-    return (
-        _from_schema(data, path, domain) if "schema" in data else _from_upstream(data, path, domain)
-    )
+    if not path.exists():
+        raise ResourceNotFoundError(
+            f"no statistics file {str(path)!r}; pass another path or a name: "
+            f"{', '.join(_UPSTREAM_DOMAINS.values())}."
+        )
+    data = read_json(path, StatisticsError, "stats/README.md describes these files.")
+    figures = figures_of(data, path)
+    if "schema" in data:
+        name, columns = _described(data, path)
+        if domain is not None and name != domain and name != _domain_of(domain):
+            raise StatisticsError(f"{str(path)!r} holds statistics of {name!r}, not of {domain!r}.")
+        width = data.get("single_arm_columns", len(columns))
+        width = instance_of(width, int, f"single_arm_columns of {str(path)!r}")
+    else:
+        if domain is None and path.stem not in _UPSTREAM_DOMAINS:
+            raise StatisticsError(
+                f"{str(path)!r} does not name the domain of its statistics, and its name is not "
+                f"one of cosmos-framework's ({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
+            )
+        name = _domain_of(path.stem if domain is None else domain)
+        columns = get_embodiment(name).action_space("midtrain").columns
+        width = len(columns)
+        if name == "umi" and len(figures["q01"]) == 2 * width:
+            columns = (*columns, *(f"second_{column}" for column in columns))
+    return ActionStats.of_figures(name, columns, figures).first(width)
+
+
+def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the figures of a statistics file in the schema of this project, of cosmos-framework
+    (``global``) or LeRobot (``action``), and under ``raw`` those of unprocessed data, if any.
+
+    Raises:
+        StatisticsError: It has no lists q01 and q99, or two blocks of figures that differ.
+    """
+    blocks = {name: data[name] for name in ("action", "global") if name in data}
+    figures = _only_figures({"": data, **blocks}, path)
+    raw = {name: data[name] for name in ("global_raw", "raw") if name in data}
+    return figures | ({"raw": _only_figures(raw, path)} if raw else {})
+
+
+def _only_figures(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The figures of the one block that has some; StatisticsError if there are several, and they
+    differ.
+    """
+    by_block: dict[str, dict[str, Any]] = {}
+    for name, block in blocks.items():
+        if isinstance(block, Mapping) and (
+            figures := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
+        ):
+            by_block[name] = figures
+    first = next(iter(by_block.values()), {})
+    if any(figures != first for figures in by_block.values()):
+        listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
+        raise StatisticsError(
+            f"{path}: {listed} hold different figures; keep the ones that the rows were normalised "
+            "with."
+        )
+    if not {*FIGURES[:2]} <= first.keys():
+        raise StatisticsError(
+            f"{path} has no lists q01 and q99 of the action columns; statistics need at least "
+            "those."
+        )
+    return first
+
+
+def _described(data: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, ...]]:
+    """The domain and the columns that a file in this project's schema states."""
+    domain, columns = data.get("domain"), data.get("columns")
+    if data["schema"] != _SCHEMA or not isinstance(domain, str) or not isinstance(columns, list):
+        raise StatisticsError(
+            f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "
+            "describes."
+        )
+    return domain, tuple(columns)
 
 
 def stats_for(
@@ -424,94 +504,3 @@ def _domain_of(name: str) -> str:
 @cache
 def _packaged(domain: str) -> ActionStats:
     return load_action_stats(resource(f"stats/{domain}.json"))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ResourceNotFoundError(
-            f"no statistics file {str(path)!r}; pass another path or a name: "
-            f"{', '.join(_UPSTREAM_DOMAINS.values())}."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise StatisticsError(f"{str(path)!r} is not a readable JSON file: {error}") from None
-    if not isinstance(data, dict):
-        raise StatisticsError(f"{str(path)!r} must hold a JSON object, not {type(data).__name__}.")
-    return cast("dict[str, Any]", data)
-
-
-def _from_schema(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
-    recorded, columns = data.get("domain"), data.get("columns")
-    names: list[Any] = cast("list[Any]", columns) if isinstance(columns, list) else [None]
-    if (
-        data["schema"] != _SCHEMA
-        or not isinstance(recorded, str)
-        or not all(isinstance(name, str) for name in names)
-    ):
-        raise StatisticsError(
-            f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "
-            "describes."
-        )
-    if domain is not None and recorded != domain and recorded != _domain_of(domain):
-        raise StatisticsError(f"{str(path)!r} holds statistics of {recorded!r}, not of {domain!r}.")
-    skipped = _indices(data.get("skip_rotation_dims", []), path)
-    stats = _stats(recorded, tuple(names), data, data.get("raw"), path, skipped)
-    single = data.get("single_arm_columns", stats.width)
-    return stats.first(instance_of(single, int, f"single_arm_columns of {str(path)!r}"))
-
-
-def _from_upstream(data: dict[str, Any], path: Path, domain: str | None) -> ActionStats:
-    if domain is None and path.stem not in _UPSTREAM_DOMAINS:
-        raise StatisticsError(
-            f"{str(path)!r} does not name the domain of its statistics, and its name is not one "
-            "of cosmos-framework's "
-            f"({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
-        )
-    domain = _domain_of(path.stem if domain is None else domain)
-    columns = get_embodiment(domain).action_space("midtrain").columns
-    block = data.get("global", data)
-    width = len(columns)
-    if domain == "umi" and len(_block(block, path)["q01"]) == 2 * width:
-        columns = (*columns, *(f"second_{column}" for column in columns))
-    meta = data.get("metadata")
-    skipped = (
-        _indices(cast("dict[str, Any]", meta).get("skip_rotation_dims", []), path)
-        if isinstance(meta, dict)
-        else ()
-    )
-    return _stats(domain, columns, block, data.get("global_raw"), path, skipped).first(width)
-
-
-def _stats(
-    domain: str,
-    columns: tuple[str, ...],
-    block: Any,
-    raw: Any,
-    path: Path,
-    skipped: tuple[int, ...] = (),
-) -> ActionStats:
-    figures = {
-        name: value
-        for name, value in _block(block, path).items()
-        if name in FIGURES and value is not None
-    }
-    raw_stats = None if raw is None else _stats(domain, columns, raw, None, path)
-    return ActionStats(domain, columns, **figures, raw=raw_stats, skip_rotation_dims=skipped)
-
-
-def _block(block: Any, path: Path) -> dict[str, Any]:
-    figures = cast("dict[str, Any]", block) if isinstance(block, dict) else {}
-    if any(not isinstance(figures.get(name), list) for name in FIGURES[:2]):
-        raise StatisticsError(
-            f"{str(path)!r} has no lists q01 and q99; statistics need at least those."
-        )
-    return figures
-
-
-def _indices(value: Any, path: Path) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(not isinstance(i, int) for i in cast("list[Any]", value)):
-        raise StatisticsError(
-            f"{str(path)!r}: skip_rotation_dims must be a list of column numbers, got {value!r}."
-        )
-    return tuple(cast("list[int]", value))

@@ -83,9 +83,9 @@ class ModelInput:
         ):
             raw["task"] = language.understand(request.instruction)
         if request.conditioning_actions is not None:
-            raw["cond_action"] = np.array(request.conditioning_actions)
+            raw["cond_action"] = request.conditioning_actions
         if request.action_prefix is not None:
-            raw["action_prefix"] = np.array(request.action_prefix)
+            raw["action_prefix"] = request.action_prefix
         if request.prompt or textless:
             raw["caption"] = request.prompt or ""
         if request.action_space.state_row:
@@ -121,16 +121,12 @@ class ModelInput:
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:
             clip = request.clip
-            return (
-                read_clip(Path(clip), request.n_rows + 1)
-                if isinstance(clip, str | Path)
-                else np.array(clip)
-            )
+            return read_clip(clip, request.n_rows + 1) if isinstance(clip, str | Path) else clip
         if request.composite is None:
             raise BackendError(
                 f"backend {backend!r} needs a picture: the request has no composite."
             )
-        return np.array(request.composite)
+        return request.composite
 
     def quantiles(self, request: Request) -> tuple[F64, F64] | None:
         """Return the checkpoint's own q01 and q99, or what its normalisation maps to -1 and 1, if

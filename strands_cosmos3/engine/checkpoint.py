@@ -233,9 +233,8 @@ class Checkpoint:
     def _stated_stats(self, recorded: str | Mapping[str, Any]) -> ActionStats | None:
         if isinstance(recorded, str):
             return load_action_stats(recorded)
-        if (
-            lacking := {"domain", "statistics"} & set(missing(self.metadata))
-        ) and self.needs_contract:
+        lacking = {"domain", "statistics"} & set(missing(self.metadata))
+        if lacking and self.needs_contract:
             return None  # and it cannot act
         if lacking:
             raise StatisticsError(
@@ -243,23 +242,8 @@ class Checkpoint:
                 "lacking."
             )
         embodiment = get_embodiment(self.metadata["domain"])
-        columns, domain = (
-            embodiment.action_space("midtrain").columns,
-            embodiment.stats or embodiment.name,
-        )
-
-        def made(figures: Mapping[str, Any], raw: ActionStats | None = None) -> ActionStats:
-            if not {*FIGURES[:2]} <= figures.keys():
-                raise StatisticsError(f"the raw statistics of {self.root} lack q01 or q99.")
-            return ActionStats(
-                domain,
-                columns,
-                **{name: figures[name] for name in FIGURES if name in figures},
-                raw=raw,
-            )
-
-        raw = recorded.get("raw")
-        return made(recorded, None if raw is None else made(raw))
+        columns = embodiment.action_space("midtrain").columns
+        return ActionStats.of_figures(embodiment.stats or embodiment.name, columns, recorded)
 
     def require_contract(self, stated_fields: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is

@@ -158,8 +158,6 @@ def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.
     prefix, actions = request.action_prefix, request.cond_action
     if actions is None:
         return None if prefix is None else prefix.to("cpu", torch.float32)
-    missing = max(request.action_chunk - len(actions), 0)
-    actions = torch.cat([actions, actions[-1:].expand(missing, -1)])[: request.action_chunk]
     before = layout.action_rows - request.action_chunk  # history and state
     if before and prefix is not None:
         actions = torch.cat([widened(prefix[:before], actions.shape[1]), actions])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_action_stats
-from strands_cosmos3.checks import typed, whole_number
+from strands_cosmos3.checks import finite_array, typed, whole_number
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
     ActionSpace,
@@ -37,7 +37,6 @@ from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
     InputError,
-    NonFiniteError,
     ShapeError,
     StatisticsError,
 )
@@ -179,11 +178,15 @@ class Cosmos3PolicyProcessor:
                 f"height={height}, width={width}: give both for a canvas of your own, or neither."
             )
         self._canvas = None if height is None or width is None else (height, width)
-        if domain_name is not None and domain_id is not None and domain_name != domain_id:
-            _require_same_domain(domain_name, domain_id)
+        indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
+        if indexes is not None and (not indexes or len(set(indexes)) < len(indexes)):
+            raise InputError(
+                f"cond_frame_indexes {indexes}: name at least one frame, and none twice; or leave "
+                "it unset."
+            )
         self._tier = DEFAULT_TIER if image_size is None else image_size
         self._options = (action_chunk_size, num_frames, fps, view_point)
-        self._domain = (domain_name if domain_name is not None else domain_id, raw_action_dim)
+        self._domain = (_only_domain(domain_name, domain_id), raw_action_dim)
         self._mode = Mode.parse(mode)
         self._space = action_space
         self._prompt_format, self._negative, self._system_prompt = (
@@ -193,7 +196,7 @@ class Cosmos3PolicyProcessor:
         )
         self._composition: Composition = composition
         self._history = whole_number(history_length, "history_length", 1) - 1
-        self._frame_indexes = None if cond_frame_indexes is None else tuple(cond_frame_indexes)
+        self._frame_indexes = indexes
         self._device, self._dtype, self._action_dim = torch_device(device), params_dtype, action_dim
         self._gripper = gripper
         self._state_row, self._policy_frames = state_row, policy_frames
@@ -233,11 +236,10 @@ class Cosmos3PolicyProcessor:
         overrides = {name: value for name, value in options.items() if value is not None}
         frames = overrides.get("policy_frames")
         if frames is not None and frames not in checkpoint.policy_frames:
-            metadata = (
-                " or ".join(map(str, checkpoint.policy_frames)) or "rows + 1 alone, the default"
-            )
+            trained = " or ".join(map(str, checkpoint.policy_frames))
             raise ConfigError(
-                f"policy_frames {frames}: this checkpoint was trained to answer with {metadata}."
+                f"policy_frames {frames}: this checkpoint was trained to answer with "
+                f"{trained or 'rows + 1 alone, the default'}."
             )
         if "domain_id" in overrides:
             defaults.pop("domain_name")
@@ -275,25 +277,31 @@ class Cosmos3PolicyProcessor:
             ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images or actions
                 cannot be used.
         """
-        _require_known(raw_input)
+        if unknown := [str(name) for name in raw_input if name not in _KNOWN]:
+            raise InputError(
+                f"unknown input fields: {', '.join(unknown)}; valid: {', '.join(_KNOWN)}."
+            )
         call = self._resolve(raw_input)
-        frames = read_frames(
-            _needed(raw_input, ("images",)), call.embodiment.rig, self._composition
-        )
+        images = _first_of(raw_input, ("images",), "'images'")[1]
+        frames = read_frames(images, call.embodiment.rig, self._composition)
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError(
                 "inverse_dynamics explains a motion: images must hold more than one frame."
             )
-        indexes = self._checked_indexes(call, len(frames))
+        indexes = self._frame_indexes
+        if len(frames) == 1 and indexes not in (None, (0,)):
+            raise InputError(
+                f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
+            )
         height, width = frames.shape[1:3]
         canvas = to_canvas(
             frames[: self._frames_needed(call, indexes)],
             self._canvas or canvas_hw(height, width, self._tier),
         )
-        prompt = _text(raw_input, ("caption",))
-        prompt = (
-            self._caption(raw_input, call, canvas.frames.shape[1:3]) if prompt is None else prompt
-        )
+        if raw_input.get("caption") is None:
+            prompt = self._caption(raw_input, call, canvas.frames.shape[1:3])
+        else:
+            prompt = _text(raw_input, ("caption",), "'caption'")
         ids = self._tokens.ids(prompt, self._system_prompt)
         negative = self._tokens.ids(self._negative, self._system_prompt)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
@@ -366,11 +374,9 @@ class Cosmos3PolicyProcessor:
 
     def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
         domain, width = self._domain
-        domains = [raw[key] for key in ("domain_name", "domain_id") if raw.get(key) is not None]
-        if len(domains) == 2 and domains[0] != domains[1]:
-            _require_same_domain(*domains)
-        if domains:
-            domain, width = domains[0], width if isinstance(domains[0], int) else None
+        of_call = _only_domain(raw.get("domain_name"), raw.get("domain_id"))
+        if of_call is not None:
+            domain, width = of_call, width if isinstance(of_call, int) else None
         if domain is None:
             raise ConfigError(
                 "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
@@ -427,31 +433,11 @@ class Cosmos3PolicyProcessor:
             )
         return self._stats.normalizer(self._method)
 
-    def _checked_indexes(self, call: CallSettings, frames: int) -> tuple[int, ...] | None:
-        indexes, latent_frames = self._frame_indexes, call.action_chunk // TEMPORAL_COMPRESSION + 1
-        for i in indexes or ():
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < latent_frames:
-                raise InputError(
-                    f"cond_frame_indexes {indexes}: {i!r} is not a latent frame "
-                    f"0..{latent_frames - 1}."
-                )
-        if indexes == ():
-            raise InputError(
-                "cond_frame_indexes is empty; name at least one frame, or leave it unset."
-            )
-        if indexes is not None and len(set(indexes)) < len(indexes):
-            raise InputError(f"cond_frame_indexes {indexes} names a frame twice.")
-        if indexes is not None and frames == 1 and indexes != (0,):
-            raise InputError(
-                f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
-            )
-        return indexes
-
     @staticmethod
     def _frames_needed(call: CallSettings, indexes: tuple[int, ...] | None) -> int:
         if indexes is None:
             return call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
-        return max(indexes) * TEMPORAL_COMPRESSION + 1
+        return max(0, *indexes) * TEMPORAL_COMPRESSION + 1
 
     def _clip_frames(self, call: CallSettings) -> int:
         if call.mode is Mode.POLICY and self._policy_frames is not None:
@@ -459,9 +445,7 @@ class Cosmos3PolicyProcessor:
         return call.action_chunk + 1
 
     def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
-        task = _text(raw, ("task", "prompt"))
-        if task is None:
-            raise _missing(raw, "'task' or 'prompt'")
+        task = _text(raw, ("task", "prompt"), "'task' or 'prompt'")
         rig = call.embodiment.rig
         return compose_prompt(
             task,
@@ -474,33 +458,17 @@ class Cosmos3PolicyProcessor:
         )
 
     def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        actions = next(
-            (raw[key] for key in ("cond_action", "action") if raw.get(key) is not None), None
-        )
-        if call.mode is not Mode.FORWARD_DYNAMICS:
-            if actions is not None:
-                raise InputError(f"cond_action is for forward_dynamics; the mode is {call.mode}.")
-            return None
+        actions = raw.get("action") if raw.get("cond_action") is None else raw["cond_action"]
         if actions is None:
-            raise InputError(
-                "forward_dynamics predicts what known actions do: cond_action is missing."
-            )
-        rows = _rows(actions, "cond_action")
-        if (
-            rows.shape[1] == self._action_dim > call.raw_action_dim
-            and not rows[:, call.raw_action_dim :].any()
-        ):
-            rows = rows[:, : call.raw_action_dim]
-        if rows.shape[1] != call.raw_action_dim:
+            return None
+        rows, width = _rows(actions, "cond_action"), call.raw_action_dim
+        if rows.shape[1] == self._action_dim and not rows[:, width:].any():
+            rows = rows[:, :width]
+        if rows.shape[1] != width:
             raise ShapeError(
-                f"cond_action has {rows.shape[1]} columns, {call.embodiment.name!r} has "
-                f"{call.raw_action_dim}."
+                f"cond_action has {rows.shape[1]} columns, {call.embodiment.name!r} has {width}."
             )
-        rows = self._in_model_units(rows, call)
-        repeated = np.concatenate(
-            [rows, np.repeat(rows[-1:], max(0, call.action_chunk - len(rows)), axis=0)]
-        )
-        return self._padded(repeated[: call.action_chunk])[None]
+        return self._padded(self._in_model_units(rows, call))
 
     def _in_model_units(self, rows: np.ndarray, call: CallSettings) -> np.ndarray:
         affine = self._affine(call)
@@ -539,26 +507,24 @@ class Cosmos3PolicyProcessor:
             return None
         scale = None if call.space.state_row else self._state_row
         columns = call.space.columns if scale is None else STATE_COLUMNS
-        if raw.get("state") is None:
-            numbers = f"{len(columns)} numbers, {_listed(columns)}"
-            raise _missing(
-                raw, f"'state' (--state), with which this checkpoint's sequence starts: {numbers}"
-            )
-        state = np.asarray(raw["state"], dtype=object)
-        state = _rows((state[None] if state.ndim == 1 else state).tolist(), "state")
+        listed = ", ".join(columns)
+        needed = (
+            "'state' (--state), with which this checkpoint's sequence starts: "
+            f"{len(columns)} numbers, {listed}"
+        )
+        state = np.atleast_2d(finite_array(_first_of(raw, ("state",), needed)[1], "state", None))
         if len(state) <= self._history:
             raise InputError(
                 f"history_length is {self._history + 1}, and `state` has {len(state)} rows."
             )
         state = state[-self._history - 1 :]
-        if state.shape[1] != len(columns):
+        if state.shape[1:] != (len(columns),):
             raise ShapeError(
-                f"state must have {len(columns)} values ({_listed(columns)}), got {state.shape[1]}."
+                f"state must have {len(columns)} values ({listed}), got {state.shape[-1]}."
             )
-        if scale is not None:
-            return self._padded(scale.scaled(state))
-        state[:, -1] = self._gripper.to_fraction(state[:, -1])
-        return self._padded(state)
+        return self._padded(
+            self._in_model_units(state, call) if scale is None else scale.scaled(state)
+        )
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
         padded = np.pad(rows, ((0, 0), (0, self._action_dim - rows.shape[1])))
@@ -580,40 +546,22 @@ _KNOWN = (
 )
 
 
-def _require_known(raw: Mapping[str, Any]) -> None:
-    if not isinstance(raw, Mapping):
-        raise InputError(
-            f"the input must be a mapping with images and task, got {type(raw).__name__}."
-        )
-    unknown = [str(key) for key in raw if key not in _KNOWN]
-    if unknown:
-        raise InputError(f"unknown input fields: {', '.join(unknown)}; valid: {', '.join(_KNOWN)}.")
-
-
-def _needed(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first_of(raw: Mapping[str, Any], names: Sequence[str], needed: str) -> tuple[str, Any]:
+    """The first of these fields that is given, and its value; InputError if none is."""
+    given = [name for name in raw if raw[name] is not None]
     for name in names:
-        if raw.get(name) is not None:
-            return raw[name]
-    raise _missing(raw, " or ".join(map(repr, names)))
+        if name in given:
+            return name, raw[name]
+    raise InputError(f"the input lacks {needed}; it has: {', '.join(given) or 'nothing'}.")
 
 
-def _missing(raw: Mapping[str, Any], lacking: str) -> InputError:
-    present = [name for name, value in raw.items() if value is not None]
-    return InputError(f"the input lacks {lacking}; it has: {', '.join(present) or 'nothing'}.")
-
-
-def _text(raw: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def _text(raw: Mapping[str, Any], names: Sequence[str], needed: str) -> str:
     """The first of these fields that is given: a string, or a list whose first counts."""
-    name = next((name for name in names if raw.get(name) is not None), None)
-    value = None if name is None else raw[name]
+    name, value = _first_of(raw, names, needed)
     value = value[0] if isinstance(value, list | tuple) and value else value
-    if value is not None and not isinstance(value, str):
+    if not isinstance(value, str):
         raise InputError(f"the {name} must be a string or a list of strings, got {value!r}.")
     return value
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(columns)
 
 
 def _embodiment(domain: str | int, width: int | None) -> Embodiment:
@@ -627,27 +575,29 @@ def _embodiment(domain: str | int, width: int | None) -> Embodiment:
     return get_embodiment(domain)
 
 
-def _require_same_domain(name: str | int, number: str | int) -> None:
+def _only_domain(name: str | int | None, number: str | int | None) -> str | int | None:
+    """The domain that two arguments name, either of which may be None; ConfigError if they name
+    two.
+    """
+    if name is None or number is None:
+        return number if name is None else name
     ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
     if ids[0] != ids[1]:
         raise ConfigError(
             f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, "
             f"{ids[1]})."
         )
+    return name
 
 
 def _rows(value: Any, name: str) -> np.ndarray:
+    """Rows of numbers [rows, columns] in float64."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    try:
-        rows = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be rows of numbers ({error}).") from None
-    rows = rows[0] if rows.ndim == 3 and rows.shape[0] == 1 else rows
-    if rows.ndim != 2 or rows.size == 0:
+        value = value.detach().cpu()
+    rows = finite_array(value, f"rows of {name}", None)
+    rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows
+    if rows.ndim != 2:
         raise ShapeError(
             f"{name} must be [rows, columns] (a leading 1 is allowed), got {list(rows.shape)}."
         )
-    if not np.isfinite(rows).all():
-        raise NonFiniteError(f"{name} holds NaN or infinity.")
     return rows

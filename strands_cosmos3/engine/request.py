@@ -56,7 +56,8 @@ class Cosmos3ActionRequest:
         action_space: ``midtrain`` or ``joint_pos``, which the answer must be in; None is the
             checkpoint's.
         cond_action: [rows, D] or [1, rows, D] given actions, for forward dynamics, in the model's
-            scale; D is raw_action_dim, or the model's action width with zeros above it.
+            scale; D is raw_action_dim, or the model's action width with zeros above it. Rows
+            beyond the chunk are cut; the last one is repeated where there are fewer.
         action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first
             row is the state, which comes before the chunk and is not part of the answer.
         history_rows: Rows of action_prefix that precede the state row (or, without one, the chunk):
@@ -207,6 +208,10 @@ class Cosmos3ActionRequest:
                     "zero."
                 )
             object.__setattr__(self, name, value)
+        if (actions := self.cond_action) is not None:
+            repeated = actions[-1:].expand(max(self.action_chunk - len(actions), 0), -1)
+            actions = torch.cat([actions, repeated])[: self.action_chunk]
+            object.__setattr__(self, "cond_action", actions)
         if (
             not 0
             <= self.history_rows

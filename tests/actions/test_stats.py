@@ -173,8 +173,6 @@ def test_rows_of_joint_pos_are_refused_with_both_names():
 
 
 def test_libero_s_quantile_leaves_rotation_and_quantile_rot_does_not():
-    stats = load_action_stats("libero")
-    assert stats.skip_rotation_dims == (3, 4, 5, 6, 7, 8)
     z = np.full((1, 10), 0.3)
     plain, rot = (
         denormalize_chunk(z, "libero"),
@@ -275,12 +273,10 @@ def test_upstream_files_by_path(tmp_path):
     with pytest.raises(StatisticsError, match="20 columns"):
         load_action_stats(two_arms, domain="droid")
     blocks = {
-        "metadata": {"skip_rotation_dims": [3]},
         "global": flat,
         "global_raw": {"q01": [0.0] * 10, "q99": [2.0] * 10},
     }
     nested = load_action_stats(write(tmp_path / "blocks.json", blocks), domain="libero")
-    assert nested.skip_rotation_dims == (3,)
     np.testing.assert_array_equal(nested.normalizer("quantile").inverse(np.zeros(10)), np.zeros(10))
     np.testing.assert_array_equal(
         nested.normalizer("quantile_rot").inverse(np.zeros(10)), np.ones(10)
@@ -314,7 +310,6 @@ def test_own_files_by_path(tmp_path):
         {"min": [0, 0], "max": [1, 0]},
         {"raw": []},
         {"raw": {"q01": [0, 0], "q99": [0, 1]}},
-        {"skip_rotation_dims": "all"},
         {"single_arm_columns": 3},
     ],
 )

@@ -18,7 +18,7 @@ import torch
 from helpers import checkpoint_formats as formats
 from helpers import damaged_formats as damaged
 from helpers.options import backend_options
-from recipes.random_checkpoint import FactorySizes, write_checkpoint
+from recipes.random_checkpoint import FactorySizes, framework_name, write_checkpoint
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput, require_contract
 from strands_cosmos3.backends.native import NativeBackend
@@ -27,7 +27,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
 from strands_cosmos3.engine.formats.detect import open_layout
-from strands_cosmos3.engine.formats.framework import framework_name, renamed
+from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.weights import expected_shapes

@@ -21,10 +21,11 @@ import pytest
 from helpers import checkpoint_formats as formats
 from helpers.environments import checkout
 from helpers.real_shapes import real_config
+from recipes.random_checkpoint import framework_name
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.detect import open_layout
-from strands_cosmos3.engine.formats.framework import framework_name, released_name, renamed
+from strands_cosmos3.engine.formats.framework import released_name, renamed
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.engine.weights import expected_shapes
 

@@ -442,7 +442,7 @@ def test_end_to_end(checkpoints, make):
                 "action": [[float("nan")] * 10],
             },
             NonFiniteError,
-            "NaN",
+            "is nan",
         ),
         (
             {"images": picture(), "task": "x", "domain_name": "mars"},

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from strands_cosmos3.engine.formats.framework import framework_name
+from recipes.random_checkpoint import framework_name
 
 SHARDS = 3
 VISION = {"model.net.language_model.visual.merger.mlp.0.weight": torch.ones(4, 4)}

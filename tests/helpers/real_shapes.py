@@ -26,11 +26,11 @@ from recipes.random_checkpoint import (
     MODEL_INDEX,
     SCHEDULER,
     FactorySizes,
+    framework_name,
     fresh_vae,
     transformer_config,
     write_tokenizer,
 )
-from strands_cosmos3.engine.formats.framework import framework_name
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import STEM
 

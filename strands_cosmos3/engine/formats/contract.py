@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from strands_cosmos3.actions.stats import FIGURES, Method
+from strands_cosmos3.actions.stats import FIGURES, Method, figures_of
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment, list_embodiments
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.errors import ContractError, InputError, UnknownNameError
+from strands_cosmos3.errors import ContractError, InputError, StatisticsError, UnknownNameError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import contained, read_json, require_file, resource, shown
 
@@ -151,47 +151,12 @@ def read_contract(path: Path, root: Path) -> dict[str, Any]:
     statistics = fields.get(_STATISTICS)
     if isinstance(statistics, str) and statistics.endswith(".json"):
         file = contained(path.parent / statistics, root, "checkpoint", ContractError)
-        fields[_STATISTICS] = figures_of(
-            read_json(file, ContractError, f"{path} names it as statistics."), file
-        )
+        data = read_json(file, ContractError, f"{path} names it as statistics.")
+        try:
+            fields[_STATISTICS] = figures_of(data, file)
+        except StatisticsError as error:
+            raise ContractError(str(error)) from None
     return checked(inherited | fields, str(path))
-
-
-def figures_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The figures of a statistics file in the schema of this project, of cosmos-framework
-    (``global``) or LeRobot (``action``).
-
-    Raises ContractError if it has no lists q01 and q99, or two blocks of figures that differ.
-    """
-    raw = _block({name: data[name] for name in ("global_raw", "raw") if name in data}, path)
-    figures = _block(
-        {"": data, **{name: data[name] for name in ("action", "global") if name in data}}, path
-    )
-    if not {*FIGURES[:2]} <= figures.keys():
-        raise ContractError(
-            f"{path} has no lists q01 and q99 of the action columns; statistics need at least "
-            "those."
-        )
-    return figures | ({"raw": raw} if raw else {})
-
-
-def _block(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The figures of the one block that has some; ContractError if there are several, and they
-    differ.
-    """
-    by_block: dict[str, dict[str, Any]] = {}
-    for name, block in blocks.items():
-        if isinstance(block, Mapping) and (
-            figures := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
-        ):
-            by_block[name] = figures
-    if any(figures != next(iter(by_block.values())) for figures in by_block.values()):
-        listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
-        raise ContractError(
-            f"{path}: {listed} hold different figures; keep the ones that the rows were normalised "
-            "with."
-        )
-    return next(iter(by_block.values()), {})
 
 
 def checked(fields: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -15,13 +15,11 @@ import math
 import os
 import pickle
 import re
-import struct
 import zipfile
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 
@@ -63,44 +61,7 @@ class Record:
     __hash__ = object.__hash__  # records are keys before their state is known
 
 
-def unpickle(
-    data: bytes,
-    allowed: Mapping[str, Any],
-    where: str,
-    persistent: Callable[[Any], Any] | None = None,
-) -> Any:
-    """Read a pickle in which only ``allowed`` names, ``module.name`` -> what stands for it, may
-    occur.
-
-    Args:
-        persistent: Reads persistent ids; None refuses them.
-
-    Raises LayoutError if it is damaged or names anything else; nothing of it was run then.
-    """
-
-    class Restricted(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if f"{module}.{name}" not in allowed:
-                raise pickle.UnpicklingError(
-                    f"it names {shown(f'{module}.{name}')}, which no checkpoint needs"
-                )
-            return allowed[f"{module}.{name}"]
-
-        def persistent_load(self, pid: Any) -> Any:
-            if persistent is None:
-                raise pickle.UnpicklingError("it has persistent ids")
-            return persistent(pid)
-
-    try:
-        return Restricted(io.BytesIO(data)).load()
-    except _BROKEN as error:
-        reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
-        raise LayoutError(
-            f"{where} is not readable ({reason}); nothing of it was run. Download it again."
-        ) from None
-
-
-def record(name: str) -> type[Record]:
+def _record(name: str) -> type[Record]:
     """A kind of record for the class of this name."""
     return type(name, (Record,), {"kind": name})
 
@@ -120,19 +81,37 @@ _RECORDS = (
 )
 _ALLOWED: Mapping[str, Any] = {
     **{
-        f"{_CODE}.metadata.{name}": record(name)
+        f"{_CODE}.metadata.{name}": _record(name)
         for name in (*_RECORDS, "MetadataIndex", "StorageMeta")
     },
-    f"{_CODE}.metadata._MEM_FORMAT_ENCODING": record("memory format"),
-    f"{_CODE}.filesystem._StorageInfo": record("_StorageInfo"),
-    "torch.serialization._get_layout": record("layout"),
+    f"{_CODE}.metadata._MEM_FORMAT_ENCODING": _record("memory format"),
+    f"{_CODE}.filesystem._StorageInfo": _record("_StorageInfo"),
+    "torch.serialization._get_layout": _record("layout"),
     "torch.Size": lambda sizes=(): tuple(sizes),
-    **{f"pathlib.{name}": record("path") for name in ("Path", "PosixPath", "PurePosixPath")},
+    **{f"pathlib.{name}": _record("path") for name in ("Path", "PosixPath", "PurePosixPath")},
     **{
         str(dtype): dtype
         for dtype in (*_DTYPES, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
     },
 }
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads a pickle in which only the names of ``_ALLOWED`` may occur; nothing else is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _ALLOWED:
+            raise pickle.UnpicklingError(
+                f"it names {shown(f'{module}.{name}')}, which no checkpoint needs"
+            )
+        return _ALLOWED[f"{module}.{name}"]
+
+
+def _unreadable(where: str, error: Exception) -> LayoutError:
+    reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
+    return LayoutError(
+        f"{where} is not readable ({reason}); nothing of it was run. Download it again."
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +138,10 @@ class DcpFiles(WeightSource):
         require_file(
             path, LayoutError, _MAX_METADATA_BYTES, "A distributed checkpoint has this file."
         )
-        metadata = unpickle(path.read_bytes(), _ALLOWED, str(path))
+        try:
+            metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        except _BROKEN as error:
+            raise _unreadable(str(path), error) from None
         self.shapes, self.dtypes = {}, {}
         self._chunks: dict[str, list[_Chunk]] = {}
         self._dtype_of: dict[str, torch.dtype] = {}
@@ -268,36 +250,27 @@ def _tiles(chunks: list[_Chunk], shape: tuple[int, ...]) -> bool:
 
 
 def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> torch.Tensor:
-    """The tensor of one ``torch.save`` archive inside a file; its pickle may describe one tensor
-    and nothing else.
+    """The tensor of one ``torch.save`` archive inside a file, read by torch's own unpickler of
+    weights, which runs no code.
     """
-    where, bytes_wanted = (
-        f"{readable(name)} in {chunk.file}",
-        math.prod(chunk.shape) * dtype.itemsize,
-    )
+    where = f"{readable(name)} in {chunk.file}"
     with inside(chunk.file, root).open("rb") as file:
+        window: Any = _Window(file, chunk.offset, chunk.length)
         try:
-            layout, at, size = _describe(_Window(file, chunk.offset, chunk.length), where)
-        except LayoutError:
-            raise
-        except (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError, OSError) as error:
-            raise LayoutError(
-                f"{where} is not readable ({shown(str(error))}); download it again."
-            ) from None
-        if layout != (dtype, chunk.shape) or size != bytes_wanted or at + size > chunk.length:
-            raise LayoutError(
-                f"{where} is {shown(layout)} and not {dtype} {list(chunk.shape)}; download it "
-                "again."
-            )
-        data = bytearray(size)
-        file.seek(chunk.offset + at)
-        if file.readinto(data) != size:
-            raise LayoutError(
-                f"{chunk.file} ends within {readable(name)}; is the download complete?"
-            )
-    if not data:
-        return torch.empty(chunk.shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(chunk.shape)
+            with zipfile.ZipFile(window) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > chunk.length:  # compressed, it could fill the memory
+                raise ValueError(f"it unpacks to {unpacked} bytes")
+            window.seek(0)
+            tensor = torch.load(window, map_location="cpu", weights_only=True)
+        except (*_BROKEN, zipfile.BadZipFile, RuntimeError, OSError) as error:
+            raise _unreadable(where, error) from None
+    is_plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
+    if not is_plain or (tensor.dtype, tensor.shape) != (dtype, chunk.shape):
+        raise LayoutError(
+            f"{where} is {shown(tensor)} and not {dtype} {list(chunk.shape)}; download it again."
+        )
+    return tensor
 
 
 class _Window(io.RawIOBase):
@@ -309,72 +282,16 @@ class _Window(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = max(0, offset + (0, self._at, self._length)[whence])
         return self._at
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._at)
+    def readinto(self, buffer: Any) -> int:
         self._file.seek(self._offset + self._at)
-        data = self._file.read(left if size is None or size < 0 else min(size, left))
+        data = self._file.read(min(len(buffer), max(0, self._length - self._at)))
+        buffer[: len(data)] = data
         self._at += len(data)
-        return data
-
-
-def _describe(window: _Window, where: str) -> tuple[Any, int, int]:
-    """(dtype, shape), offset and size in bytes of the one tensor of an archive."""
-    with zipfile.ZipFile(cast("Any", window)) as archive:
-        (pickled,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
-        prefix = pickled.filename.removesuffix("data.pkl")
-        numbers = archive.getinfo(f"{prefix}data/0")
-        if pickled.file_size > _MAX_ARCHIVE_EXTRA or {
-            pickled.compress_type,
-            numbers.compress_type,
-        } != {zipfile.ZIP_STORED}:
-            raise ValueError("it is compressed, or describes more than a tensor")
-        if (
-            f"{prefix}byteorder" in archive.namelist()
-            and archive.read(f"{prefix}byteorder") != b"little"
-        ):
-            raise ValueError("its numbers are big-endian")
-        tensor = unpickle(archive.read(pickled), _TENSOR, where, _storage)
-    window.seek(numbers.header_offset + 26)
-    name_length, extra_length = struct.unpack("<HH", window.read(4))
-    return tensor, numbers.header_offset + 30 + name_length + extra_length, numbers.file_size
-
-
-def _storage(pid: Any) -> torch.dtype:
-    kind, dtype, key, *_ = pid
-    if kind != "storage" or key != "0":
-        raise ValueError("more than one storage")
-    return dtype
-
-
-def _tensor(
-    dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any
-) -> tuple[Any, tuple[int, ...]]:
-    """Stands for ``torch._utils._rebuild_tensor_v2``: the dtype and shape of a contiguous
-    tensor.
-    """
-    expected = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    if offset or any(n > 1 and a != b for n, a, b in zip(shape, stride, expected, strict=True)):
-        raise ValueError("the tensor is a view of a larger one")
-    return dtype, tuple(shape)
-
-
-_TENSOR: Mapping[str, Any] = {
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "collections.OrderedDict": OrderedDict,
-    "torch.FloatStorage": torch.float32,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.HalfStorage": torch.float16,
-}
+        return len(data)
 
 
 class DcpRun(OnBase):

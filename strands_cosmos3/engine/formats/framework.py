@@ -77,19 +77,6 @@ def released_name(name: str) -> str:
     return name
 
 
-def framework_name(name: str) -> str:
-    """The framework's name of a released one: the inverse of :func:`released_name`."""
-    back = {new: old for old, new in (*ATTENTION.items(), *HEADS.items())}
-    for old, new in TIME.items():
-        name = name.replace(new, old)
-    head, dot, rest = name.partition(".")
-    if head in back:
-        return f"{back[head]}{dot}{rest}"
-    if head in ("layers", "embed_tokens", "norm", "norm_moe_gen"):
-        return "language_model.model." + ".".join(back.get(part, part) for part in name.split("."))
-    return f"language_model.{name}" if head == "lm_head" else name
-
-
 def is_vision(name: str) -> bool:
     """Whether a weight belongs to a picture encoder: it is listed, and skipped."""
     return any(eye in part for part in name.split(".")[:-1] for eye in _EYES)
