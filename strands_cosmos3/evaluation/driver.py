@@ -145,10 +145,12 @@ class _Slot:
     since_s: float = 0.0  # when the job was given out
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
     assignment: Assignment
     film: bool = False
+    attempts: int = 0
+    hangs: int = 0
 
     @property
     def label(self) -> str:
@@ -181,8 +183,6 @@ class Driver:
                 self.progress.count(assignment, self.records[assignment.key])
         self.progress.resumed = len(self.records)
         self._queue = deque(_Job(a) for a in self.plan if a.key not in self.records)
-        self._attempts: Counter[_Job] = Counter()
-        self._hangs: Counter[_Job] = Counter()
         self._report = report or (lambda progress: None)
         self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
@@ -209,25 +209,24 @@ class Driver:
             EvaluationError, ConfigError: Workers do not start, a service is gone, or the folder
                 belongs to another checkpoint.
         """
+        progress = self.progress
         with deferred_interrupt() as interrupt:
             for phase in ("running", "filming failures"):
-                self.progress.phase = phase
+                progress.phase = phase
                 if phase != "running":
-                    self._queue.extend(
-                        _Job(assignment, film=True) for assignment in self._missing_films()
-                    )
-                    self.progress.films_total = len(self._queue)
+                    self._queue.extend(_Job(a, film=True) for a in self._missing_films())
+                    progress.films_total = len(self._queue)
                 while self._queue or any(slot.job for slot in self._slots):
                     if phase == "running":
                         self._measure_time()
                     self._assign()
-                    self._report(self.progress)
+                    self._report(progress)
                     if interrupt.requested:
-                        self.progress.interrupted = True
+                        progress.interrupted = True
                         return
                     self._collect()
-        self.progress.phase = "done"
-        self._report(self.progress)
+        progress.phase = "done"
+        self._report(progress)
 
     def close(self) -> None:
         """End every worker. Replicas belong to the caller."""
@@ -252,7 +251,7 @@ class Driver:
         for slot in self._slots:
             if slot.pending is None and self._queue:
                 slot.job = self._queue.popleft()
-                self._attempts[slot.job] += 1
+                slot.job.attempts += 1
                 method = slot.actor.film if slot.job.film else slot.actor.run
                 slot.pending, slot.since_s = method.remote(slot.job.assignment), time.monotonic()
 
@@ -268,11 +267,9 @@ class Driver:
         self._check_ray(bool(ready))
         for reference in ready:
             self._process(waiting[reference])
+        latest_s = time.monotonic() - self.settings.episode_timeout
         for slot in self._slots:
-            if (
-                slot.job is not None
-                and time.monotonic() - slot.since_s > self.settings.episode_timeout
-            ):
+            if slot.job is not None and slot.since_s < latest_s:
                 self._end_hung(slot, slot.job)
         if self.replicas is not None:
             self.progress.replica_restarts = self.replicas.restarts()
@@ -334,7 +331,7 @@ class Driver:
             )
 
     def _store(self, job: _Job, record: Record) -> None:
-        record["times"]["attempt"] = self._attempts[job]
+        record["times"]["attempt"] = job.attempts
         self.records[job.assignment.key] = self.folder.write(job.assignment, record)
         self.progress.count(job.assignment, record)
 
@@ -365,8 +362,8 @@ class Driver:
         failed.
         """
         self.progress.hangs += 1
-        self._hangs[job] += 1
-        if self._hangs[job] < MAX_HANGS:
+        job.hangs += 1
+        if job.hangs < MAX_HANGS:
             self._requeue(job)
         elif job.film:
             self.progress.given_up.append(job.label)
@@ -388,7 +385,7 @@ class Driver:
         slot.pending, slot.job, slot.pid = self._open(slot.actor, slot.number), None, 0
 
     def _requeue(self, job: _Job) -> None:
-        if self._attempts[job] < MAX_ATTEMPTS:
+        if job.attempts < MAX_ATTEMPTS:
             self.progress.requeued += 1
             self._queue.appendleft(job)
         else:

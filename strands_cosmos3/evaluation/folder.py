@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,10 +112,8 @@ class RunFolder:
         """Return the path of an episode's video and whether its run was bit-equal; None if there
         is no video.
         """
-        for equal in (True, False):
-            if (path := self._film_path(assignment, equal)).exists():
-                return path, equal
-        return None
+        films = ((self._film_path(assignment, equal), equal) for equal in (True, False))
+        return next((film for film in films if film[0].exists()), None)
 
     def _film_path(self, assignment: Assignment, equal: bool) -> Path:
         condition, task, index = assignment.key
@@ -190,11 +188,6 @@ class RunFolder:
             self.path / "dynamics.json", {**figures, "identity": self.settings.dynamics_identity()}
         )
 
-    def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
-        """Store another file, such as the report, atomically."""
-        write_whole(self.path / name, write)
-        return self.path / name
-
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
@@ -225,7 +218,6 @@ def _checksum(record: Record) -> str:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
+        path = prefix + name
+        flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
     return flat

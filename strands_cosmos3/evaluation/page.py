@@ -54,15 +54,17 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def _head(report: Mapping[str, Any]) -> dict[str, Any]:
     settings, robot = report["settings"], report["robot"]
     options = {**settings["policy"]}
-    policy = ", ".join(str(name) for name in (options.pop("backend"), options.pop("model")) if name)
-    notes = [robot["name"]]
-    notes += ["some of its limits are assumed"] if robot["assumed"] else []
-    if robot["borrowed_domain"]:
-        notes.append(f"driven by the rows of {robot['borrowed_domain']}, another robot's")
+    policy = (options.pop("backend"), options.pop("model"))
+    domain = robot["borrowed_domain"]
+    notes = (
+        robot["name"],
+        robot["assumed"] and "some of its limits are assumed",
+        domain and f"driven by the rows of {domain}, another robot's",
+    )
     return {
         "world": settings["world"],
-        "robot": "; ".join(notes),
-        "policy": policy,
+        "robot": "; ".join(filter(None, notes)),
+        "policy": ", ".join(filter(None, policy)),
         "options": ", ".join(f"{name} {value}" for name, value in options.items()) or "presets",
         "SHA-256 of the checkpoint": report["model_sha256"],
         "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task "
@@ -75,20 +77,21 @@ def _head(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f'<th class="l">{name}</th>' for name in ("condition", "task"))
-    heads += "".join(f"<th>{escape(name)}</th>" for name in table.heads)
-    body = []
+    heads = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
+    lines = []
     for number, line in enumerate(table.lines):
-        first, total = number and line.condition, line.task is None
-        css = " ".join(name for name, on in (("first", first), ("all", total)) if on)
+        first, total = "first " * bool(number and line.condition), "all" * (line.task is None)
         task = ": ".join(filter(None, (line.task or "all tasks", line.instruction)))
-        label = "".join(f'<td class="l">{escape(text)}</td>' for text in (line.condition, task))
-        body.append(f'<tr class="{css}">{label}{"".join(map(_cell, line.cells))}</tr>')
+        lines.append(
+            f'<tr class="{(first + total).strip()}"><td class="l">{escape(line.condition)}</td>'
+            f'<td class="l">{escape(task)}</td>{"".join(map(_cell, line.cells))}</tr>'
+        )
     note = f'<p class="dim">{escape(table.note)}</p>' if table.note else ""
-    lines = "\n".join(body)
+    body = "\n".join(lines)
     return (
-        f'<h2>{escape(table.title)}</h2>{note}<div class="card scroll"><table><thead><tr>{heads}'
-        f"</tr></thead>\n<tbody>{lines}</tbody></table></div>"
+        f'<h2>{escape(table.title)}</h2>{note}<div class="card scroll"><table><thead><tr>'
+        f'<th class="l">condition</th><th class="l">task</th>{heads}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -167,10 +170,7 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
             "<details><summary>repeat this episode</summary>"
             f"<pre>{escape(failure['repeat'])}</pre></details>"
         )
-    film = films.get(failure["film"] or "")
-    video = (
-        f'<video controls muted loop preload="metadata" src="{escape(film)}"></video>'
-        if film
-        else ""
-    )
+    video = ""
+    if film := films.get(failure["film"] or ""):
+        video = f'<video controls muted loop preload="metadata" src="{escape(film)}"></video>'
     return f'<div class="card">{video}<div class="text">{text}</div></div>'

@@ -60,14 +60,14 @@ class PolicySource:
             foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
             return foreign, foreign
         backend = ConditionedBackend(self._backend_for(condition), condition)
+        own, names = self._options, options_of(PolicyOptions)
         options = PolicyOptions(
-            action_space=self._options.action_space,
-            chunk_rows=self._options.chunk_rows,
+            action_space=own.action_space,
+            chunk_rows=own.chunk_rows,
             replan_rows=replan_rows,
-            borrow_domain=self._options.borrow_domain,
-            arm=self._options.arm,
+            borrow_domain=own.borrow_domain,
+            arm=own.arm,
         )
-        names = options_of(PolicyOptions)
         options = with_options(options, {k: v for k, v in arguments.items() if k in names})
         rest = {name: value for name, value in arguments.items() if name not in names}
         return Cosmos3Policy(backend=backend, options=options, **rest), backend
@@ -92,9 +92,7 @@ class PolicySource:
     def _open(self, num_steps: int | None, check_language: bool) -> Backend:
         policy = self._options
         if policy.backend == "scripted":
-            expert = self._settings.get_world().expert(self._settings.robot)
-            assert expert is not None  # Settings checks this
-            return expert
+            return self._settings.get_world().required_expert(self._settings.robot)
         options = replace(
             policy.for_backend,
             sampling=replace(policy.sampling, num_steps=num_steps),

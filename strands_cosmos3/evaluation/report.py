@@ -15,7 +15,7 @@ from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import summarise
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.robots.catalogue import get_robot
 
 Report = dict[str, Any]
@@ -74,9 +74,8 @@ def write_report(folder: RunFolder, report: Report) -> None:
         films[film] = (
             f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if free_bytes >= 0 else film
         )
-    folder.write_file(
-        "report.html", lambda hidden: hidden.write_text(page(report, films), encoding="utf-8")
-    )
+    html = page(report, films)
+    write_whole(folder.path / "report.html", lambda hidden: hidden.write_text(html, "utf-8"))
 
 
 def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:

@@ -72,14 +72,13 @@ class Topology:
             )
 
     def _remedy(self) -> str:
-        below, above = (self.num_gpus // self.ranks_per_replica + n for n in (0, 1))
-        numbers = " or ".join(f"num_gpus={n * self.ranks_per_replica}" for n in (below, above) if n)
-        sizes = [
-            tp for tp in range(1, self.num_gpus + 1) if self.num_gpus % (tp * self.cfg_size) == 0
+        size, n = self.ranks_per_replica, self.num_gpus
+        numbers = [
+            f"num_gpus={gpus}" for gpus in (n // size * size, (n // size + 1) * size) if gpus
         ]
-        if not sizes:
-            return f"Use {numbers}."
-        return f"Use {numbers}, or with cfg={self.cfg_size} tp={' or '.join(map(str, sizes))}."
+        sizes = [str(tp) for tp in range(1, n + 1) if n % (tp * self.cfg_size) == 0]
+        others = f", or with cfg={self.cfg_size} tp={' or '.join(sizes)}" if sizes else ""
+        return f"Use {' or '.join(numbers)}{others}."
 
     @property
     def ranks_per_replica(self) -> int:
@@ -106,13 +105,11 @@ class Topology:
     def __str__(self) -> str:
         if not self.replicas:
             return "a policy in every worker, no GPU"
-        place = (
-            f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}" if self.num_gpus else "the CPU"
-        )
+        gpus, replicas = self.num_gpus, self.replicas
         return (
-            f"{self.replicas} replica{'s' if self.replicas > 1 else ''} of "
-            f"{self.ranks_per_replica} (tensor {self.tp_size} x guidance {self.cfg_size}) on "
-            f"{place}"
+            f"{replicas} replica{'s' * (replicas > 1)} of {self.ranks_per_replica} (tensor "
+            f"{self.tp_size} x guidance {self.cfg_size}) on "
+            f"{f'{gpus} GPU' if gpus else 'the CPU'}{'s' * (gpus > 1)}"
         )
 
 
@@ -234,19 +231,16 @@ class Settings:
                 f"dialect {policy.service.dialect!r} carries DROID's columns; rows of "
                 f"{self.embodiment} travel in dialect {dialect}."
             )
-        if policy.backend == "scripted" and world.expert(self.robot) is None:
-            raise ConfigError(
-                f"world {world.name!r} has no scripted expert; choose another backend."
-            )
+        if policy.backend == "scripted":
+            world.required_expert(self.robot)
         if sharded and policy.backend != "native":
             raise ConfigError(
                 f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in "
                 "every worker, so leave num_gpus, tp, cfg and total_shard out."
             )
         if sharded:
-            policy.engine.require_runnable(
-                "cuda" if self.topology.num_gpus else "cpu", self.topology.tp_size
-            )
+            device = "cuda" if self.topology.num_gpus else "cpu"
+            policy.engine.require_runnable(device, self.topology.tp_size)
         if sharded and policy.engine.device is not None:
             raise ConfigError(
                 f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave the "
@@ -391,15 +385,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
-    in_model = (*POLICY_OPTIONS, "path")
-    for key in section:
-        if key not in in_model:
-            raise UnknownNameError(f"option of [model] in {path}", key, in_model)
+    for part, kind, known in (
+        (section, "option of [model]", (*POLICY_OPTIONS, "path")),
+        (values, "option", OPTIONS),
+    ):
+        if unknown := [key for key in part if key not in known]:
+            raise UnknownNameError(f"{kind} in {path}", unknown[0], known)
     if "path" in section:
         section["model"] = section.pop("path")
-    for key in values:
-        if key not in OPTIONS or key == "model":
-            raise UnknownNameError(f"option in {path}", key, OPTIONS)
     if twice := sorted(set(values) & set(section)):
         raise ConfigError(
             f"{path} gives {', '.join(twice)} at its top and again in [model]; give it once."

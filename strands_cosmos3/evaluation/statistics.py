@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 Key = tuple[str, str, int]
 
 
-def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(successes: int, of: int) -> tuple[float, float]:
     """Return the Wilson score interval (lower, upper) of a success rate, both in [0, 1].
 
     ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` (E. B. Wilson 1927, J. Am. Stat. Assoc.
@@ -25,7 +25,7 @@ def wilson(successes: int, of: int, confidence: float = CONFIDENCE) -> tuple[flo
 
     if of == 0:
         return 0.0, 1.0
-    interval = binomtest(successes, of).proportion_ci(confidence, "wilson")
+    interval = binomtest(successes, of).proportion_ci(CONFIDENCE, "wilson")
     return float(interval.low), float(interval.high)
 
 
@@ -135,25 +135,19 @@ def _waited_s(record: Record) -> float:
 
 def _by_category(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:
     """Return the success rate for each category of the assignments."""
-    outcomes: dict[str, list[bool]] = {}
-    for assignment, record in pairs:
-        if assignment.category is not None:
-            outcomes.setdefault(assignment.category, []).append(bool(record["success"]))
-    return {name: rate_of(successes) for name, successes in outcomes.items()}
+    names = dict.fromkeys(a.category for a, _ in pairs if a.category is not None)
+    return {
+        name: rate_of([bool(record["success"]) for a, record in pairs if a.category == name])
+        for name in names
+    }
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """Return p50, p95, p99, max and the count; None without values."""
     if not len(values):
         return None
-    p50, p95, p99 = np.percentile(values, [50, 95, 99])
-    return {
-        "p50": float(p50),
-        "p95": float(p95),
-        "p99": float(p99),
-        "max": float(max(values)),
-        "of": len(values),
-    }
+    figures = np.percentile(values, [50, 95, 99, 100]).tolist()
+    return dict(zip(("p50", "p95", "p99", "max"), figures, strict=True)) | {"of": len(values)}
 
 
 def _change_pp(
@@ -161,12 +155,8 @@ def _change_pp(
 ) -> float | None:
     """Return the difference to the base row in percentage points, over common episodes."""
     pairs = [(records.get(a.key), records.get((base.name, a.task, a.index))) for a in plan]
-    changes = [
-        int(bool(a["success"])) - int(bool(b["success"]))
-        for a, b in pairs
-        if a is not None and b is not None
-    ]
-    return 100.0 * float(np.mean(changes)) if changes else None
+    change = _mean([bool(a["success"]) - bool(b["success"]) for a, b in pairs if a and b])
+    return None if change is None else 100.0 * change
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -15,6 +15,7 @@ _FOLLOWED = (
     "reads it follows it; one that ignores it reaches the goal, or neither. Same goal: share of "
     "episodes in which both are equal by chance."
 )
+_CHANGE = "; pp: percentage points relative to the first row, over the same episodes."
 _LATENCY = (
     "Wall-clock time from a request to the policy until its answer, including the wait for a "
     "replica that simulators share."
@@ -61,9 +62,7 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
             row["success"],
             *([_number(row.get("change_pp"), "+.1f")] if changed else []),
         ),
-        "Wilson intervals; pp: percentage points relative to the first row, over the same episodes."
-        if changed
-        else "Wilson intervals.",
+        "Wilson intervals" + (_CHANGE if changed else "."),
     )
     if reworded := [row for row in rows if "followed" in row]:
         yield _table(
@@ -89,12 +88,10 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
                 for name in categories
             ),
         )
-    clock = report.get("loop_latency")
-    experienced = (
-        ""
-        if clock is None
-        else f" The control loop itself had a latency of at most {clock['max_ms']:.1f} ms on its "
-        f"own clock ({clock['clock']})."
+    loop = report.get("loop_latency")
+    experienced = loop and (
+        f" The control loop itself had a latency of at most {loop['max_ms']:.1f} ms on its own "
+        f"clock ({loop['clock']})."
     )
     yield _table(
         "Inference of a chunk, ms",
@@ -104,7 +101,7 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
             *(_number(row["answer_ms"][name], ".1f") for name in ("p50", "p95", "p99", "max")),
             str(row["answer_ms"]["of"]),
         ),
-        _LATENCY + experienced,
+        _LATENCY + (experienced or ""),
     )
     yield _table(
         "Motion",
@@ -123,12 +120,12 @@ def _table(
     cells: Callable[[Row], tuple[Cell, ...]],
     note: str = "",
 ) -> Table:
-    lines, last = [], None
+    lines: list[Line] = []
+    last = None
     for row in rows:
-        condition = row["condition"]
-        label = condition if condition != last else ""
-        instruction = "" if row["task"] is None else row.get("instruction", "")
-        lines.append(Line(label, row["task"], instruction, cells(row)))
+        condition, task = row["condition"], row["task"]
+        instruction = "" if task is None else row.get("instruction", "")
+        lines.append(Line("" if condition == last else condition, task, instruction, cells(row)))
         last = condition
     return Table(title, heads, tuple(lines), note)
 

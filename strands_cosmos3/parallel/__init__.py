@@ -12,7 +12,7 @@ torch.distributed.
     rank.py          Rank: one rank; ranks in processes on this machine
     rank_engine.py   RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
 
-To host ranks elsewhere (Ray actors in ``evaluation.replica``), run a ``Rank`` in each process and
+To host ranks elsewhere than in processes on this machine, run a ``Rank`` in each process and
 write a ``RankHandle`` for it::
 
     group = RankGroup(start, RankTimeouts(silent_s=8))   # start(end: ExitStack) -> handles

@@ -1,8 +1,7 @@
 """A group of ranks: send them requests, wait for all of them, and end all of them if one fails.
 
-The group knows its ranks through :class:`RankHandle`, so processes and Ray actors are supervised
-alike. A working rank sends a heartbeat every second; a rank that is silent for some seconds counts
-as stopped. Importing this loads no torch.
+The group knows its ranks through :class:`RankHandle`. A working rank sends a heartbeat every
+second; a rank that is silent for some seconds counts as stopped. Importing this loads no torch.
 """
 
 from __future__ import annotations

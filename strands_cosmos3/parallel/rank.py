@@ -1,5 +1,5 @@
-"""One rank of an engine, in the process that hosts it (a subprocess or a Ray actor), and ranks in
-processes on this machine. Importing this loads no torch.
+"""One rank of an engine, in the process that hosts it, and ranks in processes on this machine.
+Importing this loads no torch.
 
 The two ends of a socket pair are ``multiprocessing.connection`` connections. A message is one line
 of JSON, then raw bytes; nothing is pickled. A process whose parent is gone ends by itself, whatever

@@ -39,6 +39,26 @@ def frames_shown(rows: int | None, latency_s: float) -> int | None:
     return None if rows is None else rows + 1 + math.ceil(latency_s * PREDICTION_FPS)
 
 
+class ViewCameras:
+    """Renders the views of a scene's rig; makes an OpenGL context only when one is needed."""
+
+    def __init__(self, scene: Scene):
+        self._scene = scene
+        self._renderer: Renderer | None = None
+
+    def render(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
+        """Return the views by name, [180, 320, 3] uint8 each."""
+        if self._renderer is None:
+            self._renderer = Renderer(self._scene.model, *VIEW_HW)
+        return {name: self._renderer.render(data, name) for name in self._scene.view_names}
+
+    def close(self) -> None:
+        """Free OpenGL; the next picture makes a new context."""
+        if self._renderer is not None:
+            self._renderer.close()
+        self._renderer = None
+
+
 class RolloutListener(Protocol):
     """Receives what a policy plans and predicts, e.g. a live view."""
 
@@ -85,7 +105,7 @@ class VideoRecorder:
         self._quality = quality
         self._audience = audience
         self._writer = None if path is None else VideoWriter(path, self._fps)
-        self.policy_renderer: Renderer | None = None
+        self._views = ViewCameras(scene)
         self._beauty: Renderer | None = None
         self._ticks = self._early = 0
         self._begun = False
@@ -96,9 +116,7 @@ class VideoRecorder:
 
     def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
         """Render the policy's views, [180, 320, 3] uint8 each."""
-        if self.policy_renderer is None:
-            self.policy_renderer = Renderer(self.scene.model, *VIEW_HW)
-        return {name: self.policy_renderer.render(data, name) for name in self.scene.view_names}
+        return self._views.render(data)
 
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Draw a chunk's commanded path of the tool centre point from now on; ``inference_ms``
@@ -183,10 +201,10 @@ class VideoRecorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for renderer in (self.policy_renderer, self._beauty):
-            if renderer is not None:
-                renderer.close()
-        self.policy_renderer = self._beauty = None
+        self._views.close()
+        if self._beauty is not None:
+            self._beauty.close()
+        self._beauty = None
         if self._writer is not None:
             # the film up to then is worth keeping
             interrupted = isinstance(error, KeyboardInterrupt)

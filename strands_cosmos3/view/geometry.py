@@ -10,6 +10,8 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
+
 _HIDDEN_GROUPS = (3, 4, 5)
 """Geom groups of collision geometry, which is not drawn."""
 _FACETS = 28  # sides of a cylinder or capsule
@@ -39,69 +41,58 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
         mesh = None if int(model.geom_group[geom]) in _HIDDEN_GROUPS else _mesh(model, geom)
         if mesh is None:
             continue
-        T = np.eye(4)
-        rotation = np.zeros(9)
-        mujoco.mju_quat2Mat(rotation, model.geom_quat[geom])
-        T[:3, :3], T[:3, 3] = rotation.reshape(3, 3), model.geom_pos[geom]
-        mesh.apply_transform(T)
+        rotation = quaternion_to_matrix(np.roll(model.geom_quat[geom], -1))
+        mesh.apply_transform(se3(rotation, model.geom_pos[geom]))
         parts.setdefault((int(model.geom_bodyid[geom]), _colour(model, geom)), []).append(mesh)
-    merged: dict[Any, Any] = {
-        key: trimesh.util.concatenate(meshes) for key, meshes in parts.items()
-    }
-    return [
-        BodyMesh(
-            body, np.asarray(mesh.vertices, np.float32), np.asarray(mesh.faces, np.uint32), rgb
-        )
-        for (body, rgb), mesh in merged.items()
-    ]
+    merged = []
+    for (body, rgb), meshes in parts.items():
+        mesh: Any = trimesh.util.concatenate(meshes)
+        vertices, faces = mesh.vertices.astype(np.float32), mesh.faces.astype(np.uint32)
+        merged.append(BodyMesh(body, vertices, faces, rgb))
+    return merged
 
 
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
     material = int(model.geom_matid[geom])
-    rgb = model.geom_rgba[geom][:3] if material < 0 else model.mat_rgba[material][:3]
-    texture = (
-        -1 if material < 0 else int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
-    )
+    if material < 0:
+        rgb, texture = model.geom_rgba[geom][:3], -1
+    else:
+        rgb = model.mat_rgba[material][:3]
+        texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
     if texture >= 0:
         start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
-        pixels = int(model.tex_height[texture] * model.tex_width[texture])
-        rgb = (
-            rgb
-            * model.tex_data[start : start + pixels * channels]
-            .reshape(pixels, channels)[:, :3]
-            .mean(axis=0)
-            / 255
-        )
-    red, green, blue = (int(value) for value in np.round(np.clip(rgb, 0, 1) * 255))
+        length = int(model.tex_height[texture] * model.tex_width[texture]) * channels
+        pixels = model.tex_data[start : start + length].reshape(-1, channels)
+        rgb = rgb * pixels[:, :3].mean(axis=0) / 255
+    red, green, blue = np.round(np.clip(rgb, 0, 1) * 255).astype(int).tolist()
     return red, green, blue
 
 
 def _mesh(model: mujoco.MjModel, geom: int) -> Any:
     """Return a geom's surface in its own frame, or None if the geom type is not supported."""
-    kind, size = int(model.geom_type[geom]), model.geom_size[geom]
+    shape, size = mujoco.mjtGeom(int(model.geom_type[geom])), model.geom_size[geom]
     create: Any = trimesh.creation
-    if kind == mujoco.mjtGeom.mjGEOM_BOX:
-        box = create.box(extents=2 * size)
-        box.unmerge_vertices()  # shared vertices would be smooth-shaded
-        return box
-    if kind == mujoco.mjtGeom.mjGEOM_PLANE:
-        return create.box(extents=[2 * size[0], 2 * size[1], 1e-4])
-    if kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
-        return create.cylinder(radius=size[0], height=2 * size[1], sections=_FACETS)
-    if kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
-        capsule = create.capsule(radius=size[0], height=2 * size[1], count=[_FACETS, _FACETS])
-        # MuJoCo's origin is the centre
-        capsule.apply_translation([0, 0, -capsule.bounds.mean(axis=0)[2]])
-        return capsule
-    if kind in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID):
-        ball = create.icosphere(subdivisions=3)
-        ball.apply_scale(size if kind == mujoco.mjtGeom.mjGEOM_ELLIPSOID else size[0])
-        return ball
-    if kind == mujoco.mjtGeom.mjGEOM_MESH:
-        mesh_id = int(model.geom_dataid[geom])
-        v, n_v = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
-        f, n_f = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
-        return trimesh.Trimesh(
-            model.mesh_vert[v : v + n_v], model.mesh_face[f : f + n_f], process=False
-        )
-    return None
+    match shape.name.removeprefix("mjGEOM_"):
+        case "BOX":
+            mesh = create.box(extents=2 * size)
+            mesh.unmerge_vertices()  # shared vertices would be smooth-shaded
+        case "PLANE":
+            mesh = create.box(extents=[2 * size[0], 2 * size[1], 1e-4])
+        case "CYLINDER":
+            mesh = create.cylinder(radius=size[0], height=2 * size[1], sections=_FACETS)
+        case "CAPSULE":
+            mesh = create.capsule(radius=size[0], height=2 * size[1], count=[_FACETS, _FACETS])
+            # MuJoCo's origin is the centre
+            mesh.apply_translation([0, 0, -mesh.bounds.mean(axis=0)[2]])
+        case "SPHERE" | "ELLIPSOID" as round_shape:
+            mesh = create.icosphere(subdivisions=3)
+            mesh.apply_scale(size if round_shape == "ELLIPSOID" else size[0])
+        case "MESH":
+            asset = model.mesh(int(model.geom_dataid[geom]))
+            (v,), (n_v,), (f,), (n_f,) = asset.vertadr, asset.vertnum, asset.faceadr, asset.facenum
+            mesh = trimesh.Trimesh(
+                model.mesh_vert[v : v + n_v], model.mesh_face[f : f + n_f], process=False
+            )
+        case _:
+            return None
+    return mesh

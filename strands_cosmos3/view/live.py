@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.sim.film import PREDICTION_FPS, VIEW_HW, observed_picture, tool_path
+from strands_cosmos3.sim.film import PREDICTION_FPS, ViewCameras, observed_picture, tool_path
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
-from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.types import JointTrajectory, Rollout
 from strands_cosmos3.view.controls import LiveControls
-from strands_cosmos3.view.limbs import limb_states
-from strands_cosmos3.view.page import LivePage, Status
+from strands_cosmos3.view.page import LivePage, Status, limb_gauges
 from strands_cosmos3.worlds.arms import Robot
 
 _POSE_S = 1 / 25
@@ -38,7 +35,6 @@ class LiveView:
         source: The policy's source of actions, for the panel.
         cameras: Whether to render the cameras, which takes most of the time.
         controls: What the page's visitors ask for.
-        stopped: Whether Ctrl-C was pressed, which ends a pause.
         novelty: How unlike training the policy's latest picture was (``last_rollout["novelty"]``),
             or None if it cannot tell.
     """
@@ -50,18 +46,12 @@ class LiveView:
         source: str,
         cameras: bool = True,
         controls: LiveControls | None = None,
-        stopped: Callable[[], bool] = interrupt_requested,
         novelty: Callable[[], float | None] = lambda: None,
     ):
-        self.robot, self.page, self.source, self._stopped, self._novelty_now = (
-            robot,
-            page,
-            source,
-            stopped,
-            novelty,
-        )
+        self.robot, self.page, self.source = robot, page, source
+        self._novelty_now = novelty
         self.controls = LiveControls() if controls is None else controls
-        self.policy_renderer = Renderer(robot.scene.model, *VIEW_HW) if cameras else None
+        self._cameras = ViewCameras(robot.scene) if cameras else None
         self.begin("")
 
     def begin(self, instruction: str) -> None:
@@ -99,7 +89,7 @@ class LiveView:
         now_s, controls = float(robot.data.time), self.controls
         self._show(now_s)
         paused = controls.paused
-        while controls.paused and not (controls.ends_episode or self._stopped()):
+        while controls.paused and not (controls.ends_episode or interrupt_requested()):
             time.sleep(_POSE_S)
         if paused or controls.speed != self._speed:
             self._keep_pace()
@@ -131,12 +121,9 @@ class LiveView:
             page.path(
                 list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()]
             )
-        if self.policy_renderer is not None and (everything or now_s >= self._camera_due):
+        if self._cameras is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
-            self._views = {
-                name: self.policy_renderer.render(robot.data, name)
-                for name in robot.scene.view_names
-            }
+            self._views = self._cameras.render(robot.data)
             page.cameras(self._views)
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
@@ -149,7 +136,7 @@ class LiveView:
                 observed=observed_picture(self._views, predicted) if self._views else None,
             )
             q_rad, _, gripper = robot.joint_state()
-            page.limbs(limb_states(robot.scene, q_rad, gripper))
+            page.limbs(limb_gauges(robot.scene, q_rad, gripper))
 
     def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         if self._video is None:
@@ -168,17 +155,11 @@ class LiveView:
 
     def close(self) -> None:
         """Free the renderer."""
-        if self.policy_renderer is not None:
-            self.policy_renderer.close()
-            self.policy_renderer = None
+        if self._cameras is not None:
+            self._cameras.close()
 
     def __enter__(self) -> LiveView:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,8 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from websockets.asyncio import server
-from websockets.datastructures import Headers
-from websockets.http11 import Response
 
 from strands_cosmos3.errors import ConfigError, RenderError
 
@@ -66,8 +64,8 @@ def refused(host: str, origin: str | None, allowed: Collection[str]) -> str | No
 def _is_ours(host: str, allowed: Collection[str]) -> bool:
     if host in {urlsplit(origin).netloc for origin in allowed}:
         return True
-    found = _HOST.fullmatch(host.lower())
-    name = "" if found is None else found["six"] or found["name"]
+    match = _HOST.fullmatch(host.lower())
+    name = "" if match is None else match["six"] or match["name"]
     if name in ("localhost", socket.gethostname().lower()):
         return True
     try:
@@ -95,13 +93,7 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
             # one header given several times
             why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)
             if why is not None:
-                text = f"{http.HTTPStatus.FORBIDDEN.phrase}: {why}\n".encode(
-                    "ascii", "backslashreplace"
-                )
-                headers = Headers(
-                    {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text))}
-                )
-                return Response(http.HTTPStatus.FORBIDDEN, "Forbidden", headers, text)
+                return connection.respond(http.HTTPStatus.FORBIDDEN, f"Forbidden: {why}\n")
             return None if process_request is None else process_request(connection, request)
 
         return serve(*args, process_request=check, **kwargs)

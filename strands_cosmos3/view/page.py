@@ -9,6 +9,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import mujoco
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.view.counters import MEANINGS
+from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.geometry import body_meshes
-from strands_cosmos3.view.limbs import LimbState, limbs_html
 from strands_cosmos3.view.origins import only_own_pages, require_origins
 
 COMMANDED_RGB, ACHIEVED_RGB = (246, 140, 40), (40, 150, 235)
+_TITLE = "strands_cosmos3"
 _TRAIL_M = 0.003
 _STATE_RGB = {
     "RUNNING": "#2f9e5b",
@@ -40,6 +41,46 @@ _NO_PREDICTION = "this backend predicts no video"
 _PREDICTED = "predicted by the model, not observed"
 _BESIDE = "left: observed now; right: predicted by the model for now"
 _BLANK = 225
+_LINE = (
+    '<span style="display:inline-block;width:18px;height:4px;margin:0 6px 3px 0;background:rgb{}">'
+    '</span><span style="margin-right:16px">{} path</span>'
+)
+_LEGEND = (
+    '<div style="padding:2px 10px 8px;font-size:13px">'
+    f"{_LINE.format(COMMANDED_RGB, 'commanded')}{_LINE.format(ACHIEVED_RGB, 'achieved')}</div>"
+)
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "chunks": "Chunks that the arm took up.",
+        "requested": "Inferences that were requested.",
+        "rejected": "Chunks that the arm could not follow; the old motion went on.",
+        "failed": "Inferences that raised an error and were requested again.",
+        "expired": "Chunks that came too late to be used.",
+        "idle_ticks": "Control ticks in which the arm had nothing to follow.",
+        "deadline_misses": "Times that the arm came to rest because no chunk had arrived.",
+        "holds": "Times that the motion ended and the arm held its position.",
+        "stops": "Times that the arm was told to stop.",
+        "faults": "Times that the arm could follow no further.",
+        "restarts": "Chunks that could only be entered from rest.",
+        "limited_by_joint_end": "Chunks whose motion was limited by the end of a joint's range.",
+        "anchored_on_measurement": "Chunks that departed from the measured angles, because the "
+        "arm was off its reference.",
+        "abandoned_inferences": "Inferences that were still running when the episode ended.",
+        "lead_clipped": "References that could not lead the known delay within range and speed.",
+        "reconnects": "Times that the connection to the policy server was made again.",
+        "novel_pictures": "Pictures that are unlike those of the policy's training.",
+        "collision_stopped": "Chunks that end with the arm held before a collision.",
+        "collision_avoided": "Chunks that lead around a collision.",
+        "collision_touching": "Chunks that began with two bodies in touch.",
+        "collision_unchecked": "Chunks that were not checked for collisions.",
+        "backend": "Source of the actions.",
+        "time": "Simulated time of this episode.",
+        "novelty": "How unlike training the latest chunk's picture is; 1 is the 99.9 % quantile "
+        "of training's.",
+        "chunk inference": "Wall-clock time of the latest inference and its inverse kinematics.",
+    }
+)
+"""What the figures and counters mean, in a sentence each."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +145,76 @@ def _chips(values: Mapping[str, str], unusual: Collection[str] = ()) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Gauge:
+    """A figure on the page.
+
+    Args:
+        name: Of the joint or gripper.
+        value: The figure as text, with its unit.
+        filled: Where it lies in its range, 0 to 1; None if the range is not known.
+    """
+
+    name: str
+    value: str
+    filled: float | None
+
+
+def limb_gauges(scene: Scene, q_rad: F64, gripper: float | F64) -> dict[str, list[Gauge]]:
+    """Return the joints of each limb, base first, and its gripper: from joint positions [n] of all
+    limbs, and an open fraction, or those [G] of several.
+    """
+    gauges: dict[str, list[Gauge]] = {}
+    openings = np.atleast_1d(gripper).tolist()
+    for (name, limb), opening in zip(scene.limbs.items(), openings, strict=True):
+        joints = zip(limb.limb.joints, q_rad[limb.columns].tolist(), strict=True)
+        gauges[name] = [_joint_gauge(scene.model, joint, q) for joint, q in joints]
+        gauges[name].append(Gauge("gripper", f"{100 * opening:.0f} % open", opening))
+    return gauges
+
+
+def _joint_gauge(model: mujoco.MjModel, name: str, q: float) -> Gauge:
+    joint = model.joint(name)
+    low, high = joint.range.tolist()
+    filled = (q - low) / (high - low) if joint.limited and high > low else None
+    slides = joint.type == mujoco.mjtJoint.mjJNT_SLIDE
+    return Gauge(name, f"{1e3 * q:.1f} mm" if slides else f"{np.rad2deg(q):.1f}°", filled)
+
+
+def limbs_html(limbs: Mapping[str, Sequence[Gauge]]) -> str:
+    """Return the limbs side by side, each a column of gauges under its name."""
+    columns = "".join(
+        '<div style="flex:1;min-width:0"><div style="font-weight:600;margin-bottom:2px">'
+        f"{html.escape(name)}</div>{''.join(map(_gauge_html, gauges))}</div>"
+        for name, gauges in limbs.items()
+    )
+    return (
+        '<div id="limbs" style="display:flex;gap:16px;padding:2px 10px 8px;font-size:12px;'
+        f'line-height:1.35">{columns}</div>'
+    )
+
+
+def _gauge_html(gauge: Gauge) -> str:
+    """A name, a figure, and below them a bar that marks where in its range it lies."""
+    mark = ""
+    if gauge.filled is not None:
+        at = 100 * min(max(gauge.filled, 0.0), 1.0)
+        mark = (
+            '<div style="height:3px;background:rgba(128,128,128,.25);border-radius:2px;'
+            'margin-bottom:2px">'
+            f'<div style="position:relative;left:calc({at:.1f}% - '
+            '3px);width:6px;height:3px;background:#2b7fd0"></div></div>'
+        )
+    name = html.escape(gauge.name)
+    return (
+        f'<div style="display:flex;justify-content:space-between;gap:6px" title="{name}">'
+        '<span style="opacity:.75;overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
+        f"{name}</span>"
+        '<span style="font-variant-numeric:tabular-nums;white-space:nowrap">'
+        f"{html.escape(gauge.value)}</span></div>{mark}"
+    )
+
+
 def require_loopback(address: str, expose: bool) -> None:
     """Check the address to serve on.
 
@@ -137,7 +248,6 @@ class LivePage:
         address: Interface to serve on.
         port: TCP port; 0 takes any free one.
         expose: Whether other machines may open it.
-        title: Title of the page.
         origins: Origins of other pages that may show this one, e.g. ``https://robots.example``.
         robot: Its name, for the panel.
 
@@ -154,7 +264,6 @@ class LivePage:
         address: str = "127.0.0.1",
         port: int = 8080,
         expose: bool = False,
-        title: str = "strands_cosmos3",
         origins: Collection[str] = (),
         robot: str = "",
     ):
@@ -163,7 +272,7 @@ class LivePage:
         port = _free_port(address, whole_number(port, "port", 0, 65535))
         # viser prints a banner
         with only_own_pages(frozenset(origins)), redirect_stdout(io.StringIO()):
-            self.server = viser.ViserServer(host=address, port=port, label=title, verbose=False)
+            self.server = viser.ViserServer(address, port, label=_TITLE, verbose=False)
         self.url = (
             f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
         )
@@ -196,7 +305,7 @@ class LivePage:
         gui = self.server.gui
         gui.configure_theme(control_width="large", show_logo=False, show_share_button=False)
         gui.main_panel.dock_right()
-        gui.set_panel_label("strands_cosmos3")
+        gui.set_panel_label(_TITLE)
         self._status = gui.add_html("")
         self._camera_folder = gui.add_folder("Cameras")
         with gui.add_folder(f"Joints of {self._robot}" if self._robot else "Joints"):
@@ -205,19 +314,7 @@ class LivePage:
         with self._world_folder:
             self._world_note = gui.add_markdown(_NO_PREDICTION)
         with gui.add_folder("Legend"):
-            gui.add_html(
-                '<div style="padding:2px 10px 8px;font-size:13px">'
-                + "".join(
-                    '<span style="display:inline-block;width:18px;height:4px;margin:0 6px 3px '
-                    f'0;background:rgb{rgb}"></span>'
-                    f'<span style="margin-right:16px">{name}</span>'
-                    for name, rgb in (
-                        ("commanded path", COMMANDED_RGB),
-                        ("achieved path", ACHIEVED_RGB),
-                    )
-                )
-                + "</div>"
-            )
+            gui.add_html(_LEGEND)
 
     def pose(self, data: mujoco.MjData) -> None:
         """Place every body at its pose in the state, as last forwarded or stepped."""
@@ -233,27 +330,23 @@ class LivePage:
         """Draw each limb's commanded path and achieved trail, [N, 3] in the world; one of under
         two points is left out.
         """
-        for name, paths, rgb in (
-            ("commanded", commanded_m, COMMANDED_RGB),
-            ("achieved", achieved_m, ACHIEVED_RGB),
+        for name, paths, rgb, thickness in (
+            ("commanded", commanded_m, COMMANDED_RGB, 2 * _TRAIL_M),
+            ("achieved", achieved_m, ACHIEVED_RGB, _TRAIL_M),
         ):
-            drawn = [
-                np.stack([points[:-1], points[1:]], axis=1) for points in paths if len(points) > 1
-            ]
-            if not drawn:
-                if name in self._lines:
-                    self._lines.pop(name).remove()
-                continue
-            segments = np.concatenate(drawn).astype(np.float32)
-            if name in self._lines:
-                self._lines[name].points = segments
-            else:
-                thickness = _TRAIL_M if name == "achieved" else 2 * _TRAIL_M
+            line = self._lines.pop(name, None)
+            pairs = [np.stack([points[:-1], points[1:]], axis=1) for points in paths]
+            segments = np.concatenate([np.empty((0, 2, 3)), *pairs]).astype(np.float32)
+            if line is None and len(segments):
                 self._lines[name] = self.server.scene.add_line_segments(
                     f"/paths/{name}", segments, rgb, thickness=thickness
                 )
+            elif len(segments):
+                self._lines[name], line.points = line, segments
+            elif line is not None:
+                line.remove()
 
-    def limbs(self, limbs: Sequence[LimbState]) -> None:
+    def limbs(self, limbs: Mapping[str, Sequence[Gauge]]) -> None:
         """Show the joints and the gripper of each limb, by name."""
         self._limbs.content = limbs_html(limbs)
 
@@ -261,14 +354,12 @@ class LivePage:
         """Show camera frames, [H, W, 3] uint8 by name: the first large, the others below it at
         half its size.
         """
-        first, *rest = views.values()
-        picture = first
+        picture, *rest = views.values()
         if rest:
-            half = [view[::2, ::2] for view in rest]
-            below = np.full((half[0].shape[0], first.shape[1], 3), 255, np.uint8)
-            strip = np.concatenate(half, axis=1)[:, : first.shape[1]]
-            below[:, : strip.shape[1]] = strip
-            picture = np.concatenate([first, below])
+            strip = np.concatenate([view[::2, ::2] for view in rest], axis=1)
+            below = np.full((len(strip), picture.shape[1], 3), 255, np.uint8)
+            below[:, : strip.shape[1]] = strip[:, : picture.shape[1]]
+            picture = np.concatenate([picture, below])
         if self._camera_image is None:
             label = ", ".join(name.replace("_", " ") for name in views)
             with self._camera_folder:
@@ -298,14 +389,8 @@ class LivePage:
             why_none if frame is None else _PREDICTED if observed is None else _BESIDE
         )
         if frame is not None and observed is not None:
-            frame = np.concatenate(
-                [
-                    resized(observed, *frame.shape[:2]),
-                    np.full((len(frame), 4, 3), 255, np.uint8),
-                    frame,
-                ],
-                axis=1,
-            )
+            gap = np.full((len(frame), 4, 3), 255, np.uint8)
+            frame = np.concatenate([resized(observed, *frame.shape[:2]), gap, frame], axis=1)
         # hidden and not removed: a page that opens late would be sent updates of it
         if self._prediction is not None:
             self._prediction.visible = frame is not None

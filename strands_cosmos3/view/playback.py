@@ -19,10 +19,11 @@ from strands_cosmos3.datasets.spec import IMAGES
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
 from strands_cosmos3.robots.spec import RobotSpec
+from strands_cosmos3.sim.film import tool_path
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.scene import Scene
-from strands_cosmos3.view.limbs import limb_states
-from strands_cosmos3.view.page import LivePage, Status
+from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.view.page import LivePage, Status, limb_gauges
 
 _NPZ_FPS = 15.0
 _AHEAD_ROWS = 16
@@ -55,33 +56,32 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     Raises:
         ConfigError, DatasetFormatError: It is not of the scene's robot, in this project's schema.
     """
-    recorded, tools = (
-        recorded_limbs(episode),
-        {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs},
-    )
-    names = (
-        dict(zip(scene.limbs, recorded, strict=False))
-        if len(recorded) == 1
-        else {name: name for name in recorded}
-    )
-    have = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
-    if have != {name: recorded[own].q_rad.shape[1] for name, own in names.items()}:
-        found = ", ".join(
-            f"{name} with {limb.q_rad.shape[1]} joints" for name, limb in recorded.items()
-        )
+    motions = recorded_limbs(episode)
+    tools = {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs}
+    joints = {name: motion.q_rad.shape[1] for name, motion in motions.items()}
+    if len(motions) == len(scene.limbs) == 1:  # two single arms need no common name
+        names = dict(zip(scene.limbs, motions, strict=True))
+    else:
+        names = {name: name for name in motions}
+    expected = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
+    if expected != {name: joints[own] for name, own in names.items()}:
+        limbs = ", ".join(f"{name} with {n} joints" for name, n in joints.items())
         raise ConfigError(
             f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}, but of "
-            f"limbs {found}; name its robot "
-            "(--robot)."
+            f"limbs {limbs}; name its robot (--robot)."
         )
-    paths: dict[str, F64] = {}
-    for name, limb in scene.limbs.items():
-        T_cosmos_tcp = se3_inverse(tools[names[name]].T_parent_cosmos) @ limb.limb.T_frame_tool
-        paths[name] = (
-            limb.T_world_base @ recorded[names[name]].T_base_commanded[:-1] @ T_cosmos_tcp
+    in_order = [motions[names[name]] for name in scene.limbs]
+    paths = {
+        name: (
+            limb.T_world_base
+            @ motion.T_base_commanded[:-1]
+            @ se3_inverse(tools[names[name]].T_parent_cosmos)
+            @ limb.limb.T_frame_tool
         )[:, :3, 3]
-    q_rad = np.concatenate([recorded[names[name]].q_rad for name in scene.limbs], axis=1)
-    gripper = of_grippers(np.stack([recorded[names[name]].gripper for name in scene.limbs], axis=1))
+        for (name, limb), motion in zip(scene.limbs.items(), in_order, strict=True)
+    }
+    q_rad = np.concatenate([motion.q_rad for motion in in_order], axis=1)
+    gripper = of_grippers(np.stack([motion.gripper for motion in in_order], axis=1))
     return Recorded(q_rad, gripper, paths, episode.dataset.fps, episode.task, episode)
 
 
@@ -101,36 +101,21 @@ def from_npz(path: Path, scene: Scene) -> Recorded:
             f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one."
         ) from None
     n, grippers = len(scene.robot.joints), len(scene.limbs)
-    _require_joints(path, q, n, scene)
-    t_s = finite_array(t_s, "t_s", (None,))
-    at_s = np.append(np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS), t_s[-1])
-    rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
-    q = finite_array(q, "q_achieved_rad", (len(t_s), n))[rows]
-    commanded = finite_array(commanded, "q_commanded_rad", (len(t_s), n))[rows]
-    opened = finite_array(
-        gripper, "gripper_achieved", (len(t_s),) if grippers == 1 else (len(t_s), grippers)
-    )[rows]
-    return Recorded(q, opened, _tool_paths(scene, commanded), _NPZ_FPS, path.name)
-
-
-def _require_joints(path: Path, q: Any, n: int, scene: Scene) -> None:
     if q.ndim == 2 and q.shape[1] != n:
         raise ConfigError(
             f"{path} is of a robot with {q.shape[1]} joints, and {scene.robot.name!r} has {n}; "
             "name its robot (--robot)."
         )
-
-
-def _tool_paths(scene: Scene, q_rad: F64) -> dict[str, F64]:
-    """By limb: path [N, 3] of its tool centre point in the world at joint angles [N, n]."""
-    return {
-        name: (
-            limb.T_world_base
-            @ limb.kinematics.forward(q_rad[:, limb.columns])
-            @ limb.limb.T_frame_tool
-        )[:, :3, 3]
-        for name, limb in scene.limbs.items()
-    }
+    t_s = finite_array(t_s, "t_s", (None,))
+    at_s = np.append(np.arange(t_s[0], t_s[-1], 1 / _NPZ_FPS), t_s[-1])
+    rows = np.clip(np.searchsorted(t_s, at_s), 0, len(t_s) - 1)
+    q = finite_array(q, "q_achieved_rad", (len(t_s), n))[rows]
+    commanded = finite_array(commanded, "q_commanded_rad", (len(t_s), n))[rows]
+    each = () if grippers == 1 else (grippers,)
+    openings = finite_array(gripper, "gripper_achieved", (len(t_s), *each))[rows]
+    plan = JointTrajectory(commanded, np.arange(1, len(rows) + 1) / _NPZ_FPS)
+    paths = {name: tool_path(plan, limb) for name, limb in scene.limbs.items()}
+    return Recorded(q, openings, paths, _NPZ_FPS, path.name)
 
 
 def robot_of(path: Path, robot: RobotSpec) -> RobotSpec:
@@ -188,23 +173,15 @@ def play(
         page.pose(data)
         ahead = [path[k : k + _AHEAD_ROWS] for path in recorded.tcp_commanded_m.values()]
         page.path(ahead, [np.array(trail) for trail in trails.values()])
-        page.limbs(limb_states(scene, q, opening))
-        page.status(
-            Status(
-                "PLAYBACK",
-                recorded.label,
-                "recorded",
-                k / recorded.fps,
-                f"frame {k + 1} of {len(recorded.q_rad)}",
-            )
-        )
-        if recorded.episode is not None:
-            views = [key for key in recorded.episode.dataset.spec.cameras if key.startswith(IMAGES)]
-            if views:
-                page.cameras(
-                    {
-                        key.removeprefix(IMAGES): recorded.episode.frames(key, [k])[0]
-                        for key in views
-                    }
-                )
+        page.limbs(limb_gauges(scene, q, opening))
+        frame = f"frame {k + 1} of {len(recorded.q_rad)}"
+        page.status(Status("PLAYBACK", recorded.label, "recorded", k / recorded.fps, frame))
+        episode = recorded.episode
+        keys = [] if episode is None else episode.dataset.spec.cameras
+        if views := {
+            key.removeprefix(IMAGES): episode.frames(key, [k])[0]
+            for key in keys
+            if episode is not None and key.startswith(IMAGES)
+        }:
+            page.cameras(views)
         pacer.wait((k + 1) / recorded.fps)

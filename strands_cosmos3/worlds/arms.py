@@ -20,6 +20,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.rotations import se3_between, so3_log
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
@@ -41,15 +42,14 @@ from strands_cosmos3.robots.catalogue import (
     packaged_robots,
     source_of,
 )
-from strands_cosmos3.robots.model import frame_body
+from strands_cosmos3.robots.model import frame_body, pose_of
 from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation
 from strands_cosmos3.robots.spec import Limb, RobotSpec
 from strands_cosmos3.sim.episode import EpisodeRunner, physics_steps_per_tick
-from strands_cosmos3.sim.film import VIEW_HW, RolloutListener, VideoRecorder
+from strands_cosmos3.sim.film import RolloutListener, VideoRecorder, ViewCameras
 from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
-from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig, SimulatedArm
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
@@ -69,17 +69,13 @@ if TYPE_CHECKING:
     # needs pyarrow, which other rollouts do not
     from strands_cosmos3.sim.dataset import RolloutRecorder
 
-ROBOTS = tuple(
-    dict.fromkeys(
-        (
-            *("panda", "franka"),
-            *(
-                name
-                for name, robot in packaged_robots().items()
-                if source_of(robot) is None or len(robot.limbs) == 1
-            ),
-        )
-    )
+ROBOTS = (
+    *("panda", "franka"),
+    *(
+        name
+        for name, robot in packaged_robots().items()
+        if name != "panda" and (source_of(robot) is None or len(robot.limbs) == 1)
+    ),
 )
 """Names of the robots that can be simulated."""
 DOMAIN = "droid"
@@ -214,10 +210,8 @@ class Robot(SimulatedArm):
 
         ConfigError: It has several limbs.
         """
-        limb, control = (
-            self.scene.only.limb,
-            replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION),
-        )
+        limb = self.scene.only.limb
+        control = replace(self.control, feed_forward="velocity", compensation=NO_COMPENSATION)
         twin = SimulatedArm(self.scene, control, self.plant)
         twin.model = _in_free_space(twin.model, limb)
         return identify(
@@ -326,10 +320,6 @@ class Robot(SimulatedArm):
             options = with_options(options, {"limits": self.limits})
         return {**config, "options": options}
 
-    def _hz(self, options: RunOptions) -> float:
-        hz = options.control_frequency_hz
-        return self.world.control_frequency_hz if hz is None else hz
-
     def _judges(self, start: Start, options: RunOptions) -> tuple[str, Judge | None, Judge | None]:
         """Check the options; return the goal's instruction, its judge, and that of the policy's own
         instruction if it is another goal.
@@ -337,18 +327,21 @@ class Robot(SimulatedArm):
         self.world.check_run(options)
         if start.task is None:
             return start.instruction, None, None
-        world, task = self.world, self.world.task(start.task, self.name)
-        goal, instruction = start.instruction or task.instruction, options.instruction
-        differs = bool(instruction) and not world.same_goal(task.name, goal, instruction)
-        followed = world.judge(task.name, self.scene, instruction) if differs else None
+        goal, instruction = self._goal(start), options.instruction
+        differs = bool(instruction) and not self.world.same_goal(start.task, goal, instruction)
+        followed = self.world.judge(start.task, self.scene, instruction) if differs else None
         return goal, self.judge_of(start), followed
 
     def judge_of(self, start: Start) -> Judge | None:
         """Return a new judge of an episode; None where nothing is judged."""
         if start.task is None:
             return None
-        task = self.world.task(start.task, self.name)
-        return self.world.judge(task.name, self.scene, start.instruction or task.instruction)
+        return self.world.judge(start.task, self.scene, self._goal(start))
+
+    def _goal(self, start: Start) -> str:
+        """Return the goal's instruction; UnknownNameError: there is no such task."""
+        task = self.world.task(str(start.task), self.name)
+        return start.instruction or task.instruction
 
     def run_episode(
         self,
@@ -364,16 +357,19 @@ class Robot(SimulatedArm):
         Errors: as :meth:`run_policy`.
         """
         goal, judge, followed = self._judges(start, options)
-        instruction, hz = options.instruction or goal, self._hz(options)
-        horizon_s = 20.0 if start.task is None else self.world.task(start.task, self.name).horizon_s
-        duration_s = horizon_s if options.duration_s is None else options.duration_s
+        instruction, hz = options.instruction or goal, options.control_frequency_hz
+        hz = self.world.control_frequency_hz if hz is None else hz
+        duration_s = options.duration_s
+        if duration_s is None and start.task is not None:
+            duration_s = self.world.task(start.task, self.name).horizon_s
+        duration_s = 20.0 if duration_s is None else duration_s
         n_ticks = max(1, round(positive(duration_s, "duration") * hz))
         recording = recording_of(policy)
         if state is None:
-            q_rad = None if recording is None else self._start_of(recording)
-            self.reset(start.seed, q_rad, layout)
-            if recording is not None:
-                self._require_start(recording)
+            if recording is None:
+                self.reset(start.seed, layout=layout)
+            else:
+                self._reset_to(recording, start.seed, layout)
             noise = options.noise_seed
             policy.reset(start.seed if noise is None else seed_number(noise, "noise_seed"))
         with VideoRecorder(
@@ -406,49 +402,35 @@ class Robot(SimulatedArm):
             else:
                 with options.recorder.recording(self, film.observe, instruction) as save:
                     rollout = save(runner.run(start.seed, start.task))
-        video = options.video
-        return (
-            rollout
-            if video is None
-            else replace(rollout, video=Path(video).expanduser().absolute())
-        )
+        if options.video is None:
+            return rollout
+        return replace(rollout, video=Path(options.video).expanduser().absolute())
 
-    def _start_of(self, recording: LimbRecording) -> F64:
-        """Angles [n] at which a recording begins, joined with the robot's limbs by name."""
-        by_limb = recording.of_limbs(
-            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
-        )
-        return np.concatenate([limb.q_start_rad for limb in by_limb.values()])
-
-    def _require_start(self, recording: LimbRecording) -> None:
-        """Raise ConfigError unless the hands stand where a recording says; else it is another
-        robot's, or damaged.
+    def _reset_to(self, recording: LimbRecording, seed: int, layout: Layout | None) -> None:
+        """Place the arm where a recording begins, joined with the robot's limbs by name. Raise
+        ConfigError unless the hands then stand where it says; else it is another robot's, or
+        damaged.
         """
+        scene, data = self.scene, self.data
         by_limb = recording.of_limbs(
-            {limb.name: len(limb.joints) for limb in self.scene.robot.limbs}
+            {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
         )
-        for name, limb in self.scene.limbs.items():
+        q_rad = np.concatenate([motion.q_start_rad for motion in by_limb.values()])
+        self.reset(seed, q_rad, layout)
+        for name, limb in scene.limbs.items():
             tool = recording.tool_frame(name)
-            model, data, frame = self.scene.model, self.data, limb.limb.frame_called(tool.parent)
-            site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, frame)
-            place, T = data.body(frame) if site < 0 else data.site(frame), np.eye(4)
-            T[:3, :3], T[:3, 3] = place.xmat.reshape(3, 3), place.xpos
-            error = (
-                np.linalg.inv(by_limb[name].T_base_cosmos[0])
-                @ np.linalg.inv(limb.T_world_base)
-                @ T
-                @ tool.T_parent_cosmos
-            )
-            away_m, turned = (
-                np.linalg.norm(error[:3, 3]),
-                np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)),
-            )
-            if away_m > _START_M or turned > _START_RAD:
+            frame = limb.limb.frame_called(tool.parent)
+            site = mujoco.mj_name2id(scene.model, mujoco.mjtObj.mjOBJ_SITE, frame)
+            T_world_parent = pose_of(data.body(frame) if site < 0 else data.site(frame))
+            T_world_cosmos = limb.T_world_base @ by_limb[name].T_base_cosmos[0]
+            error = se3_between(T_world_cosmos, T_world_parent @ tool.T_parent_cosmos)
+            away_m = np.linalg.norm(error[:3, 3])
+            turned_rad = np.linalg.norm(so3_log(error[:3, :3]))
+            if away_m > _START_M or turned_rad > _START_RAD:
                 raise ConfigError(
-                    f"at the recording's first joint angles the {name} of "
-                    f"{self.scene.robot.name!r} is {away_m * 1e3:.0f} mm "
-                    f"and {np.rad2deg(turned):.0f} degrees from the recorded pose; replay it on "
-                    "the robot that it is of."
+                    f"at the recording's first joint angles the {name} of {scene.robot.name!r} is "
+                    f"{away_m * 1e3:.0f} mm and {np.rad2deg(turned_rad):.0f} degrees from the "
+                    "recorded pose; replay it on the robot that it is of."
                 )
 
 
@@ -467,17 +449,15 @@ class ArmSession(Session):
         self._spec = get_robot(_known_robot(robot))
         self._control = arm.control
         self._robots: dict[Hashable, Robot] = {}
-        self._renderer: Renderer | None = None
         self.robot = self._robot_for(task, NOT_VARIED)
         if arm.compensate != "none":
-            compensation = (
-                (arm.plant or PlantErrors()).compensation()
-                if arm.compensate == "known"
-                else self.robot.identify()
-            )
+            plant = arm.plant or PlantErrors()
+            known = arm.compensate == "known"
+            compensation = plant.compensation() if known else self.robot.identify()
             self._control = replace(arm.control, compensation=compensation)
             self._robots.clear()
             self.robot = self._robot_for(task, NOT_VARIED, self.robot.scene)
+        self._cameras = ViewCameras(self.robot.scene)
         self.start = Start(task)
         self._layout: Layout | None = None
         self._judge: Judge | None = None
@@ -506,7 +486,8 @@ class ArmSession(Session):
             self.world.task(start.task, self._name)
         robot = self._robot_for(start.task, start.variation)
         if robot is not self.robot:
-            self._close_renderer()
+            self._cameras.close()
+            self._cameras = ViewCameras(robot.scene)
         self.robot, self.start = robot, start
         self._layout = self.world.arrange(robot, start)
         self._judge = robot.judge_of(start)
@@ -525,7 +506,7 @@ class ArmSession(Session):
         """Run a policy to the end of the episode; errors as of
         :class:`~strands_cosmos3.worlds.world.Session`.
         """
-        return self._run_episode(policy, options or RunOptions(), None)
+        return self._run_episode(policy, options, None)
 
     def resume(self, policy: Policy, options: RunOptions | None = None) -> Rollout:
         """Continue the run that the restored state was saved in, with the same options.
@@ -535,16 +516,17 @@ class ArmSession(Session):
         """
         if self._run is None:
             raise ConfigError("no state of a run was restored; save one in a run's on_tick.")
-        return self._run_episode(policy, options or RunOptions(), self._run)
+        return self._run_episode(policy, options, self._run)
 
     def _run_episode(
-        self, policy: Policy, options: RunOptions, state: dict[str, Any] | None
+        self, policy: Policy, options: RunOptions | None, state: dict[str, Any] | None
     ) -> Rollout:
-        on_tick, robot = options.on_tick, self.robot
+        options = options or RunOptions()
+        on_tick = options.on_tick
         tick = None if on_tick is None else lambda: on_tick(self)
         self._running = True
         try:
-            return robot.run_episode(
+            return self.robot.run_episode(
                 policy, self.start, options, layout=self._layout, on_tick=tick, state=state
             )
         finally:
@@ -563,7 +545,6 @@ class ArmSession(Session):
         steps = physics_steps_per_tick(self.world.control_frequency_hz)
         motion = executor.accept(plan)
         last = min(rows or len(plan.t_s), len(motion.nominal_s) - 1) - 1
-        success = False
         try:
             while True:
                 before = executor.reference
@@ -598,19 +579,11 @@ class ArmSession(Session):
 
     def draw(self) -> dict[str, NDArray[np.uint8]]:
         """Return the views of the robot's rig, [180, 320, 3] each."""
-        if self._renderer is None:
-            self._renderer = Renderer(self.robot.scene.model, *VIEW_HW)
-        names = self.robot.scene.view_names
-        return {name: self._renderer.render(self.robot.data, name) for name in names}
+        return self._cameras.render(self.robot.data)
 
     def close(self) -> None:
         """Free OpenGL."""
-        self._close_renderer()
-
-    def _close_renderer(self) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
-        self._renderer = None
+        self._cameras.close()
 
 
 def arm_world(world: str | World) -> ArmWorld:

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.errors import ConfigError, ControlError
 from strands_cosmos3.sim.episode import physics_steps_per_tick
-from strands_cosmos3.sim.film import VIEW_HW
-from strands_cosmos3.sim.render import Renderer
+from strands_cosmos3.sim.film import VIEW_HW, ViewCameras
 from strands_cosmos3.types import JointTrajectory
 from strands_cosmos3.worlds.arms import Robot, arm_world
 from strands_cosmos3.worlds.world import World
@@ -64,25 +64,22 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
                 f"render_mode {render_mode!r} does not exist; valid: rgb_array, or None."
             )
         self.render_mode, self.pictures = render_mode, pictures
-        self.world = robot.world if isinstance(robot, Robot) else arm_world(world)
-        name = robot.name if isinstance(robot, Robot) else robot or self.world.robots[0]
+        is_robot = isinstance(robot, Robot)
+        self.world = robot.world if is_robot else arm_world(world)
+        name = robot.name if is_robot else robot or self.world.robots[0]
         self.task = self.world.task(task or next(iter(self.world.tasks(name))), name)
         self.hz = control_frequency
         self._steps_a_tick = physics_steps_per_tick(control_frequency)
         self._horizon = round(duration * control_frequency)
-        self.robot = (
-            robot
-            if isinstance(robot, Robot)
-            else Robot(name, task=self.task.name, world=self.world)
-        )
+        self.robot = robot if is_robot else Robot(name, task=self.task.name, world=self.world)
         self._instruction = instruction
-        self._renderer: Renderer | None = None
         self._begin(instruction)
         limits, scene = self.robot.limits, self.robot.scene
+        self._cameras = ViewCameras(scene)
         self._n, grippers = len(limits.q_min), len(scene.limbs)
-        low = np.append(limits.q_min, np.zeros(grippers))
-        high = np.append(limits.q_max, np.ones(grippers))
-        self.action_space = self._box = Box(low.astype(np.float32), high.astype(np.float32))
+        self._low = np.append(limits.q_min, np.zeros(grippers))
+        self._high = np.append(limits.q_max, np.ones(grippers))
+        self.action_space = Box(self._low.astype(np.float32), self._high.astype(np.float32))
         sizes = {"joint_pos": self._n, "joint_vel": self._n, "gripper": grippers}
         numbers = {key: Box(-np.inf, np.inf, (size,), np.float64) for key, size in sizes.items()}
         names = scene.view_names if pictures else ()
@@ -107,11 +104,9 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """
         robot, fault, n = self.robot, None, self._n
         before = robot.executor.reference
-        target = np.clip(np.asarray(action, np.float64), self._box.low, self._box.high)
-        # float32's bounds may round outwards
-        target[:n] = np.clip(target[:n], robot.limits.q_min, robot.limits.q_max)
-        row = target[None]
-        gripper = row[:, n] if len(target) == n + 1 else row[:, n:]
+        # not to the space's own bounds: those of float32 may round outwards
+        row = np.clip(np.asarray(action, np.float64), self._low, self._high)[None]
+        gripper = of_grippers(row[:, n:])
         try:
             robot.executor.accept(JointTrajectory(row[:, :n], np.array([1 / self.hz]), gripper))
             robot.execute(robot.executor.advance(self._steps_a_tick), before)
@@ -120,25 +115,18 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self._steps += 1
         success = fault is None and self._judge.succeeded(robot.data)
         info = self._info(success) | ({} if fault is None else {"fault": fault})
-        return (
-            self._observation(),
-            float(success),
-            success or fault is not None,
-            self._steps >= self._horizon,
-            info,
-        )
+        ended = success or fault is not None
+        return self._observation(), float(success), ended, self._steps >= self._horizon, info
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return the views side by side, e.g. [180, 960, 3] of three."""
         if self.render_mode is None:
             return None
-        return np.concatenate(list(self._views().values()), axis=1)
+        return np.concatenate(list(self._cameras.render(self.robot.data).values()), axis=1)
 
     def close(self) -> None:
         """Free OpenGL."""
-        if self._renderer is not None:
-            self._renderer.close()
-        self._renderer = None
+        self._cameras.close()
 
     def _begin(self, instruction: str) -> None:
         self.instruction = instruction or self.task.instruction
@@ -148,13 +136,7 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     def _observation(self) -> Observation:
         q, qd, gripper = self.robot.joint_state()
         state = {"joint_pos": q, "joint_vel": qd, "gripper": np.atleast_1d(gripper)}
-        return state | (self._views() if self.pictures else {})
-
-    def _views(self) -> Observation:
-        scene = self.robot.scene
-        if self._renderer is None:
-            self._renderer = Renderer(scene.model, *VIEW_HW)
-        return {name: self._renderer.render(self.robot.data, name) for name in scene.view_names}
+        return state | (self._cameras.render(self.robot.data) if self.pictures else {})
 
     def _info(self, success: bool) -> dict[str, Any]:
         return {"success": success, "instruction": self.instruction}

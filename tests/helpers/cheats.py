@@ -171,7 +171,7 @@ def looks_done(robot, task, cube, onto):
     if task == "pick":
         return at[2] - 0.02 >= LIFT_M and len(fingers) == 2
     if task == "place":
-        return scene.in_bin(at) and left
+        return scene.bin.contains(at) and left
     off = at - data.xpos[scene.bodies[onto].id]
     return np.linalg.norm(off[:2]) < STACK_ASIDE_M and abs(off[2] - 0.04) < STACK_HEIGHT_M and left
 

@@ -163,17 +163,17 @@ def test_cube_falls_onto_the_table_and_into_the_bin(scene, data):
     data.qpos[green : green + 3] = [*scene.bin.center_m, 0.2]
     mujoco.mj_step(scene.model, data, PHYSICS_HZ)
     assert data.xpos[scene.bodies["cube_red"].id][2] == pytest.approx(0.02, abs=1e-3)
-    assert scene.in_bin(data.xpos[scene.bodies["cube_green"].id])
-    assert not scene.in_bin(data.xpos[scene.bodies["cube_red"].id])
+    assert scene.bin.contains(data.xpos[scene.bodies["cube_green"].id])
+    assert not scene.bin.contains(data.xpos[scene.bodies["cube_red"].id])
     assert frozenset({"cube_green", "bin"}) in touching(scene, data)
 
 
 def test_in_bin_knows_walls_and_rim(scene):
     x, y = scene.bin.center_m
-    assert scene.in_bin(np.array([x, y, 0.03]))
-    assert not scene.in_bin(np.array([x, y, scene.bin.height_m + 0.01]))
-    assert not scene.in_bin(np.array([x + scene.bin.inner_m[0] / 2 + 0.001, y, 0.03]))
-    assert not scene.in_bin(np.array([x, y - scene.bin.inner_m[1] / 2 - 0.001, 0.03]))
+    assert scene.bin.contains(np.array([x, y, 0.03]))
+    assert not scene.bin.contains(np.array([x, y, scene.bin.height_m + 0.01]))
+    assert not scene.bin.contains(np.array([x + scene.bin.inner_m[0] / 2 + 0.001, y, 0.03]))
+    assert not scene.bin.contains(np.array([x, y - scene.bin.inner_m[1] / 2 - 0.001, 0.03]))
 
 
 def test_bin_is_clear_of_the_spawn_region_and_within_reach(scene):

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from helpers.browser import Browser, find
-from strands_cosmos3.view.counters import MEANINGS
+from strands_cosmos3.view.page import MEANINGS
 
 pytestmark = pytest.mark.slow
 CHROMIUM = find()

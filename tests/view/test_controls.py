@@ -22,9 +22,8 @@ from strands_cosmos3.view.controls import (
     ControlPanel,
     LiveControls,
 )
-from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.live import LiveView
-from strands_cosmos3.view.page import LivePage, Status
+from strands_cosmos3.view.page import MEANINGS, LivePage, Status
 from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
 

@@ -24,10 +24,9 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.panda import HOME_Q, T_hand_tcp
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.types import JointTrajectory
-from strands_cosmos3.view.counters import MEANINGS
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.live import LiveView
-from strands_cosmos3.view.page import _STATE_RGB, LivePage, Status
+from strands_cosmos3.view.page import _STATE_RGB, MEANINGS, LivePage, Status
 from strands_cosmos3.view.playback import play, recorded_episodes
 from strands_cosmos3.worlds.arms import Robot
 

@@ -20,9 +20,8 @@ from strands_cosmos3.errors import ConfigError, InstructionError
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.types import Rollout
-from strands_cosmos3.view.limbs import limb_states, limbs_html
 from strands_cosmos3.view.live import LiveView
-from strands_cosmos3.view.page import LivePage
+from strands_cosmos3.view.page import LivePage, limb_gauges, limbs_html
 from strands_cosmos3.view.playback import Recorded, play, recorded_episodes, robot_of
 from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.arms import Robot
@@ -95,15 +94,16 @@ def test_figures_lie_in_their_ranges(dual: Robot):
     dual.reset(0)
     model, q = dual.scene.model, dual.joint_state()[0].copy()
     q[10] = model.jnt_range[model.joint("right_joint4").id, 0]
-    left, right = limb_states(dual.scene, q, np.array([0.25, 1.0]))
-    assert (left.name, right.name) == ("left", "right")
-    assert [gauge.name for gauge in right.gauges] == [
+    gauges = limb_gauges(dual.scene, q, np.array([0.25, 1.0]))
+    assert list(gauges) == ["left", "right"]
+    left, right = gauges["left"], gauges["right"]
+    assert [gauge.name for gauge in right] == [
         *(f"right_joint{i}" for i in range(1, 8)),
         "gripper",
     ]
-    assert right.gauges[3].filled == 0.0
-    assert (left.gauges[-1].value, right.gauges[-1].value) == ("25 % open", "100 % open")
-    assert "left:calc(25.0% - 3px)" in limbs_html([left])
+    assert right[3].filled == 0.0
+    assert (left[-1].value, right[-1].value) == ("25 % open", "100 % open")
+    assert "left:calc(25.0% - 3px)" in limbs_html({"left": left})
 
 
 @pytest.mark.parametrize(("name", "run"), [("ur5e", ONE), ("dual_panda", TWO)])

@@ -146,7 +146,15 @@ def test_it_is_handed_over_from_hand_to_hand():
 
 ABOVE = np.array([0.48, 0.0, 0.3])
 LYING = BarState(
-    0.0, np.array([0.5, 0, 0.02]), np.array([0, 1.0, 0]), 0.0, 0.0, 0.0, frozenset(), False, True
+    time_s=0.0,
+    position_m=np.array([0.5, 0, 0.02]),
+    axis=np.array([0, 1.0, 0]),
+    lowest_m=0.0,
+    speed_m_s=0.0,
+    turning_rad_s=0.0,
+    gripped_by=frozenset(),
+    touched=False,
+    touched_by_others=True,
 )
 TAKEN = replace(LYING, time_s=1.0, gripped_by=frozenset({"left"}), touched=True)
 GIVEN = replace(

@@ -14,7 +14,6 @@ from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.grammar import parse_instruction
 from strands_cosmos3.worlds.table.scene import TableScene
 from strands_cosmos3.worlds.table.tasks import (
-    CUBE_TASKS,
     DISTURBED_M,
     LIFT_M,
     RELEASE_M_S,
@@ -25,6 +24,7 @@ from strands_cosmos3.worlds.table.tasks import (
     get_task,
 )
 
+CUBE_TASKS = ("reach", "pick", "place", "stack")
 SCENE = TableScene()
 EDGE = SCENE.cubes["cube_red"].edge_m
 AWAY = Layout(tuple(SCENE.cubes), np.array([[0.6, 0.1], [0.6, -0.1], [0.4, -0.2]]), np.zeros(3))

@@ -6,7 +6,7 @@ been put down, thrown, or put there by hand before the other hand held it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
@@ -32,22 +32,34 @@ _CORNERS = np.array(np.meshgrid((-0.5, 0.5), (-0.5, 0.5), (-0.5, 0.5))).reshape(
 
 
 @dataclass(frozen=True)
-class BarState:
+class BodyState:
+    """Position [3] and speed of a body now."""
+
+    time_s: float
+    position_m: F64
+    speed_m_s: float
+
+    def jumped_from(self, before: BodyState) -> bool:
+        """Whether it moved further than its speed explains: then it was moved by hand."""
+        explained = max(before.speed_m_s, self.speed_m_s) + _JUMP_M_S
+        moved_m = np.linalg.norm(self.position_m - before.position_m)
+        return bool(moved_m > explained * (self.time_s - before.time_s) + _JUMP_M)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarState(BodyState):
     """A bar now.
 
     Args:
-        position_m, axis: Its centre and its long axis, [3] each in the world.
+        axis: Its long axis [3] in the world.
         lowest_m: Height of its lowest corner above the table.
-        speed_m_s, turning_rad_s: Its speeds.
+        turning_rad_s: Its angular speed.
         gripped_by: Names of the limbs that hold it with all of their fingers.
         touched: Whether a finger touches it; touched_by_others: whether anything but a finger does.
     """
 
-    time_s: float
-    position_m: F64
     axis: F64
     lowest_m: float
-    speed_m_s: float
     turning_rad_s: float
     gripped_by: frozenset[str]
     touched: bool
@@ -67,6 +79,11 @@ class BarState:
             and self.tilt_rad < TILT_RAD
         )
         return resting and self.touched_by_others and not self.touched
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is held high and still."""
+        return self.lowest_m > LIFT_M and self.speed_m_s < SPEED_M_S
 
     def turned_rad(self, before: BarState) -> float:
         """Angle about the vertical since another state; an end is not taken for the other."""
@@ -102,9 +119,44 @@ def bar_state(scene: TableScene, data: mujoco.MjData) -> BarState:
     )
 
 
-@dataclass
-class BarMonitor:
-    """What happened to the bar so far, and whether it is lifted level by all hands now.
+class _BarHistory:
+    """What happened to a bar so far.
+
+    Attributes:
+        dropped: Whether it has been dropped; then it never counts again.
+        lay: Where it last lay at rest with no finger on it.
+        taken: Whether the right hands took it from there, and it was held since, with short
+            interruptions at most.
+        now: Its state now.
+    """
+
+    def __init__(self, scene: TableScene):
+        self.scene = scene
+        self.dropped = self.taken = False
+        self.lay: BarState | None = None
+        self.now: BarState | None = None
+
+    def note(self, now: BarState) -> bool:
+        """Add a state; return whether the bar was moved by hand, so that its history starts
+        again.
+        """
+        jumped = self.now is not None and now.jumped_from(self.now)
+        self.now = now
+        if jumped:
+            self.lay, self.taken = None, False
+        if now.lies:
+            self.lay = now
+        return jumped
+
+    def is_near_lay(self, now: BarState) -> bool:
+        """Whether it is about where it lay."""
+        if self.lay is None:
+            return False
+        return bool(np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M)
+
+
+class BarMonitor(_BarHistory):
+    """Whether a bar is lifted level by all hands now.
 
     It is, while its lowest corner is more than 100 mm above the table, it is tilted by less than 5
     and turned by less than 15 degrees from where it lay, every hand's fingers press on it from
@@ -113,11 +165,6 @@ class BarMonitor:
     as lifted again.
     """
 
-    scene: TableScene
-    dropped: bool = False
-    lay: BarState | None = None  # where it last lay at rest with no finger on it
-    taken: bool = False  # held by every hand since, with short interruptions at most
-    now: BarState | None = field(default=None)
     _held: BarState | None = None
 
     def update(self, data: mujoco.MjData) -> bool:
@@ -126,43 +173,20 @@ class BarMonitor:
 
     def add(self, now: BarState) -> bool:
         """As :meth:`update`, of a state."""
-        before, self.now = self.now, now
-        if before is not None and jumped(before, now):
-            self.lay, self.taken, self._held = None, False, None
-        if now.lies:
-            self.lay = now
+        if self.note(now):
+            self._held = None
         held = now.gripped_by == set(self.scene.limbs)
         if held:
             self._held = now
-            if (
-                self.lay is not None
-                and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
-            ):
-                self.taken = True
+            self.taken |= self.is_near_lay(now)
         elif self._held is not None and now.time_s - self._held.time_s > SLIP_S:
             self.dropped |= self.taken and self._held.lowest_m > CLEAR_M
             self.taken, self._held = False, None
         level = (
             self.lay is not None and now.tilt_rad < TILT_RAD and now.turned_rad(self.lay) < TURN_RAD
         )
-        lifted = now.lowest_m > LIFT_M and now.speed_m_s < SPEED_M_S
-        return (
-            level
-            and lifted
-            and held
-            and self.taken
-            and not now.touched_by_others
-            and not self.dropped
-        )
-
-
-def jumped(before: BarState, now: BarState) -> bool:
-    """Whether the bar moved further than its speed explains."""
-    explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
-    return bool(
-        np.linalg.norm(now.position_m - before.position_m)
-        > explained * (now.time_s - before.time_s) + _JUMP_M
-    )
+        counts = held and self.taken and not now.touched_by_others and not self.dropped
+        return level and now.is_up and counts
 
 
 def withdrawn(scene: TableScene, data: mujoco.MjData, name: str) -> bool:
@@ -183,10 +207,8 @@ def withdrawn(scene: TableScene, data: mujoco.MjData, name: str) -> bool:
     return bool(np.linalg.norm(np.maximum(beyond, 0.0)) > AWAY_M and opening.min() > OPEN)
 
 
-@dataclass
-class HandOverMonitor:
-    """What happened to the bar so far, and whether the hand ``taker`` has been given it by the
-    other, and holds it alone now.
+class HandOverMonitor(_BarHistory):
+    """Whether the hand ``taker`` has been given a bar by the other, and holds it alone now.
 
     It has, if the other hand alone took the bar from where it lay, and both held it for 0.2 s
     without a break more than 100 mm above the table, with nothing else touching it. From then on
@@ -196,25 +218,19 @@ class HandOverMonitor:
     the bar has been dropped, it never counts again.
     """
 
-    scene: TableScene
-    taker: str
-    dropped: bool = False
-    lay: BarState | None = None  # where it last lay at rest with no finger on it
-    taken: bool = False  # by the giver alone, and held by a hand since
-    handed: bool = False  # both held it in mid-air, and the taker holds it since
-    now: BarState | None = field(default=None)
-    _held_s: float = -np.inf
-    _taker_held_s: float = -np.inf
-    _both_since_s: float | None = None
-    _cleared: bool = False  # the bar was off the table when it was last held
-
-    def __post_init__(self) -> None:
-        if self.taker not in self.scene.limbs or len(self.scene.limbs) != 2:
+    def __init__(self, scene: TableScene, taker: str):
+        super().__init__(scene)
+        if taker not in scene.limbs or len(scene.limbs) != 2:
             raise ConfigError(
-                f"handing over needs two arms, one of them {self.taker!r}; the scene has "
-                f"{sorted(self.scene.limbs)}."
+                f"handing over needs two arms, one of them {taker!r}; the scene has "
+                f"{sorted(scene.limbs)}."
             )
-        (self.giver,) = (name for name in self.scene.limbs if name != self.taker)
+        self.taker = taker
+        (self.giver,) = (name for name in scene.limbs if name != taker)
+        self.handed = False  # both held it in mid-air, and the taker holds it since
+        self._held_s = self._taker_held_s = -np.inf
+        self._both_since_s: float | None = None
+        self._cleared = False  # the bar was off the table when it was last held
 
     def update(self, data: mujoco.MjData) -> bool:
         """Add the present state; return whether the condition holds."""
@@ -222,16 +238,11 @@ class HandOverMonitor:
 
     def add(self, now: BarState, withdrawn: bool) -> bool:
         """As :meth:`update`, of a state; ``withdrawn`` as :func:`withdrawn` says of the giver."""
-        before, self.now = self.now, now
-        if before is not None and jumped(before, now):
-            self.lay, self.taken = None, False
-        if now.lies:
-            self.lay = now
+        self.note(now)
         self._follow_grips(now)
         self._follow_both(now)
-        lifted = now.lowest_m > LIFT_M and now.speed_m_s < SPEED_M_S
         alone = now.gripped_by == {self.taker} and not now.touched_by_others
-        return self.handed and alone and lifted and withdrawn and not self.dropped
+        return self.handed and alone and now.is_up and withdrawn and not self.dropped
 
     def _follow_grips(self, now: BarState) -> None:
         if now.gripped_by:
@@ -239,11 +250,7 @@ class HandOverMonitor:
         elif now.time_s - self._held_s > SLIP_S:
             self.dropped |= self.taken and self._cleared
             self.taken = False
-        near = (
-            self.lay is not None
-            and np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
-        )
-        self.taken |= bool(near and now.gripped_by == {self.giver})
+        self.taken |= self.is_near_lay(now) and now.gripped_by == {self.giver}
 
     def _follow_both(self, now: BarState) -> None:
         both = (

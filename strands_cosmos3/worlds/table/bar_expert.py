@@ -15,13 +15,11 @@ from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
-from strands_cosmos3.worlds.table.steps import approach, rotate, rotation_vector
+from strands_cosmos3.worlds.table.hands import Hand, HandLimits, approach, rotation_vector
 
 # Motion limits per row at 10 Hz.
-_STEP_M, _STEP_CHANGE_M = 0.020, 0.005
 _LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
-_TURN_RAD, _TURN_CHANGE_RAD = float(np.deg2rad(4.5)), float(np.deg2rad(1.2))
-_OPENING_CHANGE = 0.45
+_LIMITS = HandLimits(0.020, 0.005, float(np.deg2rad(4.5)), float(np.deg2rad(1.2)), 0.45)
 
 _HOVER_M = 0.10  # over the bar
 _DESCEND_WITHIN_M, _GRASP_WITHIN_M = 0.012, 0.004
@@ -40,15 +38,10 @@ _GIVER_CLEAR_M, _GIVER_UP_M, _GIVER_ASIDE_M = 0.10, 0.18, 0.12
 _HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
-@dataclass
-class Hand:
-    """One hand in a simplified simulation: tracking is perfect, and the bar stops the fingers."""
+@dataclass(kw_only=True)
+class BarHand(Hand):
+    """One of the hands. The bar stops its fingers."""
 
-    p: F64
-    turn: F64
-    v: F64
-    w: F64
-    opening: float
     gap_m: float
     T_world_base: F64
     T_tcp_cosmos: F64
@@ -56,14 +49,7 @@ class Hand:
 
     @property
     def T_base_cosmos(self) -> F64:
-        T = np.eye(4)
-        T[:3, :3], T[:3, 3] = self.turn, self.p
-        return se3_inverse(self.T_world_base) @ T @ self.T_tcp_cosmos
-
-    def move(self, to: F64, R_to: F64) -> None:
-        self.v = approach(self.v, to - self.p, _STEP_M, _STEP_CHANGE_M)
-        self.w = approach(self.w, rotation_vector(self.turn, R_to), _TURN_RAD, _TURN_CHANGE_RAD)
-        self.p, self.turn = self.p + self.v, rotate(self.turn, self.w)
+        return se3_inverse(self.T_world_base) @ self.T_world_tcp @ self.T_tcp_cosmos
 
     def rise(self, v: F64) -> None:
         self.v, self.w, self.p = v, np.zeros(3), self.p + v
@@ -73,47 +59,41 @@ class Hand:
         self.rise(np.zeros(3))
         self.move_fingers(opening, width_m / self.gap_m)
 
-    def move_fingers(self, opening: float, least: float) -> None:
-        self.opening = max(
-            float(np.clip(opening, self.opening - _OPENING_CHANGE, self.opening + _OPENING_CHANGE)),
-            least,
-        )
-
 
 @dataclass
 class BarHands(ABC):
     """Both hands and the bar, row by row."""
 
-    hands: dict[str, Hand]
+    hands: dict[str, BarHand]
     bar: F64  # [4, 4]
     width_m: float
     grasp_m: float
     rest_m: float  # height of its centre on the table
     held_rows: int = 0
 
-    def target(self, hand: Hand) -> tuple[F64, F64]:
+    def target(self, hand: BarHand) -> tuple[F64, F64]:
         """Where a hand is to grasp the bar: position [3] and orientation [3, 3]."""
         x, y = self.bar[:2, 1] / max(float(np.linalg.norm(self.bar[:2, 1])), 1e-9)
         turn = np.array([[y, x, 0.0], [-x, y, 0.0], [0.0, 0.0, 1.0]])
         return self.bar[:3, 3] + hand.side * self.grasp_m * self.bar[:3, 1], turn @ _HAND_DOWN
 
-    def near(self, hand: Hand, within: float = 1.0) -> bool:
+    def error(self, hand: BarHand) -> tuple[F64, float]:
+        """Offset [3] from where a hand is to grasp the bar, and the angle that it has to turn."""
         at, R = self.target(hand)
-        turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
-        return bool(
-            np.linalg.norm(hand.p - at) < within * _GRASP_WITHIN_M
-            and turned < within * _GRASP_WITHIN_RAD
-        )
+        return hand.p - at, float(np.linalg.norm(rotation_vector(hand.R, R)))
 
-    def over(self, hand: Hand) -> bool:
+    def near(self, hand: BarHand, within: float = 1.0) -> bool:
+        off_m, turned_rad = self.error(hand)
+        near_m, near_rad = within * _GRASP_WITHIN_M, within * _GRASP_WITHIN_RAD
+        return bool(np.linalg.norm(off_m) < near_m and turned_rad < near_rad)
+
+    def over(self, hand: BarHand) -> bool:
         """Whether a hand is where it may descend onto the bar, or below."""
-        at, R = self.target(hand)
-        turned = float(np.linalg.norm(rotation_vector(hand.turn, R)))
-        return bool(
-            np.linalg.norm((hand.p - at)[:2]) < _DESCEND_WITHIN_M and turned < 2 * _GRASP_WITHIN_RAD
-        )
+        off_m, turned_rad = self.error(hand)
+        aligned = turned_rad < 2 * _GRASP_WITHIN_RAD
+        return bool(np.linalg.norm(off_m[:2]) < _DESCEND_WITHIN_M and aligned)
 
-    def holds(self, hand: Hand) -> bool:
+    def holds(self, hand: BarHand) -> bool:
         """Whether the bar is between a hand's fingers."""
         low, high = _HOLDS
         return (
@@ -121,12 +101,24 @@ class BarHands(ABC):
             and low * self.width_m < hand.opening * hand.gap_m < high * self.width_m
         )
 
+    def squeezes(self) -> bool:
+        """Count a row in which the bar is held; return whether the fingers only press in it."""
+        self.held_rows += 1
+        rests = self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
+        return bool(self.held_rows <= _SQUEEZE_ROWS and rests)
+
+    def approach(self, hand: BarHand, descends: bool) -> None:
+        """Move an open hand over its end of the bar, or down onto it."""
+        at, R = self.target(hand)
+        hand.move(at if descends else at + [0.0, 0.0, _HOVER_M], R)
+        hand.move_fingers(1.0)
+
     @abstractmethod
     def advance(self) -> Mapping[str, float]:
         """Advance by one row; return the open fraction that each hand is commanded."""
 
 
-MakeHands = Callable[[dict[str, Hand], F64, float, float, float], BarHands]
+MakeHands = Callable[[dict[str, BarHand], F64, float, float, float], BarHands]
 
 
 @dataclass
@@ -153,30 +145,20 @@ class Lift(BarHands):
             for hand in hands:
                 hand.stay(1.0 if empty else 0.0, self.width_m)
             return 1.0 if empty else 0.0
-        self._approach()
+        over = all(self.over(hand) for hand in hands)
+        for hand in hands:
+            self.approach(hand, over)
         return 1.0
 
     def _carry(self) -> None:
-        self.held_rows += 1
         hands = list(self.hands.values())
-        waits = (
-            self.held_rows <= _SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
-        )
-        left = np.array([0.0, 0.0, 0.0 if waits else self.rest_m + _LIFT_HEIGHT_M - self.bar[2, 3]])
+        height_m = self.rest_m + _LIFT_HEIGHT_M - self.bar[2, 3]
+        left = np.array([0.0, 0.0, 0.0 if self.squeezes() else height_m])
         v = np.array([0.0, 0.0, float(np.mean([hand.v[2] for hand in hands]))])
         v = approach(v, left, _LIFT_M, _LIFT_CHANGE_M)
         for hand in hands:
             hand.rise(v)
         self.bar[:3, 3] += v
-
-    def _approach(self) -> None:
-        """Move every hand over its end of the bar, and down onto it once all of them are there."""
-        places = {name: self.target(hand) for name, hand in self.hands.items()}
-        over = all(self.over(hand) for hand in self.hands.values())
-        for name, hand in self.hands.items():
-            at, R = places[name]
-            hand.move(at if over else at + [0.0, 0.0, _HOVER_M], R)
-            hand.move_fingers(1.0, 0.0)
 
 
 @dataclass
@@ -192,48 +174,40 @@ class HandOver(BarHands):
 
     def advance(self) -> Mapping[str, float]:
         """Advance by one row; return the open fraction that each hand is commanded."""
-        taker, (giver,) = (
-            self.hands[self.taker],
-            (name for name in self.hands if name != self.taker),
-        )
-        gives, takes = self.holds(self.hands[giver]), self.holds(taker)
-        if takes:
+        taker = self.hands[self.taker]
+        ((name, giver),) = (item for item in self.hands.items() if item[0] != self.taker)
+        gives = self.holds(giver)
+        if self.holds(taker):
             taker.stay(0.0, self.width_m)
-            return {self.taker: 0.0, giver: self._let_go(self.hands[giver], gives)}
-        opening = self._bring(self.hands[giver]) if gives else self._grasp(self.hands[giver])
+            return {self.taker: 0.0, name: self._let_go(giver, gives)}
+        opening = self._bring(giver) if gives else self._grasp(giver)
         met = gives and np.linalg.norm(_MEETING_M - self.bar[:3, 3]) < _MET_WITHIN_M
-        return {giver: opening, self.taker: self._grasp(taker) if met else self._wait(taker)}
+        return {name: opening, self.taker: self._grasp(taker) if met else self._wait(taker)}
 
-    def _grasp(self, hand: Hand) -> float:
+    def _grasp(self, hand: BarHand) -> float:
         """Close a hand on its end of the bar, or approach it from above."""
         if (self.near(hand, 4.0) and hand.opening < _CLOSING) or self.near(hand):
             opening = 1.0 if hand.opening < _NOTHING_BETWEEN else 0.0
             hand.stay(opening, self.width_m)
             return opening
-        at, R = self.target(hand)
-        hand.move(at if self.over(hand) else at + [0.0, 0.0, _HOVER_M], R)
-        hand.move_fingers(1.0, 0.0)
+        self.approach(hand, self.over(hand))
         return 1.0
 
-    def _bring(self, hand: Hand) -> float:
+    def _bring(self, hand: BarHand) -> float:
         """Bring the bar to where the hands meet."""
-        self.held_rows += 1
-        waits = (
-            self.held_rows <= _SQUEEZE_ROWS and self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
-        )
-        left = np.zeros(3) if waits else _MEETING_M - self.bar[:3, 3]
+        left = np.zeros(3) if self.squeezes() else _MEETING_M - self.bar[:3, 3]
         hand.rise(approach(hand.v, left, _LIFT_M, _LIFT_CHANGE_M))
         self.bar[:3, 3] += hand.v
         return 0.0
 
-    def _wait(self, hand: Hand) -> float:
+    def _wait(self, hand: BarHand) -> float:
         """Wait over the place where the bar's free end will be."""
         at, R = self.target(hand)
         hand.move(at + _MEETING_M - self.bar[:3, 3] + [0.0, 0.0, _HOVER_M], R)
-        hand.move_fingers(1.0, 0.0)
+        hand.move_fingers(1.0)
         return 1.0
 
-    def _let_go(self, hand: Hand, holds: bool) -> float:
+    def _let_go(self, hand: BarHand, holds: bool) -> float:
         """Open once the other hand holds the bar too, and go up, then aside."""
         self.both_rows += holds
         if holds and self.both_rows <= _SQUEEZE_ROWS:
@@ -242,11 +216,11 @@ class HandOver(BarHands):
         if hand.opening * hand.gap_m < _FREE * self.width_m and self.near(hand, 4.0):
             hand.stay(1.0, 0.0)
             return 1.0
-        hand.move_fingers(1.0, 0.0)
-        hand.move(self._way_out(hand), hand.turn)
+        hand.move_fingers(1.0)
+        hand.move(self._way_out(hand), hand.R)
         return 1.0
 
-    def _way_out(self, hand: Hand) -> F64:
+    def _way_out(self, hand: BarHand) -> F64:
         at, _ = self.target(hand)
         aside = hand.side * self.bar[:3, 1] * [1.0, 1.0, 0.0]
         return (
@@ -271,9 +245,10 @@ def bar_chunk(request: Request, kind: MakeHands) -> ActionChunk:
         for name, hand in world.hands.items():
             openings[name].append(commanded[name])
             poses[name].append(hand.T_base_cosmos)
-    stacked = {name: np.stack(path) for name, path in poses.items()}
     rows = encode_limbs(
-        stacked, {name: np.array(opening) for name, opening in openings.items()}, request.embodiment
+        {name: np.stack(path) for name, path in poses.items()},
+        {name: np.array(opening) for name, opening in openings.items()},
+        request.embodiment,
     )
     return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 
@@ -282,41 +257,34 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
     """The hands where the rows depart, and the bar where it is."""
     state: Mapping[str, F64] = request.privileged or {}
     names = list(request.limb_poses)
-    wanted = [
-        "bar",
-        "bar_m",
-        *(f"{name}_{key}" for name in names for key in ("tcp", "tcp_twist", "base", "gap_m")),
-    ]
-    missing = [key for key in wanted if key not in state]
+    of_limb = ("tcp", "tcp_twist", "base", "gap_m")
+    keys = ("bar", "bar_m", *(f"{name}_{key}" for name in names for key in of_limb))
+    missing = [key for key in keys if key not in state]
     if missing or len(names) != 2 or request.action_space.name != "midtrain":
         raise BackendError(
             "a bar needs two arms and the simulator's state; missing: "
-            f"{', '.join(missing) or 'two arms'}. Use it "
-            "with Robot('dual_panda')."
+            f"{', '.join(missing) or 'two arms'}. Use it with Robot('dual_panda')."
         )
     fps, bar = request.embodiment.fps or 10.0, state["bar"].copy()
     width_m, _, height_m, grasp_m = state["bar_m"].tolist()
     order = [limb.name for limb in request.embodiment.limbs if limb.name in names]
     opening = dict(zip(order, request.grippers.tolist(), strict=True))
-    hands: dict[str, Hand] = {}
+    hands: dict[str, BarHand] = {}
     for name in names:
-        T_tcp_cosmos = (
-            se3_inverse(state[f"{name}_tcp"]) @ state[f"{name}_base"] @ request.limb_poses[name]
-        )
-        tcp = state[f"{name}_base"] @ request.departures[name] @ se3_inverse(T_tcp_cosmos)
-        twist = state[f"{name}_tcp_twist"] / fps
-        gap_m = float(state[f"{name}_gap_m"])
-        base = state[f"{name}_base"]
+        twist, base = state[f"{name}_tcp_twist"] / fps, state[f"{name}_base"]
+        T_tcp_cosmos = se3_inverse(state[f"{name}_tcp"]) @ base @ request.limb_poses[name]
+        tcp = base @ request.departures[name] @ se3_inverse(T_tcp_cosmos)
         side = float(np.sign((base[:3, 3] - bar[:3, 3]) @ bar[:3, 1]) or 1.0)
-        hands[name] = Hand(
-            tcp[:3, 3].copy(),
-            tcp[:3, :3].copy(),
-            twist[:3],
-            twist[3:],
-            opening[name],
-            gap_m,
-            base,
-            T_tcp_cosmos,
-            side,
+        hands[name] = BarHand(
+            limits=_LIMITS,
+            p=tcp[:3, 3].copy(),
+            R=tcp[:3, :3].copy(),
+            v=twist[:3],
+            w=twist[3:],
+            opening=opening[name],
+            gap_m=float(state[f"{name}_gap_m"]),
+            T_world_base=base,
+            T_tcp_cosmos=T_tcp_cosmos,
+            side=side,
         )
     return kind(hands, bar, width_m, grasp_m, height_m / 2)

@@ -29,6 +29,14 @@ COMPOSITE, LOOKS = camera_key("composite"), camera_key("composite_looks")
 PERTURBED, GOAL = "perturbed", "goal"
 CONTINUED, PREFIX_ROWS = "expert.continued", "expert.prefix_rows"
 LOOKS_EXPERT, LOOKS_CONTINUED = "expert.looks_rows", "expert.looks_continued"
+_LABELS = {
+    EXPERT: "labels",
+    CONTINUED: "continued",
+    PREFIX_ROWS: "prefix_rows",
+    LOOKS_EXPERT: "looks_labels",
+    LOOKS_CONTINUED: "looks_continued",
+}
+"""Column -> attribute of the record, of what labelled ticks have."""
 VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
 """Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
 
@@ -45,29 +53,22 @@ def demo_spec(picture_hw: tuple[int, int], config: DemoConfig | None = None) -> 
         "goals": [names[goal] for goal in config.labelled],
         "rows": rows,
         "width": width,
+        "normalized": f"{embodiment.stats} quantiles",
     }
-    labels |= {"normalized": f"{embodiment.stats} quantiles"}
     if embodiment.rig is None:
+        cameras = embodiment.view_names[:1]
         labels[INSTRUCTIONS] = [plain(goal) for goal in config.labelled]
-    answers, lengths = (
-        Feature("float32", (len(config.labelled) * rows * width,), None, labels),
-        Feature("int64", (len(GOALS),)),
-    )
-    of_rig = {LOOKS_EXPERT: answers}
-    if config.prefix_rows:
-        of_rig |= {CONTINUED: answers, PREFIX_ROWS: lengths, LOOKS_CONTINUED: answers}
-    extra = {
-        EXPERT: answers,
-        **(of_rig if embodiment.rig is not None else {}),
-        LABELLED: Feature("bool", (1,)),
-        PERTURBED: Feature("bool", (1,)),
-        GOAL: Feature("int64", (1,), None, {"goals": names}),
-    }
-    cameras = (
-        ("composite", "composite_looks")
-        if embodiment.rig is not None
-        else embodiment.view_names[:1]
-    )
+    else:
+        cameras = ("composite", "composite_looks")
+    answers = Feature("float32", (len(config.labelled) * rows * width,), None, labels)
+    extra = {EXPERT: answers}
+    if embodiment.rig is not None:
+        extra[LOOKS_EXPERT] = answers
+        if config.prefix_rows:
+            extra |= {CONTINUED: answers, PREFIX_ROWS: Feature("int64", (len(GOALS),))}
+            extra[LOOKS_CONTINUED] = answers
+    extra |= dict.fromkeys((LABELLED, PERTURBED), Feature("bool", (1,)))
+    extra[GOAL] = Feature("int64", (1,), None, {"goals": names})
     return arm_spec(
         dict.fromkeys(cameras, picture_hw),
         embodiment,
@@ -86,26 +87,20 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     labelled, done = np.zeros(n, bool), np.zeros(n, bool)
     labelled[record.label_ticks] = True
     done[-1] = True
-    given: dict[str, NDArray[Any]] = {
-        EXPERT: record.labels,
-        CONTINUED: record.continued,
-        PREFIX_ROWS: record.prefix_rows,
-    }
-    given |= {LOOKS_EXPERT: record.looks_labels, LOOKS_CONTINUED: record.looks_continued}
-    given = {
-        name: _at_ticks(values, record.label_ticks, n)
-        for name, values in given.items()
-        if name in writer.spec.features
+    numbers = {
+        STATE: np.column_stack([record.q_rad, record.gripper_opening]),
+        EE_POSE: pose7(record.T_base_cosmos),
+        ACTION: raw_rows(record.T_base_cosmos, record.gripper_command),
     }
     columns: dict[str, Any] = {
-        STATE: np.concatenate([record.q_rad, record.gripper_opening[:, None]], axis=1).astype(
-            np.float32
-        ),
-        EE_POSE: pose7(record.T_base_cosmos).astype(np.float32),
-        ACTION: raw_rows(record.T_base_cosmos, record.gripper_command).astype(np.float32),
+        **{name: values.astype(np.float32) for name, values in numbers.items()},
         DONE: done,
         SUCCESS: np.zeros(n, bool),
-        **given,
+        **{
+            name: _at_ticks(getattr(record, attribute), record.label_ticks, n)
+            for name, attribute in _LABELS.items()
+            if name in writer.spec.features
+        },
         LABELLED: labelled,
         PERTURBED: record.perturbed,
         GOAL: record.goal.astype(np.int64),

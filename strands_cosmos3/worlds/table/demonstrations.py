@@ -42,6 +42,7 @@ from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.grammar import Verb
+from strands_cosmos3.worlds.table.hands import gripper_down
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 from strands_cosmos3.worlds.table.randomized_scene import RandomizedScene
 from strands_cosmos3.worlds.table.scene import SEPARATION_M, nominal
@@ -113,6 +114,10 @@ class DemoConfig:
         """The nominal appearance."""
         return self.appearance or nominal(self.spec)
 
+    def separation_m(self, rng: np.random.Generator) -> float:
+        """Draw the least distance between the centres of two cubes."""
+        return CLOSE_M if rng.random() < self.close else SEPARATION_M
+
 
 @dataclass
 class EpisodeRecord:
@@ -167,11 +172,9 @@ class PerturbedExpert(Backend):
             return self._wander(request)
         chunk = self.answer(request, self.goal, askew=self.askew)
         self.perturbed = bool(self.rng.random() < self.share)
-        return (
-            replace(chunk, action=self._perturb(np.array(chunk.action)))
-            if self.perturbed
-            else chunk
-        )
+        if not self.perturbed:
+            return chunk
+        return replace(chunk, action=self._perturb(np.array(chunk.action)))
 
     def answer(
         self,
@@ -185,14 +188,9 @@ class PerturbedExpert(Backend):
         """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the
         simulator's.
         """
-        privileged = (
-            None
-            if request.privileged is None
-            else {**request.privileged, **self._yaw, **(state or {})}
-        )
-        return self.expert.plan(
-            replace(request, instruction=plain(goal), privileged=privileged), cruises, drift, askew
-        )
+        privileged = {**(request.privileged or {}), **self._yaw, **(state or {})}
+        request = replace(request, instruction=plain(goal), privileged=privileged)
+        return self.expert.plan(request, cruises, drift, askew)
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -265,9 +263,7 @@ class DemoCollector:
         edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
         scene = self._scene(crowded, edge_m)
         scene.randomize(rng, config.visual_randomization)
-        layout = scene.robot.scene.sample_layout(
-            rng, CLOSE_M if rng.random() < config.close else SEPARATION_M
-        )
+        layout = scene.robot.scene.sample_layout(rng, config.separation_m(rng))
         scene.robot.reset(q_rad=self._start(rng, layout), layout=layout)
         self.expert.rng, self.expert.share = rng, config.perturbed
         self.expert.goal = int(rng.choice(config.goals))
@@ -326,10 +322,7 @@ class DemoCollector:
         spread_rad = np.pi / 4 if self.config.turns else _YAW_SPREAD_RAD
         yaw = self._start_yaw_rad + rng.uniform(-spread_rad, spread_rad)
         tilt = so3_exp(np.array([*rng.normal(0, 0.06, 2), 0.0]))
-        down = np.array(
-            [[np.cos(yaw), np.sin(yaw), 0.0], [np.sin(yaw), -np.cos(yaw), 0.0], [0.0, 0.0, -1.0]]
-        )
-        target = se3(tilt @ down, place) @ self._T_tcp_frame
+        target = se3(tilt @ gripper_down(yaw), place) @ self._T_tcp_frame
         solved = self._bridge.solve(np.stack([target] * 3), self._configuration(self._home))
         return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else self._home
 
@@ -416,11 +409,9 @@ class EpisodeRecorder:
         """Record the robot's current state; return whether the episode continues."""
         collector, expert = self._collector, self._collector.expert
         if self.frames:
-            command = float(
-                robot.scene.only.gripper.command.to_fraction(
-                    float(robot.data.ctrl[robot.scene.only.gripper_actuator])
-                )
-            )
+            limb = robot.scene.only
+            ctrl = float(robot.data.ctrl[limb.gripper_actuator])
+            command = float(limb.gripper.command.to_fraction(ctrl))
             self._commands.append((command, expert.perturbed))
         observation = robot.observation()
         request = collector.request(observation)
@@ -448,31 +439,17 @@ class EpisodeRecorder:
         collector, rng, goals = self._collector, self._rng, self._collector.config.labelled
         if collector.composite is None:
             answers = np.stack([collector.answer(request, goal) for goal in goals])
-            return (
-                answers,
-                answers,
-                np.zeros(len(goals), np.int64),
-                self.frames[-1],
-                answers,
-                answers,
-            )
+            no_prefix = np.zeros(len(goals), np.int64)
+            return answers, answers, no_prefix, self.frames[-1], answers, answers
         longest = collector.config.prefix_rows
         length = rng.integers(min(longest, 1), longest, endpoint=True, size=len(goals))
         own = self._answers(request, length)
         with self._scene.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
-            moved = self._scene.other_layout(
-                rng, CLOSE_M if rng.random() < collector.config.close else SEPARATION_M
-            )
+            moved = self._scene.other_layout(rng, collector.config.separation_m(rng))
             look = self._picture(robot, moved)
         cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.bodies}
-        return (
-            *own,
-            length,
-            look,
-            *self._answers(
-                replace(request, privileged={**(request.privileged or {}), **cubes}), length
-            ),
-        )
+        elsewhere = replace(request, privileged={**(request.privileged or {}), **cubes})
+        return *own, length, look, *self._answers(elsewhere, length)
 
     def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
         """Return the expert's rows for each goal [goals, rows, width], and after prefixes of
@@ -515,16 +492,18 @@ class EpisodeRecorder:
             np.stack(part) for part in zip(*labels.values(), strict=True)
         )
         return EpisodeRecord(
-            *(
-                np.stack(self.frames[:n]),
-                looks,
-                np.stack(q_rad),
-                np.stack(poses),
-                np.array(openings),
-                np.array(commands),
-            ),
-            *(np.array(goals, np.int8), np.array(perturbed), np.array(list(labels), np.int16)),
-            *(rows.astype(np.float32), after.astype(np.float32), length.astype(np.int8)),
+            np.stack(self.frames[:n]),
+            looks,
+            np.stack(q_rad),
+            np.stack(poses),
+            np.array(openings),
+            np.array(commands),
+            np.array(goals, np.int8),
+            np.array(perturbed),
+            np.array(list(labels), np.int16),
+            rows.astype(np.float32),
+            after.astype(np.float32),
+            length.astype(np.int8),
             *(part.astype(np.float32) for part in other),
         )
 

@@ -22,9 +22,10 @@ from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
 from strands_cosmos3.worlds.table.bar_expert import HandOver, Lift, bar_chunk
 from strands_cosmos3.worlds.table.grammar import Goal, Verb, parse_instruction
-from strands_cosmos3.worlds.table.steps import (
-    approach,
-    cruise,
+from strands_cosmos3.worlds.table.hands import (
+    Hand,
+    HandLimits,
+    gripper_down,
     length,
     rotate,
     rotation_vector,
@@ -32,11 +33,7 @@ from strands_cosmos3.worlds.table.steps import (
 
 # Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per
 # row).
-_MAX_STEP_M = 0.0125
-_MAX_STEP_CHANGE_M = 0.0032
-_MAX_TURN_RAD = float(np.deg2rad(2.5))
-_MAX_TURN_CHANGE_RAD = float(np.deg2rad(0.7))
-_MAX_OPENING_CHANGE = 0.30  # fraction of a finger's travel per row
+_LIMITS = HandLimits(0.0125, 0.0032, float(np.deg2rad(2.5)), float(np.deg2rad(0.7)), 0.30)
 
 _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
@@ -86,17 +83,12 @@ the bin's centre and rim height [3]. A Panda's are ``gap_m``, the gap between th
 """
 
 
-@dataclass
-class _World:
-    """Simplified simulation of the scene, row by row: tracking is perfect, and a cube between
-    the fingers stops them.
+@dataclass(kw_only=True)
+class _World(Hand):
+    """Simplified simulation of the hand and the cubes, row by row: a cube between the fingers
+    stops them.
     """
 
-    p: F64  # position of the tool centre point [3]
-    R_tcp: F64  # orientation of the tool centre point [3, 3]
-    v: F64  # metres per row
-    w: F64  # radians per row
-    opening: float  # open fraction
     cubes: dict[str, F64]  # centres [3] by name
     yaw: dict[str, float]
     edge_m: float
@@ -107,7 +99,6 @@ class _World:
     turns: bool
     funnel: bool
     grasp_yaw: dict[str, float] = field(default_factory=dict[str, float])  # of the hand, by cube
-    cruises: bool = False  # whether the next row has the speed that the hand would reach
     askew: bool = False  # whether the hand takes cubes without turning to their yaw
     held_rows: int = 0
 
@@ -132,46 +123,21 @@ class _World:
         widest = _HELD_GAP_ASKEW if self.askew else _HELD_GAP
         return bool(near and 0.8 * self.edge_m < self.width_m < widest * self.edge_m)
 
-    def move(self, to: F64, R_to: F64) -> None:
-        """Move one row towards a pose, with bounded speed and acceleration, so as to stop there."""
-        left, turn = to - self.p, rotation_vector(self.R_tcp, R_to)
-        if self.cruises:
-            self.v = cruise(left, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
-            self.w = cruise(turn, _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
-            self.cruises = False
-        else:
-            self.v = approach(self.v, left, _MAX_STEP_M, _MAX_STEP_CHANGE_M)
-            self.w = approach(self.w, turn, _MAX_TURN_RAD, _MAX_TURN_CHANGE_RAD)
-        self.p = self.p + self.v
-        self.R_tcp = rotate(self.R_tcp, self.w)
-
     def drift(self, drift: F64, held: str | None) -> None:
         """Add a row's drift [6], metres and radians in world axes, to the motion; a held cube
         follows.
         """
         self.v, self.w = self.v + drift[:3], self.w + drift[3:]
-        self.p, self.R_tcp = self.p + drift[:3], rotate(self.R_tcp, drift[3:])
+        self.p, self.R = self.p + drift[:3], rotate(self.R, drift[3:])
         if held is not None:
             self.cubes[held] = self.cubes[held] + drift[:3]
 
-    def move_fingers(self, opening: float, cube: str) -> None:
+    def open_at(self, cube: str, opening: float = 1.0) -> None:
         """Move the fingers one row towards an opening; a cube between them stops them."""
-        closing = opening < self.opening
         blocked = self.blocked
         between = length((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
-        minimum = blocked if closing and between and self.opening >= blocked else 0.0
-        self.opening = float(
-            np.clip(opening, self.opening - _MAX_OPENING_CHANGE, self.opening + _MAX_OPENING_CHANGE)
-        )
-        self.opening = max(self.opening, minimum)
-
-
-def _gripper_down(yaw_rad: float) -> F64:
-    """Return the orientation [3, 3] of a hand that points down and opens along ``yaw + 90
-    degrees``.
-    """
-    c, s = np.cos(yaw_rad), np.sin(yaw_rad)
-    return np.array([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
+        stops = opening < self.opening and between and self.opening >= blocked
+        self.move_fingers(opening, blocked if stops else 0.0)
 
 
 def _hand_yaw(R: F64) -> float:
@@ -238,16 +204,14 @@ class ScriptedBackend(Backend):
             gripper.append(_act(world, goal))
             if drift is not None and row < len(drift):
                 world.drift(drift[row], goal.cube if holds else None)
-            T_world_tcp = np.eye(4)
-            T_world_tcp[:3, :3], T_world_tcp[:3, 3] = world.R_tcp, world.p
-            poses.append(T_world_tcp @ T_tcp_cosmos)
+            poses.append(world.T_world_tcp @ T_tcp_cosmos)
         rows = encode_chunk(np.stack(poses), np.array(gripper), request.embodiment)
         return ActionChunk(rows, request.action_space, request.embodiment, seed=request.seed)
 
     def _state(self, request: Request, goal: Goal) -> Mapping[str, F64]:
         state = request.privileged
-        wanted = [*STATE_KEYS, goal.cube, *([goal.onto] if goal.onto else [])]
-        missing = [key for key in wanted if state is None or key not in state]
+        keys = (*STATE_KEYS, goal.cube, *filter(None, [goal.onto]))
+        missing = [key for key in keys if state is None or key not in state]
         if missing or state is None:
             raise BackendError(
                 f"the scripted expert needs the simulator's state; missing: {', '.join(missing)}. "
@@ -269,8 +233,9 @@ def _world_from_state(
     fps = request.embodiment.fps or 15.0
     cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
+        limits=_LIMITS,
         p=state["tcp"][:3, 3].copy(),
-        R_tcp=state["tcp"][:3, :3].copy(),
+        R=state["tcp"][:3, :3].copy(),
         v=state["tcp_twist"][:3] / fps,
         w=state["tcp_twist"][3:] / fps,
         opening=float(request.gripper),
@@ -328,32 +293,32 @@ def _act(world: _World, goal: Goal) -> float:
     cube = world.cubes[goal.cube]
     if goal.cube not in world.grasp_yaw:  # a cube that moves is held
         world.grasp_yaw[goal.cube] = _grasp_yaw(world, goal.cube)
-    R = _gripper_down(world.grasp_yaw[goal.cube])
+    R = gripper_down(world.grasp_yaw[goal.cube])
     if goal.verb is Verb.REACH:
         _descend_onto(world, cube, R)
-        world.move_fingers(1.0, goal.cube)
+        world.open_at(goal.cube)
         return 1.0
     done = _delivered(world, goal)
     if world.holds(goal.cube) and not done:
         world.held_rows += 1
         if world.held_rows <= _SQUEEZE_ROWS and world.p[2] < world.edge_m:
-            world.move(world.p, world.R_tcp)
+            world.move(world.p, world.R)
             return 0.0
         return _carry(world, goal)
     if done:
         away = np.array([world.p[0], world.p[1], world.carry_m + _SLACK_M])
-        world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R_tcp)
-        world.move_fingers(1.0, goal.cube)
+        world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R)
+        world.open_at(goal.cube)
         return 1.0
     within_rad = _GRASP_ASKEW_WITHIN_RAD if world.askew else _GRASP_WITHIN_RAD
-    at = _around(world, cube, 1) and _angle(world.R_tcp, R) < within_rad
+    at = _around(world, cube, 1) and _angle(world.R, R) < within_rad
     closing = _around(world, cube, 2) and world.opening < 0.95
     if at or closing:
-        world.move(world.p, world.R_tcp)
-        world.move_fingers(0.0, goal.cube)
+        world.move(world.p, world.R)
+        world.open_at(goal.cube, 0.0)
         return 0.0 if world.opening > 0.3 else 1.0  # no cube between the fingers: open again
     _descend_onto(world, cube, R)
-    world.move_fingers(1.0, goal.cube)
+    world.open_at(goal.cube)
     return 1.0
 
 
@@ -380,7 +345,7 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
     if world.funnel:  # without a gate that only a close look can judge
         turns = world.turns and not world.askew
         slope = _FUNNEL_SLOPE_TURNING if turns else _FUNNEL_SLOPE
-        turn = _angle(world.R_tcp, R) - 2 * _GRASP_WITHIN_RAD if turns else 0.0
+        turn = _angle(world.R, R) - 2 * _GRASP_WITHIN_RAD if turns else 0.0
         room = _room_m(world, target) if world.askew else _CLEAR_M
         above = max(
             slope * (aside - _DESCEND_WITHIN_M),
@@ -393,17 +358,17 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         # a finger would push the cube
         rises |= room < 0 and world.p[2] < target[2] + world.edge_m / 2 + _TOP_M
         shown = aside < _TURN_WITHIN_M  # no camera shows the yaw from further away
-        R_now = R if shown else _gripper_down(world.grasp_yaw_rad)
+        R_now = R if shown else gripper_down(world.grasp_yaw_rad)
         height = target[2] + above
         if world.askew and height < world.p[2] < target[2] + _SLOW_BELOW_M:
             height = max(height, world.p[2] - _SLOW_M)
         world.move(np.array([*(world.p if rises else target)[:2], height]), R_now)
         return
-    aligned = _angle(world.R_tcp, R) < 2 * _GRASP_WITHIN_RAD
+    aligned = _angle(world.R, R) < 2 * _GRASP_WITHIN_RAD
     if aside < _DESCEND_WITHIN_M and aligned:
         world.move(target, R)
     elif world.p[2] < hover - _SLACK_M and aside > _DESCEND_WITHIN_M:
-        world.move(np.array([world.p[0], world.p[1], hover]), world.R_tcp)
+        world.move(np.array([world.p[0], world.p[1], hover]), world.R)
     else:
         world.move(np.array([target[0], target[1], hover]), R)
 
@@ -412,7 +377,7 @@ def _room_m(world: _World, cube: F64) -> float:
     """Return the distance between a cube of any yaw and the nearer open finger; negative if they
     overlap from above.
     """
-    beside = abs(float((cube - world.p) @ world.R_tcp[:, 1]))
+    beside = abs(float((cube - world.p) @ world.R[:, 1]))
     return (float(np.max(world.gap_m)) - _MEAN_WIDTH * world.edge_m) / 2 - beside
 
 
@@ -436,21 +401,15 @@ def _carry(world: _World, goal: Goal) -> float:
     if goal.verb is Verb.PICK:
         target = np.array([world.p[0], world.p[1], world.carry_m])
     else:
-        place = (
-            world.bin.copy()
-            if goal.verb is Verb.PLACE
-            else world.cubes[goal.onto or goal.cube].copy()
-        )
-        place[2] = (
-            world.bin[2] - _BELOW_RIM_M
-            if goal.verb is Verb.PLACE
-            else place[2] + _STACK_GAP * world.edge_m
-        )
+        if goal.verb is Verb.PLACE:
+            below, above_m, lower_m = world.bin, -_BELOW_RIM_M, _LOWER_INTO_BIN_M
+        else:
+            below, lower_m = world.cubes[goal.onto or goal.cube], _LOWER_ONTO_CUBE_M
+            above_m = _STACK_GAP * world.edge_m
         # from the cube to the hand, since the grasp may be off centre
         offset = world.p - world.cubes[goal.cube]
-        place = place + offset
+        place = np.array([*below[:2], below[2] + above_m]) + offset
         aside = length((place - world.p)[:2])
-        lower_m = _LOWER_INTO_BIN_M if goal.verb is Verb.PLACE else _LOWER_ONTO_CUBE_M
         height = place[2] if aside < lower_m else world.carry_m
         if world.funnel and goal.verb is Verb.PLACE:
             height = min(
@@ -460,6 +419,6 @@ def _carry(world: _World, goal: Goal) -> float:
             height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
         )
         target = np.array([*(before if rises else place)[:2], height])
-    world.move(target, _gripper_down(_hand_yaw(world.R_tcp)))
+    world.move(target, gripper_down(_hand_yaw(world.R)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0

@@ -215,10 +215,6 @@ class TableScene(Scene):
             "grasp_yaw_rad": np.deg2rad(self.robot.workspace.grasp_yaw_deg),
         }
 
-    def in_bin(self, position_m: F64) -> bool:
-        """Return whether a world position [3] lies inside the bin's walls and below their rim."""
-        return self.bin.contains(position_m)
-
 
 def bring_close(
     layout: Layout, cube: str, rng: np.random.Generator, workspace: Workspace = PANDA.workspace
@@ -226,15 +222,14 @@ def bring_close(
     """Move the next cube to ``CLOSE_M`` from a cube, inside the workspace and clear of the
     others.
     """
-    at, other = layout.names.index(cube), (layout.names.index(cube) + 1) % len(layout.names)
-    rest = [i for i in range(len(layout.names)) if i not in (at, other)]
+    at, n = layout.names.index(cube), len(layout.names)
+    other = (at + 1) % n
+    rest = [i for i in range(n) if i not in (at, other)]
     for _ in range(_MAX_DRAWS):
         angle = rng.uniform(0, 2 * np.pi)
         xy = layout.xy_m[at] + CLOSE_M * np.array([np.cos(angle), np.sin(angle)])
-        inside = all(
-            low <= at_m <= high
-            for at_m, (low, high) in zip(xy, (workspace.x_m, workspace.y_m), strict=True)
-        )
+        low, high = np.array([workspace.x_m, workspace.y_m]).T
+        inside = ((low <= xy) & (xy <= high)).all()
         if inside and all(np.linalg.norm(xy - layout.xy_m[i]) >= SEPARATION_M for i in rest):
             moved = layout.xy_m.copy()
             moved[other] = xy

@@ -23,7 +23,7 @@ speed explains was moved by hand: its history starts again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import mujoco
@@ -33,7 +33,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.judge import Judge
-from strands_cosmos3.worlds.table.bar import BarMonitor, HandOverMonitor
+from strands_cosmos3.worlds.table.bar import BarMonitor, BodyState, HandOverMonitor
 from strands_cosmos3.worlds.table.grammar import TEMPLATES, Goal, Verb
 from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene
 from strands_cosmos3.worlds.world import Task
@@ -46,12 +46,6 @@ _PRESS_N = 0.1  # of each finger
 _SUPPORT = 0.5  # share of its weight from which a cube is supported
 _SLOW_M_S = 0.05
 _SLIP_S = 0.1  # a grip may be interrupted for this long
-# further in a tick than its speed explains: a cube was moved by hand
-_JUMP_M_S, _JUMP_M = 1.0, 0.002
-
-_UP = np.array([0.0, 0.0, 1.0])
-
-
 LIFT_M = 0.100
 DISTURBED_M = 0.020
 RELEASE_M_S = 0.3
@@ -60,13 +54,10 @@ STACK_ASIDE_M = 0.015
 STACK_HEIGHT_M = 0.005
 
 
-@dataclass(frozen=True)
-class CubeState:
+@dataclass(frozen=True, kw_only=True)
+class CubeState(BodyState):
     """A cube now; ``force_n`` is the force [3] on it, in the world, by the body that touches it."""
 
-    time_s: float
-    position_m: F64
-    speed_m_s: float
     force_n: dict[int, F64]
     support_n: float  # upward force of everything but the robot
     supported: bool
@@ -83,7 +74,7 @@ def cube_state(scene: TableScene, data: mujoco.MjData, cube: str) -> CubeState:
     model, body, dof = scene.model, scene.bodies[cube].id, scene.bodies[cube].dof
     forces = scene.forces_on(data, body)
     robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
-    support_n = float(sum(forces[other] @ _UP for other in forces if other not in robot))
+    support_n = float(sum(force[2] for other, force in forces.items() if other not in robot))
     weight_n = model.body_mass[body] * float(np.linalg.norm(model.opt.gravity))
     return CubeState(
         time_s=float(data.time),
@@ -107,7 +98,7 @@ class CubeHistory:
     taken_m: F64 | None = None  # where it lay when both fingers took it
     base_m: F64 | None = None  # where the cube to stack it on was then
     held: bool = False  # gripped since, with short interruptions at most
-    released: CubeState | None = field(default=None)  # the last moment of the latest grip
+    released: CubeState | None = None  # the last moment of the latest grip
     _gripped: CubeState | None = None
 
     def update(self, now: CubeState, tcp_m: F64, base_m: F64 | None = None) -> None:
@@ -115,17 +106,12 @@ class CubeHistory:
         and the other cube are.
         """
         before, self.now = self.now, now
-        if before is not None and _jumped(before, now):
-            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = (
-                self._gripped
-            ) = None
-            self.held = False
+        if before is not None and now.jumped_from(before):
+            self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = None
+            self._gripped, self.held = None, False
+        lay_m = self.lay_m
         if now.gripped:
-            if (
-                not self.held
-                and self.lay_m is not None
-                and np.linalg.norm(now.position_m - self.lay_m) < NUDGE_M
-            ):
+            if not self.held and lay_m is not None and _apart(now.position_m, lay_m) < NUDGE_M:
                 self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
             self._gripped = now
         elif (
@@ -134,14 +120,8 @@ class CubeHistory:
             self.held, self.released = False, self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
             self.lay_m = now.position_m
-            if now.speed_m_s < REST_M_S and np.linalg.norm(tcp_m - now.position_m) >= REACH_M:
+            if now.speed_m_s < REST_M_S and _apart(tcp_m, now.position_m) >= REACH_M:
                 self.alone_m = now.position_m
-
-
-def _jumped(before: CubeState, now: CubeState) -> bool:
-    dt_s = now.time_s - before.time_s
-    explained = max(before.speed_m_s, now.speed_m_s) + _JUMP_M_S
-    return bool(np.linalg.norm(now.position_m - before.position_m) > explained * dt_s + _JUMP_M)
 
 
 @dataclass(frozen=True)
@@ -259,7 +239,6 @@ TASKS: Mapping[str, TableTask] = MappingProxyType(
     }
 )
 """The tasks by name."""
-CUBE_TASKS = tuple(name for name, task in TASKS.items() if task.bar is None)
 
 
 def get_task(name: str) -> TableTask:
