@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
@@ -69,14 +68,12 @@ if TYPE_CHECKING:
     # needs pyarrow, which other rollouts do not
     from strands_cosmos3.sim.dataset import RolloutRecorder
 
-ROBOTS = (
-    *("panda", "franka"),
-    *(
-        name
-        for name, robot in packaged_robots().items()
-        if name != "panda" and (source_of(robot) is None or len(robot.limbs) == 1)
-    ),
+_SIMULATED = (
+    name
+    for name, robot in packaged_robots().items()
+    if source_of(robot) is None or len(robot.limbs) == 1
 )
+ROBOTS = tuple(dict.fromkeys(("panda", "franka", *_SIMULATED)))
 """Names of the robots that can be simulated."""
 DOMAIN = "droid"
 """Embodiment of a robot that Cosmos 3 has no domain for."""
@@ -218,7 +215,7 @@ class Robot(SimulatedArm):
             twin, twin.executor, self.scene.model, twin.servo.kp, twin.servo.damping, limb
         )
 
-    @typed("policy", "duration", "control_frequency", "progress", "on_tick", "recorder", "audience")
+    @typed("policy", "duration", "control_frequency", "recorder", "audience")
     def run_policy(
         self,
         robot_name: str | None = None,
@@ -283,8 +280,6 @@ class Robot(SimulatedArm):
                 f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
                 "it out."
             )
-        _require_arguments(on_tick, "on_tick", 1)
-        _require_arguments(progress, "progress", 2)
         _require_members(policy, "policy", "get_actions_sync", "reset")
         _require_members(recorder, "recorder", "recording")
         _require_members(audience, "audience", "show_plan", "show_prediction")
@@ -608,22 +603,6 @@ def _known_robot(name: str) -> str:
     ):
         raise UnknownNameError("simulated robot", name, ROBOTS)
     return name
-
-
-def _require_arguments(callback: Callable[..., Any] | None, name: str, n: int) -> None:
-    """Refuse a callback that cannot be called with ``n`` arguments; of some built-in functions
-    that is not known.
-    """
-    if callback is None:
-        return
-    try:
-        inspect.signature(callback).bind(*range(n))
-    except TypeError as error:
-        raise InputError(
-            f"{name} is called with {n} argument{'s'[: n > 1]}, which it does not take: {error}."
-        ) from None
-    except ValueError:
-        pass
 
 
 def _require_members(value: object, name: str, *members: str) -> None:
