@@ -5,9 +5,12 @@ by arc length.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, so3_exp
+from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.checks import F64
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
 FPS = 15.0
@@ -17,7 +20,8 @@ _FINE = 2001
 _LIMIT_ROOM_RAD = 0.1
 _CLEAR_M = 0.25  # the hand's height over the table: the fingers reach 0.11 m below it
 _SPEED_SHARE, _EDGE_SPEED_SHARE = 0.8, 0.98
-_ELBOW_ROOM_RAD, _ELBOW_SWING_RAD = 0.012, 0.3
+_ELBOW, _ELBOW_ROOM_RAD, _ELBOW_SWING_RAD = 3, 0.012, 0.3
+_JOINTS = np.arange(7)
 
 
 def feasible_chunk(
@@ -35,6 +39,16 @@ def feasible_chunk(
         q = _by_arc_length(rng, _waves(rng), rows, step_m)
         if q is not None and _inside(q, step_deg):
             return q[0], dh_forward(q)[1:]
+
+
+def recording_of_motion(
+    rng: np.random.Generator, step_m: tuple[float, float], step_deg: tuple[float, float]
+) -> Recording:
+    """Draw a random smooth motion of 32 rows as a recording."""
+    q, T_base_hand = feasible_chunk(rng, 32, step_m, step_deg)
+    T_hand_cosmos = get_embodiment("droid").tool_frame.T_parent_cosmos
+    T = np.concatenate((dh_forward(q)[None], T_base_hand)) @ T_hand_cosmos
+    return Recording(T, np.ones(len(T)), FPS, q, "random smooth motion")
 
 
 def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:
@@ -55,10 +69,14 @@ def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64,
             rng.uniform(0.3, 1.2),
             rng.uniform(0, 2 * np.pi),
         )
-        elbow_end = FER.q_max[3] - _ELBOW_ROOM_RAD
-        q[:, 3] = elbow_end - swing * (1 - np.cos(2 * np.pi * frequency * s + phase)) / 2
+        elbow_end = FER.q_max[_ELBOW] - _ELBOW_ROOM_RAD
+        q[:, _ELBOW] = elbow_end - swing * (1 - np.cos(2 * np.pi * frequency * s + phase)) / 2
         q = _by_arc_length(rng, q, rows, BRISK_M)
-        if q is None or not _along_straight_elbow(q):
+        if (
+            q is None
+            or not _possible(q, np.delete(_JOINTS, _ELBOW), _EDGE_SPEED_SHARE)
+            or q[:, _ELBOW].max() <= FER.q_max[_ELBOW] - _LIMIT_ROOM_RAD
+        ):
             continue
         kept, at = np.append(np.arange(0, rows, 4), rows), np.arange(1.0, rows + 1)
         return q[0], interpolate_poses(dh_forward(q[kept]), kept.astype(np.float64), at)
@@ -95,35 +113,18 @@ def _by_arc_length(
 def _inside(q: F64, step_deg: tuple[float, float]) -> bool:
     R = dh_forward(q)[:, :3, :3]
     angle_deg = np.rad2deg(geodesic_angle(R[:-1], R[1:]))
-    speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
-    clear = bool((dh_forward(q)[:, 2, 3] > _CLEAR_M).all())
-    in_range = (
-        clear
-        and (q > FER.q_min + _LIMIT_ROOM_RAD).all()
-        and (q < FER.q_max - _LIMIT_ROOM_RAD).all()
-    )
-    return bool(
-        in_range
-        and speed.max() < _SPEED_SHARE
-        and angle_deg.min() >= step_deg[0]
-        and angle_deg.max() <= step_deg[1]
-    )
+    turns = angle_deg.min() >= step_deg[0] and angle_deg.max() <= step_deg[1]
+    return bool(turns and _possible(q, _JOINTS, _SPEED_SHARE))
 
 
-def _along_straight_elbow(q: F64) -> bool:
-    others = [0, 1, 2, 4, 5, 6]
-    lower, upper = (FER.q_min + _LIMIT_ROOM_RAD)[others], (FER.q_max - _LIMIT_ROOM_RAD)[others]
-    in_range = (
-        (q[:, others] > lower).all()
-        and (q[:, others] < upper).all()
-        and (dh_forward(q)[:, 2, 3] > _CLEAR_M).all()
-    )
+def _possible(q: F64, joints: NDArray[np.intp], speed_share: float) -> bool:
+    """Whether joints stay away from their limits, all below a share of their speed limits, and the
+    hand above the table.
+    """
+    room_rad = np.minimum(q - FER.q_min, FER.q_max - q)[:, joints]
     speed = np.abs(np.diff(q, axis=0)) * FPS / FER.velocity
-    return bool(
-        in_range
-        and speed.max() < _EDGE_SPEED_SHARE
-        and q[:, 3].max() > FER.q_max[3] - _LIMIT_ROOM_RAD
-    )
+    clear = dh_forward(q)[:, 2, 3] > _CLEAR_M
+    return bool(room_rad.min() > _LIMIT_ROOM_RAD and speed.max() < speed_share and clear.all())
 
 
 def hard_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64, F64]:

@@ -35,8 +35,7 @@ POSITIONAL = ("action", "what", "part", "model", "path")
 
 def recording(path: Path) -> Path:
     """A short recording of the project's own, so that replay can be tested anywhere."""
-    from motions import SLOW_DEG, SLOW_M
-    from tracking import recording_of_motion
+    from motions import SLOW_DEG, SLOW_M, recording_of_motion
 
     recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG).save_npz(path)
     return path

@@ -5,7 +5,7 @@ motion.
 import numpy as np
 import pytest
 
-from motions import BRISK_DEG, BRISK_M
+from motions import BRISK_DEG, BRISK_M, recording_of_motion
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.identification import SWAY_RAD, fit, identify, sway
 from strands_cosmos3.control.trajectory import JointState
@@ -24,7 +24,6 @@ from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.scene import TableScene
-from tracking import recording_of_motion
 
 SCENE = TableScene()
 BOTH = pytest.mark.parametrize("feed_forward", ["velocity", "computed_torque"])

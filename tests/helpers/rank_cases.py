@@ -108,21 +108,6 @@ def encode_decode(widths, frames, split="exact", **which):
     return found
 
 
-def vae_traffic(columns, frames, **which):
-    """What a rank sent to encode a clip, and then to decode its latents; and the VAE's config."""
-    loaded = engine(**which)
-    counted = []
-    with torch.inference_mode():
-        clip = torch.zeros(1, 3, frames, 16 * ROWS, 16 * columns)
-        loaded.parallel_context.traffic.clear()
-        latents = loaded.vae.encode(clip)
-        counted.append([dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC])
-        loaded.parallel_context.traffic.clear()
-        loaded.vae.decode(latents)
-        counted.append([dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC])
-    return counted
-
-
 def flops(**which):
     """Of one guided step's matrix products, as torch counts them; both prompts are of one
     length, and known.

@@ -9,24 +9,15 @@ import pytest
 
 from helpers import rank_cases as cases
 from recipes.random_checkpoint import FactorySizes, write_checkpoint
-from scaling_model import (
-    Work,
-    decode_exchanges,
-    encode_exchanges,
-    step_flops,
-    text_bytes,
-    transformer_exchanges,
-    weight_bytes,
-)
+from scaling_model import KINDS, Work, exchanges, step_flops, text_bytes, weight_bytes
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.parallel.config import ParallelConfig
 
 
-def configs(folder):
-    transformer = TransformerConfig.from_dict(
+def config_of(folder):
+    return TransformerConfig.from_dict(
         json.loads((Path(folder) / "transformer/config.json").read_text())
     )
-    return transformer, json.loads((Path(folder) / "vae/config.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +26,7 @@ def configs(folder):
 )
 def test_exchanges_of_an_inference(harness, checkpoints, degrees, interval, guidance):
     cfg, tp = degrees
-    parallel, (config, vae) = ParallelConfig(tp, cfg), configs(checkpoints["super"])
+    parallel, config = ParallelConfig(tp, cfg), config_of(checkpoints["super"])
     prompt = 50 + 10 * cfg + tp  # a prompt that no other test has asked: it is prefilled
     asked = {"interval": interval, "guidance": guidance, "prompt": prompt}
     which = {"folder": checkpoints["super"], "tp": tp, "cfg": cfg, "decode": False}
@@ -44,28 +35,12 @@ def test_exchanges_of_an_inference(harness, checkpoints, degrees, interval, guid
     ranks = harness.group(cfg * tp).run("step", asked=asked, **which)
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     guided = 0 if guidance == 1 else 3 if interval is None else 1
-    work = Work(2 * per_frame + 4, 4, per_frame, 4, 3, guided, conditional=23)
+    work = Work(2 * per_frame + 4, 4, per_frame, 4, 3, guided, prompt=23)
     for rank, found in enumerate(ranks):
-        expected = transformer_exchanges(config, parallel, rank, work, 4)
-        pictures = encode_exchanges(vae, 1, 16 * cases.ROWS, cases.COLUMNS, cfg * tp, rank, 4)
+        expected = exchanges(config, parallel, rank, work, 4)
         for name in cases.TRAFFIC:
-            assert found[name] == dict(getattr(expected, name) + getattr(pictures, name)), (
-                rank,
-                name,
-            )
-
-
-def test_exchanges_of_pictures(harness, checkpoints):
-    _, vae = configs(checkpoints["nano"])
-    frames, columns = 9, 7
-    ranks = harness.group(4).run(
-        "vae_traffic", columns=columns, frames=frames, folder=checkpoints["nano"], tp=2, cfg=2
-    )
-    for rank, (encoded, decoded) in enumerate(ranks):
-        into = encode_exchanges(vae, frames, 16 * cases.ROWS, columns, 4, rank, 4)
-        out = decode_exchanges(vae, 3, cases.ROWS, columns, 4, rank, 4)
-        for counted, expected in ((encoded, into), (decoded, out)):
-            assert counted == [dict(expected.messages), dict(expected.payload)], rank
+            counted = {kind: found[name][kind] for kind in KINDS if kind in found[name]}
+            assert counted == dict(getattr(expected, name)), (rank, name)
 
 
 def share(name, config, tp):
@@ -81,7 +56,7 @@ def share(name, config, tp):
 
 @pytest.mark.parametrize(("kind", "tp"), list(product(("nano", "super", "edge"), (1, 2, 4))))
 def test_weights_of_a_rank(harness, checkpoints, kind, tp):
-    config, _ = configs(checkpoints[kind])
+    config = config_of(checkpoints[kind])
     whole = cases.weights(folder=checkpoints[kind])[0]
     ranks = (
         [(whole, 0)]
@@ -90,7 +65,7 @@ def test_weights_of_a_rank(harness, checkpoints, kind, tp):
     )
     should = {name: size * share(name, config, tp) for name, size in whole.items()}
     assert all(mine == should for mine, _ in ranks)
-    assert weight_bytes(config, tp, 4, domains=0)[0] == sum(should.values())
+    assert weight_bytes(config, tp, 4, domains=0) == sum(should.values())
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -98,7 +73,7 @@ def test_peak_of_loading(harness, checkpoints, tmp_path_factory, tp):
     """A rank's peak is its share of what is split, all of what is not, and five per cent."""
     sizes = FactorySizes(hidden=640, layers=5, heads=8, kv_heads=2, head_dim=64, intermediate=2560)
     folder = str(write_checkpoint(tmp_path_factory.mktemp("mid") / "c", sizes=sizes))
-    config, _ = configs(folder)
+    config = config_of(folder)
     held, kept_alone = cases.weights(folder=folder, decode=False)
     vae = kept_alone - sum(held.values())
     share_of_all = vae + sum(size * share(name, config, tp) for name, size in held.items())
@@ -115,7 +90,7 @@ def test_peak_of_loading(harness, checkpoints, tmp_path_factory, tp):
 
 
 def test_bytes_of_a_prompt(checkpoints):
-    config, _ = configs(checkpoints["super"])
+    config = config_of(checkpoints["super"])
     engine = cases.engine(checkpoints["super"])
     text = engine.text_cache.get(tuple(range(30)))
     assert text.nbytes == text_bytes(config, 1, 30, 4)
@@ -128,7 +103,7 @@ def test_bytes_of_a_prompt(checkpoints):
 def test_arithmetic_of_a_step(harness, checkpoints, kind, degrees):
     """Against torch's own count."""
     cfg, tp = degrees
-    config, _ = configs(checkpoints[kind])
+    config = config_of(checkpoints[kind])
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     work = Work(2 * per_frame + 4, 4, per_frame, 4, 1, 1)
     which = {"folder": checkpoints[kind], "tp": tp, "cfg": cfg, "decode": False}
@@ -142,5 +117,5 @@ def test_released_sizes():
     """Nano and Super have the parameters that their cards say."""
     nano = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
     # 15.17 less lm_head .62, and what is unread
-    assert weight_bytes(nano, 1, 2, 32)[0] / 2e9 == pytest.approx(14.4, abs=0.25)
-    assert np.isclose(weight_bytes(nano, 8, 2)[0], weight_bytes(nano, 1, 2)[0] / 8, rtol=0.1)
+    assert weight_bytes(nano, 1, 2, 32) / 2e9 == pytest.approx(14.4, abs=0.25)
+    assert np.isclose(weight_bytes(nano, 8, 2), weight_bytes(nano, 1, 2) / 8, rtol=0.1)

@@ -179,10 +179,9 @@ def test_a_missing_camera_is_named(serve):
 
 
 def test_the_policy_follows_a_served_recording_through_inverse_kinematics(serve):
-    from motions import SLOW_DEG, SLOW_M
+    from motions import SLOW_DEG, SLOW_M, recording_of_motion
     from strands_cosmos3.control.ik import MinkIKBridge
     from strands_cosmos3.sim import load_panda
-    from tracking import recording_of_motion
 
     motion = recording_of_motion(np.random.default_rng(0), SLOW_M, SLOW_DEG)
     server = serve_recording(serve, motion)
