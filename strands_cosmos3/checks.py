@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 
 import numpy as np
 from numpy.typing import NDArray
-from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
 
@@ -47,11 +46,7 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
             f"{name} must be an array of real numbers, got {type(value).__name__} ({error})."
         ) from None
     shape = (None,) * array.ndim if shape is None else shape
-    fits = shape == array.shape or (
-        array.ndim == len(shape)
-        and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
-    )
-    if not fits or array.size == 0:
+    if not _has_shape(array, shape):
         required = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise ShapeError(
             f"{name} must have shape {required} and not be empty, got {list(array.shape)}."
@@ -62,6 +57,15 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
         raise NonFiniteError(f"{name}{place} is {array[where]}; every value must be finite.")
     array.setflags(write=False)
     return array
+
+
+def _has_shape(array: NDArray[Any], shape: tuple[int | None, ...]) -> bool:
+    """Whether an array has a shape, in which None leaves an axis free, and is not empty."""
+    return (
+        array.ndim == len(shape)
+        and all(n in (None, have) for n, have in zip(shape, array.shape, strict=True))
+        and array.size > 0
+    )
 
 
 def image_array(
@@ -78,10 +82,7 @@ def image_array(
         raise ShapeError(
             f"{name} must be an array of pixels, got {type(value).__name__} ({error})."
         ) from None
-    fits = array.ndim == len(shape) and all(
-        n in (None, have) for n, have in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype != np.uint8 or not fits or array.size == 0:
+    if array.dtype != np.uint8 or not _has_shape(array, shape):
         required = ", ".join(
             letter if n is None else str(n)
             for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True)
@@ -303,6 +304,9 @@ def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
     if type(value) is kind:
         return
+    # most imports of this package check nothing, and it takes a tenth of a second
+    from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
+
     scalar = value
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "fiub":
         scalar = value.item()

@@ -11,26 +11,30 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 from strands_cosmos3.resources import require_file
 
 _T = TypeVar("_T")
 _MAX_BYTES = 1 << 20
 
 
-def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+def read_toml(
+    path: Path,
+    hint: str = "",
+    absent: type[Cosmos3Error] = ResourceNotFoundError,
+    invalid: type[Cosmos3Error] = ConfigError,
+) -> dict[str, Any]:
     """Return the contents of a TOML file of at most 1 MiB; ``hint`` ends the message of an error.
 
-    Raises:
-        ResourceNotFoundError: There is no such file, or it is no ordinary one.
-        ConfigError: It cannot be read, or is not TOML.
+    Raises ``absent`` if there is no such file, or it is no ordinary one, and ``invalid`` if it
+    cannot be read, or is not TOML.
     """
-    require_file(path, ResourceNotFoundError, _MAX_BYTES, hint)
+    require_file(path, absent, _MAX_BYTES, hint)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     # TOMLDecodeError and UnicodeDecodeError are ValueErrors
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML ({error}). {hint}") from None
+        raise invalid(f"{path} cannot be read as TOML ({str(error)[:200]}). {hint}") from None
 
 
 def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
@@ -124,14 +128,15 @@ def _lines(value: Any, path: str) -> list[str]:
         elif is_dataclass(inner):
             tables += ["", f"[{name}]", *_lines(inner, name)]
         else:
-            plain.append(f"{field.name} = {_text(inner)}")
+            plain.append(f"{field.name} = {toml_value(inner)}")
     return plain + tables
 
 
-def _text(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a value as TOML writes it: a mapping, a list, a string, a number, True or False."""
     if isinstance(value, Mapping):
-        items = (f"{_text(key)} = {_text(item)}" for key, item in value.items())
+        items = (f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items())
         return "{" + ", ".join(items) + "}"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)

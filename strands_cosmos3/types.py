@@ -287,20 +287,12 @@ class Request:
                     f"{argument}=."
                 )
             if value is not None and self.mode is not mode:
-                verb = "are" if name[-1] == "s" else "is"
                 raise InputError(
-                    f"{name} {verb} for mode {str(mode)!r}; this is mode {str(self.mode)!r}."
+                    f"{name} belongs to mode {str(mode)!r}; this is mode {str(self.mode)!r}."
                 )
-        if self.conditioning_actions is not None:
-            actions = finite_array(
-                self.conditioning_actions, "conditioning_actions", (None, self.action_space.width)
-            )
-            _set(self, conditioning_actions=actions)
-        if self.action_prefix is not None:
-            action_prefix = finite_array(
-                self.action_prefix, "action_prefix", (None, self.action_space.width)
-            )
-            _set(self, action_prefix=action_prefix)
+        for name in ("conditioning_actions", "action_prefix"):
+            if (rows := getattr(self, name)) is not None:
+                _set(self, **{name: finite_array(rows, name, (None, self.action_space.width))})
         if self.clip is not None and not isinstance(self.clip, str | Path):
             _set(self, clip=_image(self.clip, "clip", (None, None, None, 3)))
 
@@ -358,14 +350,8 @@ class ActionChunk:
                 f"{space.width}: "
                 f"{', '.join(space.columns)}.{_others_of_width(embodiment, action.shape[1])}"
             )
-        if space.normalized and np.abs(action).max() > WILD_Z:
-            row, column = (int(i) for i in np.argwhere(np.abs(action) > WILD_Z)[0])
-            raise ActionOutOfRangeError(
-                f"action[{row}, {column}] ({space.columns[column]}) is {action[row, column]:.4g}; "
-                "normalised values "
-                f"beyond |z| = {WILD_Z:g} are a fault, not motion. Is the chunk already "
-                "de-normalised, or another space?"
-            )
+        if space.normalized:
+            require_in_range(action, space.columns)
         fps = embodiment.fps if self.fps is None else self.fps
         if fps is None:
             raise InputError(
@@ -391,6 +377,19 @@ class ActionChunk:
         """Those of ``quantiles`` and ``novelty`` that it has."""
         values = {"quantiles": self.quantiles, "novelty": self.novelty}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def require_in_range(z: F64, columns: tuple[str, ...]) -> None:
+    """Raise an :class:`ActionOutOfRangeError` that names the first of the normalised [..., D]
+    values beyond |z| = 10.
+    """
+    if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
+        where = tuple(int(i) for i in wild[0])
+        raise ActionOutOfRangeError(
+            f"normalised action {list(where)} ({columns[where[-1]]}) is {z[where]:.4g}; beyond "
+            f"|z| = {WILD_Z:g} it "
+            "is a fault, not motion. Is it already de-normalised, or of another action space?"
+        )
 
 
 def _others_of_width(embodiment: Embodiment, width: int) -> str:

@@ -32,7 +32,6 @@ from strands_cosmos3.actions.stats import (
     Method,
     denormalize_rows,
     normalize_chunk,
-    require_in_range,
 )
 from strands_cosmos3.checks import F64, finite_array, rigid, trailing
 from strands_cosmos3.embodiments import (
@@ -48,7 +47,7 @@ from strands_cosmos3.errors import (
     InputError,
     UnknownNameError,
 )
-from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
+from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory, require_in_range
 
 Convention = Literal["framewise", "anchored"]
 """``framewise``: each delta is relative to the previous pose; ``anchored``: each is relative to

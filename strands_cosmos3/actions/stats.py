@@ -19,14 +19,13 @@ import numpy as np
 from strands_cosmos3.checks import F64, finite_array, instance_of, trailing, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import (
-    ActionOutOfRangeError,
     ActionSpaceError,
     ResourceNotFoundError,
     StatisticsError,
     UnknownNameError,
 )
 from strands_cosmos3.resources import read_json, resource
-from strands_cosmos3.types import WILD_Z, ActionChunk
+from strands_cosmos3.types import ActionChunk, require_in_range
 
 Method = Literal["quantile", "quantile_rot", "meanstd", "minmax"]
 FIGURES = ("q01", "q99", "mean", "std", "min", "max")  # the first two are always present
@@ -205,19 +204,6 @@ def _require_spread(
             f"({columns[i]}) has "
             f"{names[0]} = {low[i]:g} and {names[1]} = {high[i]:g}; the normalisation could not "
             "be inverted."
-        )
-
-
-def require_in_range(z: F64, columns: tuple[str, ...]) -> None:
-    """Raise an :class:`ActionOutOfRangeError` that names the first of the normalised [..., D]
-    values beyond |z| = 10.
-    """
-    if (wild := np.argwhere(np.abs(z) > WILD_Z)).size:
-        where = tuple(int(i) for i in wild[0])
-        raise ActionOutOfRangeError(
-            f"normalised action {list(where)} ({columns[where[-1]]}) is {z[where]:.4g}; beyond "
-            f"|z| = {WILD_Z:g} it "
-            "is a fault, not motion. Is it already de-normalised, or of another action space?"
         )
 
 

@@ -157,7 +157,7 @@ class Checkpoint:
                 lambda: SchedulerConfig.from_dict(layout.scheduler_config(), native)
             ),
             "weights": step.of(lambda: _transformer_weights(layout, config)),
-            "vae_weights": step.of(layout.vae_weights),
+            "vae_weights": step.of(lambda: _vae_weights(layout)),
             "preview": step.of(layout.preview),
         }
         if config is not None and metadata is not None:
@@ -422,6 +422,12 @@ def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> We
                 "again."
             )
         weights.check(expected_shapes(config), OPTIONAL)
+    return weights
+
+
+def _vae_weights(layout: Layout) -> WeightSource:
+    weights = layout.vae_weights()
+    weights.check(weights.shapes)  # their dtypes; the VAE that is built checks the shapes
     return weights
 
 

@@ -91,23 +91,23 @@ class TransformerConfig:
         return self.use_und_k_norm_for_gen and not self.qk_norm_for_text
 
     def __post_init__(self) -> None:
-        problems = []
-        for name in _POSITIVE:
-            value, largest = getattr(self, name), _LARGEST.get(name, _LARGEST_SIZE)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
-                problems.append(
-                    f"{name} is {shown(value)}, not a positive integer of at most {largest}"
-                )
-        if problems := problems or self._inconsistencies():
+        try:
+            typed_fields(self)
+        except InputError as error:
+            problems = [str(error).rstrip(".")]
+        else:
+            largest = {name: _LARGEST.get(name, _LARGEST_SIZE) for name in _POSITIVE}
+            problems = [
+                f"{name} is {shown(getattr(self, name))}, not from 1 to {most}"
+                for name, most in largest.items()
+                if not 0 < getattr(self, name) <= most
+            ] or self._inconsistencies()
+        if problems:
             raise LayoutError(
                 f"transformer/config.json is invalid: {'; '.join(problems)}. Download it again."
             )
 
     def _inconsistencies(self) -> list[str]:
-        try:
-            typed_fields(self)
-        except InputError as error:
-            return [str(error).rstrip(".")]
         problems = [] if self.head_dim % 2 == 0 else [f"head_dim {self.head_dim} is odd"]
         if self.num_attention_heads % self.num_key_value_heads:
             problems.append(

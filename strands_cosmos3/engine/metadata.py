@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field
+from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field, one_of, whole_from
 from strands_cosmos3.engine.weight_files import inside, read_config
 from strands_cosmos3.errors import LayoutError, ShapeError
 from strands_cosmos3.resources import require_file, shown
@@ -90,22 +90,17 @@ METADATA = "checkpoint.json"
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def _one_of(*valid: str) -> Field:
-    return lambda value: value in valid, f"one of {', '.join(valid)}"
-
-
 def _count(most: int) -> Field:
-    words = f"a whole number of at least 1, at most {most}"
-    return lambda value: type(value) is int and 1 <= value <= most, words
+    return whole_from(1, most), f"a whole number of at least 1, at most {most}"
 
 
 _POLICY_FRAMES = _count(1000)
 RECORDED: Mapping[str, Field] = {
     **FIELDS,
     **OPTIONAL,
-    "dynamics_prompt": _one_of("empty", "instruction"),
-    "dynamics_start": _one_of("noise", "frame"),
-    "future_mode": _one_of("policy", "forward_dynamics"),
+    "dynamics_prompt": one_of("empty", "instruction"),
+    "dynamics_start": one_of("noise", "frame"),
+    "future_mode": one_of("policy", "forward_dynamics"),
     "policy_frames": (
         lambda value: all(map(_POLICY_FRAMES[0], value if isinstance(value, list) else [value])),
         f"{_POLICY_FRAMES[1]}, or a list of such",

@@ -243,21 +243,15 @@ class WeightFiles(WeightSource):
     Args:
         folder, root: The folder of the files, and that of the checkpoint.
         stem: Name of the file, or of the index, without its suffix.
-        dtypes: Dtypes that may occur; None leaves that to :meth:`check`, for files with weights
-            that are not loaded.
 
     Raises:
         LayoutError: There are no safetensors files, an index or header is unreadable, or a path
             leads outside ``root``.
-        WeightsError: An index and the headers disagree, or a dtype is not supported.
+        WeightsError: An index and the headers disagree.
     """
 
-    def __init__(
-        self, folder: Path, root: Path, stem: str = STEM, dtypes: tuple[str, ...] | None = DTYPES
-    ):
-        self.folder = folder
-        self._allowed = dtypes
-        self._root = root
+    def __init__(self, folder: Path, root: Path, stem: str = STEM):
+        self.folder, self._root = folder, root
         self._file_of = self._locate(stem)
         self.shapes, self.dtypes = {}, {}
         names: dict[Path, set[str]] = {}
@@ -329,11 +323,6 @@ class WeightFiles(WeightSource):
                 )
             for key in mine:
                 view = file.get_slice(key)
-                if self._allowed is not None and view.get_dtype() not in self._allowed:
-                    raise WeightsError(
-                        f"{key} is stored as {view.get_dtype()}; only {', '.join(self._allowed)} "
-                        "are loaded."
-                    )
                 self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
     def parts(

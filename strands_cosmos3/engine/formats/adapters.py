@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from strands_cosmos3.engine.formats.framework import is_vision, renamed
 from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
@@ -61,7 +61,7 @@ class Adapter(OnBase):
 
     def weights(self) -> WeightSource:
         stem = self._stem()
-        files = WeightFiles(self.root, self.root, stem, dtypes=None)
+        files = WeightFiles(self.root, self.root, stem)
         counted = {*files.files, self.root / f"{stem}.safetensors"}
         if surplus := sorted(path.name for path in set(self.root.glob("*.safetensors")) - counted):
             raise LayoutError(
@@ -123,16 +123,13 @@ class Adapter(OnBase):
     def _scale(
         self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]
     ) -> float:
-        values_of: list[list[Any]] = [
-            [config[name] for name in names if name in config] for names in (_RANK, _ALPHA)
-        ]
-        rank, alpha = cast(
-            "tuple[Any, Any]", tuple(values[0] if values else None for values in values_of)
+        stated = {name: config[name] for name in (*_RANK, *_ALPHA) if name in config}
+        rank, alpha = (
+            next((stated[name] for name in names if name in stated), None)
+            for names in (_RANK, _ALPHA)
         )
-        if any(value != values[0] for values in values_of for value in values):
-            listed = ", ".join(
-                f"{name} = {shown(config[name])}" for name in (*_RANK, *_ALPHA) if name in config
-            )
+        if any(value != (rank if name in _RANK else alpha) for name, value in stated.items()):
+            listed = ", ".join(f"{name} = {shown(value)}" for name, value in stated.items())
             raise LayoutError(f"{self.root}: its config contradicts itself: {listed}.")
         if (
             type(rank) is not int

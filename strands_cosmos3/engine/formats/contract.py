@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +19,8 @@ from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment, list_embodim
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import ContractError, InputError, StatisticsError, UnknownNameError
 from strands_cosmos3.observe.views import TIERS
-from strands_cosmos3.resources import contained, read_json, require_file, resource, shown
+from strands_cosmos3.resources import contained, read_json, resource, shown
+from strands_cosmos3.tables import read_toml, toml_value
 
 CONTRACT = "contract.toml"
 NORMALIZATIONS = ("none", *get_args(Method))
@@ -34,20 +34,20 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "quantile_rot": ("raw",),
 }
 """Normalisation -> the figures it needs beside q01 and q99."""
-_MAX_BYTES = 1 << 20
 _STATISTICS = "statistics"
 SAMPLING = ("num_steps", "guidance_scale", "flow_shift")
 _FPS = (0.1, 1000)
 
 
-def _whole(low: int, high: int) -> Callable[[Any], bool]:
+def whole_from(low: int, high: int) -> Callable[[Any], bool]:
+    """The check of a whole number from ``low`` to ``high``."""
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _one_of(*valid: object) -> Callable[[Any], bool]:
-    return lambda value: any(
-        value is choice or (type(value) is type(choice) and value == choice) for choice in valid
-    )
+def one_of(*valid: object) -> Field:
+    """A field with one of these values."""
+    pairs = [(type(choice), choice) for choice in valid]
+    return lambda value: (type(value), value) in pairs, " or ".join(map(json.dumps, valid))
 
 
 def _number(value: Any) -> bool:
@@ -58,7 +58,7 @@ def _sampling(value: Any) -> bool:
     if (
         not isinstance(value, Mapping)
         or value.keys() != set(SAMPLING)
-        or not _whole(1, 1000)(value["num_steps"])
+        or not whole_from(1, 1000)(value["num_steps"])
     ):
         return False
     guidance, shift = value["guidance_scale"], value["flow_shift"]
@@ -95,28 +95,28 @@ def _figures(value: Any, raw: bool = True) -> bool:
 FIELDS: Mapping[str, Field] = {
     "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
     "action_space": (
-        _one_of("midtrain", "joint_pos"),
+        one_of("midtrain", "joint_pos")[0],
         '"midtrain" (pose deltas) or "joint_pos" (joint angles)',
     ),
-    "width": (_whole(1, 64), "number of action columns, 1 to 64"),
-    "chunk": (_whole(1, 256), "rows of an answer, 1 to 256"),
+    "width": (whole_from(1, 64), "number of action columns, 1 to 64"),
+    "chunk": (whole_from(1, 256), "rows of an answer, 1 to 256"),
     "fps": (
         lambda value: _number(value) and _FPS[0] <= value <= _FPS[1],
         "rows and frames a second, 0.1 to 1000",
     ),
-    "normalization": (_one_of(*NORMALIZATIONS), " or ".join(map(json.dumps, NORMALIZATIONS))),
+    "normalization": one_of(*NORMALIZATIONS),
     _STATISTICS: (
         lambda value: _figures(value) or _domain(value),
         "a domain with packaged statistics, or a JSON file beside this one: lists q01, q99 and "
         "what the normalisation needs",
     ),
     "gripper": (
-        _one_of("1=open", "1=closed", "none"),
+        one_of("1=open", "1=closed", "none")[0],
         'the model\'s gripper column: "1=open", "1=closed" or "none"',
     ),
     "views": (_views, "different names of the pictures, in the order in which they are composed"),
-    "prompt_format": (_one_of("plain", "json"), '"plain" or "json"'),
-    "resolution_tier": (_one_of(*TIERS), " or ".join(map(str, TIERS))),
+    "prompt_format": one_of("plain", "json"),
+    "resolution_tier": one_of(*TIERS),
     "sampling": (
         _sampling,
         "{ num_steps = ..., guidance_scale = ..., flow_shift = ... }, guidance_scale at most 100, "
@@ -125,8 +125,8 @@ FIELDS: Mapping[str, Field] = {
 }
 """Field -> its check, and its valid values in words."""
 OPTIONAL: Mapping[str, Field] = {
-    "variant": (_one_of(*VARIANTS), " or ".join(VARIANTS)),
-    "composition": (_one_of("letterbox", "framework"), '"letterbox" or "framework"'),
+    "variant": one_of(*VARIANTS),
+    "composition": one_of("letterbox", "framework"),
 }
 _LINKS = ("checkpoint", "base", "like", "sources")
 # other words for what the fields say
@@ -140,13 +140,9 @@ def read_contract(path: Path, root: Path) -> dict[str, Any]:
     ``like`` takes the fields of a known contract (:func:`known_contracts`) that the file does not
     state.
     """
-    require_file(contained(path, root, "checkpoint", ContractError), ContractError, _MAX_BYTES)
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ContractError(
-            f"{path} cannot be read as TOML ({str(error)[:200]}); docs/formats.md shows an example."
-        ) from None
+    contained(path, root, "checkpoint", ContractError)
+    hint = "docs/formats.md shows an example."
+    fields = read_toml(path, hint, ContractError, ContractError)
     inherited = known_contract(fields["like"]) if "like" in fields else {}
     statistics = fields.get(_STATISTICS)
     if isinstance(statistics, str) and statistics.endswith(".json"):
@@ -327,15 +323,4 @@ def known_contract(name: object) -> dict[str, Any]:
     if name not in known_contracts():
         raise UnknownNameError("contract", name, known_contracts())
     path = resource(f"stats/contracts/{name}.toml")
-    return checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, Mapping):
-        return (
-            "{ "
-            + ", ".join(f"{name} = {toml_value(element)}" for name, element in value.items())
-            + " }"
-        )
-    return json.dumps(value)
+    return checked(read_toml(path), str(path))

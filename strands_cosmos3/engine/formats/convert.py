@@ -18,12 +18,13 @@ from safetensors.torch import save_file
 
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
-from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete, toml_value
+from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.weight_files import STEM, WeightSource, inside, require_finite, sha256
 from strands_cosmos3.errors import ConfigError, ContractError
 from strands_cosmos3.resources import UNFINISHED, read_json, storing, write_json, write_whole
+from strands_cosmos3.tables import toml_value
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,

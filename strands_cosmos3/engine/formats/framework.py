@@ -20,7 +20,7 @@ from typing import Any
 from strands_cosmos3.engine.formats.contract import Stated
 from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, require_implemented
 from strands_cosmos3.engine.formats.sources import Dequantized, Renamed
-from strands_cosmos3.engine.weight_files import DTYPES, WeightFiles, WeightSource, readable
+from strands_cosmos3.engine.weight_files import WeightFiles, WeightSource, readable
 from strands_cosmos3.errors import LayoutError, VariantError, WeightsError
 from strands_cosmos3.resources import shown
 
@@ -133,7 +133,7 @@ class FrameworkExport(OnBase):
         return config
 
     def weights(self) -> WeightSource:
-        files = WeightFiles(self.root, self.root, "model", dtypes=None)
+        files = WeightFiles(self.root, self.root, "model")
         names, self.skipped = renamed(files.shapes, "model.net.")
         require_vision(self.skipped, self)
         return Renamed(files, names)
@@ -208,7 +208,7 @@ class ModelOptFp8(Layout):
         nested = config.get("quantization")
         for block in (config, nested if isinstance(nested, Mapping) else {}):
             require_implemented(block, _IMPLEMENTED, self.root / QUANTIZATION, _INSTEAD)
-        files = WeightFiles(self.root / "transformer", self.root, dtypes=(*DTYPES, "F8_E4M3"))
+        files = WeightFiles(self.root / "transformer", self.root)
         weights = Dequantized(files)
         names, self.skipped = renamed(weights.shapes, "")
         return Renamed(weights, names)

@@ -251,7 +251,7 @@ class LeRobotPolicy(OnBase):
         return config
 
     def _stored(self) -> WeightFiles:
-        self._files = self._files or WeightFiles(self.root, self.root, "model", dtypes=None)
+        self._files = self._files or WeightFiles(self.root, self.root, "model")
         return self._files
 
     def _prefix(self, part: str) -> str:
