@@ -63,31 +63,23 @@ class ModelInput:
                 instruction.
         """
         require_contract(self._checkpoint, request, self._sampling)
-        raw: dict[str, Any] = {"task": request.instruction, "mode": request.mode}
-        raw["images"] = self._frames(request, backend)
-        textless = (
-            self._checkpoint.dynamics_without_text
-            and request.mode is not Mode.POLICY
-            and not request.prompt
-        )
-        if not request.instruction.strip() and not request.prompt and not textless:
-            raise InputError(
-                "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
-            )
-        language = self._checkpoint.language
-        if (
-            language is not None
-            and self._options.check_language
-            and not request.prompt
-            and not textless
-        ):
-            raw["task"] = language.understand(request.instruction)
-        if request.conditioning_actions is not None:
-            raw["cond_action"] = request.conditioning_actions
-        if request.action_prefix is not None:
-            raw["action_prefix"] = request.action_prefix
-        if request.prompt or textless:
-            raw["caption"] = request.prompt or ""
+        textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY
+        task = request.instruction
+        if not request.prompt and not textless:
+            if not task.strip():
+                raise InputError(
+                    "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
+                )
+            if self._checkpoint.language is not None and self._options.check_language:
+                task = self._checkpoint.language.understand(task)
+        raw: dict[str, Any] = {
+            "task": task,
+            "mode": request.mode,
+            "images": self._frames(request, backend),
+            "cond_action": request.conditioning_actions,
+            "action_prefix": request.action_prefix,
+            "caption": request.prompt or ("" if textless else None),
+        }
         if request.action_space.state_row:
             if request.q_rad is None:
                 raise BackendError(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,27 +19,12 @@ from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, as_pictures, resolve_device
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import CameraRig
-from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.processor import ProcessedInput
-from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.vae import NovelPictureWarning
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
-
-class Engine(Protocol):
-    """The part that a backend uses of :class:`Cosmos3Engine` and of ``parallel``'s engine on
-    several ranks.
-    """
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-    @property
-    def action_space(self) -> str | None: ...
-    @property
-    def decodes_video(self) -> bool: ...
-    def step_batch(self, requests: Sequence[Cosmos3ActionRequest]) -> list[dict[str, Any]]: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 
 class EngineBackend(Backend):
@@ -51,7 +36,12 @@ class EngineBackend(Backend):
         name: Name shown to users.
     """
 
-    def __init__(self, engine: Engine, options: BackendOptions | None = None, name: str = "native"):
+    def __init__(
+        self,
+        engine: Cosmos3Engine | RankGroupEngine,
+        options: BackendOptions | None = None,
+        name: str = "native",
+    ):
         self.engine = engine
         checkpoint, language = engine.checkpoint, engine.checkpoint.language
         self.info = BackendInfo(
@@ -110,21 +100,22 @@ class EngineBackend(Backend):
             replace(request, decode_frames=0) if i in filmed else request
             for i, request in enumerate(requests)
         ]
-        chunks = [self._chunk(*answer) for answer in zip(plain, *self._results(plain), strict=True)]
+        chunks = [
+            self._chunk(request, fps, result)
+            for request, (fps, result) in zip(plain, self._results(plain), strict=True)
+        ]
         futures = [_future(requests[i], chunks[i]) for i in filmed]
-        for i, result in zip(filmed, self._results(futures, own_sampling=True)[1], strict=True):
-            first, second = chunks[i].timing, _milliseconds(result)
-            took = {
-                part: first.get(part, 0.0) + second.get(part, 0.0) for part in {**first, **second}
-            }
-            chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=took)
+        for i, (_, result) in zip(filmed, self._results(futures, own_sampling=True), strict=True):
+            timing: Counter[Any] = Counter(chunks[i].timing)
+            timing.update(_milliseconds(result))
+            chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=timing)
         return chunks
 
     def _results(
         self, requests: Sequence[Request], own_sampling: bool = False
-    ) -> tuple[list[ProcessedInput], list[Mapping[str, Any]]]:
-        """Return each request's input and result; ``own_sampling``: as the checkpoint records,
-        whatever the options.
+    ) -> list[tuple[float, Mapping[str, Any]]]:
+        """Return the frame rate and the result of each request; ``own_sampling``: as the checkpoint
+        records, whatever the options.
         """
         processed = [self._input(request, self.info.name) for request in requests]
         pixels = [item.pixel_values for item in processed]
@@ -135,7 +126,8 @@ class EngineBackend(Backend):
                 use_karras_sigmas=False,
                 # the engine encodes the same tensor once
                 cond_video_pixels=next(p for p in pixels if torch.equal(p, item.pixel_values)),
-                **self._video_fields(request),
+                return_video=self.engine.decodes_video and request.decode_frames != 0,
+                decode_frames=request.decode_frames if self.engine.decodes_video else 0,
             )
             for request, item in zip(requests, processed, strict=True)
         ]
@@ -144,22 +136,14 @@ class EngineBackend(Backend):
             alike = [i for i, request in enumerate(engine_requests) if request.batch_key == key]
             batch = [engine_requests[i] for i in alike]
             results |= dict(zip(alike, self.engine.step_batch(batch), strict=True))
-        return processed, [results[i] for i in range(len(requests))]
+        return [(item.fps, results[i]) for i, item in enumerate(processed)]
 
-    def _video_fields(self, request: Request) -> dict[str, Any]:
-        """The fields of the engine's request that say how much of the video is wanted."""
-        if not self.engine.decodes_video or request.decode_frames == 0:
-            return {"return_video": False, "decode_frames": 0}
-        return {"decode_frames": request.decode_frames}
-
-    def _chunk(
-        self, request: Request, processed: ProcessedInput, result: Mapping[str, Any]
-    ) -> ActionChunk:
+    def _chunk(self, request: Request, fps: float, result: Mapping[str, Any]) -> ActionChunk:
         return ActionChunk(
             result["action"][0].double().numpy(),
             request.action_space,
             request.embodiment,
-            fps=processed.fps,
+            fps=fps,
             seed=request.seed,
             timing=_milliseconds(result),
             video=as_pictures(result["pixels"]) if "pixels" in result else None,

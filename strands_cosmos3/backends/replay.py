@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from strands_cosmos3.actions.decode import encode_chunk, encode_limbs
+from strands_cosmos3.actions.decode import encode_limbs
 from strands_cosmos3.actions.rotations import euler_xyz_to_matrix, interpolate_poses, se3
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import (
@@ -168,18 +168,15 @@ class LimbRecording:
         Raises:
             ConfigError: The recording has other limbs, or a limb another number of joints.
         """
-        alone = len(n_joints) == len(self.by_limb) == 1
-        joined = (
-            dict(zip(n_joints, self.by_limb.values(), strict=True)) if alone else dict(self.by_limb)
-        )
-        if set(joined) != set(n_joints) or any(
-            len(joined[name].q_start_rad) != n for name, n in n_joints.items()
-        ):
-            have = ", ".join(
-                f"{name} ({len(motion.q_start_rad)} joints)"
-                for name, motion in self.by_limb.items()
+        joined = self.by_limb
+        if len(n_joints) == len(joined) == 1:
+            joined = dict(zip(n_joints, joined.values(), strict=True))
+        recorded = {name: len(motion.q_start_rad) for name, motion in joined.items()}
+        if recorded != n_joints:
+            have, expected = (
+                ", ".join(f"{name} ({n} joints)" for name, n in counts.items())
+                for counts in (recorded, n_joints)
             )
-            expected = ", ".join(f"{name} ({n} joints)" for name, n in n_joints.items())
             raise ConfigError(
                 f"the recording moves {have}, and the robot has {expected}; replay it on the robot "
                 "that it is of."
@@ -323,6 +320,9 @@ class ReplayBackend(Backend):
 
     def __init__(self, recording: Recording | LimbRecording):
         self.recording = recording
+        self._motions: Mapping[str, Recording] = (
+            {"arm": recording} if isinstance(recording, Recording) else recording.by_limb
+        )
         if isinstance(recording, LimbRecording):
             self.info = replace(self.info, recorded_robot=recording.robot)
 
@@ -331,46 +331,32 @@ class ReplayBackend(Backend):
 
         Raises:
             BackendError: The request has no measured pose, asks for another action space than
-                ``midtrain``, or is for another embodiment or other limbs than the recording of
-                several.
+                ``midtrain``, or is for another embodiment or other limbs than the recording.
             ActionOutOfRangeError: The arm is so far from the recording that a row would be out of
                 range.
         """
-        if isinstance(self.recording, LimbRecording):
-            return _limb_chunk(self.recording, request)
-        if request.T_base_cosmos is None or request.action_space.name != "midtrain":
+        recording, motions, anchors = self.recording, self._motions, request.departures
+        if len(anchors) == len(motions) == 1:  # two single arms need no common name
+            motions = dict(zip(anchors, motions.values(), strict=True))
+        # one arm's recording is of no embodiment
+        moved = recording.embodiment if isinstance(recording, LimbRecording) else None
+        if moved not in (None, request.embodiment.name) or set(anchors) != set(motions):
             raise BackendError(
-                "replay answers 'midtrain' chunks from a measured pose; name the robot, e.g. "
-                "robot='panda'."
+                f"the recording is of embodiment {moved or 'any'!r} and moves "
+                f"{', '.join(motions)}; it cannot be replayed for {request.embodiment.name!r} with "
+                f"the limbs {', '.join(anchors) or 'of no robot'}. Name the robot that it is of, "
+                "e.g. robot='panda', and its embodiment."
             )
-        fps = self.recording.fps
+        if request.action_space.name != "midtrain":
+            raise BackendError(
+                f"replay answers 'midtrain' chunks, not {request.action_space.name!r}."
+            )
+        fps = recording.fps
         due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
-        poses, gripper = self.recording.at(due_s)
-        (anchor,) = request.departures.values()
-        rows = encode_chunk(np.concatenate((anchor[None], poses)), gripper, request.embodiment)
-        return ActionChunk(
-            rows, request.action_space, get_embodiment(request.embodiment), fps, seed=request.seed
+        ahead = {name: motion.at(due_s) for name, motion in motions.items()}
+        rows = encode_limbs(
+            {name: np.concatenate((anchors[name][None], T)) for name, (T, _) in ahead.items()},
+            {name: gripper for name, (_, gripper) in ahead.items()},
+            request.embodiment,
         )
-
-
-def _limb_chunk(recording: LimbRecording, request: Request) -> ActionChunk:
-    """Rows from each limb's anchor along its recording; two single arms need no common name."""
-    anchors = request.departures
-    if len(anchors) == len(recording.by_limb) == 1:
-        anchors = dict(zip(recording.by_limb, anchors.values(), strict=True))
-    embodiment = get_embodiment(recording.embodiment)
-    if request.embodiment.name != embodiment.name or set(anchors) != set(recording.by_limb):
-        raise BackendError(
-            f"the recording is of embodiment {embodiment.name!r} and moves "
-            f"{', '.join(recording.by_limb)}; it cannot be "
-            f"replayed for {request.embodiment.name!r} with the limbs "
-            f"{', '.join(anchors) or 'of no robot'}. Name the robot "
-            "that it is of, and its embodiment."
-        )
-    if request.action_space.name != "midtrain":
-        raise BackendError(f"replay answers 'midtrain' chunks, not {request.action_space.name!r}.")
-    due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, recording.fps)
-    ahead = {name: motion.at(due_s) for name, motion in recording.by_limb.items()}
-    poses = {name: np.concatenate((anchors[name][None], T)) for name, (T, _) in ahead.items()}
-    rows = encode_limbs(poses, {name: gripper for name, (_, gripper) in ahead.items()}, embodiment)
-    return ActionChunk(rows, request.action_space, embodiment, recording.fps, seed=request.seed)
+        return ActionChunk(rows, request.action_space, request.embodiment, fps, seed=request.seed)

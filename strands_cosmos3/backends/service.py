@@ -5,14 +5,15 @@ server.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving import libero
+from strands_cosmos3.serving.client import ServiceClient
 from strands_cosmos3.serving.wire import (
     decode_reply,
     encode_request,
@@ -23,25 +24,13 @@ from strands_cosmos3.serving.wire import (
 )
 from strands_cosmos3.types import ActionChunk, Request
 
-_T = TypeVar("_T")
-
-
-class Exchange(Protocol):
-    """The part that a backend uses of a :class:`~strands_cosmos3.serving.client.PolicyClient`."""
-
-    @property
-    def counters(self) -> Mapping[str, int]: ...
-    def exchange(self, message: Any, read: Callable[[Any], _T]) -> _T: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
-
 
 class RemoteBackend(Backend):
     """A backend whose inference runs at the other end of a connection."""
 
     info = BackendInfo(name="service")
 
-    def __init__(self, client: Exchange):
+    def __init__(self, client: ServiceClient):
         self._client = client
 
     @property
@@ -84,7 +73,7 @@ class ServiceBackend(RemoteBackend):
 
     def __init__(
         self,
-        client: Exchange,
+        client: ServiceClient,
         dialect: str = "robolab",
         requires_images: bool = True,
         action_space: str | None = None,
@@ -176,15 +165,11 @@ class LiberoServiceBackend(RemoteBackend):
                 an unusable chunk.
             BackendError: The request is not for LIBERO, or has no picture.
         """
-        return self._ask((request,), batch=False)[0]
+        return self.infer_batch((request,))[0]
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
         """Return the chunk for each request, of one inference. Errors: as :meth:`infer`."""
-        return (
-            self._ask(requests, batch=True)
-            if len(requests) > 1
-            else [self.infer(request) for request in requests]
-        )
+        return self._ask(requests, batch=len(requests) > 1) if requests else []
 
     def _ask(self, requests: Sequence[Request], batch: bool) -> list[ActionChunk]:
         items = [libero.encode_request(request) for request in requests]

@@ -187,7 +187,7 @@ class RolloutCommand:
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
         from strands_cosmos3.sim.plant import ALL_ERRORS
-        from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig
+        from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArmOptions
 
         physics_steps_per_tick(self.control_frequency)
         if not 0 <= self.latency <= MAX_LATENCY_S:
@@ -203,12 +203,12 @@ class RolloutCommand:
             self._world.check_instruction(self._task, self.instruction)
         control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
         plant = ALL_ERRORS if self.plant == "all-errors" else None
-        arm = ArmOptions(control, plant, self.arm_model, self.compensate)
+        arm = SimulatedArmOptions(control, plant, self.arm_model, self.compensate)
         console = Console()
         episodes: list[Rollout] = []
         with (
             self._world.open(
-                self._robot, task=self._task, arm=None if arm == ArmOptions() else arm
+                self._robot, task=self._task, arm=None if arm == SimulatedArmOptions() else arm
             ) as session,
             self._make_policy(session) as policy,
             recorder_for(self.dataset, get_robot(self._robot)) as recorder,

@@ -53,7 +53,7 @@ def encode_requests(requests: Sequence[Cosmos3ActionRequest]) -> bytes:
     """Return the requests of a batch as one frame. A tensor that several of them hold is sent
     once.
     """
-    return _encode_all(
+    return encode_results(
         [
             {name: getattr(request, name) for name in _FIELDS} | {"mode": str(request.mode)}
             for request in requests
@@ -70,7 +70,7 @@ def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
             invalid.
     """
     requests = []
-    for values in _decode_all(frame):
+    for values in decode_results(frame):
         if set(values) != set(_FIELDS):
             raise WireFormatError(
                 "not a request: its fields differ in "
@@ -82,52 +82,34 @@ def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
 
 
 def encode_results(results: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the results of an engine's batch as one frame."""
-    return _encode_all(results)
+    """Return the results of an engine's batch as one frame.
+
+    A tensor is replaced by ``{"tensor": its name in the frame}``.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def named(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors[str(id(value))] = value
+        return {"tensor": str(id(value))}
+
+    items = [{name: named(value) for name, value in result.items()} for result in results]
+    return encode(tensors, {"items": items})
 
 
 def decode_results(frame: bytes) -> list[dict[str, Any]]:
     """Return the results in a frame; a WireFormatError if it is damaged. See
     ``Cosmos3Engine.step_batch``.
     """
-    return _decode_all(frame)
-
-
-def _encode_all(items: Sequence[Mapping[str, Any]]) -> bytes:
-    """Maps of tensors and JSON values as a frame; a tensor is replaced by ``{"tensor": its name
-    in the frame}``.
-    """
-    tensors = {
-        str(id(value)): value
-        for item in items
-        for value in item.values()
-        if isinstance(value, torch.Tensor)
-    }
-    plain = [
-        {
-            name: {"tensor": str(id(value))} if isinstance(value, torch.Tensor) else value
-            for name, value in item.items()
-        }
-        for item in items
-    ]
-    return encode(tensors, {"items": plain})
-
-
-def _decode_all(frame: bytes) -> list[dict[str, Any]]:
     tensors, values = decode(frame)
+
+    def plain(value: Any) -> Any:
+        return tensors[value["tensor"]] if isinstance(value, dict) and "tensor" in value else value
+
     try:
-        return [
-            {
-                name: tensors[value["tensor"]] if _is_tensor(value) else value
-                for name, value in item.items()
-            }
-            for item in values["items"]
-        ]
+        return [{name: plain(value) for name, value in item.items()} for item in values["items"]]
     except (AttributeError, KeyError, TypeError) as error:
         raise WireFormatError(
             f"the frame holds no list of requests or results ({error!r})."
         ) from None
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and "tensor" in value

@@ -95,12 +95,8 @@ class Rank:
             init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``,
                 where rank 0 listens.
         """
-
-        def load() -> bytes:
-            self._load(checkpoint, parallel, rank, init_method, options or RankOptions())
-            return b""
-
-        return _report("ready", load)
+        settings = checkpoint, parallel, rank, init_method, options or RankOptions()
+        return _report("ready", lambda: self._load(*settings))
 
     def _load(
         self,
@@ -176,9 +172,9 @@ class Rank:
             dist.destroy_process_group()
 
 
-def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes]) -> RankStatus:
+def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) -> RankStatus:
     try:
-        return RankStatus(kind, payload=work())
+        return RankStatus(kind, payload=work() or b"")
     except Exception as error:  # whatever it was, the group decides for all ranks
         message = str(error).strip()
         if not isinstance(error, Cosmos3Error):

@@ -69,12 +69,10 @@ class HaloConv(nn.Module):
         in_time, in_height, _ = padding
         inner.padding = (in_time, in_height, 0)
         self.inner = inner
-        self._halo = halo
+        self._widen = Widen(halo, left=True)
 
     def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
-        left, right = self._halo.columns(x, left=True)
-        assert left is not None
-        return self.inner(torch.cat([left, x, right], dim=-1), past)
+        return self.inner(self._widen(x), past)
 
 
 class Widen(nn.Module):

@@ -1,11 +1,13 @@
-"""The arms of a policy: measured poses, joint targets, and the model of a simulator that drives
-them.
+"""The arms of a policy: measured poses, joint targets, the model of a simulator that drives them,
+and steps at the caller's control frequency.
+
+Chunks are resampled by time and not by row. A step's time is when its target is due: the k-th of a
+run of steps at ``hz`` is due ``(k + 1) / hz`` after the observation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,17 @@ import numpy as np
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
-from strands_cosmos3.errors import ConfigError, InputError, ObservationError
+from strands_cosmos3.errors import ConfigError, ControlError, InputError, ObservationError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.observe.mapping import RobotMapping
-from strands_cosmos3.policy.resample import resample
+from strands_cosmos3.policy.options import ArmOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
 
 _START_TOLERANCE_RAD = 0.02
+_MOST_STEPS = 100_000
 
 
 class PolicyArm:
@@ -30,30 +33,19 @@ class PolicyArm:
     embodiment's columns by name.
 
     Args:
-        arm_model: Their MuJoCo model, path or name; None is the packaged one.
-        limits: Limits of all joints; None is the robot's own.
-        servo_lead: Whether targets for a bound simulator's position servos lead the motion by those
-            servos' lag.
-        obstacles: What they must not meet; None is what :meth:`surround` tells, else nothing.
         robot: The robot.
+        options: Its model, limits, obstacles and lead. Without obstacles, they are what
+            :meth:`surround` tells.
 
     Raises:
         ConfigError, UnknownNameError, EnvironmentalError: The model cannot be used.
     """
 
-    def __init__(
-        self,
-        arm_model: Any = None,
-        limits: JointLimits | None = None,
-        servo_lead: bool = True,
-        obstacles: Sequence[Obstacle] | None = None,
-        robot: str | RobotSpec = "panda",
-    ):
-        self._model, self._limits, self._takes_obstacles = arm_model, limits, obstacles is None
+    def __init__(self, robot: str | RobotSpec, options: ArmOptions):
+        self._options = options
         self._robot = get_robot(robot)
         self._robot.require_independent("a policy")
-        self._build(tuple(obstacles or ()))
-        self._servo_lead = servo_lead
+        self._build(tuple(options.obstacles or ()))
         self._lead_s: F64 | None = None
         self._foreign: ConfigError | None = None
         self._begun = False
@@ -62,18 +54,13 @@ class PolicyArm:
         with needed_by("inverse kinematics"):
             from strands_cosmos3.control.limb_ik import LimbIK
             from strands_cosmos3.robots.limits import limits_of_arm
-            from strands_cosmos3.robots.model import is_compiled, load_model, load_with_obstacles
-        if not (isinstance(self._model, str | Path | None) or is_compiled(self._model)):
-            raise InputError(
-                "arm_model must be a MuJoCo model, a path or a name, got "
-                f"{type(self._model).__name__}."
-            )
-        self._obstacles, robot = obstacles, self._robot
-        alone, limits = len(robot.limbs) == 1, self._limits
-        if alone and self._model is not None:
-            model = load_model(self._model, obstacles)
+            from strands_cosmos3.robots.model import load_model, load_with_obstacles
+        self._obstacles, robot, limits = obstacles, self._robot, self._options.limits
+        alone, arm_model = len(robot.limbs) == 1, self._options.arm_model
+        if alone and arm_model is not None:
+            model = load_model(arm_model, obstacles)
         else:
-            model = load_with_obstacles(self._model, robot, obstacles)
+            model = load_with_obstacles(arm_model, robot, obstacles)
         if alone:
             of_limb = limits_of_arm(model, robot) if limits is None else limits
             self._ik = LimbIK(robot, model=model, limits={robot.limbs[0].name: of_limb})
@@ -88,8 +75,8 @@ class PolicyArm:
         from strands_cosmos3.robots.model import is_compiled
 
         if (
-            self._takes_obstacles
-            and not is_compiled(self._model)
+            self._options.obstacles is None
+            and not is_compiled(self._options.arm_model)
             and tuple(obstacles) != self._obstacles
         ):
             state = self.snapshot()
@@ -207,7 +194,7 @@ class PolicyArm:
         except ConfigError as error:
             self._foreign = error
             raise
-        self._lead_s = servo_lead_of(model, namespace, joints) if self._servo_lead else None
+        self._lead_s = servo_lead_of(model, namespace, joints) if self._options.servo_lead else None
         specs = [limb.gripper for limb in self._robot.limbs]
         return [
             driven_gripper(model, namespace, key, gripper)
@@ -233,3 +220,94 @@ class PolicyArm:
             )
         q[self._ik.q_address] = q_rad
         return q
+
+
+def resample(
+    plan: JointTrajectory,
+    observation: Observation,
+    hz: float,
+    limits: JointLimits,
+    lead_s: F64 | None = None,
+) -> tuple[JointTrajectory, F64]:
+    """The same motion at another rate, from the measured state, within the joints' limits.
+
+    Args:
+        plan: Rows of joint angles.
+        observation: Where the arm is, and how fast.
+        hz: Steps a second.
+        limits: Joint limits.
+        lead_s: [n] lag of the position servos that each step is for. Such a servo is ``lead_s``
+            behind a target that moves, so it is given ``q + lead_s qd``, in the middle of the
+            period for which it is given it.
+
+    Returns:
+        The steps [K], and the motion's own time at the end of each [K].
+    """
+    from strands_cosmos3.control.trajectory import JointState, plan_motion
+
+    assert observation.qd_rad_s is not None  # Observation fills it
+    # measured, so it may lie a little beyond
+    speed = np.clip(observation.qd_rad_s, -limits.velocity, limits.velocity)
+    start = JointState(observation.q_rad, speed, np.zeros_like(observation.q_rad))
+    _require_few(plan.t_s[-1], hz)
+    rows = plan.q_rad, plan.t_s, limits, 1.0 / hz
+    try:
+        motion = plan_motion(start, *rows)
+    except ControlError:  # the rows cannot be met from that speed; from rest they always can
+        motion = plan_motion(JointState.at_rest(observation.q_rad), *rows)
+    at_s = _ticks(motion.spline.end_s, hz)
+    if lead_s is None:
+        q, _, _ = motion.spline.sample(at_s)
+    else:
+        q, qd, _ = motion.spline.sample(at_s - 0.5 / hz)
+        q = np.clip(q + lead_s * qd, limits.q_min, limits.q_max)
+    row = np.clip(np.searchsorted(motion.spline.t_s[1:], at_s - 1e-9), 0, len(motion.nominal_s) - 2)
+    gripper = None if plan.gripper is None else plan.gripper[-(len(motion.nominal_s) - 1) :][row]
+    steps = JointTrajectory(q, at_s, gripper, t_capture_s=plan.t_capture_s)
+    return steps, np.interp(at_s, motion.spline.t_s, motion.nominal_s)
+
+
+def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
+    """A chunk's raw rows at another rate, where they can be: joint angles are interpolated, the
+    gripper is held.
+
+    Other rows stay as they are: a delta says what happens in one period of the chunk's own rate.
+
+    Returns:
+        The rows [K, D], and when each is due after the observation [K].
+    """
+    due_s, rows = chunk.row_times_s, chunk.action
+    if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
+        return rows, due_s
+    at_s = _ticks(due_s[-1], hz)
+    joints = np.stack(
+        [np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1
+    )
+    next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
+    return np.column_stack((joints, rows[next_row, -1])), at_s
+
+
+def _ticks(end_s: float, hz: float) -> F64:
+    """[K] ends of the control periods until ``end_s``, at least one."""
+    _require_few(end_s, hz)
+    return np.arange(1, max(1, int(np.ceil(end_s * hz - 1e-9))) + 1) / hz
+
+
+def _require_few(end_s: float, hz: float) -> None:
+    if end_s * hz > _MOST_STEPS:
+        raise InputError(
+            f"{end_s:g} s at {hz:g} Hz are more than {_MOST_STEPS} steps; give a lower rate."
+        )
+
+
+def steps_of_rows(rows: int, fps: float | None, hz: float | None, lead: int = 1) -> int:
+    """Return the control steps that rows take where limits do not ask for more time; without a
+    rate, a row is a step.
+
+    ``lead`` 0 ends where the last one is due of those whose first is due at once, 1 a period after
+    that.
+    """
+    if hz is None or fps is None:
+        return max(1, rows)
+    steps = (rows - 1 + lead) / fps * hz - 1e-9
+    return max(1, int(np.ceil(min(steps, _MOST_STEPS))))

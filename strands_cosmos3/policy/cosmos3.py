@@ -30,15 +30,14 @@ from strands_cosmos3.observe.mapping import (
 )
 from strands_cosmos3.options import MODEL_BACKENDS
 from strands_cosmos3.policy import preflight
-from strands_cosmos3.policy.arm import PolicyArm
+from strands_cosmos3.policy.arm import PolicyArm, resample_rows, steps_of_rows
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.policy import Policy, Step
-from strands_cosmos3.policy.resample import StepTimeline, resample_rows, steps_of_rows
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 # how long a call under way is waited for, and how often it is told to end
 _CLOSE_S, _NUDGE_S = 10.0, 0.05
-_REMEMBERED = ("_calls", "_first_seed", "_first_call_s", "_timeline", "last_rollout")
+_REMEMBERED = ("_calls", "_first_seed", "_first_call_s", "_timeline_s", "last_rollout")
 
 
 class Cosmos3Policy(Policy):
@@ -167,11 +166,7 @@ class Cosmos3Policy(Policy):
         self.borrowed_domain = preflight.borrowed(
             robot, self.embodiment.name, backend, options.borrow_domain
         )
-        self._arm = (
-            None
-            if robot is None
-            else PolicyArm(arm.arm_model, arm.limits, arm.servo_lead, arm.obstacles, robot)
-        )
+        self._arm = None if robot is None else PolicyArm(robot, arm)
         if backend is None:
             backend = options.backend_with(model, self.default_backend)
         if backend in ("native", "distributed") and model is None:
@@ -214,10 +209,11 @@ class Cosmos3Policy(Policy):
             preflight.require_every_camera(self._mapping, self.options.arm.cameras)
         preflight.require_recorded(self.backend, self.robot)
 
-    def _start_over(self) -> None:
-        self._calls = 0
+    def _start_over(self, calls: int = 0) -> None:
+        self._calls = calls
         self._first_call_s: float | None = None
-        self._timeline = StepTimeline(0.0, np.zeros(0))
+        # motion time before the first of the last call's steps, and at the end of each
+        self._timeline_s: F64 = np.zeros(1)
         self.last_rollout = {}
         if self._arm is not None:
             self._arm.reset()
@@ -247,8 +243,8 @@ class Cosmos3Policy(Policy):
         """
         if self.actions_per_step is not None:
             return self.actions_per_step
-        if len(self._timeline.ends_s):
-            return len(self._timeline.ends_s)
+        if len(self._timeline_s) > 1:
+            return len(self._timeline_s) - 1
         whole = self._steps_of(self._rows_asked, self.action_space.row_lead)
         return whole if self.replan_rows is None else min(whole, self._steps_of(self.replan_rows))
 
@@ -418,7 +414,8 @@ class Cosmos3Policy(Policy):
         """
         with self._planning:
             delay = self.rtc_observed_delay_steps or 0
-            observation = self._observation(observation_dict, self._timeline.before_the_last(delay))
+            executed = max(0, len(self._timeline_s) - 1 - delay)
+            observation = self._observation(observation_dict, float(self._timeline_s[executed]))
             plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
@@ -449,9 +446,7 @@ class Cosmos3Policy(Policy):
         if self.mode is not Mode.POLICY:
             raise ConfigError(f"a batch is answered in mode 'policy', not in {str(self.mode)!r}.")
         texts = (
-            [instructions] * len(observations)
-            if isinstance(instructions, str)
-            else list(instructions)
+            [instructions] * len(observations) if isinstance(instructions, str) else instructions
         )
         if len(texts) != len(observations):
             raise InputError(
@@ -461,23 +456,19 @@ class Cosmos3Policy(Policy):
         with self._planning:
             self._require_open()
             first = self._calls
-            read: list[Observation] = []
-            requests: list[Request] = []
+            asked: list[tuple[Observation, Request]] = []
             for i, (given, text) in enumerate(zip(observations, texts, strict=True)):
-                self._start_over()
-                self._calls = first + i
-                read.append(self._observation(given, 0.0))
-                requests.append(self._request(read[-1], text or self.prompt, None, None, None))
+                self._start_over(first + i)
+                observation = self._observation(given, 0.0)
+                asked.append((observation, self._request(observation, text or self.prompt)))
             started = time.perf_counter()
-            chunks = self.backend.infer_batch(requests) if requests else []
+            chunks = self.backend.infer_batch([request for _, request in asked]) if asked else []
             infer_ms = (time.perf_counter() - started) * 1e3
             answers: list[list[Step]] = []
-            for i, (chunk, observation) in enumerate(zip(chunks, read, strict=True)):
-                self._start_over()
-                self._calls = first + i
-                answers.append(
-                    self._next_steps(self._solved(chunk, observation, infer_ms), observation, 0)
-                )
+            for i, (chunk, (observation, _)) in enumerate(zip(chunks, asked, strict=True)):
+                self._start_over(first + i)
+                plan = self._solved(chunk, observation, infer_ms)
+                answers.append(self._next_steps(plan, observation, 0))
             return answers
 
     def _next_steps(
@@ -493,7 +484,7 @@ class Cosmos3Policy(Policy):
             None if self.replan_rows is None else self._steps_of(self.replan_rows)
         )
         kept = steps[over:][:most]
-        self._timeline = StepTimeline(start_s, motion_s).skip(over).first(len(kept))
+        self._timeline_s = start_s + np.append(0.0, motion_s)[over : over + len(kept) + 1]
         return kept
 
     def _steps(
@@ -501,11 +492,11 @@ class Cosmos3Policy(Policy):
     ) -> tuple[list[Step], F64]:
         """Return a plan as action dictionaries, and the motion time at the end of each [K]."""
         hz = self.control_frequency
-        if isinstance(plan, ActionChunk) or self._arm is None:
-            assert isinstance(plan, ActionChunk)  # without an arm there is nothing else
+        if isinstance(plan, ActionChunk):
             rows, due_s = (plan.action, plan.row_times_s) if hz is None else resample_rows(plan, hz)
             names = rename_columns(plan.action_space.columns, self._action_mapping)
             return [dict(zip(names, map(float, row), strict=True)) for row in rows], due_s
+        assert self._arm is not None  # it solved the plan
         steps, motion_s = self._arm.steps(plan, observation, hz)
         gripper = [None] * len(steps.q_rad) if steps.gripper is None else steps.gripper.tolist()
         return [
@@ -634,9 +625,9 @@ class Cosmos3Policy(Policy):
         self,
         observation: Observation,
         instruction: str,
-        raw_actions: Any,
-        video: Any,
-        action_prefix: Any,
+        raw_actions: Any = None,
+        video: Any = None,
+        action_prefix: Any = None,
     ) -> Request:
         known: Any = (
             self._arm.known(observation, self.embodiment)

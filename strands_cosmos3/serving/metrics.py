@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-_PREFIX = "strands_cosmos3"
 
 
 @dataclass
@@ -63,57 +62,54 @@ class Metrics:
         """Return all metrics in text format 0.0.4; ``busy_s`` is the age of the running
         inference.
         """
-        refused = _labelled("status", self.handshakes_refused)
         labels = ",".join(f'{name}="{value}"' for name, value in sorted(self.about.items()))
-        families = (
-            _family("info", "gauge", "What is served.", {f"{{{labels}}}": 1}),
-            _family(
+        families: tuple[tuple[str, str, str, dict[str, float] | float], ...] = (
+            ("info", "gauge", "What is served.", {f"{{{labels}}}": 1}),
+            (
                 "requests_total",
                 "counter",
                 "Requests by outcome.",
                 _labelled("outcome", self.requests),
             ),
-            _family(
-                "handshakes_refused_total", "counter", "Refused handshakes by HTTP status.", refused
+            (
+                "handshakes_refused_total",
+                "counter",
+                "Refused handshakes by HTTP status.",
+                _labelled("status", self.handshakes_refused),
             ),
-            _family(
-                "connections_total", "counter", "Connections accepted.", {"": self.connections}
-            ),
-            _family("clients", "gauge", "Connections open.", {"": self.clients}),
-            _family(
+            ("connections_total", "counter", "Connections accepted.", self.connections),
+            ("clients", "gauge", "Connections open.", self.clients),
+            (
                 "evicted_total",
                 "counter",
                 "Idle connections closed for another client.",
-                {"": self.evicted},
+                self.evicted,
             ),
-            _family("in_flight", "gauge", "Requests queued or in inference.", {"": self.in_flight}),
-            _family("busy_seconds", "gauge", "Age of the running inference.", {"": busy_s}),
-            _family(
-                "received_bytes_total", "counter", "Bytes of requests.", {"": self.received_bytes}
-            ),
-            _family("sent_bytes_total", "counter", "Bytes of replies.", {"": self.sent_bytes}),
-            _family(
+            ("in_flight", "gauge", "Requests queued or in inference.", self.in_flight),
+            ("busy_seconds", "gauge", "Age of the running inference.", busy_s),
+            ("received_bytes_total", "counter", "Bytes of requests.", self.received_bytes),
+            ("sent_bytes_total", "counter", "Bytes of replies.", self.sent_bytes),
+            (
                 "queue_seconds",
                 "histogram",
                 "Time from a request's arrival to its inference.",
                 self.queue.samples(),
             ),
-            _family(
+            (
                 "inference_seconds",
                 "histogram",
                 "Duration of an inference.",
                 self.inference.samples(),
             ),
         )
-        return "".join(families)
+        lines: list[str] = []
+        for name, kind, meaning, samples in families:
+            metric = f"strands_cosmos3_{name}"
+            lines += f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"
+            by_suffix = samples if isinstance(samples, dict) else {"": samples}
+            lines += (f"{metric}{suffix} {value}" for suffix, value in by_suffix.items())
+        return "\n".join([*lines, ""])
 
 
 def _labelled(label: str, counts: Counter[str]) -> dict[str, float]:
     return {f'{{{label}="{name}"}}': count for name, count in sorted(counts.items())}
-
-
-def _family(name: str, kind: str, help_: str, samples: dict[str, float]) -> str:
-    head = f"# HELP {_PREFIX}_{name} {help_}\n# TYPE {_PREFIX}_{name} {kind}\n"
-    return head + "".join(
-        f"{_PREFIX}_{name}{suffix} {value}\n" for suffix, value in samples.items()
-    )

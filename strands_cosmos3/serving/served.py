@@ -124,6 +124,7 @@ class _PendingInference:
     request: Request
 
 
+Given = TypeVar("Given")
 Caught = TypeVar("Caught")
 
 
@@ -231,14 +232,11 @@ class ServedPolicy:
         Never raises: an error becomes a line of text; its traceback is logged here only. One
         message's error is not another's.
         """
-        first = [
-            self._caught(lambda message=message: self._prepare(message)) for message in messages
-        ]
-        pending = [i for i, message in enumerate(first) if isinstance(message, _PendingInference)]
-        answers = {i: message for i, message in enumerate(first) if isinstance(message, Answer)}
-        questions = [message for message in first if isinstance(message, _PendingInference)]
-        answers |= dict(zip(pending, self._infer_all(questions), strict=True))
-        return [answers[i] for i in range(len(messages))]
+        prepared = [self._caught(self._prepare, message) for message in messages]
+        answers = iter(
+            self._infer_all([item for item in prepared if isinstance(item, _PendingInference)])
+        )
+        return [item if isinstance(item, Answer) else next(answers) for item in prepared]
 
     def _infer_all(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         if len(pending) > 1:
@@ -251,13 +249,11 @@ class ServedPolicy:
                 logger.info(
                     "a batch failed; its requests are inferred for one by one", exc_info=True
                 )
-        return [
-            self._caught(lambda request=request: self._infer([request])[0]) for request in pending
-        ]
+        return [self._caught(lambda one: self._infer([one])[0], item) for item in pending]
 
-    def _caught(self, work: Callable[[], Caught]) -> Caught | Answer:
+    def _caught(self, work: Callable[[Given], Caught], item: Given) -> Caught | Answer:
         try:
-            return work()
+            return work(item)
         except Cosmos3Error as error:
             return _refusal(error)
         except BaseException as error:

@@ -496,26 +496,15 @@ class PolicyServer:
         refused. On a worker.
         """
         now, limit_s = time.monotonic(), self.config.queue_s
-        late = [now - message.arrived_s > limit_s for message in messages]
-        answers = iter(
-            policy.answer(
-                [message for message, over in zip(messages, late, strict=True) if not over]
+        timely = [message for message in messages if now - message.arrived_s <= limit_s]
+        inferred = dict(zip(timely, policy.answer(timely), strict=True))
+        return [
+            replace(
+                inferred.get(message) or _late(now - message.arrived_s, limit_s),
+                waited_s=now - message.arrived_s,
             )
-        )
-        answered: list[Answer] = []
-        for message, over in zip(messages, late, strict=True):
-            waited_s = now - message.arrived_s
-            reason = (
-                f"the request waited {waited_s:.1f} s for other clients' inferences; at most "
-                f"{limit_s:g} s are useful."
-            )
-            answered.append(
-                replace(
-                    Answer(f"BackendError: {reason}", "late") if over else next(answers),
-                    waited_s=waited_s,
-                )
-            )
-        return answered
+            for message in messages
+        ]
 
     def _count(self, answer: Answer | None) -> None:
         """Count a request that was answered, or whose client left."""
@@ -526,19 +515,14 @@ class PolicyServer:
             self.metrics.inference.observe(answer.infer_s)
 
     def _end_flight_of(self, job: Future[Answer]) -> None:
-        """Count a request as ended; one that its client has left is in flight until its
-        inference ends.
-        """
-        if job.done():
-            self._end_flight()
-        else:
-            job.add_done_callback(self._landed)
+        """Count a request as ended once its inference has; a client may leave it before."""
+        loop = asyncio.get_running_loop()
 
-    def _landed(self, _: Future[Answer]) -> None:
-        """Count a request as ended, from any thread."""
-        assert self._loop is not None
-        with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
-            self._loop.call_soon_threadsafe(self._end_flight)
+        def landed(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
+                loop.call_soon_threadsafe(self._end_flight)
+
+        job.add_done_callback(landed)
 
     def _end_flight(self) -> None:
         self.metrics.in_flight -= 1
@@ -547,22 +531,17 @@ class PolicyServer:
         """Return a job's answer, or None if the client leaves first; a queued job is then
         dropped.
         """
-        assert self._loop is not None
-        loop, answered = self._loop, self._loop.create_future()
-
-        def settle(_: object) -> None:
-            if not answered.done():
-                answered.set_result(None)
-
-        def landed(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
-                loop.call_soon_threadsafe(settle, None)
-
-        left.add_done_callback(settle)
-        job.add_done_callback(landed)
+        answered = asyncio.wrap_future(job)
         try:
-            await answered
-            return job.result() if job.done() else None
+            await asyncio.wait({left, answered}, return_when=asyncio.FIRST_COMPLETED)
+            return answered.result() if answered.done() else None
         finally:
-            left.remove_done_callback(settle)
-            job.cancel()
+            answered.cancel()  # a job that runs goes on
+
+
+def _late(waited_s: float, limit_s: float) -> Answer:
+    return Answer(
+        f"BackendError: the request waited {waited_s:.1f} s for other clients' inferences; at most "
+        f"{limit_s:g} s are useful.",
+        "late",
+    )

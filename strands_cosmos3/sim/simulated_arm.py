@@ -58,7 +58,7 @@ class ControlConfig:
 
 
 @dataclass(frozen=True)
-class ArmOptions:
+class SimulatedArmOptions:
     """How the simulated arm of a session is built and controlled.
 
     Args:

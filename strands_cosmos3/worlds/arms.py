@@ -50,7 +50,7 @@ from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
 from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig, SimulatedArm
+from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArm, SimulatedArmOptions
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
 from strands_cosmos3.worlds.world import (
     NOT_VARIED,
@@ -138,10 +138,14 @@ class ArmWorld(World):
         return {"world": self.name, **_robot_identity(robot or self.robots[0], self.robots[0])}
 
     def open(
-        self, robot: str | None = None, *, task: str | None = None, arm: ArmOptions | None = None
+        self,
+        robot: str | None = None,
+        *,
+        task: str | None = None,
+        arm: SimulatedArmOptions | None = None,
     ) -> ArmSession:
         """Open a session with a simulated arm."""
-        return ArmSession(self, robot or self.robots[0], task, arm or ArmOptions())
+        return ArmSession(self, robot or self.robots[0], task, arm or SimulatedArmOptions())
 
 
 @lru_cache(maxsize=32)
@@ -439,7 +443,7 @@ class ArmSession(Session):
 
     can_restore = True
 
-    def __init__(self, world: ArmWorld, robot: str, task: str | None, arm: ArmOptions):
+    def __init__(self, world: ArmWorld, robot: str, task: str | None, arm: SimulatedArmOptions):
         self.world, self._name, self._arm = world, robot, arm
         self._spec = get_robot(_known_robot(robot))
         self._control = arm.control
@@ -622,11 +626,11 @@ def _is_file(name: str) -> bool:
 __all__ = [
     "ALL_ERRORS",
     "ROBOTS",
-    "ArmOptions",
     "ArmSession",
     "ArmWorld",
     "Compensation",
     "ControlConfig",
     "PlantErrors",
     "Robot",
+    "SimulatedArmOptions",
 ]

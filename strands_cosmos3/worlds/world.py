@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # a world can be asked for its tasks without a simulator
     from strands_cosmos3.backends.base import Backend
     from strands_cosmos3.language import Language
     from strands_cosmos3.policy import Policy
-    from strands_cosmos3.sim.simulated_arm import ArmOptions
+    from strands_cosmos3.sim.simulated_arm import SimulatedArmOptions
 
 Rewording = Literal["swapped", "shuffled", "paraphrased"]
 REWORDINGS: tuple[Rewording, ...] = ("swapped", "shuffled", "paraphrased")
@@ -457,7 +457,11 @@ class World(ABC):
 
     @abstractmethod
     def open(
-        self, robot: str | None = None, *, task: str | None = None, arm: ArmOptions | None = None
+        self,
+        robot: str | None = None,
+        *,
+        task: str | None = None,
+        arm: SimulatedArmOptions | None = None,
     ) -> Session:
         """Open a session.
 

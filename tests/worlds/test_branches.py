@@ -12,7 +12,7 @@ pytest.importorskip("mujoco")
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.sim.plant import ALL_ERRORS
-from strands_cosmos3.sim.simulated_arm import ArmOptions, ControlConfig
+from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArmOptions
 from strands_cosmos3.worlds import RunOptions, Start, get_world
 
 POINTS = 10
@@ -72,8 +72,8 @@ def _cube_forces(session):
 @pytest.mark.parametrize(
     "arm",
     [
-        ArmOptions(plant=ALL_ERRORS, compensate="known"),
-        ArmOptions(control=ControlConfig(feed_forward="computed_torque")),
+        SimulatedArmOptions(plant=ALL_ERRORS, compensate="known"),
+        SimulatedArmOptions(control=ControlConfig(feed_forward="computed_torque")),
     ],
 )
 def test_delayed_controls_and_computed_torque_are_restored(arm):

@@ -19,7 +19,7 @@ from lerobot_policy_cosmos3.processor_cosmos3 import make_cosmos3_pre_post_proce
 from strands_cosmos3 import Cosmos3Policy as Policy
 from strands_cosmos3.errors import ConfigError, ObservationError
 from strands_cosmos3.observe.mapping import CANONICAL
-from strands_cosmos3.policy.resample import steps_of_rows
+from strands_cosmos3.policy.arm import steps_of_rows
 
 _WHOLE_CHUNK = 4096  # more steps than any chunk has
 
