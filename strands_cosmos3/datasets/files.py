@@ -289,57 +289,56 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
 
 
 _FILE_INDEX = ("chunk_index", "file_index")
-_META = ("meta/episodes/chunk_index", "meta/episodes/file_index")
+_META = "meta/episodes"
+"""Prefix of the columns that say which file of the index an entry is in."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Index entry of one episode."""
+@dataclass(frozen=True, eq=False)
+class IndexRows:
+    """Index entries of n consecutive episodes, to be written.
 
-    tasks: tuple[str, ...]
-    length: int  # number of frames
-    start: int  # index of the first frame in the dataset
-    data: tuple[int, int]  # chunk and file of the data rows
-    # camera key -> chunk, file, index of the first frame in that file
-    videos: Mapping[str, tuple[int, int, int]]
-    note: Mapping[str, Any]
-    meta: tuple[int, int]  # chunk and file of this entry
+    Args:
+        tasks, notes, stats: Of each episode.
+        length: [n] number of frames.
+        data: [n, 2] chunk and file of the data rows.
+        videos: Camera key -> [n, 3] chunk, file, and index of the first frame in that file.
+    """
+
+    tasks: Sequence[Sequence[str]]
+    notes: Sequence[Mapping[str, Any]]
+    stats: Sequence[Mapping[str, Stats]]
+    length: Ints
+    data: Ints
+    videos: Mapping[str, Ints]
+
+    def table(self, episode: int, frame: int, number: tuple[int, int], fps: int) -> Any:
+        """Return the parquet table for the index file of a chunk and file number; its first entry
+        is the dataset's ``episode``, which begins at its ``frame``.
+        """
+        n, ends = len(self.length), frame + np.cumsum(self.length)
+        columns: dict[str, Any] = {
+            "episode_index": np.arange(episode, episode + n),
+            "tasks": pa.array([list(tasks) for tasks in self.tasks], pa.list_(pa.string())),
+            "length": self.length,
+            **_file_columns("data", self.data),
+            "dataset_from_index": ends - self.length,
+            "dataset_to_index": ends,
+        }
+        for key, places in self.videos.items():
+            columns |= _file_columns(f"videos/{key}", places)
+            columns[f"videos/{key}/from_timestamp"] = places[:, 2] / fps
+            columns[f"videos/{key}/to_timestamp"] = (places[:, 2] + self.length) / fps
+        for key, figures in self.stats[0].items():
+            for name in figures:
+                values = [episode[key][name].tolist() for episode in self.stats]
+                columns[f"stats/{key}/{name}"] = pa.array(values)
+        columns |= _file_columns(_META, np.tile(number, (n, 1)))
+        notes = [json.dumps(dict(note)) if note else None for note in self.notes]
+        return pa.table({**columns, NOTE: pa.array(notes, pa.string())})
 
 
-def rows_to_table(
-    rows: Sequence[Row], stats: Sequence[Mapping[str, Stats]], first: int, fps: int
-) -> Any:
-    """Return the parquet table of consecutive entries that start at episode ``first``."""
-    lengths = np.array([row.length for row in rows])
-    starts = np.array([row.start for row in rows])
-    columns: dict[str, Any] = {
-        "episode_index": np.arange(first, first + len(rows)),
-        "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
-        "length": lengths,
-        **_file_columns("data", [row.data for row in rows]),
-        "dataset_from_index": starts,
-        "dataset_to_index": starts + lengths,
-    }
-    for key in rows[0].videos:
-        columns |= _file_columns(f"videos/{key}", [row.videos[key][:2] for row in rows])
-        first_frames = np.array([row.videos[key][2] for row in rows])
-        columns[f"videos/{key}/from_timestamp"] = first_frames / fps
-        columns[f"videos/{key}/to_timestamp"] = (first_frames + lengths) / fps
-    for key in stats[0]:
-        for name in stats[0][key]:
-            columns[f"stats/{key}/{name}"] = pa.array(
-                [figures[key][name].tolist() for figures in stats]
-            )
-    columns |= _file_columns("meta/episodes", [row.meta for row in rows])
-    columns[NOTE] = pa.array(
-        [json.dumps(dict(row.note)) if row.note else None for row in rows], pa.string()
-    )
-    return pa.table(columns)
-
-
-def _file_columns(prefix: str, numbers: Sequence[tuple[int, ...]]) -> dict[str, Ints]:
-    chunk, file = np.array(numbers, np.int64).T
-    return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+def _file_columns(prefix: str, places: Ints) -> dict[str, Ints]:
+    return {f"{prefix}/{name}": places[:, i] for i, name in enumerate(_FILE_INDEX)}
 
 
 def episode_files(root: Path) -> list[Path]:
@@ -356,30 +355,30 @@ class EpisodeIndex:
     """
 
     def __init__(self, root: Path, info: Info):
-        self.root, self._path = root, f"{root}/meta/episodes"
+        self._path = f"{root}/{_META}"
+        self._table = self._read(root, info)
+        self.length, self.start = self._numbers("length"), self._numbers("dataset_from_index")
+        self.data = self._places("data")
+        self.videos: dict[str, Ints] = {}
+        for key in info.spec.cameras:
+            first = self._numbers(f"videos/{key}/from_timestamp", np.float64) * info.spec.fps
+            places = self._places(f"videos/{key}")
+            self.videos[key] = np.column_stack([places, np.round(first).astype(np.int64)])
+        self._check(info)
+
+    def _read(self, root: Path, info: Info) -> Any:
+        """The table of the entries that count."""
         videos = [f"videos/{key}" for key in info.spec.cameras]
         names = [
             *("episode_index", "length", "dataset_from_index", "dataset_to_index"),
             *(f"{prefix}/{name}" for prefix in ("data", *videos) for name in _FILE_INDEX),
             *(f"{prefix}/from_timestamp" for prefix in videos),
         ]
-        self._table = self._read(names, info.total_episodes)
-        numbers = {name: self._numbers(name) for name in names}
-        self.length, self.start = numbers["length"], numbers["dataset_from_index"]
-        self.data = np.stack([numbers[f"data/{name}"] for name in _FILE_INDEX], axis=1)
-        self.videos: dict[str, Ints] = {}
-        for key, prefix in zip(info.spec.cameras, videos, strict=True):
-            first = np.round(numbers[f"{prefix}/from_timestamp"] * info.spec.fps).astype(np.int64)
-            files = [numbers[f"{prefix}/{name}"] for name in _FILE_INDEX]
-            self.videos[key] = np.stack([*files, first], axis=1)
-        self._check(numbers, info)
-
-    def _read(self, names: Sequence[str], n: int) -> Any:
-        """The table of the first ``n`` entries; None if there is none."""
+        n = info.total_episodes
         if not n:
-            return None
-        optional = ("tasks", NOTE, *_META)
-        tables = [read_table(path, names, optional) for path in episode_files(self.root)]
+            return pa.table({name: pa.array([], pa.int64()) for name in names})
+        optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX))
+        tables = [read_table(path, names, optional) for path in episode_files(root)]
         if sum(table.num_rows for table in tables) < n:
             raise DatasetFormatError(
                 f"{self._path} lists fewer episodes than the {n} of meta/info.json."
@@ -387,10 +386,7 @@ class EpisodeIndex:
         whole = pa.concat_tables(tables, promote_options="permissive")
         return whole.slice(0, n).combine_chunks()
 
-    def _numbers(self, name: str) -> Any:
-        dtype = np.float64 if name.endswith("timestamp") else np.int64
-        if self._table is None:
-            return np.zeros(0, dtype)
+    def _numbers(self, name: str, dtype: type = np.int64) -> Any:
         column = self._table.column(name)
         if column.null_count:
             raise DatasetFormatError(f"{self._path}: {name} has empty entries.")
@@ -401,47 +397,36 @@ class EpisodeIndex:
             )
         return values.astype(dtype)
 
-    def _check(self, numbers: Mapping[str, Any], info: Info) -> None:
-        n = info.total_episodes
-        ends = np.cumsum(self.length)
-        if not np.array_equal(numbers["episode_index"], np.arange(n)):
+    def _places(self, prefix: str) -> Ints:
+        return np.stack([self._numbers(f"{prefix}/{name}") for name in _FILE_INDEX], axis=1)
+
+    def _check(self, info: Info) -> None:
+        n, ends = info.total_episodes, np.cumsum(self.length)
+        if not np.array_equal(self._numbers("episode_index"), np.arange(n)):
             raise DatasetFormatError(f"{self._path} does not number its {n} episodes 0, 1, 2, ...")
-        ordered = np.array_equal(numbers["dataset_to_index"], ends) and np.array_equal(
+        ordered = np.array_equal(self._numbers("dataset_to_index"), ends) and np.array_equal(
             self.start, ends - self.length
         )
         if (self.length < 1).any() or not ordered:
             raise DatasetFormatError(
                 f"{self._path}: the episodes' frames do not follow one another from 0."
             )
-        if int(ends[-1] if n else 0) != info.total_frames:
+        if (n_frames := int(self.length.sum())) != info.total_frames:
             raise DatasetFormatError(
-                f"{self.root}: the episodes have {ends[-1]} frames, meta/info.json "
+                f"{self._path}: the episodes have {n_frames} frames, meta/info.json "
                 f"{info.total_frames}."
             )
 
     def __len__(self) -> int:
         return len(self.length)
 
-    def row(self, i: int) -> Row:
-        """Return the entry of one episode."""
-        meta = [int(self._optional(name, i) or 0) for name in _META]
+    def tasks(self, i: int) -> tuple[str, ...]:
+        """Return the instructions of one episode."""
         tasks = self._optional("tasks", i)
-        return Row(
-            tuple(tasks) if isinstance(tasks, list) else (),
-            int(self.length[i]),
-            int(self.start[i]),
-            tuple(self.data[i].tolist()),
-            {key: tuple(at[i].tolist()) for key, at in self.videos.items()},
-            self._note(i),
-            (meta[0], meta[1]),
-        )
+        return tuple(tasks) if isinstance(tasks, list) else ()
 
-    def _optional(self, name: str, i: int) -> Any:
-        if self._table is None or name not in self._table.column_names:
-            return None
-        return self._table.column(name)[i].as_py()
-
-    def _note(self, i: int) -> Mapping[str, Any]:
+    def note(self, i: int) -> Mapping[str, Any]:
+        """Return the note of one episode."""
         text = self._optional(NOTE, i)
         try:
             note = {} if text is None else json.loads(text)
@@ -451,13 +436,16 @@ class EpisodeIndex:
             ) from None
         return note if isinstance(note, dict) else {}
 
+    def _optional(self, name: str, i: int) -> Any:
+        return self._table.column(name)[i].as_py() if name in self._table.column_names else None
+
     def next_file(self, chunk_size: int) -> int:
         """Return the number of the first unused file, the same for data, videos and index."""
         files = [self.data, *self.videos.values()]
-        if self._table is not None and set(_META) <= set(self._table.column_names):
-            files.append(np.stack([self._numbers(name) for name in _META], axis=1))
-        numbers = [int((at[:, 0] * chunk_size + at[:, 1]).max()) for at in files if len(at)]
-        return max(numbers, default=-1) + 1
+        if {f"{_META}/{name}" for name in _FILE_INDEX} <= set(self._table.column_names):
+            files.append(self._places(_META))
+        numbers = [(places[:, 0] * chunk_size + places[:, 1]).max(initial=-1) for places in files]
+        return int(max(numbers)) + 1
 
 
 def read_episode_stats(
@@ -469,16 +457,12 @@ def read_episode_stats(
     for path in episode_files(root):
         table = read_table(path)
         names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
-        columns = {
-            (key, name): table.column(f"stats/{key}/{name}").to_pylist()
-            for _, key, name in names
-            if key in keys
-        }
-        if {key for key, _ in columns} != keys:
+        names = [(key, name) for _, key, name in names if key in keys]
+        if {key for key, _ in names} != keys:
             raise DatasetFormatError(f"{path} lacks the episodes' statistics of some features.")
-        for i in range(table.num_rows):
+        for row in table.select([f"stats/{key}/{name}" for key, name in names]).to_pylist():
             episode: dict[str, Stats] = {key: {} for key in keys}
-            for (key, name), values in columns.items():
-                episode[key][name] = np.asarray(values[i])
+            for key, name in names:
+                episode[key][name] = np.asarray(row[f"stats/{key}/{name}"])
             episodes.append(episode)
     return episodes[: len(index)]

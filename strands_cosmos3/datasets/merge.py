@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.files import Row, read_episode_stats, rows_to_table
+from strands_cosmos3.datasets.files import IndexRows, read_episode_stats
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import BOOKKEEPING
 from strands_cosmos3.datasets.stats import Stats, merged_features, to_json
@@ -43,7 +45,7 @@ def merge_datasets(
         sources: Datasets with the same spec.
         root: Folder of the new dataset; it must be empty or not exist.
         data_file_mb, video_file_mb: Maximum size of a data file and of a video file, in MiB.
-        progress: Called with the number of episodes done and the total.
+        progress: Called after each source with the number of episodes done and the total.
 
     Raises:
         ConfigError: ``sources`` is empty.
@@ -74,10 +76,39 @@ def merge_datasets(
     return Dataset(root)
 
 
-class _Merge:
-    """Concatenates the sources' files, starting a new file at the size limit or when the video
-    format changes.
+@dataclass(frozen=True)
+class _Piece:
+    """The contents of one file of a source.
+
+    Args:
+        content: A table of data rows, or the path of a video.
+        episodes: Indices in the merged dataset of the episodes in it.
+        layout: Of a video; only those with the same can be joined.
     """
+
+    content: Any
+    n_bytes: int
+    episodes: NDArray[np.int64]
+    n_frames: int = 0
+    layout: tuple[Any, ...] = ()
+
+
+def _grouped(pieces: Iterable[_Piece], most_bytes: int) -> Iterator[list[_Piece]]:
+    """Yield the pieces of each new file: as many as its size and their layouts allow."""
+    group: list[_Piece] = []
+    n_bytes = 0
+    for piece in pieces:
+        if group and (n_bytes + piece.n_bytes > most_bytes or piece.layout != group[0].layout):
+            yield group
+            group, n_bytes = [], 0
+        group.append(piece)
+        n_bytes += piece.n_bytes
+    if group:
+        yield group
+
+
+class _Merge:
+    """Concatenates the sources' files."""
 
     root: Path
 
@@ -88,32 +119,57 @@ class _Merge:
 
     def run(self, root: Path, progress: Callable[[int, int], None] | None) -> None:
         """Write the merged dataset into an empty folder."""
-        self.root = root
-        episodes = [(part, i) for part in self.parts for i in range(len(part))]
-        data = self._data()
-        videos = {key: self._videos(key) for key in self.info.spec.cameras}
-        rows: list[Row] = []
+        self.root, fps = root, self.info.spec.fps
+        data, videos = self._data(), {key: self._videos(key) for key in self.info.spec.cameras}
+        tasks: list[tuple[str, ...]] = []
+        notes: list[Mapping[str, Any]] = []
         stats: list[dict[str, Stats]] = []
-        start = 0
         for part in self.parts:
-            stats += read_episode_stats(part.root, part._index, part.spec) if len(part) else []
-        for n, (part, i) in enumerate(episodes):
-            row = part._index.row(i)
-            at = {key: videos[key][id(part), i] for key in videos}
-            meta = divmod(n // _EPISODES_PER_FILE, files.CHUNK_SIZE)
-            rows.append(
-                replace(row, start=start, data=data[id(part), row.data], videos=at, meta=meta)
-            )
-            start += row.length
+            tasks += [part._index.tasks(i) for i in range(len(part))]
+            notes += [part._index.note(i) for i in range(len(part))]
+            stats += read_episode_stats(part.root, part._index, part.spec)
             if progress is not None:
-                progress(n + 1, len(episodes))
-        self._write_meta(rows, stats, start)
+                progress(len(tasks), len(data))
+        length = np.concatenate([part.lengths for part in self.parts])
+        for first in range(0, len(data), _EPISODES_PER_FILE):
+            number = divmod(first // _EPISODES_PER_FILE, files.CHUNK_SIZE)
+            batch = slice(first, first + _EPISODES_PER_FILE)
+            rows = IndexRows(
+                tasks[batch],
+                notes[batch],
+                stats[batch],
+                length[batch],
+                data[batch],
+                {key: places[batch] for key, places in videos.items()},
+            )
+            table = rows.table(first, int(length[:first].sum()), number, fps)
+            files.write_table(files.file_of(root, files.EPISODES_PATH, number), table)
+        if len(data):
+            files.write_tasks(root, self.tasks)
+        info = replace(
+            self.info,
+            total_episodes=len(data),
+            total_frames=int(length.sum()),
+            total_tasks=len(self.tasks),
+        )
+        write_json(root / files.INFO, info.to_json())
+        with Dataset(root) as merged:
+            exact = merged.exact_stats() if len(data) else {}
+        write_json(root / files.STATS, to_json({**merged_features(stats), **exact}))
 
-    def _data(self) -> dict[tuple[int, tuple[int, int]], tuple[int, int]]:
-        """Copy the data rows; return the new (chunk, file) of each source file."""
-        locations: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}
-        tables: list[Any] = []
-        number, first_episode, first_row = 0, 0, 0
+    def _data(self) -> NDArray[np.int64]:
+        """Copy the data rows; return the new chunk and file of each episode, [episodes, 2]."""
+        places = np.concatenate([part._index.data for part in self.parts])
+        for number, group in enumerate(_grouped(self._tables(), self.data_bytes)):
+            place = divmod(number, files.CHUNK_SIZE)
+            path = files.file_of(self.root, self.info.data_path, place)
+            files.write_table(path, pa.concat_tables([piece.content for piece in group]))
+            for piece in group:
+                places[piece.episodes] = place
+        return places
+
+    def _tables(self) -> Iterator[_Piece]:
+        first_episode, first_row = 0, 0
         for part in self.parts:
             remap = np.array([self.tasks.index(task) for task in part.tasks], np.int64)
             for file in part._files:
@@ -121,67 +177,41 @@ class _Merge:
                     key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)
                 }
                 table = _renumbered(columns, part, first_episode, first_row, remap)
-                if tables and sum(t.nbytes for t in tables) + table.nbytes > self.data_bytes:
-                    self._flush(tables, number)
-                    tables, number = [], number + 1
-                tables.append(table)
-                locations[id(part), file] = divmod(number, files.CHUNK_SIZE)
+                episodes = first_episode + np.flatnonzero((part._index.data == file).all(axis=1))
+                yield _Piece(table, table.nbytes, episodes)
             first_episode, first_row = first_episode + len(part), first_row + part.n_frames
-        self._flush(tables, number)
-        return locations
 
-    def _flush(self, tables: Sequence[Any], number: int) -> None:
-        if tables:
-            path = files.file_of(self.root, self.info.data_path, divmod(number, files.CHUNK_SIZE))
-            files.write_table(path, pa.concat_tables(tables))
+    def _videos(self, key: str) -> NDArray[np.int64]:
+        """Copy a camera's videos; return the chunk, file and first frame of each episode,
+        [episodes, 3].
+        """
+        places = np.concatenate([part._index.videos[key] for part in self.parts])
+        for number, group in enumerate(_grouped(self._recordings(key), self.video_bytes)):
+            place, first_frame = divmod(number, files.CHUNK_SIZE), 0
+            path = files.file_of(self.root, self.info.video_path, place, key)
+            join = partial(
+                join_videos,
+                [(piece.content, piece.n_frames) for piece in group],
+                self.info.spec.fps,
+            )
+            write_whole(path, join)
+            for piece in group:
+                places[piece.episodes, :2] = place
+                places[piece.episodes, 2] += first_frame
+                first_frame += piece.n_frames
+        return places
 
-    def _videos(self, key: str) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """Copy a camera's videos; return the chunk, file and first frame of each episode."""
-        locations: dict[tuple[int, int], tuple[int, int, int]] = {}
-        group: list[tuple[Path, int]] = []
-        size, frames, number, layout = 0, 0, 0, None
+    def _recordings(self, key: str) -> Iterator[_Piece]:
+        first_episode = 0
         for part in self.parts:
             videos, lengths = part._index.videos[key], part._index.length
-            for path, episodes in _video_files(part, key):
-                # end of the last episode, in frames
-                n = max(int(videos[i, 2] + lengths[i]) for i in episodes)
-                file_size, file_layout = path.stat().st_size, video_layout(path)
-                if group and (size + file_size > self.video_bytes or file_layout != layout):
-                    self._join(key, group, number)
-                    group, size, frames, number = [], 0, 0, number + 1
-                for i in episodes:
-                    locations[id(part), i] = (
-                        *divmod(number, files.CHUNK_SIZE),
-                        frames + int(videos[i, 2]),
-                    )
-                group.append((path, n))
-                size, frames, layout = size + file_size, frames + n, file_layout
-        if group:
-            self._join(key, group, number)
-        return locations
-
-    def _join(self, key: str, group: list[tuple[Path, int]], number: int) -> None:
-        path = files.file_of(self.root, self.info.video_path, divmod(number, files.CHUNK_SIZE), key)
-        write_whole(path, lambda hidden: join_videos(group, self.info.spec.fps, hidden))
-
-    def _write_meta(self, rows: list[Row], stats: list[dict[str, Stats]], n_frames: int) -> None:
-        for first in range(0, len(rows), _EPISODES_PER_FILE):
-            batch = slice(first, first + _EPISODES_PER_FILE)
-            table = rows_to_table(rows[batch], stats[batch], first, self.info.spec.fps)
-            files.write_table(
-                files.file_of(self.root, files.EPISODES_PATH, rows[first].meta), table
-            )
-        if rows:
-            files.write_tasks(self.root, self.tasks)
-        info = replace(
-            self.info, total_episodes=len(rows), total_frames=n_frames, total_tasks=len(self.tasks)
-        )
-        write_json(self.root / files.INFO, info.to_json())
-        with Dataset(self.root) as merged:
-            write_json(
-                self.root / files.STATS,
-                to_json({**merged_features(stats), **(merged.exact_stats() if rows else {})}),
-            )
+            for number in dict.fromkeys(map(tuple, videos[:, :2].tolist())):
+                mine = np.flatnonzero((videos[:, :2] == number).all(axis=1))
+                path = files.file_of(part.root, part.info.video_path, number, key)
+                n_frames = int((videos[mine, 2] + lengths[mine]).max())
+                n_bytes, layout = path.stat().st_size, video_layout(path)
+                yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)
+            first_episode += len(part)
 
 
 def _renumbered(
@@ -196,14 +226,3 @@ def _renumbered(
         "task_index": remap[tasks],
     }
     return files.columns_to_table({**columns, **changed})
-
-
-def _video_files(part: Dataset, key: str) -> list[tuple[Path, list[int]]]:
-    """Return a camera's video files in order, each with its episode indices."""
-    episodes: dict[tuple[int, int], list[int]] = {}
-    for i, (chunk, file, _) in enumerate(part._index.videos[key].tolist()):
-        episodes.setdefault((chunk, file), []).append(i)
-    return [
-        (files.file_of(part.root, part.info.video_path, number, key), indices)
-        for number, indices in episodes.items()
-    ]

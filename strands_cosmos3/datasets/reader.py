@@ -4,19 +4,20 @@ limb. Columns belong to a limb by their names, never by their position.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_pose_trajectory
-from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
 from strands_cosmos3.checks import F64, typed, whole_number
+from strands_cosmos3.datasets.arm_rows import poses_of
 from strands_cosmos3.datasets.files import (
     HINT,
     STATS,
@@ -44,6 +45,7 @@ from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNa
 from strands_cosmos3.resources import read_json
 
 _CACHED_COLUMNS = 64
+_LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
 
 
 class Dataset:
@@ -64,7 +66,7 @@ class Dataset:
         self.tasks: tuple[str, ...] = read_tasks(self.root, self.info)
         self._index = EpisodeIndex(self.root, self.info)
         self._videos = FrameReader(self.info.spec.fps)
-        self._columns: OrderedDict[tuple[int, int, str], NDArray[Any]] = OrderedDict()
+        self._file_column = lru_cache(_CACHED_COLUMNS)(self._read_column)
         first: dict[tuple[int, int], int] = {}
         for number, start in zip(
             map(tuple, self._index.data.tolist()), self._index.start.tolist(), strict=True
@@ -161,13 +163,10 @@ class Dataset:
             raise UnknownNameError("numeric feature", key, columns)
         return columns[key]
 
-    def _file_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
+    def _read_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
         """Return the committed rows of a column of one data file, read-only."""
-        feature, place = self._numeric(key), (*number, key)
-        if place in self._columns:
-            self._columns.move_to_end(place)
-            return self._columns[place]
-        path, (first, end) = file_of(self.root, self.info.data_path, number), self._files[number]
+        feature, (first, end) = self._numeric(key), self._files[number]
+        path = file_of(self.root, self.info.data_path, number)
         table = read_table(path, list(dict.fromkeys((key, "index"))))
         index = table.column("index").to_numpy()
         if len(index) and (index[0] != first or not (np.diff(index) == 1).all()):
@@ -176,9 +175,6 @@ class Dataset:
             )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")[: end - first]
         values.setflags(write=False)
-        self._columns[place] = values
-        while len(self._columns) > _CACHED_COLUMNS:
-            self._columns.popitem(last=False)
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,18 +196,12 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
     n_rows = len(column)
     if column.null_count:
         raise DatasetFormatError(f"{name} has empty entries.")
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = (
-            pa.concat_arrays(array.chunks)
-            if array.num_chunks
-            else pa.array([], array.type.value_type)
-        )
-    while isinstance(
-        array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray
-    ):
-        array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
-    flat = array.to_numpy(zero_copy_only=False)
+    while isinstance(column.type, pa.BaseExtensionType | _LISTS):
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = column.cast(column.type.storage_type)
+        else:
+            column = compute.call_function("list_flatten", [column])
+    flat = column.to_numpy()
     if flat.size != n_rows * feature.shape[0] or flat.dtype.kind not in "fiub":
         raise DatasetFormatError(
             f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}."
@@ -241,7 +231,7 @@ class RecordedEpisode:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Instructions in the episode index."""
-        return self.dataset._index.row(self.index).tasks
+        return self.dataset._index.tasks(self.index)
 
     @property
     def task(self) -> str:
@@ -258,7 +248,7 @@ class RecordedEpisode:
     @property
     def note(self) -> Mapping[str, Any]:
         """The writer's note, e.g. seed and outcome; empty in datasets of other programs."""
-        return self.dataset._index.row(self.index).note
+        return self.dataset._index.note(self.index)
 
     def __getitem__(self, key: str) -> NDArray[Any]:
         """Return a numeric feature, [N, n] ([N] if n is 1), read-only.
@@ -368,26 +358,22 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
         DatasetFormatError: A limb's columns are missing, or the dataset does not state its
             embodiment.
     """
-    embodiment = embodiment_of(episode)
-    limbs = [limb for limb in embodiment.limbs if not limb.is_camera and limb.gripper is not None]
+    limbs = [limb for limb in embodiment_of(episode).limbs if limb.gripper is not None]
     names, rows = [limb.name for limb in limbs], episode[ACTION].astype(np.float64)
     recorded: dict[str, RecordedLimb] = {}
     for limb in limbs:
         prefix = limb_prefix(limb.name, names)
         n = sum(name.startswith(f"{prefix}joint_") for name in _names(episode, STATE))
-        state = _columns(
-            episode, STATE, [*(f"{prefix}joint_{i}" for i in range(n)), prefix + GRIPPER]
-        )
-        pose = _columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS])
-        T = se3(quaternion_to_matrix(pose[:, 3:]), pose[:, :3])
+        joints = [f"{prefix}joint_{i}" for i in range(n)]
+        state = _columns(episode, STATE, [*joints, prefix + GRIPPER])
+        T = poses_of(_columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS]))
         assert limb.gripper is not None
-        commanded = limb.gripper.to_fraction(rows[:, limb.gripper_column])
         recorded[limb.name] = RecordedLimb(
             state[:, :-1],
             state[:, -1],
             T,
             decode_pose_trajectory(rows[:, limb.pose], T[0]),
-            commanded,
+            limb.gripper.to_fraction(rows[:, limb.gripper_column]),
         )
     return recorded
 

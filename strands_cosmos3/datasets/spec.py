@@ -36,7 +36,6 @@ MAX_SIDE_PX = 16_384
 MAX_COLUMNS = 4096
 
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_NO_INFO: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -58,25 +57,25 @@ class Feature:
     dtype: str
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None
-    info: Mapping[str, Any] = field(default_factory=lambda: _NO_INFO, compare=False)
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
     def __post_init__(self) -> None:
-        require_type(self.dtype, str, "dtype")
-        for name, kind in (("shape", Sequence), ("names", Sequence | None), ("info", Mapping)):
+        kinds = {"dtype": str, "shape": Sequence, "names": Sequence | None, "info": Mapping}
+        for name, kind in kinds.items():
             require_type(getattr(self, name), kind, name)
         object.__setattr__(self, "shape", tuple(self.shape))
+        shape = list(self.shape)
         if self.dtype not in (*NUMERIC, VIDEO):
             raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
-        shape = list(self.shape)
         if not all(type(side) is int and side > 0 for side in shape):
             raise ShapeError(f"a feature's shape must consist of positive integers, got {shape}.")
-        if self.dtype == VIDEO:
-            if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
+        if self.is_video:
+            fits = len(shape) == 3 and shape[2] == 3 and not (shape[0] % 2 or shape[1] % 2)
+            if not fits or max(shape) > MAX_SIDE_PX:
                 raise ShapeError(
-                    f"a camera's shape must be [H, W, 3] with H and W even, got {shape}."
+                    "a camera's shape must be [H, W, 3] with H and W even and at most "
+                    f"{MAX_SIDE_PX} pixels, got {shape}."
                 )
-            if max(shape) > MAX_SIDE_PX:
-                raise ShapeError(f"a camera's side is at most {MAX_SIDE_PX} pixels, got {shape}.")
         elif len(shape) != 1 or shape[0] > MAX_COLUMNS:
             raise ShapeError(
                 f"a numeric feature's shape must be [n] with n at most {MAX_COLUMNS}, got {shape}."
@@ -85,9 +84,6 @@ class Feature:
             raise ShapeError(
                 f"a feature of shape {shape} needs {shape[0]} names, got {len(self.names)}."
             )
-
-    def __reduce__(self) -> tuple[Any, ...]:  # a MappingProxyType cannot be pickled
-        return Feature, (self.dtype, self.shape, self.names, dict(self.info))
 
     @property
     def is_video(self) -> bool:
@@ -137,10 +133,7 @@ class DatasetSpec:
             instance_of(feature, Feature, f"feature {key!r}")
         if not self.features:
             raise InputError("a dataset needs at least one feature.")
-        object.__setattr__(self, "features", MappingProxyType(dict(self.features)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DatasetSpec, (self.fps, dict(self.features), self.robot_type)
+        object.__setattr__(self, "features", dict(self.features))
 
     @property
     def cameras(self) -> dict[str, Feature]:
@@ -154,25 +147,21 @@ class DatasetSpec:
 
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
-        pairs = (("fps", self.fps, other.fps), ("robot type", self.robot_type, other.robot_type))
-        differences = [
-            f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in pairs if mine != theirs
+        mine, theirs = self._described(), other._described()
+        return [
+            f"{name} {mine.get(name, 'absent')} and {theirs.get(name, 'absent')}"
+            for name in sorted({*mine, *theirs})
+            if mine.get(name) != theirs.get(name)
         ]
-        for key in sorted({*self.features, *other.features}):
-            mine, theirs = self.features.get(key), other.features.get(key)
-            if mine is None or theirs is None:
-                absent, present = "absent and present", "present and absent"
-                differences.append(f"{key} {absent if mine is None else present}")
-            elif mine != theirs:
-                differences.append(f"{key} {_describe(mine)} and {_describe(theirs)}")
-            elif not mine.is_video and mine.info != theirs.info:
-                differences.append(f"{key} {dict(mine.info)} and {dict(theirs.info)}")
-        return differences
 
-
-def _describe(feature: Feature) -> str:
-    names = "" if feature.names is None or feature.is_video else f" ({', '.join(feature.names)})"
-    return f"{feature.dtype} {list(feature.shape)}{names}"
+    def _described(self) -> dict[str, str]:
+        """Return what a dataset has one of; names and info count for numbers only."""
+        described = {"fps": repr(self.fps), "robot type": repr(self.robot_type)}
+        for key, feature in self.features.items():
+            names = "" if feature.names is None else f" ({', '.join(feature.names)})"
+            meaning = "" if feature.is_video else f"{names} {dict(feature.info)}"
+            described[key] = f"{feature.dtype} {list(feature.shape)}{meaning}"
+        return described
 
 
 @typed()
@@ -201,7 +190,7 @@ def arm_spec(
         cameras: View name -> (height, width) in pixels, both even.
         embodiment: Embodiment of the ``midtrain`` rows.
         fps: Frames per second; None means the embodiment's rate.
-        n_joints: Number of the arm's joints; of several limbs, by the limb's name.
+        n_joints: Number of the only arm's joints; of several limbs, by the limb's name.
         robot_type: Name of the robot.
         extra: Further features by key.
 
@@ -211,7 +200,20 @@ def arm_spec(
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
-    limbs = _joints_by_prefix(embodiment, n_joints)
+    limbs = [limb for limb in embodiment.limbs if not limb.is_camera]
+    names = [limb.name for limb in limbs]
+    if not isinstance(n_joints, Mapping):
+        n_joints = {names[0] if len(names) == 1 else "arm": n_joints}
+    if (
+        space.meaning != "pose_delta"
+        or set(names) != set(n_joints)
+        or any(limb.gripper_column is None for limb in limbs)
+    ):
+        raise ConfigError(
+            f"the rows of {embodiment.name!r} are not pose deltas and grippers of the limbs "
+            f"{', '.join(n_joints)}; it moves {', '.join(names) or 'none that its source states'}."
+        )
+    joints = {limb_prefix(name, names): n_joints[name] for name in names}
     rate = embodiment.fps if fps is None else fps
     if rate is None or rate != int(rate):
         raise ConfigError(
@@ -225,10 +227,10 @@ def arm_spec(
     }
     state = tuple(
         prefix + name
-        for prefix, n in limbs.items()
+        for prefix, n in joints.items()
         for name in (*(f"joint_{i}" for i in range(n)), GRIPPER)
     )
-    poses = tuple(prefix + name for prefix in limbs for name in POSE_COLUMNS)
+    poses = tuple(prefix + name for prefix in joints for name in POSE_COLUMNS)
     features = {
         STATE: Feature("float32", (len(state),), state, {"unit": "rad", "gripper_open": 1.0}),
         EE_POSE: Feature(
@@ -247,30 +249,3 @@ def limb_prefix(name: str, limbs: Collection[str]) -> str:
     ``limbs``.
     """
     return "" if len(limbs) == 1 else f"{name}_"
-
-
-def _joints_by_prefix(embodiment: Embodiment, n_joints: int | Mapping[str, int]) -> dict[str, int]:
-    """Number of joints by the prefix of the limb's columns, in the order of the embodiment's
-    limbs.
-    """
-    space = embodiment.action_space("midtrain")
-    if not isinstance(n_joints, Mapping):
-        if space.meaning != "pose_delta" or space.width > 10:
-            raise ConfigError(
-                f"the rows of {embodiment.name!r} are not pose deltas of one arm; create a "
-                "DatasetSpec instead."
-            )
-        return {"": n_joints}
-    limbs = [limb for limb in embodiment.limbs if not limb.is_camera]
-    names = [limb.name for limb in limbs]
-    if (
-        space.meaning != "pose_delta"
-        or set(names) != set(n_joints)
-        or any(limb.gripper_column is None for limb in limbs)
-    ):
-        raise ConfigError(
-            f"the rows of {embodiment.name!r} are not pose deltas and grippers of the limbs "
-            f"{', '.join(n_joints)}; it moves "
-            f"{', '.join(names) or 'none that its source states'}."
-        )
-    return {limb_prefix(name, names): n_joints[name] for name in names}

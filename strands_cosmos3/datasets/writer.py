@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import image_array, typed, whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.files import EpisodeIndex, Row, read_episode_stats, rows_to_table
+from strands_cosmos3.datasets.files import EpisodeIndex, IndexRows, read_episode_stats
 from strands_cosmos3.datasets.reader import Dataset
 from strands_cosmos3.datasets.spec import DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
@@ -31,7 +30,7 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
-from strands_cosmos3.resources import UNFINISHED, write_json, write_whole
+from strands_cosmos3.resources import UNFINISHED, locked, write_json, write_whole
 
 Columns = Mapping[str, NDArray[Any]]
 Cameras = Mapping[str, CameraWriter]
@@ -89,18 +88,11 @@ class EpisodeWriter:
             ConfigError: The episode has ended.
         """
         self._require_open()
-        spec = self._spec
-        _require_features(set(frame), spec)
-        numbers = {
-            key: _checked_value(frame[key], key, feature) for key, feature in spec.columns.items()
-        }
-        pictures = {
-            key: image_array(frame[key], key, feature.shape)
-            for key, feature in spec.cameras.items()
-        }
+        values = {key: [value] for key, value in frame.items()}
+        numbers, pictures = _checked(values, self._spec, 1)
         for key, value in numbers.items():
             self._columns[key].append(value)
-        for key, picture in pictures.items():
+        for key, (picture,) in pictures.items():
             self._cameras[key].add(picture)
         self.length += 1
 
@@ -114,7 +106,7 @@ class EpisodeWriter:
                 f"{key!r} is not numeric, or there is no frame yet; numeric features: "
                 f"{', '.join(columns)}."
             )
-        self._columns[key][-1] = _checked_value(value, key, columns[key])
+        self._columns[key][-1] = _checked_column([value], key, columns[key], 1)
 
     def save(self, note: Note | None = None) -> int:
         """Save the episode and return its index. Raises InputError if it has no frame,
@@ -123,7 +115,7 @@ class EpisodeWriter:
         self._require_open()
         if not self.length:
             raise InputError("an episode needs at least one frame; discard it instead.")
-        columns = {key: np.stack(values) for key, values in self._columns.items()}
+        columns = {key: np.concatenate(values) for key, values in self._columns.items()}
         note = _checked_note(note)
         self.is_open = False
         return self._keep(columns, self._cameras, self.length, note)
@@ -163,19 +155,27 @@ def _checked_note(note: Note | None) -> Note:
     return note
 
 
-def _require_features(keys: set[str], spec: DatasetSpec) -> None:
-    """Raise InputError unless an episode's features are exactly the spec's."""
-    missing, unknown = sorted(set(spec.features) - keys), sorted(keys - set(spec.features))
-    if missing or unknown:
-        parts = [f"lacks {', '.join(missing)}"] * bool(missing)
-        parts += [f"has also {', '.join(unknown)}"] * bool(unknown)
+def _checked(
+    values: Mapping[str, Any], spec: DatasetSpec, n: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.uint8]]]:
+    """Return the columns and the pictures of n frames. Raises InputError unless these are exactly
+    the spec's; errors of columns as :func:`_checked_column`, of pictures as :func:`image_array`.
+    """
+    missing, unknown = sorted(spec.features.keys() - values), sorted(values.keys() - spec.features)
+    parts = [f"lacks {', '.join(missing)}"] * bool(missing)
+    parts += [f"has also {', '.join(unknown)}"] * bool(unknown)
+    if parts:
         raise InputError(
             f"the episode {' and '.join(parts)}; its features are {', '.join(spec.features)}."
         )
-
-
-def _checked_value(value: Any, key: str, feature: Feature) -> NDArray[Any]:
-    return _checked_column(np.asarray(value)[None], key, feature, 1)[0]
+    columns = {
+        key: _checked_column(values[key], key, feature, n) for key, feature in spec.columns.items()
+    }
+    pictures = {
+        key: image_array(values[key], key, (n, *feature.shape))
+        for key, feature in spec.cameras.items()
+    }
+    return columns, pictures
 
 
 def _checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[Any]:
@@ -242,11 +242,10 @@ class DatasetWriter:
         self._pending: list[FinishedEpisode] = []
         self._recording: EpisodeWriter | None = None
         self._changed = False
-        self._lock = _lock(self.root)
-        with ExitStack() as on_failure:
-            on_failure.callback(self._unlock)
+        with ExitStack() as stack:
+            stack.enter_context(_locked(self.root))
             self._info = self._open(spec)
-            on_failure.pop_all()
+            self._lock: ExitStack | None = stack.pop_all()
 
     def _open(self, spec: DatasetSpec) -> files.Info:
         if not (self.root / files.INFO).exists():
@@ -278,11 +277,10 @@ class DatasetWriter:
             path.unlink()
         for pattern in ("data", "meta/episodes", "videos/*"):
             for path in self.root.glob(f"{pattern}/chunk-*/*"):
-                chunk = path.parent.name.removeprefix("chunk-")
-                file = path.stem.removeprefix("file-")
-                if not (chunk + file).isdecimal() or not chunk or not file:
+                number = re.fullmatch(r"chunk-(\d+)/file-(\d+)", f"{path.parent.name}/{path.stem}")
+                if number is None:
                     continue
-                if int(chunk) * info.chunk_size + int(file) >= self._next_file:
+                if int(number[1]) * info.chunk_size + int(number[2]) >= self._next_file:
                     path.unlink()
 
     @property
@@ -334,26 +332,16 @@ class DatasetWriter:
             DatasetError: It cannot be written.
         """
         self._require_open()
-        spec, videos = self.spec, videos or {}
         task, note = _checked_task(task), _checked_note(note)
-        _require_features({*columns, *videos}, spec)
-        if set(columns) != set(spec.columns) or set(videos) != set(spec.cameras):
-            raise InputError("pass numeric features in columns and cameras in videos.")
-        n = len(np.atleast_1d(np.asarray(next(iter({**columns, **videos}.values())))))
-        checked = {
-            key: _checked_column(columns[key], key, feature, n)
-            for key, feature in spec.columns.items()
-        }
-        frames = {
-            key: image_array(videos[key], key, (n, *feature.shape))
-            for key, feature in spec.cameras.items()
-        }
+        values = {**columns, **(videos or {})}
+        n = len(np.atleast_1d(np.asarray(next(iter(values.values()), ()))))
+        checked, pictures = _checked(values, self.spec, n)
         cameras = {
-            key: CameraWriter(feature, spec.fps, self.video, n)
-            for key, feature in spec.cameras.items()
+            key: CameraWriter(feature, self.spec.fps, self.video, n)
+            for key, feature in self.spec.cameras.items()
         }
         for key, camera in cameras.items():
-            for frame in frames[key]:
+            for frame in pictures[key]:
                 camera.add(frame)
         return self._finish(task, checked, cameras, n, note)
 
@@ -421,19 +409,19 @@ class DatasetWriter:
             table,
             max(1024, len(table) // len(episodes)),
         )
-        stats = [episode.stats for episode in episodes]
-        index = rows_to_table(self._rows(number), stats, info.total_episodes, self.spec.fps)
+        length = np.array([episode.length for episode in episodes])
+        places = np.tile(number, (len(episodes), 1))
+        videos = np.column_stack([places, np.cumsum(length) - length])
+        rows = IndexRows(
+            [(episode.task,) for episode in episodes],
+            [episode.note for episode in episodes],
+            [episode.stats for episode in episodes],
+            length,
+            places,
+            dict.fromkeys(self.spec.cameras, videos),
+        )
+        index = rows.table(info.total_episodes, info.total_frames, number, self.spec.fps)
         files.write_table(files.file_of(self.root, files.EPISODES_PATH, number), index)
-
-    def _rows(self, number: tuple[int, int]) -> list[Row]:
-        rows, start, frame = [], self._info.total_frames, 0
-        for episode in self._pending:
-            videos = dict.fromkeys(self.spec.cameras, (*number, frame))
-            rows.append(
-                Row((episode.task,), episode.length, start, number, videos, episode.note, number)
-            )
-            start, frame = start + episode.length, frame + episode.length
-        return rows
 
     def close(self) -> None:
         """Commit finished episodes, discard an unfinished one, and write exact quantiles to
@@ -451,16 +439,12 @@ class DatasetWriter:
                         self.root / files.STATS, to_json({**self._stats, **dataset.exact_stats()})
                     )
         finally:
-            self._unlock()
+            self._lock.close()
+            self._lock = None
 
     def _require_open(self) -> None:
         if self._lock is None:
             raise ConfigError(f"the writer of {self.root} is closed.")
-
-    def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -481,8 +465,11 @@ def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:
     return DatasetSpec(spec.fps, {**spec.features, **cameras}, spec.robot_type)
 
 
-def _lock(root: Path) -> int | None:
-    """Lock the dataset's folder for writing. The lock ends with the process and leaves no file."""
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Make the dataset's folder, and lock it for writing. The lock ends with the process and leaves
+    no file.
+    """
     if root.exists() and not root.is_dir():
         raise DatasetError(f"{root} is not a folder, which a dataset must be.")
     if root.is_dir() and not (root / files.INFO).exists():
@@ -494,16 +481,14 @@ def _lock(root: Path) -> int | None:
             raise DatasetError(
                 f"{root} contains other files ({', '.join(foreign[:5])}); choose an empty folder."
             )
-    try:
-        (root / "meta").mkdir(parents=True, exist_ok=True)
-        handle = os.open(root, os.O_RDONLY)
-    except OSError as error:
-        raise DatasetError(f"{root} cannot be written to: {error.strerror}.") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise DatasetBusyError(
-            f"another process is writing to {root}; write a dataset per process and merge them."
-        ) from None
-    return handle
+    with ExitStack() as stack:
+        with files.writing(root):
+            (root / "meta").mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(root, "folder"))
+            except ConfigError:
+                raise DatasetBusyError(
+                    f"another process is writing to {root}; write a dataset per process and merge "
+                    "them."
+                ) from None
+        yield
