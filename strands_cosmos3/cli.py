@@ -21,18 +21,18 @@ from strands_cosmos3.extras import needed_by, require_extras
 from strands_cosmos3.parallel.rank import exit_rank
 
 COMMANDS = {
-    "rollout": ("rollout", "RolloutCommand"),
-    "view": ("view", "ViewCommand"),
-    "infer": ("infer", "InferCommand"),
-    "serve": ("serve", "ServeCommand"),
-    "evaluate": ("evaluate", "EvaluateCommand"),
-    "demos": ("demos", "Demos"),
-    "train": ("train", "Train"),
-    "robot": ("robot", "RobotModels"),
-    "checkpoint": ("checkpoint", "Checkpoint"),
-    "doctor": ("doctor", "Doctor"),
+    "rollout": "RolloutCommand",
+    "view": "ViewCommand",
+    "infer": "InferCommand",
+    "serve": "ServeCommand",
+    "evaluate": "EvaluateCommand",
+    "demos": "Demos",
+    "train": "Train",
+    "robot": "RobotModels",
+    "checkpoint": "Checkpoint",
+    "doctor": "Doctor",
 }
-"""Subcommand -> (module in ``commands``, class)."""
+"""Subcommand, which is the name of its module in ``commands``, -> class."""
 
 _RANK_0_REPORT_S = 20.0
 
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             needed_by("this command"),
         ):
             command = _with_environment(command)
-            require_extras(_name_of(command), command.extras)
+            require_extras(type(command).__module__.rpartition(".")[2], command.extras)
             return int(command.run())
     except Cosmos3Error as error:
         if _is_other_rank() and isinstance(
@@ -117,7 +117,7 @@ def _parsed(arguments: list[str]) -> Any:
     from strands_cosmos3.commands.flags import registry
 
     settings: dict[str, Any] = {
-        "config": (tyro.conf.OmitArgPrefixes,),
+        "config": (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
         "prog": "strands-cosmos3",
         "registry": registry,
     }
@@ -138,27 +138,14 @@ def _parsed(arguments: list[str]) -> Any:
 
 def _kind(name: str) -> Any:
     """Return the class of a command."""
-    module, kind = COMMANDS[name]
-    return getattr(import_module(f"strands_cosmos3.commands.{module}"), kind)
+    return getattr(import_module(f"strands_cosmos3.commands.{name}"), COMMANDS[name])
 
 
 def _with_environment(command: Any) -> Any:
-    """Return the command with unset fields filled from the environment variables that they name."""
-    named = {
-        f.name: os.environ.get(f.metadata["environment"])
-        for f in fields(command)
-        if "environment" in f.metadata
-    }
-    return replace(
-        command,
-        **{
-            name: value for name, value in named.items() if value and getattr(command, name) is None
-        },
-    )
-
-
-def _name_of(command: Any) -> str:
-    return next(name for name, (_, kind) in COMMANDS.items() if kind == type(command).__name__)
+    """Return the command with the environment variables that its fields name."""
+    variables = {f.name: f.metadata.get("environment") for f in fields(command)}
+    read = {name: os.environ.get(variable) for name, variable in variables.items() if variable}
+    return replace(command, **{name: value for name, value in read.items() if value})
 
 
 if __name__ == "__main__":

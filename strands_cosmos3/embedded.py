@@ -45,10 +45,10 @@ def embedded_checkpoint(
         ResourceNotFoundError: The installation lacks it.
     """
     choices = (
+        ("world", world, (WORLD,)),
         ("embodiment", embodiment, EMBODIMENTS),
         ("robot", robot, ROBOTS),
         ("task", task or TASKS[0], TASKS),
-        ("world", world, (WORLD,)),
     )
     for name, value, trained in choices:
         if value not in trained:

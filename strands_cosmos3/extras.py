@@ -30,7 +30,7 @@ class Extra:
 
 EXTRAS = {
     "sim": Extra(
-        "the simulated Franka, inverse kinematics, films and plots: rollout, demos, most of bench",
+        "the simulated Franka, inverse kinematics, films and plots: rollout, demos, evaluate",
         ("mujoco", "mink", "daqp", "robot_descriptions", "av", "PIL", "OpenGL", "matplotlib"),
     ),
     "engine": Extra(

@@ -352,8 +352,7 @@ def test_unknown_tasks_and_worlds_are_named(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[str]):
-    module, name = COMMANDS[command]
-    kind = getattr(import_module(f"strands_cosmos3.commands.{module}"), name)
+    kind = getattr(import_module(f"strands_cosmos3.commands.{command}"), COMMANDS[command])
     summary = inspect.getdoc(kind).partition("\n")[0]
     assert summary.endswith(".")
     assert len(summary) <= 72

@@ -19,7 +19,6 @@ from strands_cosmos3.commands.self_test import (
     TASK,
     _check_answer,
     _check_composite,
-    _check_scale,
 )
 from strands_cosmos3.robots.panda import HOME_Q
 
@@ -51,21 +50,19 @@ def test_the_golden_captions_are_those_of_the_contract():
 
 
 def test_wrong_answers_are_found():
-    cube = np.array([0.5, 0.0, 0.02])
+    still = np.repeat(HOME_Q[None], 32, axis=0)
 
     def failed(q: np.ndarray) -> set[str]:
         return {
             check.what
-            for check in _check_answer(q, q, np.ones(len(q)), cube)
+            for check in _check_answer(q, q, np.ones(len(q)), still)
             if check.state == "failed"
         }
 
-    still = np.repeat(HOME_Q[None], 32, axis=0)
     assert failed(still) == set()
     assert failed(np.full((32, 7), np.nan)) == {"finite"}
     assert failed(still + 1.0) == {"first row"}
     assert failed(np.where(np.arange(32)[:, None] % 2, still + 0.3, still)) == {"speed"}
-    assert _check_scale(np.full((16, 10), 5.0)).state == "failed"
     swapped = torch.zeros(3, 544, 736)
     assert _check_composite(swapped, (33, 540, 640)).state == "failed"
 

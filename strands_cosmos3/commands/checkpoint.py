@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
 from rich.text import Text
 
-from strands_cosmos3.commands.files import require_writable, require_writable_folder
+from strands_cosmos3.commands.files import (
+    require_writable,
+    require_writable_folder,
+    write_new,
+)
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.resources import write_whole
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,8 @@ class Checkpoint:
     json: Path | None = None
     """Write what inspect prints to this JSON file."""
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Extras of the package that it needs."""
-        return ("engine",)
+    extras: ClassVar[tuple[str, ...]] = ("engine",)
+    """Extras of the package that it needs."""
 
     def run(self) -> int:
         """Inspect or convert; 1 if the checkpoint cannot be loaded."""
@@ -64,18 +65,9 @@ class Checkpoint:
         if self.what == "inspect":
             return self._inspect(path, base)
         if self.what == "contract":
-            return self._write(contract_of(path, base, self.contract))
-        return self._convert(path, base)
-
-    def _write(self, text: str) -> int:
-        require_writable(self.out, (".toml",), "--out")
-        if self.out is None:
-            print(text)
+            write_new(self.out, contract_of(path, base, self.contract))
             return 0
-        if self.out.exists():
-            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
-        write_whole(self.out, lambda hidden: hidden.write_text(f"{text}\n", encoding="utf-8"))
-        return 0
+        return self._convert(path, base)
 
     def _inspect(self, path: Path, base: Path | None) -> int:
         from strands_cosmos3.engine.formats.inspect import inspect, lines_of

@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
 
 _BATCH = 20
-_FRACTIONS = ("perturbed", "wandering", "distractors", "close")
-_OPTIONS = (*_FRACTIONS, "visual_randomization", "looks_randomization", "prefix_rows", "tier")
+_LARGEST = {
+    **dict.fromkeys(("perturbed", "wandering", "distractors", "close"), 1),
+    **dict.fromkeys(("visual_randomization", "looks_randomization"), 10),
+    "prefix_rows": 15,  # of the 16 rows of a chunk
+}
+"""Option of the table -> its largest value; the least is 0."""
+_OPTIONS = (*_LARGEST, "tier")
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,10 @@ class Demos:
     """Rows of the longest episode, twice that for the bin. Many short episodes show more
     layouts.
     """
-    suite: str = "table"
-    """table, or libero_object or a variant of it: both views and rows of the libero domain, with
-    the expert asked for several objects of each layout (docs/libero.md). The options from
-    --perturbed on belong to table.
+    world: str = "table"
+    """table, or libero/libero_object or a variant of it: both views and rows of the libero domain,
+    with the expert asked for several objects of each layout (docs/libero.md). The options from
+    --perturbed on belong to the table.
     """
     episodes: int = 1200
     """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
@@ -99,7 +104,13 @@ class Demos:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", "data") if self.suite == "table" else ("libero",)
+        return ("libero",) if self._suite else ("sim", "data")
+
+    @property
+    def _suite(self) -> str:
+        """The suite of LIBERO; empty on the table."""
+        world, _, suite = self.world.partition("/")
+        return suite if world == "libero" else ""
 
     def run(self) -> int:
         """Record and merge the episodes."""
@@ -109,36 +120,33 @@ class Demos:
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
         seed_number(self.seed, "--seed")
+        whole_number(self.ticks, "--ticks", 2)
         require_writable_folder(self.out, "--out")
         require_repository(self.push)
         if self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
-        for name in _FRACTIONS:
-            if not 0 <= getattr(self, name) <= 1:
+        for name, largest in _LARGEST.items():
+            if not 0 <= getattr(self, name) <= largest:
                 raise ConfigError(
-                    f"--{name} must be a fraction in 0..1, got {getattr(self, name)}."
+                    f"{_flag(name)} must be from 0 to {largest}, got {getattr(self, name)}."
                 )
-        for name in ("visual_randomization", "looks_randomization"):
-            if not 0 <= getattr(self, name) <= 10:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be in 0..10, got {getattr(self, name)}."
-                )
-        if not 0 <= self.prefix_rows <= 15:
-            raise ConfigError(
-                "--prefix-rows must be in 0..15, of the 16 rows of a chunk, got "
-                f"{self.prefix_rows}."
-            )
         if not self.tasks:
             raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
         if self.tier not in TIERS:
             raise ConfigError(
                 f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}."
             )
-        self._check_robot()
-        self._check_suite()
+        if self._suite:
+            self._check_suite()
+        elif self.world == Demos.world:
+            self._check_robot()
+        else:
+            raise ConfigError(
+                f"--world {self.world} has no demonstrations; choose table or libero/libero_object."
+            )
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        names = ("seed", "suite", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
+        names = ("seed", "world", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
         keep_settings(parts / "options.json", {name: getattr(self, name) for name in names})
         with locked(parts, "--out"):
             self._record(parts, console)
@@ -180,44 +188,38 @@ class Demos:
         shutil.rmtree(parts)
 
     def _check_suite(self) -> None:
-        if self.suite == "table":
-            return
         from strands_cosmos3.worlds.libero.demonstrations import demo_of
 
-        demo_of(self.suite, self.seed, 0)
-        if given := [name for name in _OPTIONS if getattr(self, name) != getattr(Demos, name)]:
-            raise ConfigError(
-                f"--{given[0].replace('_', '-')} belongs to our table, not to {self.suite}; leave "
-                "it out."
-            )
+        for name in ("robot", *_OPTIONS):
+            if (value := getattr(self, name)) != getattr(Demos, name):
+                raise ConfigError(
+                    f"{_flag(name)} {value} belongs to the table, not to {self.world}; leave it "
+                    "out."
+                )
+        demo_of(self._suite, self.seed, 0)
 
     def _check_robot(self) -> None:
-        whole_number(self.ticks, "--ticks", 2)
-        if self.robot != Demos.robot and self.suite != Demos.suite:
-            raise ConfigError(
-                f"--robot {self.robot} belongs to our table, not to {self.suite}; leave it out."
-            )
         from strands_cosmos3.sim.dataset import rollout_spec
 
         config = self.config()
-        if len(config.spec.limbs) > 1:
+        robot = config.spec
+        if len(robot.limbs) > 1:
             raise ConfigError(
-                f"demonstrations are of one arm, and robot {config.spec.name!r} has "
-                f"{len(config.spec.limbs)}; record "
-                "its expert with rollout --backend scripted --dataset."
+                f"demonstrations are of one arm, and robot {robot.name!r} has {len(robot.limbs)}; "
+                "record its expert with rollout --backend scripted --dataset."
             )
-        rollout_spec(config.embodiment, config.spec)  # what speaks against recording it
-        if config.embodiment.rig is None and self.prefix_rows:
+        rollout_spec(config.embodiment, robot)  # what speaks against recording it
+        if config.embodiment.rig is not None:
+            return
+        if self.prefix_rows:
             raise ConfigError(
-                f"--prefix-rows is of the bundled policy's recipe, and {config.spec.name!r} has "
-                "no labels after "
-                "action prefixes; leave it out."
+                f"--prefix-rows is of the bundled policy's recipe, and {robot.name!r} has no "
+                "labels after action prefixes; leave it out."
             )
-        if config.embodiment.rig is None and self.tier != Demos.tier:
+        if self.tier != Demos.tier:
             raise ConfigError(
-                f"--tier {self.tier} is of composites, and {config.spec.name!r} is recorded by "
-                "one camera as it is; "
-                "leave it out."
+                f"--tier {self.tier} is of composites, and {robot.name!r} is recorded by one "
+                "camera as it is; leave it out."
             )
 
     def config(self) -> DemoConfig:
@@ -245,32 +247,33 @@ def record_part(options: Demos, root: Path, first: int) -> None:
         return
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
-    if options.suite != "table":
+    episodes = options.episodes_of(first)
+    if options._suite:
         from strands_cosmos3.worlds.libero.demonstrations import record_libero
 
-        record_libero(hidden, options.suite, options.seed, options.episodes_of(first))
-        os.replace(hidden, root)
-        return
+        record_libero(hidden, options._suite, options.seed, episodes)
+    else:
+        _record_table(hidden, options, episodes)
+    os.replace(hidden, root)
+
+
+def _record_table(root: Path, options: Demos, episodes: range) -> None:
     from strands_cosmos3.datasets import DatasetWriter
     from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
 
     config = options.config()
-    episodes = options.episodes_of(first)
     collector = _collector(config)
     drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]
     records = [(episode, record) for episode, record in drawn if record is not None]
     if not records:
         raise ConfigError(
-            f"episodes {first} to {episodes[-1]} of seed {options.seed} have no reachable start; "
-            "give another --seed, or "
-            f"--episodes of at least {episodes[-1] + 2}."
+            f"episodes {episodes[0]} to {episodes[-1]} of seed {options.seed} have no reachable "
+            f"start; give another --seed, or --episodes of at least {episodes[-1] + 2}."
         )
-    with DatasetWriter(
-        hidden, demo_spec(records[0][1].frames.shape[1:3], config), commit_every=_BATCH, video=VIDEO
-    ) as writer:
+    spec = demo_spec(records[0][1].frames.shape[1:3], config)
+    with DatasetWriter(root, spec, commit_every=_BATCH, video=VIDEO) as writer:
         for episode, record in records:
             add_record(writer, record, options.seed, episode)
-    os.replace(hidden, root)
 
 
 @cache
@@ -281,3 +284,7 @@ def _collector(config: DemoConfig) -> DemoCollector:
     from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 
     return DemoCollector(config)
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"

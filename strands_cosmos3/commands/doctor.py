@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from strands_cosmos3 import __version__
-from strands_cosmos3.commands.files import require_writable, write_json
+from strands_cosmos3.commands.files import require_writable
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError
 from strands_cosmos3.extras import EXTRAS, needed_by, pip_command
+from strands_cosmos3.resources import write_json
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 _MARKS = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
@@ -54,58 +55,56 @@ class Doctor:
     json: Path | None = None
     """Write the findings (.json)."""
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Extras of the package that it needs: none."""
-        return ()
+    extras: ClassVar[tuple[str, ...]] = ()
+    """Extras of the package that it needs."""
 
     def run(self) -> int:
         """Run all checks and print a table."""
         require_writable(self.json, (".json",), "--json")
-        console = Console()
-        findings = [_try(*check) for check in _CHECKS]
-        console.print(
-            f"strands-cosmos3 {__version__}, Python {platform.python_version()}", highlight=False
+        console, table = (
+            Console(highlight=False, soft_wrap=True),
+            Table(box=None, show_header=False),
         )
-        console.print(_table(findings))
-        _print_extras(console)
+        findings = [_try(*check) for check in _CHECKS]
+        console.print(f"strands-cosmos3 {__version__}, Python {platform.python_version()}")
+        for finding in findings:
+            remedy = f"; {finding.remedy}" if finding.state != OK and finding.remedy else ""
+            table.add_row(_MARKS[finding.state], finding.what, escape(finding.detail + remedy))
+        console.print(table, soft_wrap=False)
+        console.print("Extras:")
+        for name, extra in EXTRAS.items():
+            mark = _MARKS[ABSENT if extra.absent else OK]
+            console.print(f"  {mark:27} {name:7} {extra.enables}")
+            if extra.absent:
+                console.print(f"{'':18}{escape(pip_command([name]))}")
         if self.json is not None:
-            write_json(
-                self.json,
-                {"version": __version__, "findings": [vars(finding) for finding in findings]},
-            )
+            report = {"version": __version__, "findings": [vars(finding) for finding in findings]}
+            write_json(self.json, report)
         broken = [finding.what for finding in findings if finding.state == BROKEN]
-        missing = [
-            finding.what
-            for finding in findings
-            if finding.what in _OF_A_CHECKPOINT and finding.state != OK
-        ]
+        unfit = {finding.what for finding in findings if finding.state != OK}
+        missing = [what for what in _OF_A_CHECKPOINT if what in unfit]
         verdict = "the main job can run: strands-cosmos3 rollout"
         if broken:
             verdict = f"the main job cannot run: {', '.join(broken)}"
         elif missing:
             verdict = (
                 "the main job can run without a checkpoint: strands-cosmos3 rollout --backend "
-                "scripted "
+                f"scripted (absent: {', '.join(missing)})"
             )
-            verdict += f"(absent: {', '.join(missing)})"
         console.print(verdict)
         return int(bool(broken))
 
 
 def _try(what: str, required: bool, check: _Check, remedy: str) -> Finding:
     """Run one check. An exception becomes a finding."""
+    state = BROKEN if required else ABSENT
     try:
         with needed_by(what):
             detail, own_remedy = check()
     except MissingDependencyError as error:
-        return Finding(
-            what, BROKEN if required else ABSENT, "not installed", str(error).partition(": ")[2]
-        )
+        return Finding(what, state, "not installed", str(error).partition(": ")[2])
     except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
-        return Finding(
-            what, BROKEN if required else ABSENT, f"{type(error).__name__}: {error}", remedy
-        )
+        return Finding(what, state, f"{type(error).__name__}: {error}", remedy)
     return Finding(what, ABSENT if own_remedy else OK, detail, own_remedy)
 
 
@@ -127,19 +126,6 @@ def _data() -> tuple[str, str]:
     return f"{len(stats)} statistics, {resource('assets')}", ""
 
 
-def _arm() -> tuple[str, str]:
-    import mujoco
-
-    from strands_cosmos3.robots.model import load_panda
-
-    model = load_panda()
-    mujoco.mj_step(model, mujoco.MjData(model), nstep=60)
-    return (
-        f"embedded panda: {model.nq} joints, {model.nbody} bodies, {1 / model.opt.timestep:.0f} Hz",
-        "",
-    )
-
-
 def _kinematics() -> tuple[str, str]:
     import numpy as np
 
@@ -151,11 +137,10 @@ def _kinematics() -> tuple[str, str]:
     bridge = MinkIKBridge(load_panda())
     start, poses = np.zeros(bridge.model.nq), dh_forward(q_rad[1:])
     start[bridge.q_address] = q_rad[0]
-    worst = max(
-        float(bridge.solve(poses, start, None, method).residual_m.max())
-        for method in ("auto", "mink")
+    worst_m = max(
+        bridge.solve(poses, start, None, method).residual_m.max() for method in ("auto", "mink")
     )
-    return f"both methods within {worst * 1e3:.1e} mm", ""
+    return f"both methods within {worst_m * 1e3:.1e} mm on the embedded panda", ""
 
 
 def _limits() -> tuple[str, str]:
@@ -167,11 +152,8 @@ def _limits() -> tuple[str, str]:
         if is_present(robot)
     }
     names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in assumed.items() if rates]
-    return (
-        f"all published for {', '.join(name for name in assumed if not assumed[name])}; "
-        f"assumed: {', '.join(names)}",
-        "",
-    )
+    published = ", ".join(name for name, rates in assumed.items() if not rates)
+    return f"all published for {published}; assumed: {', '.join(names)}", ""
 
 
 def _gl() -> tuple[str, str]:
@@ -182,13 +164,12 @@ def _gl() -> tuple[str, str]:
 
     scene = Scene()
     data = mujoco.MjData(scene.model)
-    mujoco.mj_forward(scene.model, data)
+    mujoco.mj_step(scene.model, data, nstep=60)
     with Renderer(scene.model) as renderer:
-        picture = renderer.render(data, "exterior_1")
-        backend = renderer.backend
+        picture, backend = renderer.render(data, "exterior_1"), renderer.backend
     if int(picture.max()) - int(picture.min()) < 10:
         raise RuntimeError(f"backend {backend!r} renders an empty image")
-    return f"{backend}: rendered an image of 320 x 180", ""
+    return f"{backend}: simulated 0.1 s, rendered an image of 320 x 180", ""
 
 
 def _film() -> tuple[str, str]:
@@ -236,59 +217,32 @@ def _gpus() -> tuple[str, str]:
 
 
 def _hub_cache() -> tuple[str, str]:
-    home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     models = sorted(
-        path.name.removeprefix("models--").replace("--", "/") for path in cache.glob("models--*")
+        path.name.removeprefix("models--").replace("--", "/")
+        for path in Path(HF_HUB_CACHE).glob("models--*")
     )
     if not models:
-        return f"no models in {cache}", "none needed: the bundled policy is part of the package"
-    return f"{cache}: {', '.join(models)}", ""
+        return (
+            f"no models in {HF_HUB_CACHE}",
+            "the bundled policy needs none",
+        )
+    return f"{HF_HUB_CACHE}: {', '.join(models)}", ""
 
 
 def _bundled() -> tuple[str, str]:
-    return json.loads((embedded_checkpoint() / "checkpoint.json").read_text())["strands_cosmos3"][
-        "label"
-    ], ""
+    card = json.loads((embedded_checkpoint() / "checkpoint.json").read_text(encoding="utf-8"))
+    return card["strands_cosmos3"]["label"], ""
 
 
 def _menagerie() -> tuple[str, str]:
-    cache = Path(
-        os.environ.get("ROBOT_DESCRIPTIONS_CACHE")
-        or Path("~/.cache/robot_descriptions").expanduser()
-    )
-    found = cache / "mujoco_menagerie" / "franka_emika_panda"
-    if not found.is_dir():
-        return (
-            f"not in {cache}",
-            "only load_model('menagerie') needs it, and downloads it from GitHub",
-        )
-    return str(found), ""
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table(box=None, show_header=False)
-    for finding in findings:
-        detail = finding.detail + (
-            f"; {finding.remedy}" if finding.state != OK and finding.remedy else ""
-        )
-        table.add_row(_MARKS[finding.state], finding.what, escape(detail))
-    return table
-
-
-def _print_extras(console: Console) -> None:
-    """Print what each extra enables, and below those that are missing the command that installs
-    them.
-    """
-    console.print("Extras:")
-    for name, extra in EXTRAS.items():
-        console.print(
-            f"  {_MARKS[ABSENT if extra.absent else OK]:27} {name:7} {extra.enables}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        if extra.absent:
-            console.print(f"{'':18}{escape(pip_command([name]))}", highlight=False, soft_wrap=True)
+    default = "~/.cache/robot_descriptions"
+    cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or default).expanduser()
+    folder = cache / "mujoco_menagerie" / "franka_emika_panda"
+    if folder.is_dir():
+        return str(folder), ""
+    return f"not in {cache}", "only load_model('menagerie') needs it, and downloads it from GitHub"
 
 
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
@@ -299,7 +253,6 @@ _CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (
     ("mujoco", True, _package("mujoco"), ""),
     ("mink", True, _package("mink"), ""),
     ("packaged data", True, _data, "reinstall strands-cosmos3"),
-    ("arm model", True, _arm, ""),
     ("robots' limits", False, _limits, ""),
     ("inverse kinematics", True, _kinematics, ""),
     ("rendering", True, _gl, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"),

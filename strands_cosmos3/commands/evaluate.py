@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from strands_cosmos3.commands.files import versions
 from strands_cosmos3.commands.flags import from_environment
-from strands_cosmos3.embedded import TASKS, embedded_checkpoint
+from strands_cosmos3.embedded import TASKS, WORLD, embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.policy_settings import POLICY_OPTIONS, PolicySettings
 from strands_cosmos3.extras import OF_BACKEND, needed_by
@@ -40,11 +41,11 @@ class EvaluateCommand:
     crash or kill -9 loses only unfinished episodes, and --resume runs only those. See
     docs/evaluation.md.
 
-      strands-cosmos3 evaluate --seeds 100 --out run/                                       the
-      bundled checkpoint strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/
-      the scripted expert strands-cosmos3 evaluate --model CHECKPOINT --conditions
-      plain,blank,swapped --seeds 200 --out run/ strands-cosmos3 evaluate --model CHECKPOINT
-      --num-gpus 8 --tp 2 --out run/       four replicas of two GPUs
+    The bundled policy, the scripted expert, and a checkpoint on four replicas of two GPUs:
+
+      strands-cosmos3 evaluate --seeds 100 --out run/
+      strands-cosmos3 evaluate --backend scripted --tasks place,stack --out run/
+      strands-cosmos3 evaluate --model CHECKPOINT --num-gpus 8 --tp 2 --out run/
     """
 
     out: Path | None = None
@@ -186,32 +187,37 @@ class EvaluateCommand:
 def _choose_checkpoint(options: dict[str, Any]) -> None:
     """Choose the bundled checkpoint if no other is named."""
     options.setdefault("backend", "native" if options.get("policy") is None else "python")
-    if options["backend"] == "native" and options.get("model") is None:
-        if options.get("world", "table") != "table":
-            raise ConfigError(
-                f"the bundled policy knows the table, not {options['world']}; give --model, or "
-                "--backend scripted."
-            )
-        from strands_cosmos3.robots.catalogue import get_robot
+    if options["backend"] != "native" or options.get("model") is not None:
+        return
+    from strands_cosmos3.robots.catalogue import get_robot
 
-        robot = get_robot(options.get("robot", "panda"))
-        tasks = options.setdefault("tasks", ",".join(TASKS))
-        if not isinstance(tasks, str | list):
-            return  # make_settings raises
-        for task in tasks.split(",") if isinstance(tasks, str) else tasks:
-            options["model"] = str(
-                embedded_checkpoint(robot.embodiment or "droid", robot.name, str(task).strip())
-            )
+    robot = get_robot(options.get("robot", "panda"))
+    tasks = options.setdefault("tasks", ",".join(TASKS))
+    if not isinstance(tasks, str | list):
+        return  # make_settings raises
+    embodiment, world = robot.embodiment or "droid", options.get("world", WORLD)
+    for task in tasks.split(",") if isinstance(tasks, str) else tasks:
+        checkpoint = embedded_checkpoint(embodiment, robot.name, str(task).strip(), world)
+        options["model"] = str(checkpoint)
 
 
 @contextmanager
-def _display(console: Console) -> Iterator[Any]:
-    """Show a live table on a terminal, otherwise occasional lines."""
-    if not console.is_terminal:
-        yield _Lines(console)
+def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """Show a live table on a terminal; otherwise a line for each tenth of the episodes."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda progress: live.update(_live_table(progress))
         return
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(_live_table(progress))
+    last = 0, ""
+
+    def show(progress: Progress) -> None:
+        nonlocal last
+        now = 10 * progress.done.total() // sum(progress.total.values()), progress.phase
+        if now != last:
+            last = now
+            console.print(_status(progress), highlight=False, soft_wrap=True)
+
+    yield show
 
 
 def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str, Any]] | None:
@@ -252,30 +258,19 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     return measure
 
 
-class _Lines:
-    """Prints a line for each tenth of the episodes."""
-
-    def __init__(self, console: Console):
-        self._console, self._last = console, (0, "")
-
-    def __call__(self, progress: Progress) -> None:
-        done, total = progress.done.total(), sum(progress.total.values())
-        now = 10 * done // total, progress.phase
-        if now != self._last:
-            self._last = now
-            self._console.print(_status(progress), highlight=False, soft_wrap=True)
-
-
 def _live_table(progress: Progress) -> Table:
-    table = Table(title=_status(progress), title_justify="left", title_style="")
-    for name in ("condition", "task", "episodes", "", "success"):
-        table.add_column(name, justify="right" if name in ("episodes", "success") else "left")
+    table = Table(
+        "condition", "task", title=_status(progress), title_justify="left", title_style=""
+    )
+    table.add_column("episodes", justify="right")
+    table.add_column("")
+    table.add_column("success", justify="right")
     last = None
     for (condition, task), total in progress.total.items():
         done, good = progress.done[condition, task], progress.successes[condition, task]
         bar = ProgressBar(total=total, completed=done, width=30)
         share = f"{good} ({100 * good / done:.0f} %)" if done else ""
-        table.add_row(condition if condition != last else "", task, f"{done}/{total}", bar, share)
+        table.add_row("" if condition == last else condition, task, f"{done}/{total}", bar, share)
         last = condition
     return table
 
@@ -291,23 +286,21 @@ def _status(progress: Progress) -> str:
     if progress.films_total:
         parts.append(f"{progress.films}/{progress.films_total} films")
     parts.append(f"{progress.workers} of {progress.workers_total} workers")
-    counted = {
-        "died": progress.worker_failures,
-        "hung": progress.hangs,
-        "requeued": progress.requeued,
-    }
-    counted["replica restarts"] = progress.replica_restarts
-    parts += [f"{number} {event}" for event, number in counted.items() if number]
+    parts += _counted(
+        died=progress.worker_failures,
+        hung=progress.hangs,
+        requeued=progress.requeued,
+        replica_restarts=progress.replica_restarts,
+    )
     return ", ".join(parts)
 
 
+def _counted(**events: int) -> list[str]:
+    return [f"{number} {event.replace('_', ' ')}" for event, number in events.items() if number]
+
+
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-        if minutes >= 60
-        else f"{minutes}:{rest:02d}"
-    )
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
@@ -338,12 +331,11 @@ def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
     parts = [f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}"]
     if run["episodes_a_minute"] is not None:
         parts.append(f"{run['episodes_a_minute']:.1f} a minute, start-up excluded")
-    counted = {
-        "workers died": run["worker_failures"],
-        "hung": run["workers_hung"],
-        "episodes were queued again": run["requeued"],
-    }
-    parts += [f"{number} {event}" for event, number in counted.items() if number]
+    parts += _counted(
+        workers_died=run["worker_failures"],
+        hung=run["workers_hung"],
+        episodes_were_queued_again=run["requeued"],
+    )
     console.print(", ".join(parts), highlight=False)
     for name in ("report.html", "report.json"):
         console.print(f"wrote {out / name}", highlight=False)

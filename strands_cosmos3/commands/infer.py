@@ -9,22 +9,24 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import seed_number
-from strands_cosmos3.commands.files import require_apart, require_writable, versions, write_json
+from strands_cosmos3.commands.files import require_apart, require_writable, versions
+from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import option, section
 from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.resources import write_json
 
 _DEFAULT_DOMAIN = "droid_lerobot"
-_OF_PROCESSOR = (
+_OPTIONS_OF_PROCESSOR = (
     *("mode", "raw_action_dim", "action_stats_path", "action_normalization", "fps"),
     *("height", "width", "view_point", "negative_prompt"),
 )
+_SAMPLING_OF_PROCESSOR = ("image_size", "prompt_format", "composition", "policy_frames")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +48,21 @@ class InferCommand:
     Modes: actions from a picture (policy), video from actions (forward_dynamics), or actions from a
     video (inverse_dynamics).
 
-    On several processes: torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4
-    --model ...
+    On several processes:
+
+      torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --model ...
 
     Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded.
-    Options that are not set follow the checkpoint, then the domain. A policy's answer is a valid
-    --action-file for forward_dynamics.
+    Options that are not set follow the checkpoint, then the domain. The answer of a policy is a
+    valid --action-file for forward_dynamics.
     """
 
     prompt: str | None = None
     """The task in words; '' is a blank one."""
     image: tuple[Path, ...] = ()
-    """One picture, or DROID's three views: wrist, exterior_1, exterior_2."""
+    """One picture, or all views of the embodiment in its order: for DROID wrist, exterior_1 and
+    exterior_2.
+    """
     video: Path | None = None
     """A clip instead; its first chunk + 1 frames count."""
     negative_prompt: str = ""
@@ -136,23 +141,22 @@ class InferCommand:
         if self.self_test:
             return self._test()
         decode = self.decode_video or self.mode == "forward_dynamics"
-        action_path, video_path = (
-            self.out.with_name(f"{self.out.name}_action.json"),
-            self.out.with_name(f"{self.out.name}.mp4"),
-        )
-        inputs = {"--action-file": self.action_file, "--video": self.video, "--image": self.image}
-        require_apart({"--out": action_path}, inputs)
-        require_apart({"--out": video_path if decode else None}, inputs)
-        require_writable(action_path, (".json",), "--out")
-        require_writable(video_path if decode else None, (".mp4",), "--out")
-        self._check()
-        given = None if self.action_file is None else read_actions(self.action_file)
+        action_path = self._output("_action.json")
+        video_path = self._output(".mp4") if decode else None
+        known_rows = self._check()
         console = Console()
-        with _engine(self.policy, decode, console) as engine:
+        with self._engine(decode, console) as engine:
             processor = self._processor(engine)
-            processed = processor.preprocess(self._raw_input(processor, given))
+            processed = processor.preprocess(
+                {
+                    "images": self._images(processor),
+                    "task": self.prompt,
+                    "cond_action": known_rows,
+                    "state": list(self.state) or None,
+                }
+            )
             request = self._request(engine, processed)
-            with _bar(console) as bar:
+            with progress_bar(console) as bar:
                 row = bar.add_task(
                     f"{self.mode}, {engine.device}", total=request.num_inference_steps
                 )
@@ -163,87 +167,90 @@ class InferCommand:
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
             answer = processor.postprocess(result, processed)
-        rows = answer["action"][0].numpy()
-        scale = "model" if self.action_stats_path is None else "physical"
-        about = {
+        rows, timing, space = answer["action"][0].numpy(), result["timing"], processed.space.name
+        report = {
+            "shape": list(rows.shape),
+            "dtype": str(rows.dtype),
+            "data": rows.tolist(),
             "domain": processed.embodiment.name,
-            "action_space": processed.space.name,
-            "scale": scale,
-        }
-        about |= {
+            "action_space": space,
+            "scale": "model" if self.action_stats_path is None else "physical",
             "seed": self.seed,
-            "timing_ms": {k: round(v, 3) for k, v in result["timing"].items()},
+            "timing_ms": {part: round(ms, 3) for part, ms in timing.items()},
         }
-        write_json(
-            action_path,
-            {"shape": list(rows.shape), "dtype": str(rows.dtype), "data": rows.tolist(), **about},
-        )
-        console.print(
-            f"wrote {action_path}: {rows.shape[0]} rows of {rows.shape[1]} columns, "
-            f"{processed.space.name}"
-        )
-        if "pixels" in answer:
-            _write_video(video_path, answer["pixels"], processed.fps)
+        write_json(action_path, report)
+        console.print(f"wrote {action_path}: {len(rows)} rows of {rows.shape[1]} columns, {space}")
+        if video_path is not None:
+            frames = (answer["pixels"][0].permute(1, 2, 3, 0) * 255).round().byte().cpu().numpy()
+            from strands_cosmos3.sim.record import VideoWriter
+
+            with VideoWriter(video_path, processed.fps) as writer:
+                for frame in frames:
+                    writer.write(frame)
             console.print(f"wrote {video_path}")
-        console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in result["timing"].items()))
+        console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in timing.items()))
         return 0
+
+    def _output(self, ending: str) -> Path:
+        """Return the path of an output file, which can be written and is no input."""
+        path = self.out.with_name(self.out.name + ending)
+        inputs = {"--action-file": self.action_file, "--video": self.video, "--image": self.image}
+        require_apart({"--out": path}, inputs)
+        require_writable(path, (path.suffix,), "--out")
+        return path
 
     def _test(self) -> int:
         """Test the checkpoint, print and write the results; return 1 if one failed."""
-        report = self.out.with_name(f"{self.out.name}_self_test.json")
-        require_writable(report, (".json",), "--out")
+        path = self._output("_self_test.json")
         from strands_cosmos3.commands import self_test
 
-        checkpoint, console = self.policy.model or embedded_checkpoint(), Console()
+        checkpoint = str(self.policy.model or embedded_checkpoint())
+        console = Console(highlight=False, markup=False)
         with console.status(f"testing {checkpoint}"):
-            options = replace(self.policy, model=None)
-            checks, measured = self_test.run(checkpoint, options)
+            checks, measured = self_test.run(checkpoint, replace(self.policy, model=None))
         for check in checks:
-            console.print(
-                f"{check.state:7} {check.what}: {check.detail}", highlight=False, markup=False
-            )
+            console.print(f"{check.state:7} {check.what}: {check.detail}")
         failed = [check.what for check in checks if check.state == "failed"]
-        write_json(
-            report,
-            {
-                "checkpoint": str(checkpoint),
-                "checks": list(map(vars, checks)),
-                **measured,
-                "versions": versions(),
-            },
-        )
-        console.print(
-            f"{'failed: ' + ', '.join(failed) if failed else 'nothing failed'}; wrote {report}",
-            highlight=False,
-        )
+        report = {"checkpoint": checkpoint, "checks": [vars(check) for check in checks]}
+        write_json(path, {**report, **measured, "versions": versions()})
+        verdict = f"failed: {', '.join(failed)}" if failed else "nothing failed"
+        console.print(f"{verdict}; wrote {path}")
         return int(bool(failed))
 
-    def _check(self) -> None:
+    def _check(self) -> np.ndarray | None:
+        """Check the flags; return the rows of the action file."""
         seed_number(self.seed, "--seed")
         _indexes(self.condition_frames)
         if bool(self.image) == (self.video is not None):
             got = "both" if self.image else "neither"
-            raise ConfigError(
-                "give either --image (one picture, or the three views) or --video (a clip); got "
-                f"{got}."
-            )
-        if len(self.image) not in (0, 1, 3):
-            raise ConfigError(
-                "--image takes one picture, or three views (wrist, exterior_1, exterior_2); got "
-                f"{len(self.image)}."
-            )
+            raise ConfigError(f"give either --image (pictures) or --video (a clip); got {got}.")
         if (self.mode == "forward_dynamics") != (self.action_file is not None):
             raise ConfigError("--action-file belongs to --mode forward_dynamics, which needs it.")
         if self.prompt is None:
             raise ConfigError(
                 "--prompt is missing: state the task, e.g. --prompt 'pick up the red cube'."
             )
-        if absent := [
-            str(path)
-            for path in (*self.image, self.video)
-            if path is not None and not path.is_file()
-        ]:
-            raise ResourceNotFoundError(f"no picture or video at {', '.join(map(repr, absent))}.")
+        pictures = self.image if self.video is None else (self.video,)
+        if absent := [repr(str(path)) for path in pictures if not path.is_file()]:
+            raise ResourceNotFoundError(f"no picture or video at {', '.join(absent)}.")
+        return None if self.action_file is None else read_actions(self.action_file)
+
+    def _engine(self, decode: bool, console: Console) -> Any:
+        with needed_by("infer"):
+            import torch
+
+            from strands_cosmos3.engine.engine import Cosmos3Engine
+        policy = self.policy
+        checkpoint = policy.model or embedded_checkpoint()
+        with console.status(f"loading {checkpoint}"):
+            return Cosmos3Engine.from_pretrained(
+                checkpoint,
+                device=policy.engine.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+                parallel=policy.parallel,
+                decode_video=decode,
+                options=policy.engine,
+                action_space=policy.action_space,
+            )
 
     def _processor(self, engine: Any) -> Any:
         from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
@@ -258,11 +265,8 @@ class InferCommand:
             action_space=engine.action_space,
             cond_frame_indexes=_indexes(self.condition_frames),
             action_chunk_size=self.policy.chunk_rows,
-            image_size=sampling.image_size,
-            prompt_format=sampling.prompt_format,
-            composition=sampling.composition,
-            policy_frames=sampling.policy_frames,
-            **{option: getattr(self, option) for option in _OF_PROCESSOR},
+            **{name: getattr(sampling, name) for name in _SAMPLING_OF_PROCESSOR},
+            **{name: getattr(self, name) for name in _OPTIONS_OF_PROCESSOR},
         )
 
     def _stated(self) -> list[str]:
@@ -283,19 +287,21 @@ class InferCommand:
         needless = ("width", "normalization", "statistics", "gripper", "views")
         return [*needless, *(name for name, value in flags.items() if value is not None)]
 
-    def _raw_input(self, processor: Any, given: Any) -> dict[str, Any]:
+    def _images(self, processor: Any) -> Any:
+        """Return the picture, the views by name, or the frames of the clip."""
         from strands_cosmos3.engine.frames import read_clip, read_frames
 
-        images: Any = list(self.image)
         if self.video is not None:
-            images = read_clip(self.video, processor.num_frames)
-        elif len(self.image) == 3:
-            views = ("wrist", "exterior_1", "exterior_2")
-            images = {
-                name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)
-            }
-        state = list(self.state) or None
-        return {"images": images, "task": self.prompt, "cond_action": given, "state": state}
+            return read_clip(self.video, processor.num_frames)
+        if len(self.image) == 1:
+            return list(self.image)
+        views = processor.embodiment.view_names
+        if len(self.image) != len(views):
+            raise ConfigError(
+                f"--image takes one picture, or the views of {processor.embodiment.name!r} "
+                f"({', '.join(views)}); got {len(self.image)}."
+            )
+        return {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
 
     def _request(self, engine: Any, processed: Any) -> Any:
         sampling = engine.checkpoint.resolve_sampling(
@@ -338,24 +344,6 @@ def read_actions(path: Path) -> np.ndarray:
     return rows
 
 
-def _engine(policy: PolicyOptions, decode: bool, console: Console) -> Any:
-    with needed_by("infer"):
-        import torch
-
-        from strands_cosmos3.engine.engine import Cosmos3Engine
-    device = policy.engine.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoint = policy.model or embedded_checkpoint()
-    with console.status(f"loading {checkpoint}"):
-        return Cosmos3Engine.from_pretrained(
-            checkpoint,
-            device=device,
-            parallel=policy.parallel,
-            decode_video=decode,
-            options=policy.engine,
-            action_space=policy.action_space,
-        )
-
-
 def _indexes(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
@@ -365,22 +353,3 @@ def _indexes(text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(
             f"--condition-frames {text!r} must be whole numbers with commas between them, e.g. 0,1."
         ) from None
-
-
-def _write_video(path: Path, pixels: Any, fps: float) -> None:
-    from strands_cosmos3.sim.record import VideoWriter
-
-    frames = (pixels[0].permute(1, 2, 3, 0) * 255).round().byte().cpu().numpy()
-    with VideoWriter(path, fps) as writer:
-        for frame in frames:
-            writer.write(frame)
-
-
-def _bar(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)

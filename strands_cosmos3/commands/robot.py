@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
 from rich.text import Text
 
-from strands_cosmos3.commands.files import require_writable
+from strands_cosmos3.commands.files import write_new
 from strands_cosmos3.errors import ConfigError, FetchError, InputError, UnknownNameError
-from strands_cosmos3.resources import write_whole
 
 if TYPE_CHECKING:
     from strands_cosmos3.robots.spec import RobotSpec
@@ -42,10 +41,8 @@ class RobotModels:
     let pip download them.
     """
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Extras of the package that it needs."""
-        return ("sim",)
+    extras: ClassVar[tuple[str, ...]] = ("sim",)
+    """Extras of the package that it needs."""
 
     def run(self) -> int:
         """List, fetch or inspect; 0."""
@@ -61,35 +58,28 @@ class RobotModels:
             lines = _fetched("" if self.model is None else str(self.model), self.wheels)
         elif self.model is None:
             raise ConfigError("inspect needs a model: strands-cosmos3 robot inspect model.xml")
-        elif self.model.suffix.lower() == ".toml":
-            if self.out is not None:
-                raise ConfigError(
-                    "--out takes what is derived from a model (.xml); a .toml is only checked. "
-                    "Leave it out."
-                )
+        elif self.model.suffix.lower() != ".toml":
+            return _derive(self.model, self.out)
+        elif self.out is not None:
+            raise ConfigError(
+                "--out takes what is derived from a model (.xml); a .toml is only checked. Leave "
+                "it out."
+            )
+        else:
             lines = _checked(self.model)
-        else:
-            return self._derive(self.model)
-        for line in lines:
-            Console().print(Text(line), soft_wrap=True)
+        Console().print(Text("\n".join(lines)), soft_wrap=True)
         return 0
 
-    def _derive(self, path: Path) -> int:
-        from strands_cosmos3.robots.catalogue import write_robot
-        from strands_cosmos3.robots.inspection import inspect_model
 
-        require_writable(self.out, (".toml",), "--out")
-        if self.out is not None and self.out.exists():
-            raise ConfigError(f"--out {str(self.out)!r} exists already; choose another file.")
-        robot, notes = inspect_model(path)
-        comments = "\n".join(f"# Complete or check: {note}" for note in notes)
-        text = f"{comments}\n{write_robot(robot)}"
-        if self.out is None:
-            print(text, end="")
-        else:
-            write_whole(self.out, lambda hidden: hidden.write_text(text, encoding="utf-8"))
-            Console().print(Text(f"wrote {self.out}"))
-        return 0
+def _derive(path: Path, out: Path | None) -> int:
+    """Print or write the robot that a model describes."""
+    from strands_cosmos3.robots.catalogue import write_robot
+    from strands_cosmos3.robots.inspection import inspect_model
+
+    robot, notes = inspect_model(path)
+    comments = "\n".join(f"# Complete or check: {note}" for note in notes)
+    write_new(out, f"{comments}\n{write_robot(robot).rstrip()}")
+    return 0
 
 
 def _listed() -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from rich.console import Console
@@ -23,8 +23,6 @@ from strands_cosmos3.commands.files import (
     require_writable,
     require_writable_folder,
     versions,
-    write_json,
-    write_whole,
 )
 from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.commands.push import push_folder, require_repository
@@ -40,12 +38,14 @@ from strands_cosmos3.options import (
     with_options,
 )
 from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.types import Outcome, Rollout
 from strands_cosmos3.worlds.world import RunOptions, Start, World, get_world
 
 if TYPE_CHECKING:
     from strands_cosmos3.policy import Cosmos3Policy
+    from strands_cosmos3.sim.simulated_arm import SimulatedArmOptions
 
 _WARNED = (
     "deadline_misses",
@@ -58,6 +58,15 @@ _WARNED = (
     "late_ticks",
     "abandoned_inferences",
 )
+_ERRORS = {
+    "ik": "joint solution and commanded poses",
+    "path": "commanded motion and intended path",
+    "tracking": "arm and commanded motion, at every physics step",
+    "drift": "arm and recording, at the same time",
+    "loop_drift": "arm and the chunks' motions joined end to end",
+    "between_hands": "second hand in the first one's frame, and as commanded",
+}
+"""Errors of a rollout, and what they are the difference between."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,127 @@ class Listeners:
     on_tick: Callable[[Any], bool | None] | None = None  # after every tick; True ends the episode
     audience: Any = None  # a RolloutListener
     end: Callable[[Rollout], None] = field(default=lambda episode: None)
+
+
+@dataclass(frozen=True)
+class ArmFlags:
+    """The simulated arm and its control."""
+
+    feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
+    """Feed-forward of the joint servos."""
+    plant: Literal["nominal", "all-errors"] = "nominal"
+    """The simulated arm: as its controller's model, or with heavier links, a payload, friction,
+    delay and sensor noise that the controller does not know of.
+    """
+    compensate: Literal["none", "known", "identified"] = "none"
+    """Compensate the plant's delay, payload and friction: their true values, or those identified
+    from a motion of 6 s.
+    """
+    limits: Literal["fer", "fr3"] | None = None
+    """Velocity, acceleration and jerk limits of a Panda (fer) or a Research 3 (fr3). The default
+    is the robot's own.
+    """
+    derating: float = 1.0
+    """Factor on those limits, above 0 and at most 1."""
+    strict: bool = False
+    """Refuse a robot some of whose limits are assumed."""
+    arm_model: str | None = None
+    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched
+    over the network).
+    """
+
+    @property
+    def options(self) -> SimulatedArmOptions:
+        """The same for a world of simulated arms."""
+        from strands_cosmos3.sim.plant import ALL_ERRORS
+        from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArmOptions
+
+        control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
+        plant = ALL_ERRORS if self.plant == "all-errors" else None
+        return SimulatedArmOptions(control, plant, self.arm_model, self.compensate)
+
+
+@dataclass(frozen=True)
+class FileFlags:
+    """What is written. Of several episodes each has files of its own, with its seed in their names;
+    figures and dataset are of all.
+    """
+
+    video: Path | None = None
+    """Write a film (.mp4): the scene, the commanded path and the cameras."""
+    film: Literal["full", "views"] = "full"
+    """Layout of the film: the scene and the cameras, or the cameras alone (ten times faster)."""
+    json: Path | None = None
+    """Write the figures of all episodes (.json), after each one."""
+    plot: Path | None = None
+    """Write a plot of the commanded and the achieved motion (.png, .pdf or .svg)."""
+    npz: Path | None = None
+    """Write the trajectories (.npz)."""
+    rrd: Path | None = None
+    """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
+    dataset: Path | None = None
+    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded
+    actions at the rate of the robot's embodiment (15 Hz for the panda), of two arms by limb.
+    """
+    push: str | None = None
+    """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one
+    is private.
+    """
+
+    SUFFIXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "video": (".mp4", ".mkv", ".mov"),
+        "json": (".json",),
+        "plot": (".png", ".pdf", ".svg"),
+        "npz": (".npz",),
+        "rrd": (".rrd",),
+    }
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        extras = {"data": self.dataset, "rerun": self.rrd, "engine": self.push}
+        return tuple(extra for extra, flag in extras.items() if flag is not None)
+
+    def check(self, trajectory: Path | None) -> None:
+        """Raise ConfigError if something cannot be written, or would overwrite the trajectory."""
+        files: dict[str, Path | None] = {name: getattr(self, name) for name in self.SUFFIXES}
+        outputs = {f"--{name}": path for name, path in files.items()}
+        require_apart({**outputs, "--dataset": self.dataset}, {"--trajectory": trajectory})
+        for name, path in files.items():
+            require_writable(path, self.SUFFIXES[name], f"--{name}")
+        require_writable_folder(self.dataset, "--dataset")
+        if self.push is not None and self.dataset is None:
+            raise ConfigError(f"--push {self.push} uploads a dataset; add --dataset FOLDER.")
+        require_repository(self.push)
+
+    def save(self, episodes: list[Rollout], summary: Mapping[str, Any], many: bool) -> None:
+        """Write the latest episode's files and the figures of all so far, so that a later
+        failure loses nothing.
+        """
+        episode = episodes[-1]
+        if self.json is not None:
+            figures = [episode.to_dict() for episode in episodes]
+            write_json(self.json, {"episodes": figures, "summary": summary, "versions": versions()})
+        if npz := numbered(self.npz, episode.seed, many):
+            write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
+        if rrd := numbered(self.rrd, episode.seed, many):
+            from strands_cosmos3.sim.rerun_export import save_rrd
+
+            write_whole(rrd, lambda hidden: save_rrd(episode, hidden))
+        if plot := numbered(self.plot, episode.seed, many):
+            from strands_cosmos3.sim.plot import plot_rollout
+
+            write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
+
+    def written(self, episodes: list[Rollout], many: bool) -> Iterator[str]:
+        """Return a line for each file."""
+        for path in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset):
+            if path is not None:
+                for_each = many and path.suffix not in (".json", "")
+                rest = " (one for each seed)" if for_each and len(episodes) > 1 else ""
+                yield f"wrote {numbered(path, episodes[-1].seed, for_each)}{rest}"
+        if self.push is not None and self.dataset is not None:
+            yield f"pushed to {push_folder(self.dataset, self.push, 'dataset')}"
 
 
 @dataclass(frozen=True)
@@ -119,81 +249,30 @@ class RolloutCommand:
     """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real
     arm.
     """
-    feed_forward: Literal["velocity", "computed_torque", "none"] = "velocity"
-    """Feed-forward of the joint servos."""
-    plant: Literal["nominal", "all-errors"] = "nominal"
-    """The simulated arm: as its controller's model, or with heavier links, a payload, friction,
-    delay and sensor noise that the controller does not know of.
-    """
-    compensate: Literal["none", "known", "identified"] = "none"
-    """Compensate the plant's delay, payload and friction: their true values, or those identified
-    from a motion of 6 s.
-    """
-    limits: Literal["fer", "fr3"] | None = None
-    """Velocity, acceleration and jerk limits of a Panda (fer) or a Research 3 (fr3). The default
-    is the robot's own.
-    """
-    derating: float = 1.0
-    """Factor on those limits, above 0 and at most 1."""
     robot: str = ""
     """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The default
     is the world's first, on the table a panda, which the bundled policy drives.
     """
-    strict: bool = False
-    """Refuse a robot some of whose limits are assumed."""
-    arm_model: str | None = None
-    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched
-    over the network).
-    """
-    video: Path | None = None
-    """Write a film (.mp4): the scene, the commanded path and the cameras."""
-    film: Literal["full", "views"] = "full"
-    """Layout of the film: the scene and the cameras, or the cameras alone (ten times faster)."""
-    json: Path | None = None
-    """Write the figures of all episodes (.json), after each one."""
-    plot: Path | None = None
-    """Write a plot of the commanded and the achieved motion (.png, .pdf or .svg)."""
-    npz: Path | None = None
-    """Write the trajectories (.npz)."""
-    rrd: Path | None = None
-    """Write a Rerun recording (.rrd): paths, poses, joints and the tracking error over time."""
-    dataset: Path | None = None
-    """Add the episodes to a LeRobot v3 dataset in this folder: cameras, state and commanded
-    actions at the rate of the robot's embodiment (15 Hz for the panda), of two arms by limb.
-    """
-    push: str | None = None
-    """Upload that dataset to this repository of the Hugging Face hub, e.g. me/picks; a new one
-    is private.
-    """
     view: bool = False
     """Show a live window; it needs a display."""
+    arm: ArmFlags = section(ArmFlags)
+    files: FileFlags = section(FileFlags)
     policy: PolicyOptions = section(PolicyOptions)
     token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", *OF_BACKEND.get(self._backend, ()), *self._output_extras)
-
-    @property
-    def _output_extras(self) -> tuple[str, ...]:
-        wanted = {"data": self.dataset, "rerun": self.rrd, "engine": self.push}
-        return tuple(extra for extra, flag in wanted.items() if flag is not None)
+        return ("sim", *OF_BACKEND.get(self._backend, ()), *self.files.extras)
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""
         self._check()
-        from strands_cosmos3.control.loop import MAX_LATENCY_S, LoopConfig
+        from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.sim.episode import physics_steps_per_tick
         from strands_cosmos3.sim.film import frames_shown
-        from strands_cosmos3.sim.plant import ALL_ERRORS
-        from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArmOptions
 
         physics_steps_per_tick(self.control_frequency)
-        if not 0 <= self.latency <= MAX_LATENCY_S:
-            raise ConfigError(
-                f"--latency must be between 0 and {MAX_LATENCY_S:g} s, got {self.latency:g}."
-            )
         LoopConfig(self.control_frequency, self.policy.replan_rows, self.latency)
         if self.latency and self.realtime:
             raise ConfigError(
@@ -201,17 +280,13 @@ class RolloutCommand:
             )
         if self.instruction and self._task is not None:
             self._world.check_instruction(self._task, self.instruction)
-        control = ControlConfig(self.limits, self.derating, self.feed_forward, strict=self.strict)
-        plant = ALL_ERRORS if self.plant == "all-errors" else None
-        arm = SimulatedArmOptions(control, plant, self.arm_model, self.compensate)
+        arm = None if self.arm == ArmFlags() else self.arm.options
         console = Console()
         episodes: list[Rollout] = []
         with (
-            self._world.open(
-                self._robot, task=self._task, arm=None if arm == SimulatedArmOptions() else arm
-            ) as session,
+            self._world.open(self._robot, task=self._task, arm=arm) as session,
             self._make_policy(session) as policy,
-            recorder_for(self.dataset, get_robot(self._robot)) as recorder,
+            recorder_for(self.files.dataset, get_robot(self._robot)) as recorder,
             self._listeners(session, policy, console) as listeners,
             _bar(console) as bar,
         ):
@@ -220,22 +295,14 @@ class RolloutCommand:
             for seed in self._seeds():
                 episode = self._episode(session, policy, seed, bar, listeners, recorder)
                 episodes.append(episode)
-                self._save(episodes)
+                self.files.save(episodes, self._summary(episodes), self.episodes != 1)
                 if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
                     break
-        files = [
-            p
-            for p in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset)
-            if p is not None
-        ]
-        _print(console, episodes, self._summary(episodes), files, self.episodes != 1)
-        if self.push is not None and self.dataset is not None:
-            console.print(f"pushed to {push_folder(self.dataset, self.push, 'dataset')}")
-        failed = any(
-            e.success is False or e.outcome in (Outcome.FAULT, Outcome.INTERRUPTED)
-            for e in episodes
-        )
-        return int(failed)
+        _print(console, episodes, self._summary(episodes))
+        for line in self.files.written(episodes, self.episodes != 1):
+            console.print(line)
+        failed = (Outcome.FAULT, Outcome.INTERRUPTED)
+        return int(any(e.success is False or e.outcome in failed for e in episodes))
 
     @property
     def _backend(self) -> str:
@@ -248,8 +315,13 @@ class RolloutCommand:
     @contextmanager
     def _listeners(self, session: Any, policy: Any, console: Console) -> Iterator[Listeners]:
         """Open the viewers for the duration of the episodes."""
-        with _viewer(session, self.view) as on_tick:
-            yield Listeners(on_tick=on_tick)
+        if not self.view:
+            yield Listeners()
+            return
+        from strands_cosmos3.sim.live import live_viewer
+
+        with live_viewer(session.robot) as on_tick:
+            yield Listeners(on_tick=lambda session: on_tick(session.robot))
 
     def _goes_on(self) -> bool:
         """Whether another episode follows one that was ended early."""
@@ -277,7 +349,7 @@ class RolloutCommand:
     @property
     def _wants_prediction(self) -> bool:
         """Whether the predicted video is shown."""
-        return self.video is not None and self.film == "full"
+        return self.files.video is not None and self.files.film == "full"
 
     @property
     def _policy_instruction(self) -> str:
@@ -321,20 +393,7 @@ class RolloutCommand:
             )
         if self._backend == "replay" and self.task is not None:
             raise ConfigError("a replay is not judged by a task; leave --task out.")
-        outputs = {
-            f"--{name}": getattr(self, name)
-            for name in ("video", "json", "plot", "npz", "rrd", "dataset")
-        }
-        require_apart(outputs, {"--trajectory": self.trajectory})
-        require_writable(self.video, (".mp4", ".mkv", ".mov"), "--video")
-        require_writable(self.json, (".json",), "--json")
-        require_writable(self.plot, (".png", ".pdf", ".svg"), "--plot")
-        require_writable(self.npz, (".npz",), "--npz")
-        require_writable(self.rrd, (".rrd",), "--rrd")
-        require_writable_folder(self.dataset, "--dataset")
-        if self.push is not None and self.dataset is None:
-            raise ConfigError(f"--push {self.push} uploads a dataset; add --dataset FOLDER.")
-        require_repository(self.push)
+        self.files.check(self.trajectory)
 
     def _make_policy(self, session: Any) -> Cosmos3Policy:
         from strands_cosmos3.policy import Cosmos3Policy
@@ -379,8 +438,8 @@ class RolloutCommand:
             RunOptions(
                 duration_s=self.duration,
                 control_frequency_hz=None if fixed else self.control_frequency,
-                video=numbered(self.video, seed, self.episodes != 1),
-                film_layout=self.film,
+                video=numbered(self.files.video, seed, self.episodes != 1),
+                film_layout=self.files.film,
                 noise_seed=self.noise_seed,
                 latency=self._latency,
                 realtime=self.realtime,
@@ -399,39 +458,14 @@ class RolloutCommand:
         )
         return episode
 
-    def _save(self, episodes: list[Rollout]) -> None:
-        """Write the latest episode's files and the figures of all so far, so that a later
-        failure loses nothing.
-        """
-        episode, many = episodes[-1], self.episodes != 1
-        if self.json is not None:
-            report = {
-                "episodes": [e.to_dict() for e in episodes],
-                "summary": self._summary(episodes),
-                "versions": versions(),
-            }
-            write_json(self.json, report)
-        npz, plot = numbered(self.npz, episode.seed, many), numbered(self.plot, episode.seed, many)
-        if npz is not None:
-            write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
-        rrd = numbered(self.rrd, episode.seed, many)
-        if rrd is not None:
-            from strands_cosmos3.sim.rerun_export import save_rrd
-
-            write_whole(rrd, lambda hidden: save_rrd(episode, hidden))
-        if plot is not None:
-            from strands_cosmos3.sim.plot import plot_rollout
-
-            write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
-
     def _summary(self, episodes: list[Rollout]) -> dict[str, Any]:
-        how = {
+        return _summary(episodes) | {
             "simulated_latency_s": self.latency,
             "realtime": self.realtime,
             "replan_rows": self.policy.replan_rows,
+            "plant": self.arm.plant,
+            "compensate": self.arm.compensate,
         }
-        how |= {"plant": self.plant, "compensate": self.compensate}
-        return _summary(episodes) | how
 
 
 def _summary(episodes: list[Rollout]) -> dict[str, Any]:
@@ -452,67 +486,38 @@ def _summary(episodes: list[Rollout]) -> dict[str, Any]:
     }
 
 
-def _print(
-    console: Console,
-    episodes: list[Rollout],
-    summary: dict[str, Any],
-    files: list[Path],
-    many: bool,
-) -> None:
+def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -> None:
     last = episodes[-1]
-    table = Table(
-        title=f"“{last.instruction}”" if last.instruction else "replay", title_justify="left"
-    )
-    for name in ("error", "mean mm", "max mm", "mean deg", "max deg", "difference between"):
-        table.add_column(
-            name, justify="left" if name in ("error", "difference between") else "right"
-        )
-    meanings = {
-        "ik": "joint solution and commanded poses",
-        "path": "commanded motion and intended path",
-        "tracking": "arm and commanded motion, at every physics step",
-        "drift": "arm and recording, at the same time",
-        "loop_drift": "arm and the chunks' motions joined end to end",
-        "between_hands": "second hand in the first one's frame, and as commanded",
-    }
-    for name, meaning in meanings.items():
-        error = getattr(last, name)
-        if error is not None:
-            figures = (error.mean_mm, error.max_mm, error.mean_deg, error.max_deg)
-            table.add_row(
-                name.replace("_", " "),
-                *(f"{figure:.3f}" if figure >= 5e-4 else f"{figure:.1e}" for figure in figures),
-                meaning,
-            )
+    title = f"“{last.instruction}”" if last.instruction else "replay"
+    table = Table("error", title=title, title_justify="left")
+    for name in ("mean mm", "max mm", "mean deg", "max deg"):
+        table.add_column(name, justify="right")
+    table.add_column("difference between")
+    for name, meaning in _ERRORS.items():
+        if (error := getattr(last, name)) is not None:
+            figures = (f"{x:.3f}" if x >= 5e-4 else f"{x:.1e}" for x in vars(error).values())
+            table.add_row(name.replace("_", " "), *figures, meaning)
     console.print(table)
     steps, latency, took = last.steps, last.latency_ms, last.inference_ms
-    speed = (
-        f"{last.realtime_factor:.0f}"
-        if last.realtime_factor >= 10
-        else f"{last.realtime_factor:.2g}"
-    )
-    felt = (
-        f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms ({last.latency_clock})"
-    )
+    felt = "the arm waited for each answer"
+    if latency["max"]:
+        felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms"
+        felt += f" ({last.latency_clock})"
+    speed = last.realtime_factor
     console.print(
         f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched "
-        f"{steps['stretched']}, unconverged "
-        f"{steps['unconverged']}, over 1 mm off {steps['off_pose']}); "
-        f"{felt if latency['max'] else 'the arm waited for each answer'}; inference took p50 "
-        f"{took['p50']:.1f} ms, max "
-        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, {speed} "
-        "times as fast as real time"
+        f"{steps['stretched']}, unconverged {steps['unconverged']}, over 1 mm off "
+        f"{steps['off_pose']}); {felt}; inference took p50 {took['p50']:.1f} ms, max "
+        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, "
+        f"{speed:{'.0f' if speed >= 10 else '.2g'}} times as fast as real time"
     )
-    counters: Counter[str] = sum(
-        (Counter(dict(episode.counters)) for episode in episodes), Counter()
-    )
+    counters = sum((Counter(episode.counters) for episode in episodes), Counter[str]())
     if warnings := [
-        f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters.get(name)
+        f"{name.replace('_', ' ')} {counters[name]}" for name in _WARNED if counters[name]
     ]:
         console.print(f"[yellow]{', '.join(warnings)}[/yellow]")
     console.print(
-        f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message}"
-        + (f" {last.fault}" if last.fault else "")
+        f"outcome: [bold]{last.outcome}[/bold]. {last.outcome.message} {last.fault or ''}"
     )
     if last.collisions:
         console.print(
@@ -525,10 +530,6 @@ def _print(
         stopped = sum(e.outcome is Outcome.INTERRUPTED for e in episodes)
         left_out = f" ({stopped} interrupted, not counted)" if stopped else ""
         console.print(f"success: {summary['successes']} of {len(episodes) - stopped}{left_out}")
-    for file in files:
-        one_each = many and file.suffix not in (".json", "")
-        rest = " (one for each seed)" if one_each and len(episodes) > 1 else ""
-        console.print(f"wrote {numbered(file, last.seed, one_each)}{rest}")
 
 
 def _bar(console: Console) -> Progress:
@@ -539,15 +540,3 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
-
-
-@contextmanager
-def _viewer(session: Any, wanted: bool) -> Iterator[Callable[[Any], bool] | None]:
-    """Open MuJoCo's passive viewer, if wanted."""
-    if not wanted:
-        yield None
-        return
-    from strands_cosmos3.sim.live import live_viewer
-
-    with live_viewer(session.robot) as on_tick:
-        yield lambda session: on_tick(session.robot)

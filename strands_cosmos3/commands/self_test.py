@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from strands_cosmos3.checks import F64
-from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.embedded import WORLD
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import FER, HOME_Q, T_hand_tcp, dh_forward
-from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.types import JointTrajectory
-from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.world import Start, get_world
 
 TASK = "pick up the red cube"
 _LAYOUT = (
@@ -58,6 +58,10 @@ class Check:
     detail: str
 
 
+def _judged(what: str, passed: bool, detail: str, otherwise: str = "failed") -> Check:
+    return Check(what, "ok" if passed else otherwise, detail)
+
+
 def run(
     model: str | Path, options: PolicyOptions = PolicyOptions()
 ) -> tuple[list[Check], dict[str, Any]]:
@@ -68,37 +72,37 @@ def run(
     """
     checkpoint = Checkpoint.open(locate(model), None, options.action_space)
     checks = list(_check_inputs(checkpoint))
-    robot = Robot()
-    robot.reset(0)
-    with Cosmos3Policy("droid", "panda", model=model, seed=0, options=options) as policy:
-        with Renderer(robot.scene.model) as renderer:
-            views = {name: renderer.render(robot.data, name) for name in DROID_RIG.views}
-        observation = robot.observation(views)
-        trajectory = policy.plan(observation, TASK)
-        first_ms = policy.last_rollout["timing"]["total_ms"]
-        policy.plan(observation, TASK)
-        rows = np.asarray(policy.last_rollout["action"])
-        about: dict[str, Any] = {
-            "variant": checkpoint.variant.name,
-            "action_space": checkpoint.action_space,
-        }
-        about |= {
-            "first_ms": first_ms,
-            "second": policy.last_rollout["timing"],
-            "rows": list(rows.shape),
-        }
+    world = get_world(WORLD)
+    task = next(iter(world.tasks().values()))
+    with world.open(task=task.name) as session:
+        session.reset(Start(task.name))
+        observation, arguments = session.observation(), session.policy_arguments()
+        with Cosmos3Policy(backend=world.required_expert(), **arguments) as expert:
+            expected = expert.plan(observation, task.instruction)
+        with Cosmos3Policy(model=model, seed=0, options=options, **arguments) as policy:
+            trajectory = policy.plan(observation, task.instruction)
+            first_ms = policy.last_rollout["timing"]["total_ms"]
+            policy.plan(observation, task.instruction)
+            rows = np.asarray(policy.last_rollout["action"])
+            measured: dict[str, Any] = {
+                "variant": checkpoint.variant.name,
+                "action_space": checkpoint.action_space,
+                "first_ms": first_ms,
+                "second": policy.last_rollout["timing"],
+                "rows": list(rows.shape),
+            }
     if torch.cuda.is_available():
-        about["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        measured["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     assert isinstance(trajectory, JointTrajectory)
-    cube = robot.scene.T_world_body(robot.data, "cube_red")[:3, 3]
-    if about["action_space"] == "joint_pos":  # as the model gave them; the plan keeps to limits
-        checks += _check_answer(rows, rows[:, :7], trajectory.gripper, cube)
+    assert isinstance(expected, JointTrajectory)
+    q_rad = trajectory.q_rad
+    if checkpoint.action_space == "joint_pos":
+        q_rad = rows[:, :7]  # as the model gave them; the plan keeps to limits
     else:
-        checks += [
-            _check_scale(rows),
-            *_check_answer(rows, trajectory.q_rad, trajectory.gripper, cube),
-        ]
-    return checks, about
+        largest = float(np.abs(rows).max())  # in training nominally within -1 and 1
+        detail = f"{largest:.2f} at most (below {_LARGEST_Z})"
+        checks.append(_judged("normalised rows", largest < _LARGEST_Z, detail))
+    return [*checks, *_check_answer(rows, q_rad, trajectory.gripper, expected.q_rad)], measured
 
 
 def _check_inputs(checkpoint: Checkpoint) -> Iterator[Check]:
@@ -114,32 +118,17 @@ def _check_inputs(checkpoint: Checkpoint) -> Iterator[Check]:
     canvas_hw = tuple(asked.pixel_values.shape[-2:])
     released = (canvas_hw, asked.action_chunk, asked.fps) == ((544, 736), 32, 15.0)
     if released:
-        same = asked.prompt in GOLDEN_PROMPTS.values()
-        yield Check(
-            "caption",
-            "ok" if same else "failed",
-            f"{asked.prompt!r}" if not same else "as the released policies'",
-        )
+        yield _judged("caption", asked.prompt in GOLDEN_PROMPTS.values(), repr(asked.prompt))
     else:
-        yield Check(
-            "caption",
-            "note",
-            f"not the released policies' setting, so not compared: {asked.prompt!r}",
-        )
+        reason = "not the released policies' setting, so not compared"
+        yield Check("caption", "note", f"{reason}: {asked.prompt!r}")
     yield _check_composite(asked.pixel_values[0, :, 0], asked.video_shape)
     frames, height, width = asked.video_shape
     patches = -(-height // 32) * -(-width // 32)  # 16 pixels a latent, 2 latents a patch
-    tokens = (
-        (1 + (frames - 1) // 4) * patches
-        + asked.action_chunk
-        + (0 if asked.action_prefix is None else len(asked.action_prefix))
-    )
-    right = not released or tokens == GOLDEN_TOKENS
-    yield Check(
-        "generation tokens",
-        "ok" if right else "failed",
-        f"{tokens}" + ("" if right else f", not {GOLDEN_TOKENS}"),
-    )
+    prefix_rows = 0 if asked.action_prefix is None else len(asked.action_prefix)
+    tokens = (1 + (frames - 1) // 4) * patches + asked.action_chunk + prefix_rows
+    detail = f"{tokens}, of released policies {GOLDEN_TOKENS}"
+    yield _judged("generation tokens", not released or tokens == GOLDEN_TOKENS, detail)
 
 
 def _check_composite(pixels: torch.Tensor, video_shape: tuple[int, int, int]) -> Check:
@@ -148,74 +137,42 @@ def _check_composite(pixels: torch.Tensor, video_shape: tuple[int, int, int]) ->
     """
     _, height, width = video_shape
     places = {"wrist": (1 / 3, 0.5), "exterior_1": (5 / 6, 0.25), "exterior_2": (5 / 6, 0.75)}
-    found = {
-        n: pixels[:, int(y * height), int(x * width)].float().add(1).mul(127.5).tolist()
-        for n, (y, x) in places.items()
-    }
-    wrong = [
-        name
-        for name, colour in found.items()
-        if max(abs(a - b) for a, b in zip(colour, _COLOURS[name], strict=True)) > 3
-    ]
-    detail = (
-        f"{height} x {width} on {pixels.shape[1]} x {pixels.shape[2]}: wrist on top, exterior 1 "
-        "and 2 below"
-    )
-    return Check(
-        "composite",
-        "failed" if wrong else "ok",
-        f"{', '.join(wrong)} not in place" if wrong else detail,
-    )
-
-
-def _check_scale(rows: np.ndarray) -> Check:
-    """Check that normalised rows are where training had them: nominally within -1 and 1."""
-    largest = float(np.abs(rows).max())
-    return Check(
-        "normalised rows",
-        "ok" if largest < _LARGEST_Z else "failed",
-        f"{largest:.2f} at most (below {_LARGEST_Z})",
-    )
+    wrong = []
+    for name, (y, x) in places.items():
+        colour = (pixels[:, int(y * height), int(x * width)].float() + 1) * 127.5
+        if np.abs(colour.numpy() - _COLOURS[name]).max() > 3:
+            wrong.append(name)
+    detail = f"{height} x {width}: wrist on top, exterior 1 and 2 below"
+    return _judged("composite", not wrong, f"{', '.join(wrong)} not in place" if wrong else detail)
 
 
 def _check_answer(
-    rows: np.ndarray, q_rad: F64, gripper: F64 | None, cube_m: F64
+    rows: np.ndarray, q_rad: F64, gripper: F64 | None, expected_q_rad: F64
 ) -> Iterator[Check]:
-    """Check that a chunk is finite, starts at the arm, keeps to plausible speeds, and which way
-    the hand moves.
+    """Check that a chunk is finite, starts at the arm, keeps to plausible speeds, and whether the
+    hand moves as the expert's.
     """
     finite = bool(np.isfinite(rows).all() and np.isfinite(q_rad).all())
-    yield Check(
-        "finite", "ok" if finite else "failed", f"{len(rows)} rows of {rows.shape[-1]} columns"
-    )
+    yield _judged("finite", finite, f"{len(rows)} rows of {rows.shape[-1]} columns")
     if not finite:
         return
-    q = np.vstack([HOME_Q, q_rad])
-    jump = float(np.abs(q[1] - q[0]).max())
-    yield Check(
-        "first row",
-        "ok" if jump < 0.35 else "failed",
-        f"{jump:.3f} rad from the measured angles (below 0.35)",
-    )
-    speed = float((np.abs(np.diff(q[1:], axis=0)) * 15 / FER.velocity).max()) if len(q) > 2 else 0.0
-    yield Check(
-        "speed",
-        "ok" if speed <= 1.01 else "failed",
-        f"{100 * speed:.0f} % of a joint's limit at most",
-    )
+    jump = float(np.abs(q_rad[0] - HOME_Q).max())
+    detail = f"{jump:.3f} rad from the measured angles (below 0.35)"
+    yield _judged("first row", jump < 0.35, detail)
+    shares = np.abs(np.diff(q_rad, axis=0)) * 15 / FER.velocity
+    speed = float(shares.max(initial=0.0))
+    yield _judged("speed", speed <= 1.01, f"{100 * speed:.0f} % of a joint's limit at most")
     if gripper is not None:
-        opening = float(gripper[0])
-        yield Check(
-            "gripper",
-            "ok" if opening > 0.5 else "note",
-            f"starts {opening:.2f} open (1 = open, the hand is empty)",
-        )
-    tcp = (dh_forward(q) @ T_hand_tcp)[:, :3, 3]
-    moved, wanted = tcp[-1] - tcp[0], cube_m - tcp[0]
+        detail = f"starts {gripper[0]:.2f} open (1 = open, the hand is empty)"
+        yield _judged("gripper", gripper[0] > 0.5, detail, "note")
+    start, end, expected = _tcp(HOME_Q), _tcp(q_rad[-1]), _tcp(expected_q_rad[-1])
+    moved, wanted = end - start, expected - start
     distance = float(np.linalg.norm(moved))
-    cosine = float(moved @ wanted / (max(distance, 1e-9) * np.linalg.norm(wanted)))
-    toward = (
-        f"{100 * distance:.1f} cm, {np.degrees(np.arccos(np.clip(cosine, -1, 1))):.0f} degrees off "
-        "the direction to the cube"
-    )
-    yield Check("direction", "ok" if distance > _STILL_M and cosine > 0.5 else "note", toward)
+    cosine = float(moved @ wanted / max(distance * np.linalg.norm(wanted), 1e-9))
+    degrees = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+    detail = f"{100 * distance:.1f} cm, {degrees:.0f} degrees off the scripted expert's direction"
+    yield _judged("direction", distance > _STILL_M and cosine > 0.5, detail, "note")
+
+
+def _tcp(q_rad: F64) -> F64:
+    return (dh_forward(q_rad) @ T_hand_tcp)[:3, 3]

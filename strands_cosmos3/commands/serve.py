@@ -25,7 +25,6 @@ from strands_cosmos3.policy.options import PolicyOptions
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
-    from strands_cosmos3.backends.options import BackendOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,7 @@ class ServeCommand:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return (
-            "serve",
-            *OF_BACKEND.get(self._backend, ()),
-        )
+        return ("serve", *OF_BACKEND.get(self._backend, ()))
 
     def run(self) -> int:
         """Serve until stopped; return 0."""
@@ -177,6 +173,7 @@ class ServeCommand:
     def _backends(self) -> Sequence[Backend]:
         """Return one backend for each replica."""
         from strands_cosmos3.backends import make_backend
+        from strands_cosmos3.parallel.group import RankTimeouts
 
         policy, name = self.policy, self._backend
         if policy.model is not None and self.trajectory is not None:
@@ -190,24 +187,15 @@ class ServeCommand:
         model = self.trajectory or policy.model
         if model is None and name in ENGINE_BACKENDS:
             model = embedded_checkpoint(self.embodiment)
-        count = (
-            1
-            if self.replicas is None
-            else whole_number(self.replicas, "--replicas", int(name == "distributed"), 64)
-        )
-        if count and name in ENGINE_BACKENDS and model is not None:
-            return self._replicas(count, model, policy.for_backend)
-        return [make_backend(name, model, policy.for_backend, policy.action_space)]
-
-    def _replicas(
-        self, count: int, model: str | Path, options: BackendOptions
-    ) -> Sequence[Backend]:
-        from strands_cosmos3.parallel.group import RankTimeouts
-
+        lowest = int(name == "distributed")
+        count = 1 if self.replicas is None else self.replicas
+        count = whole_number(count, "--replicas", lowest, 64)
+        if not count or name not in ENGINE_BACKENDS or model is None:
+            return [make_backend(name, model, policy.for_backend, policy.action_space)]
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
         with needed_by("serve"):
             from strands_cosmos3.backends.distributed import replicas
-        return replicas(count, model, options, self.policy.action_space, timeouts)
+        return replicas(count, model, policy.for_backend, policy.action_space, timeouts)
 
     def _banner(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

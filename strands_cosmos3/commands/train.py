@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -18,7 +18,9 @@ from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.options import section
 from strands_cosmos3.resources import locked
+from strands_cosmos3.training.options import PostConfig
 
 if TYPE_CHECKING:
     from strands_cosmos3.training.closed_loop import ClosedLoop
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 class Train:
     """Post-train a released checkpoint on a dataset.
 
-    Train only the weights that --train names, and write <out>/checkpoint. The state is saved every
-    two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
+    Only the weights that --train names are trained. Writes <out>/checkpoint. The state is saved
+    every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
 
     On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ...
     """
@@ -43,41 +45,10 @@ class Train:
     """LeRobot v3 dataset with end-effector poses of the Cosmos frame: a folder, or
     owner/name[@revision] on the Hugging Face hub.
     """
-    train: tuple[str, ...] = ("action_proj_*", "action_modality_embed")
-    """Shell patterns of the weights to train, by their names in the released layout."""
-    lora_rank: int = 0
-    """Rank of adapters of the generation tower's projections; 0 means no adapters."""
-    lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
-    """Projections that get adapters."""
-    stats: Literal["dataset", "packaged"] = "dataset"
-    """Normalise rows with the dataset's own statistics or with the embodiment's."""
-    embodiment: str | None = None
-    """Embodiment of the rows. The default is the checkpoint's, else droid."""
     pose_key: str = "observation.ee_pose"
     """Feature with the pose of the Cosmos frame: position and quaternion xyzw."""
     camera_keys: tuple[str, ...] = ()
     """One camera, or the rig's three in order. The default is what the dataset has."""
-    validation_fraction: float = 0.1
-    """Fraction of the episodes, at the end, that only validate; rounded down."""
-    validate_every: int = 100
-    """Steps between validations: the loss of the averaged weights on held-out windows."""
-    policy_frames: int | None = None
-    """Frames of the clip that the policy denoises, one of the checkpoint's, which is the
-    default. 1 trains actions alone, with the expert's answers if the dataset has them (`demos
-    --robot`).
-    """
-    steps: int = 1000
-    """Number of steps."""
-    batch: int = 8
-    """Windows per step."""
-    lr: float = 1e-4
-    """Learning rate."""
-    accumulate: int = 1
-    """Average the gradients of so many draws of windows per step: larger batches in the same
-    memory.
-    """
-    seed: int = 0
-    """Seed of adapters, order and noise."""
     tensorboard: bool = True
     """Write the curves for TensorBoard, too: tensorboard --logdir OUT."""
     evaluate_every: int = 0
@@ -88,6 +59,7 @@ class Train:
     """Tasks of these episodes."""
     evaluate_episodes: int = 4
     """Episodes of each task, in the same scenes each time."""
+    training: PostConfig = section(PostConfig)
     push: str | None = None
     """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new
     one is private.
@@ -96,18 +68,20 @@ class Train:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", "engine", "data", *(("train",) if self.lora_rank else ()))
+        return ("sim", "engine", "data", *(("train",) if self.training.lora_rank else ()))
 
     def run(self) -> int:
         """Train, and print the path of the checkpoint."""
         from strands_cosmos3.training.closed_loop import ClosedLoop
 
-        for name in ("batch", "steps", "accumulate", "evaluate_episodes", "validate_every"):
-            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", 1)
-        for name in ("lora_rank", "evaluate_every"):
-            whole_number(getattr(self, name), f"--{name.replace('_', '-')}", 0)
-        seed_number(self.seed, "--seed")
-        positive(self.lr, "--lr")
+        training = self.training
+        whole_number(self.evaluate_episodes, "--evaluate-episodes", 1)
+        whole_number(self.evaluate_every, "--evaluate-every", 0)
+        whole_number(training.lora_rank, "--lora-rank", 0)
+        for name in ("batch", "steps", "accumulate", "validate_every"):
+            whole_number(getattr(training, name), f"--{name.replace('_', '-')}", 1)
+        seed_number(training.seed, "--seed")
+        positive(training.lr, "--lr")
         closed_loop = ClosedLoop(self.evaluate_every, self.evaluate_tasks, self.evaluate_episodes)
         require_writable_folder(self.out, "--out")
         require_repository(self.push)
@@ -123,25 +97,9 @@ class Train:
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
         from strands_cosmos3.training.arm_windows import ArmKeys
-        from strands_cosmos3.training.post import PostConfig, PostTraining
+        from strands_cosmos3.training.post import PostTraining
         from strands_cosmos3.training.sharding import processes, rank_0_first
 
-        names = (
-            "train",
-            "lora_rank",
-            "lora_targets",
-            "stats",
-            "embodiment",
-            "steps",
-            "batch",
-            "lr",
-            "accumulate",
-            "seed",
-            "validation_fraction",
-            "validate_every",
-            "policy_frames",
-        )
-        config = PostConfig(**{name: getattr(self, name) for name in names})
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
         with ExitStack() as stack:
             shard = stack.enter_context(processes())
@@ -154,7 +112,7 @@ class Train:
                     self.model,
                     dataset,
                     self.out,
-                    config,
+                    self.training,
                     keys,
                     show,
                     self.tensorboard,

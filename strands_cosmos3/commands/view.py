@@ -89,7 +89,7 @@ class ViewCommand(RolloutCommand):
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
         robot, console = robot_of(path, get_robot(self._robot)), Console()
-        scene = arm_world(self._world).scene(robot, arm=self.arm_model)
+        scene = arm_world(self._world).scene(robot, arm=self.arm.arm_model)
         with self._open_page(scene) as page:
             console.print(f"open [bold]{page.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
@@ -177,14 +177,13 @@ class ViewCommand(RolloutCommand):
         """Open the page of a scene."""
         with needed_by("the live page"):
             from strands_cosmos3.view.page import LivePage
-        origins, robot = self.page_origin, scene.robot.name
         return LivePage(
             scene.model,
             self.page_address,
             self.page_port,
             self.expose,
-            origins=origins,
-            robot=robot,
+            origins=self.page_origin,
+            robot=scene.robot.name,
         )
 
     @contextmanager
@@ -211,9 +210,6 @@ class ViewCommand(RolloutCommand):
                 return False
             return True
 
-        def novelty() -> float | None:
-            return policy.last_rollout.get("novelty")
-
         controls.latency_s = self.latency
         controls.check = check
         suggestions = world.suggestions(self._robot, language) if policy.reads_instruction else ()
@@ -221,7 +217,12 @@ class ViewCommand(RolloutCommand):
         with (
             self._open_page(robot.scene) as page,
             LiveView(
-                robot, page, self._backend, not self.no_cameras, controls, novelty=novelty
+                robot,
+                page,
+                self._backend,
+                not self.no_cameras,
+                controls,
+                novelty=lambda: policy.last_rollout.get("novelty"),
             ) as live,
         ):
             panel = ControlPanel(

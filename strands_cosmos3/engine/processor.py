@@ -246,6 +246,11 @@ class Cosmos3PolicyProcessor:
         return cls(checkpoint.layout.tokenizer, **{**defaults, **overrides})
 
     @property
+    def embodiment(self) -> Embodiment:
+        """The embodiment of the inputs."""
+        return self._resolve({}).embodiment
+
+    @property
     def num_frames(self) -> int:
         """Frames of a clip: rows + 1."""
         return self._resolve({}).action_chunk + 1

@@ -21,7 +21,9 @@ VAE_SPLITS = ("exact", "tiles", "off")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How one engine is divided among ranks. Rank number = ``cfg_rank * tp_size + tp_rank``.
+    """How one engine is divided among ranks.
+
+    Rank number = ``cfg_rank * tp_size + tp_rank``.
 
     Raises:
         ConfigError: A degree or the split is not valid.

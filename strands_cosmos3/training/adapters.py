@@ -17,8 +17,6 @@ from strands_cosmos3.engine.weights import HEAD_KEYS, checkpoint_key
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.training.flow import TrainedPolicy
 
-HEADS = ("action_proj_*", "action_modality_embed")
-"""Patterns of the action heads and their embedding: the least that post-training needs."""
 ALPHA = 2
 """An adapter is added as ``ALPHA`` B A: its ``lora_alpha`` is ``ALPHA`` times its rank."""
 _PROJECTIONS = {role: GENERATION_NAMES[role].rpartition(".")[2] for role in ("q", "k", "v", "out")}

@@ -8,7 +8,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.robots.catalogue import recorded_robot
 from strands_cosmos3.training.adapters import (
     ALPHA,
-    HEADS,
     adapter_state,
     add_lora,
     load_policy,
@@ -58,6 +57,7 @@ from strands_cosmos3.training.loop import (
     require_tensorboard,
 )
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
+from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 from strands_cosmos3.training.sharding import mean_over_ranks, reshard, shard_policy
@@ -69,29 +69,6 @@ _FREE = ("steps", "lr", "validate_every")  # options that may change during a ru
 VALIDATION = "validation"
 """Name of the curve."""
 _VALIDATION_SEED = 11
-
-
-@dataclass(frozen=True)
-class PostConfig:
-    """Options of post-training."""
-
-    # patterns of the weights to train, by released names; everything else is frozen
-    train: tuple[str, ...] = HEADS
-    lora_rank: int = 0  # of adapters of the generation tower's projections; 0 means no adapters
-    lora_targets: tuple[str, ...] = ("q", "k", "v", "out")
-    stats: str = "dataset"  # computed from its rows; "packaged" keeps the embodiment's
-    embodiment: str | None = None  # of the rows; None means the checkpoint's, else droid
-    steps: int = 1000
-    batch: int = 8  # windows per step
-    lr: float = 1e-4
-    accumulate: int = 1  # draws of windows per step, whose gradients are averaged
-    every: int = 4  # frames between windows
-    # fraction of the episodes, at the end, that only validate; rounded down
-    validation_fraction: float = 0.1
-    validate_every: int = 100  # steps between validations
-    # of a policy's clip, one of the checkpoint's; 1 trains actions alone. None: its default
-    policy_frames: int | None = None
-    seed: int = 0
 
 
 class PostTraining:

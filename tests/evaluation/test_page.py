@@ -226,5 +226,5 @@ def test_every_table_fits_a_terminal(tmp_path, capsys):
     for text in ("Success", "Following", "instruction", "change", "3 / 3", "Motion"):
         assert text in printed
     assert "1 episode missing" in printed
-    assert "7 new episodes in 1:01, 1 episodes were queued again" in printed
+    assert "7 new episodes in 0:01:01, 1 episodes were queued again" in printed
     assert "…" not in printed, "nothing is cut off"

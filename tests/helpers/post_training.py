@@ -23,7 +23,8 @@ from strands_cosmos3.datasets import (
 )
 from strands_cosmos3.datasets.arm_rows import pose7, raw_rows
 from strands_cosmos3.observe import views
-from strands_cosmos3.training.post import PostConfig, PostTraining
+from strands_cosmos3.training.options import PostConfig
+from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.sharding import processes, rank_0_first
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)

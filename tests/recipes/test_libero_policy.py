@@ -26,7 +26,8 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.training.post import PostConfig, PostTraining
+from strands_cosmos3.training.options import PostConfig
+from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.worlds.libero import demonstrations as libero_demos
 from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side
 
@@ -39,7 +40,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Two episodes as `demos --suite libero_object` writes them: the views differ in colour, and
+    """Two episodes as `demos --world libero/libero_object` writes them: the views differ in colour, and
     change every 6 frames.
     """
     root, rng = tmp_path_factory.mktemp("libero") / "demos", np.random.default_rng(0)

@@ -37,7 +37,8 @@ from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.sim.render import Renderer
-from strands_cosmos3.training.post import PostConfig, PostTraining
+from strands_cosmos3.training.options import PostConfig
+from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.types import ActionChunk, Rollout
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
@@ -445,7 +446,8 @@ def test_demos_of_another_robot_are_checked_before_anything_is_recorded(tmp_path
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"robot": "dual_panda"}, "demonstrations are of one arm, and robot 'dual_panda' has 2"),
         ({"ticks": 1}, "--ticks"),
-        ({"robot": "ur5e", "suite": "libero_object"}, "--robot ur5e belongs to our table"),
+        ({"robot": "ur5e", "world": "libero/libero_object"}, "--robot ur5e belongs to the table"),
+        ({"world": "elsewhere"}, "--world elsewhere has no demonstrations"),
         ({"robot": "ur6"}, "ur6"),
     )
     for options, said in wrong:

@@ -27,7 +27,6 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training import post as post_module
 from strands_cosmos3.training.adapters import (
-    HEADS,
     add_lora,
     merged_state,
     released_key,
@@ -36,7 +35,8 @@ from strands_cosmos3.training.adapters import (
 from strands_cosmos3.training.arm_windows import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.matching import DataShard
-from strands_cosmos3.training.post import STATISTICS, PostConfig, PostTraining
+from strands_cosmos3.training.options import PostConfig
+from strands_cosmos3.training.post import STATISTICS, PostTraining
 from strands_cosmos3.training.windows import cached_latents
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -259,7 +259,7 @@ def test_an_export_that_is_interrupted_leaves_the_one_before(
 
 
 def test_patterns_speak_the_released_layout(policy):
-    assert train_only(policy, HEADS)
+    assert train_only(policy, PostConfig.train)
     assert {n for n, p in policy.named_parameters() if p.requires_grad} == {
         *("w_in", "b_in", "w_out", "b_out"),
         "transformer.action_modality_embed",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from strands_cosmos3.commands.rollout import FileFlags
 from strands_cosmos3.commands.view import ViewCommand
 from strands_cosmos3.errors import InstructionError
 from strands_cosmos3.language import Language
@@ -173,7 +174,7 @@ def run_view(script, tmp_path: Path, **options) -> tuple[ViewCommand, list[dict]
         page_port=0,
         no_cameras=True,
         leave=True,
-        json=tmp_path / "report.json",
+        files=FileFlags(json=tmp_path / "report.json"),
         **options,
     )
     object.__setattr__(view, "controls", Watched())
