@@ -139,7 +139,6 @@ def test_the_deltas_do_not_depend_on_where_the_arm_is():
         for pose in (T, away)
     )
     np.testing.assert_array_equal(here.action, there.action)
-    poses = decode_chunk(here, backend.recording.at(np.array([0.5]))[0][0]).T_base_frame
-    np.testing.assert_allclose(
-        poses, backend.recording.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6
-    )
+    (recorded,) = backend.recording.by_limb.values()
+    poses = decode_chunk(here, recorded.at(np.array([0.5]))[0][0]).T_base_frame
+    np.testing.assert_allclose(poses, recorded.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6)

@@ -95,7 +95,6 @@ def control() -> Iterator[Call]:
     yield Call(bridge.solve_trajectory, {"poses": poses, "q_init": FULL})
     yield Call(bridge.residuals, {"poses": poses, "qpos_traj": q})
     yield Call(bridge.tracking_error, {"poses": poses, "qpos_traj": q})
-    yield Call(bridge.stop_before_collision, {"q": FULL, "q_rad": q})
     yield Call(
         package.decode_cosmos_chunk_to_targets,
         {

@@ -113,17 +113,18 @@ class LimbRecording:
     Args:
         by_limb: The motion of each limb, by the limb's name, with poses in its own base; all have
             the same times.
-        embodiment: Name of the embodiment whose tool frames they are of.
+        embodiment: Name of the embodiment whose tool frames they are of; None, of a file, is
+            DROID's tool frame in the rows of any single arm.
         robot: Name of the robot that moved, if it is known.
     """
 
     by_limb: Mapping[str, Recording]
-    embodiment: str = "droid"
+    embodiment: str | None = "droid"
     robot: str | None = None
 
     def __post_init__(self) -> None:
         instance_of(self.by_limb, Mapping, "by_limb")
-        get_embodiment(self.embodiment)
+        get_embodiment(self.embodiment or "droid")
         times = {
             (len(instance_of(motion, Recording, f"recording of {name!r}").t_s), motion.fps)
             for name, motion in self.by_limb.items()
@@ -147,7 +148,7 @@ class LimbRecording:
         """Return the tool frame that a robot's limb is recorded with; that of one limb needs no
         common name.
         """
-        embodiment = get_embodiment(self.embodiment)
+        embodiment = get_embodiment(self.embodiment or "droid")
         return next(
             (
                 columns.tool_frame
@@ -319,15 +320,14 @@ class ReplayBackend(Backend):
     )
 
     def __init__(self, recording: Recording | LimbRecording):
+        if isinstance(recording, Recording):
+            recording = LimbRecording({"arm": recording}, None)
         self.recording = recording
-        self._motions: Mapping[str, Recording] = (
-            {"arm": recording} if isinstance(recording, Recording) else recording.by_limb
-        )
-        if isinstance(recording, LimbRecording):
-            self.info = replace(self.info, recorded_robot=recording.robot)
+        self.info = replace(self.info, recorded_robot=recording.robot)
 
     def infer(self, request: Request) -> ActionChunk:
-        """Return rows from the anchor along the recording.
+        """Return rows from each limb's anchor along its recording; two single arms need no common
+        name.
 
         Raises:
             BackendError: The request has no measured pose, asks for another action space than
@@ -335,28 +335,24 @@ class ReplayBackend(Backend):
             ActionOutOfRangeError: The arm is so far from the recording that a row would be out of
                 range.
         """
-        recording, motions, anchors = self.recording, self._motions, request.departures
-        if len(anchors) == len(motions) == 1:  # two single arms need no common name
+        recording, anchors, space = self.recording, request.departures, request.action_space
+        if space.name != "midtrain":
+            raise BackendError(f"replay answers 'midtrain' chunks, not {space.name!r}.")
+        embodiment = get_embodiment(recording.embodiment or request.embodiment)
+        motions = recording.by_limb
+        if len(anchors) == len(motions) == 1:
             motions = dict(zip(anchors, motions.values(), strict=True))
-        # one arm's recording is of no embodiment
-        moved = recording.embodiment if isinstance(recording, LimbRecording) else None
-        if moved not in (None, request.embodiment.name) or set(anchors) != set(motions):
+        if request.embodiment.name != embodiment.name or set(anchors) != set(motions):
             raise BackendError(
-                f"the recording is of embodiment {moved or 'any'!r} and moves "
+                f"the recording is of embodiment {embodiment.name!r} and moves "
                 f"{', '.join(motions)}; it cannot be replayed for {request.embodiment.name!r} with "
                 f"the limbs {', '.join(anchors) or 'of no robot'}. Name the robot that it is of, "
                 "e.g. robot='panda', and its embodiment."
             )
-        if request.action_space.name != "midtrain":
-            raise BackendError(
-                f"replay answers 'midtrain' chunks, not {request.action_space.name!r}."
-            )
-        fps = recording.fps
-        due_s = request.t_motion_s + request.action_space.row_times_s(request.n_rows, fps)
-        ahead = {name: motion.at(due_s) for name, motion in motions.items()}
-        rows = encode_limbs(
-            {name: np.concatenate((anchors[name][None], T)) for name, (T, _) in ahead.items()},
-            {name: gripper for name, (_, gripper) in ahead.items()},
-            request.embodiment,
-        )
-        return ActionChunk(rows, request.action_space, request.embodiment, fps, seed=request.seed)
+        due_s = request.t_motion_s + space.row_times_s(request.n_rows, recording.fps)
+        poses, grippers = dict[str, F64](), dict[str, F64]()
+        for name, motion in motions.items():
+            ahead, grippers[name] = motion.at(due_s)
+            poses[name] = np.concatenate((anchors[name][None], ahead))
+        rows = encode_limbs(poses, grippers, embodiment)
+        return ActionChunk(rows, space, embodiment, recording.fps, seed=request.seed)

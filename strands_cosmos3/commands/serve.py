@@ -211,19 +211,20 @@ class ServeCommand:
 def _warm_up_message(backend: Any) -> dict[str, Any] | None:
     """A replay can only be asked from where it starts."""
     from strands_cosmos3.actions.rotations import matrix_to_quaternion
-    from strands_cosmos3.backends.replay import Recording, ReplayBackend
+    from strands_cosmos3.backends.replay import ReplayBackend
     from strands_cosmos3.serving import wire
 
     if not isinstance(backend, ReplayBackend):
         return None
-    if not isinstance(backend.recording, Recording):
+    if backend.recording.embodiment is not None:
         raise ConfigError(
             "a dataset's episodes are replayed by rollout, not served; give a file (.json or .npz)."
         )
-    T = backend.recording.T_base_cosmos[0]
+    (recording,) = backend.recording.by_limb.values()
+    T = recording.T_base_cosmos[0]
     return {
         wire.POSITION: T[:3, 3],
         wire.QUATERNION: matrix_to_quaternion(T[:3, :3]),
-        wire.JOINTS: backend.recording.q_start_rad,
+        wire.JOINTS: recording.q_start_rad,
         wire.GRIPPER: 0.0,
     }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from itertools import combinations
 
 import mink
 import mujoco
@@ -213,36 +212,19 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
         first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
         places = [order[joint] for joint in range(first, first + count) if joint in order]
         joints_below[body] = max([*places, joints_below[model.body_parentid[body]]])
-    arms = set(model.body_rootid[model.jnt_bodyid[joints]].tolist())
-    excluded = {
-        (signature >> 16, signature & 0xFFFF) for signature in model.exclude_signature.tolist()
-    }
-    explicit = {
-        tuple(sorted(p))
-        for p in zip(model.pair_geom1.tolist(), model.pair_geom2.tolist(), strict=True)
-    }
-
-    def checked(a: int, b: int) -> bool:
-        first, second = int(model.geom_bodyid[a]), int(model.geom_bodyid[b])
-        gap = abs(int(joints_below[first] - joints_below[second]))
-        movable = any(
-            joints_below[body] == 0 and model.body_weldid[body] != 0 for body in (first, second)
-        )
-        if (
-            gap == 0
-            or movable
-            or (gap == 1 and model.body_rootid[first] == model.body_rootid[second] in arms)
-        ):
-            return False
-        masks = (
-            model.geom_contype[a] & model.geom_conaffinity[b]
-            or model.geom_contype[b] & model.geom_conaffinity[a]
-        )
-        return (a, b) in explicit or bool(
-            masks and (first, second) not in excluded and (second, first) not in excluded
-        )
-
-    solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist()
-    candidates = explicit | set(combinations(solid, 2))
-    pairs = sorted(pair for pair in candidates if checked(*pair))
-    return np.array(pairs, dtype=np.intp).reshape(-1, 2)
+    solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity)
+    candidates = solid[np.stack(np.triu_indices(len(solid), 1), axis=1)]
+    contype, conaffinity = model.geom_contype[candidates], model.geom_conaffinity[candidates]
+    masks = (contype & conaffinity[:, ::-1]).any(axis=1)
+    bodies = model.geom_bodyid[candidates]
+    signatures = (bodies << 16) + bodies[:, ::-1]  # of a pair in either order
+    excluded = np.isin(signatures, model.exclude_signature).any(axis=1)
+    explicit = np.sort(np.stack((model.pair_geom1, model.pair_geom2), axis=1), axis=1)
+    pairs = np.unique(np.vstack((explicit, candidates[masks & ~excluded])), axis=0)
+    bodies = model.geom_bodyid[pairs]
+    root, between = model.body_rootid[bodies], joints_below[bodies]
+    gap = np.abs(between[:, 0] - between[:, 1])
+    movable = ((between == 0) & (model.body_weldid[bodies] != 0)).any(axis=1)
+    of_an_arm = np.isin(root[:, 0], model.body_rootid[model.jnt_bodyid[joints]])
+    neighbours = (gap == 1) & (root[:, 0] == root[:, 1]) & of_an_arm
+    return pairs[(gap > 0) & ~movable & ~neighbours].astype(np.intp)

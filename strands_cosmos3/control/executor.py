@@ -125,22 +125,14 @@ class Takeover:
         """
         self._require_in_range(trajectory.q_rad)
         self._require_grippers(trajectory.gripper)
-        head = None
+        head, how = None, (trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
         try:
-            motion = plan_motion(
-                self.reference, trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s
-            )
+            motion = plan_motion(self.reference, *how)
         except MotionBoundsError:
             raise
         except ControlError:
             head = self.braking()
-            motion = plan_motion(
-                JointState.at_rest(head.q_rad[-1]),
-                trajectory.q_rad,
-                trajectory.t_s,
-                self.limits,
-                self.dt_s,
-            )
+            motion = plan_motion(JointState.at_rest(head.q_rad[-1]), *how)
         return self._on_the_clock(motion, trajectory.gripper, head)
 
     def braking(self) -> ReferenceBlock:
@@ -400,25 +392,23 @@ class Executor(Restorable):
         speed = path[1:] - path[:-1]
         change = speed[1:] - speed[:-1]
         jolt = change[1:] - change[:-1]
+        beyond = path[3:] - np.clip(path[3:], limits.q_min, limits.q_max)
         exceeded = [
             name
-            for name, good in (
-                (
-                    "angle",
-                    (path[3:] >= limits.q_min - _LIMIT_SLACK_RAD)
-                    & (path[3:] <= limits.q_max + _LIMIT_SLACK_RAD),
-                ),
-                ("velocity", np.abs(block.qd_rad_s) <= limits.velocity * slack),
-                ("velocity", np.abs(speed[2:]) <= limits.velocity * (slack * dt_s) + _ROUNDING_RAD),
-                ("acceleration", np.abs(block.qdd_rad_s2) <= limits.acceleration * slack),
+            for name, values, most in (
+                ("angle", beyond, _LIMIT_SLACK_RAD),
+                ("velocity", block.qd_rad_s, limits.velocity * slack),
+                ("velocity", speed[2:], limits.velocity * (slack * dt_s) + _ROUNDING_RAD),
+                ("acceleration", block.qdd_rad_s2, limits.acceleration * slack),
                 (
                     "acceleration",
-                    np.abs(change[1:]) <= limits.acceleration * (slack * dt_s**2) + _ROUNDING_RAD,
+                    change[1:],
+                    limits.acceleration * (slack * dt_s**2) + _ROUNDING_RAD,
                 ),
-                ("jerk", np.abs(jolt) <= limits.jerk * (slack * dt_s**3) + _ROUNDING_RAD),
-                ("gripper", (block.gripper >= 0) & (block.gripper <= 1)),
+                ("jerk", jolt, limits.jerk * (slack * dt_s**3) + _ROUNDING_RAD),
+                ("gripper", block.gripper - 0.5, 0.5),
             )
-            if not good.all()  # every comparison is false for NaN
+            if not (np.abs(values) <= most).all()  # every comparison is false for NaN
         ]
         if not exceeded and self.state is not ExecutorState.FAULT:
             for hand in limits.hands:

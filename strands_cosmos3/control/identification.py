@@ -22,6 +22,7 @@ from strands_cosmos3.control.loop import Arm
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.robots.model import joint_ids
 from strands_cosmos3.robots.servo import FRICTION_SPEED_RAD_S, Compensation, Payload
 from strands_cosmos3.robots.spec import Limb
 from strands_cosmos3.types import JointTrajectory
@@ -168,8 +169,8 @@ def _dynamics(
     """Torques [N, n] of the model's motion without damping and with its weight carried, and what
     the links alone add.
     """
-    data, addresses = mujoco.MjData(model), [model.joint(name).qposadr[0] for name in limb.joints]
-    dof = np.array([model.joint(name).dofadr[0] for name in limb.joints])
+    data, joints = mujoco.MjData(model), joint_ids(model, limb.joints)
+    addresses, dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
     moving, resting, links = np.zeros(model.nv), np.zeros(model.nv), np.empty((2, *q_rad.shape))
     for k in range(len(q_rad)):
         data.qpos[addresses], data.qvel[dof], data.qacc[dof] = q_rad[k], 0.0, 0.0

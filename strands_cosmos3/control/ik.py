@@ -27,6 +27,7 @@ from strands_cosmos3.control.look_ahead import StepBounds, at_bound, look_ahead
 from strands_cosmos3.errors import FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import is_franka, limits_of
+from strands_cosmos3.robots.model import joints_to, pose_of
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import ErrorSummary
 
@@ -51,11 +52,7 @@ _POSTURE_STEP_RAD = 0.015  # the most that it covers
 _POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
 _DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
 _BY_ROW = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
-_FRAME_TYPES = {
-    "body": mujoco.mjtObj.mjOBJ_BODY,
-    "site": mujoco.mjtObj.mjOBJ_SITE,
-    "geom": mujoco.mjtObj.mjOBJ_GEOM,
-}
+_FRAME_TYPES = ("body", "site", "geom")
 
 
 class StepBoxLimit(mink.Limit):
@@ -191,10 +188,8 @@ class MinkIKBridge:
             raise FrameError(
                 f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."
             )
-        self.q_address = np.array([model.jnt_qposadr[j] for j in self._joints], dtype=np.intp)
-        self.dof_address = dof_address = np.array(
-            [model.jnt_dofadr[j] for j in self._joints], dtype=np.intp
-        )
+        self.q_address = model.jnt_qposadr[self._joints].astype(np.intp)
+        self.dof_address = dof_address = model.jnt_dofadr[self._joints].astype(np.intp)
         self.limits = limits_of(model, self._joints, limits, self.body_id)
         self.posture_rad = (
             self._home()
@@ -233,9 +228,7 @@ class MinkIKBridge:
     def body_id(self) -> int:
         """Id of the body that carries the driven frame."""
         kind, index = self.frame
-        if kind == "body":
-            return index
-        return int((self.model.site_bodyid if kind == "site" else self.model.geom_bodyid)[index])
+        return index if kind == "body" else int(getattr(self.model, kind)(index).bodyid[0])
 
     def ee_pose(self, qpos: F64) -> F64:
         """Forward kinematics: [nq] -> [4, 4], ``T_world_ee``; errors as :meth:`configuration`."""
@@ -254,24 +247,16 @@ class MinkIKBridge:
         Raises:
             FrameError: There is no such body or site, or a joint lies between the two.
         """
-        site = mujoco.mj_name2id(
-            self.model, mujoco.mjtObj.mjOBJ_SITE, instance_of(body_name, str, "body_name")
-        )
-        body = (
-            _frame_id(self.model, body_name, "body")
-            if site < 0
-            else int(self.model.site_bodyid[site])
-        )
+        name = instance_of(body_name, str, "body_name")
+        site = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SITE, name)
+        body = _frame_id(self.model, name, "body") if site < 0 else self.model.site_bodyid[site]
         if self.model.body_weldid[body] != self.model.body_weldid[self.body_id]:
             raise FrameError(
                 f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, "
                 "or a frame fixed to it."
             )
-        T_world_ee, T_world_body = self.ee_pose(qpos), np.eye(4)
-        data = self._lm.data
-        pose = data.body(body) if site < 0 else data.site(site)
-        T_world_body[:3, :3], T_world_body[:3, 3] = pose.xmat.reshape(3, 3), pose.xpos
-        return np.linalg.inv(T_world_ee) @ T_world_body
+        T_world_ee, data = self.ee_pose(qpos), self._lm.data
+        return np.linalg.inv(T_world_ee) @ pose_of(data.body(body) if site < 0 else data.site(site))
 
     def solve(
         self, T_world_ee: F64, q_init: F64, dt_s: float | None = None, method: Method | None = None
@@ -329,9 +314,6 @@ class MinkIKBridge:
             raise ShapeError(
                 f"poses and qpos_traj must have as many rows, got {len(targets)} and {len(rows)}."
             )
-        return self._residuals(targets, rows)
-
-    def _residuals(self, targets: F64, rows: F64) -> tuple[F64, F64]:
         residuals = [self._lm.residual([T], row)[0] for T, row in zip(targets, rows, strict=True)]
         residual_m, residual_rad = np.array(residuals).T
         return residual_m, residual_rad
@@ -381,7 +363,7 @@ class MinkIKBridge:
         rows = np.repeat(q[None], len(targets), axis=0)
         rows[:, self.q_address] = angles
         clamped = np.asarray(bounds.active(q[self.q_address], angles).any(axis=1))
-        return IKSolution(rows, *self._residuals(targets, rows), clamped, iterations)
+        return IKSolution(rows, *self.residuals(targets, rows), clamped, iterations)
 
     def _clear_of_collisions(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
@@ -416,19 +398,6 @@ class MinkIKBridge:
         most = np.stack((solution.residual_m + DETOUR_M, solution.residual_rad + DETOUR_RAD), 1)
         rest = self._row_by_row(targets[first:], start, bounds, "mink", limits, most[first:])
         return IKSolution.joined((solution.rows(0, first), rest), solution.collision)
-
-    def stop_before_collision(self, q: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
-        """Return rows [T, nq] from a configuration [nq] on that hold the arm before the first in
-        collision, and a report.
-
-        Errors as :meth:`configuration`.
-        """
-        q, q_rad = self.configuration(q, "q"), trailing(q_rad, "q_rad", (self.model.nq,), leading=1)
-        return (
-            (q_rad, CollisionReport())
-            if self.collisions is None
-            else self.collisions.stop(q, q_rad)
-        )
 
     def _step(
         self, target: F64, q: F64, lower: F64, upper: F64, method: Method, limits: list[mink.Limit]
@@ -541,32 +510,24 @@ def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
     return int(geom) if by_id else _frame_id(model, geom, "geom")
 
 
-def _frame_id(model: mujoco.MjModel, name: object, frame_type: object) -> int:
-    if not isinstance(frame_type, str) or frame_type not in _FRAME_TYPES:
+def _frame_id(model: mujoco.MjModel, name: object, frame_type: str) -> int:
+    if frame_type not in _FRAME_TYPES:
         raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
-    frame = (
-        mujoco.mj_name2id(model, _FRAME_TYPES[frame_type], name) if isinstance(name, str) else -1
-    )
-    if frame < 0:
-        count = {"body": model.nbody, "site": model.nsite, "geom": model.ngeom}[frame_type]
-        names = [mujoco.mj_id2name(model, _FRAME_TYPES[frame_type], i) for i in range(count)]
+    part, count = getattr(model, frame_type), getattr(model, f"n{frame_type}")
+    names = [part(i).name for i in range(count)]
+    if name == "" or name not in names:
         raise FrameError(
             f"the model has no {frame_type} {name!r}; it has: "
             f"{', '.join(filter(None, names)) or 'none that are named'}."
         )
-    return frame
+    return names.index(name)
 
 
 def _chain(model: mujoco.MjModel, body: int) -> list[int]:
     """Joints from the root to a body, in that order."""
-    joints: list[int] = []
-    while body > 0:
-        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-        joints = [*range(first, first + count), *joints] if count else joints
-        body = int(model.body_parentid[body])
-    hinged = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    joints, kinds = joints_to(model, body), model.jnt_type.tolist()
     for joint in joints:
-        if int(model.jnt_type[joint]) not in hinged:
+        if kinds[joint] not in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
             raise InputError(
                 f"joint {model.joint(joint).name!r} is neither a hinge nor a slide; only those "
                 "are supported."

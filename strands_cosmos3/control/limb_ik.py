@@ -32,8 +32,8 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
-from strands_cosmos3.robots.model import base_pose, load_robot
-from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
+from strands_cosmos3.robots.model import base_pose, joint_ids, load_robot
+from strands_cosmos3.robots.spec import Limb, RobotSpec, join_arms
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
 
 __all__ = ["MAX_STRETCH", "LimbIK", "LimbPlan", "LimbSolution"]
@@ -147,10 +147,8 @@ class LimbIK:
             for limb in limbs
         }
         parts = [bridge.limits for bridge in self.bridges.values()]
-        self.limits: JointLimits = (
-            parts[0] if alone else joined_limits(parts, [limb.joints for limb in limbs])
-        )
-        joints = [self.model.joint(name).id for name in self.robot.joints]
+        self.limits: JointLimits = joined_limits(parts, [limb.joints for limb in limbs])
+        joints = joint_ids(self.model, self.robot.joints)
         self.q_address: NDArray[np.intp] = self.model.jnt_qposadr[joints].astype(np.intp)
         self.home = self._home()
         self.T_world_base: Mapping[str, F64] = {
@@ -168,19 +166,18 @@ class LimbIK:
     @cached_property
     def _together(self) -> LevenbergMarquardt:
         """The solver of limbs that share joints."""
-        joints = [self.model.joint(name).id for name in self.robot.joints]
+        joints = joint_ids(self.model, self.robot.joints)
         frames = [bridge.frame for bridge in self.bridges.values()]
         dof_address = self.model.jnt_dofadr[joints].astype(np.intp)
         return LevenbergMarquardt(self.model, frames, self.q_address, dof_address, self._weight)
 
     def _home(self) -> F64:
-        q = np.array(self.model.qpos0)
+        q, model = np.array(self.model.qpos0), self.model
         q[self.q_address] = self.robot.home_rad
-        names = [self.model.joint(joint).name for joint in range(self.model.njnt)]
-        for gripper in (limb.gripper for limb in self.robot.limbs if limb.gripper is not None):
-            for joint, name in enumerate(names):
-                if name.endswith(gripper.joints):  # a host may put a prefix before
-                    q[self.model.jnt_qposadr[joint]] = gripper.opening.open_value
+        for gripper in filter(None, (limb.gripper for limb in self.robot.limbs)):
+            for joint in map(model.joint, range(model.njnt)):
+                if joint.name.endswith(gripper.joints):  # a host may put a prefix before
+                    q[joint.qposadr] = gripper.opening.open_value
         return q
 
     def forward(self, qpos: F64) -> dict[str, F64]:
@@ -194,9 +191,7 @@ class LimbIK:
         """Return each limb with its columns, by name; a single limb is joined with a single one
         whatever they are called.
         """
-        if len(self.robot.limbs) == len(embodiment.limbs) == 1:
-            return ((self.robot.limbs[0], embodiment.limbs[0]),)
-        return join_limbs(self.robot, embodiment)
+        return join_arms(self.robot, embodiment)
 
     def tool_frame(self, limb: Limb, columns: LimbColumns, qpos: F64) -> F64:
         """Return ``T_frame_cosmos`` [4, 4] of a limb's columns; FrameError if the robot lacks
@@ -236,17 +231,12 @@ class LimbIK:
             return LimbSolution(rows, by_limb, next(iter(by_limb.values())).collision)
         rows, report = self.collisions.stop(q, rows)
         if report.row is not None:
-            by_limb = {
-                name: self._with_residuals(solution, name, targets[name], rows)
-                for name, solution in by_limb.items()
-            }
+            for name, bridge in self.bridges.items():
+                residual_m, residual_rad = bridge.residuals(targets[name], rows)
+                by_limb[name] = replace(
+                    by_limb[name], q_rad=rows, residual_m=residual_m, residual_rad=residual_rad
+                )
         return LimbSolution(rows, by_limb, report)
-
-    def _with_residuals(
-        self, solution: IKSolution, limb: str, targets: F64, rows: F64
-    ) -> IKSolution:
-        residual_m, residual_rad = self.bridges[limb].residuals(targets, rows)
-        return replace(solution, q_rad=rows, residual_m=residual_m, residual_rad=residual_rad)
 
     def _solve_together(
         self, targets: dict[str, F64], q: F64, dt_s: float | None
@@ -298,18 +288,17 @@ class LimbIK:
 
     def _grippers(self, driven: Mapping[str, PoseTrajectory]) -> F64 | None:
         """Open fractions of the robot's grippers, or None if the rows move none of them."""
-        columns = {
-            limb.name: driven[limb.name].gripper
-            for limb in self.robot.limbs
-            if limb.gripper is not None
-        }
-        moved = [column for column in columns.values() if column is not None]
-        if moved and len(moved) < len(columns):
-            still = ", ".join(name for name, column in columns.items() if column is None)
+        owners = [limb.name for limb in self.robot.limbs if limb.gripper is not None]
+        moved = {name: driven[name].gripper for name in owners}
+        columns = [column for column in moved.values() if column is not None]
+        if not columns:
+            return None
+        if len(columns) < len(owners):
+            still = ", ".join(name for name in owners if moved[name] is None)
             raise ConfigError(
                 f"the rows do not move the gripper of {still}, but others of {self.robot.name!r}."
             )
-        return of_grippers(np.stack(moved, axis=-1)) if moved else None
+        return of_grippers(np.stack(columns, axis=-1))
 
     def plan(
         self, chunk: ActionChunk, q_anchor: F64, stats: Stats = None, t_capture_s: float = 0.0

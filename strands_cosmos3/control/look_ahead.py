@@ -12,6 +12,7 @@ Legend: T rows, n joints.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,31 +102,24 @@ def look_ahead(
         q_start: [nq] configuration at the start; joints off the chain keep its values.
         start_rad: [n] the chain's angles in it.
     """
-    chunk = _Chunk(solver, targets, q_start)
-    solutions = [_descend(chunk, start_rad, seed, bounds) for seed in seeds]
+
+    def linearize(angles_rad: F64) -> tuple[F64, F64]:
+        """[T, 6] errors and [T, 6, n] Jacobians at angles [T, n]."""
+        rows = [solver.linearize([T], q_start, q) for T, q in zip(targets, angles_rad, strict=True)]
+        errors, jacobians = zip(*rows, strict=True)
+        return np.stack(errors), np.stack(jacobians)
+
+    solutions = [_descend(linearize, start_rad, seed, bounds) for seed in seeds]
     return min(solutions, key=lambda solution: solution[1])[0]
 
 
-@dataclass(frozen=True, eq=False)
-class _Chunk:
-    solver: LevenbergMarquardt
-    targets: F64
-    q_start: F64
-
-    def linearize(self, angles_rad: F64) -> tuple[F64, F64]:
-        """[T, 6] errors and [T, 6, n] Jacobians at angles [T, n]."""
-        rows = [
-            self.solver.linearize([T], self.q_start, q)
-            for T, q in zip(self.targets, angles_rad, strict=True)
-        ]
-        return np.stack([error for error, _ in rows]), np.stack([J for _, J in rows])
-
-
-def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[F64, float]:
+def _descend(
+    linearize: Callable[[F64], tuple[F64, F64]], start: F64, seed: F64, bounds: StepBounds
+) -> tuple[F64, float]:
     """Angles [T, n], and the greatest error of a row in metres and radians."""
     reach = bounds.upper - bounds.lower if bounds.reach_rad is None else bounds.reach_rad
     angles = seed
-    error, jacobian = chunk.linearize(angles)
+    error, jacobian = linearize(angles)
     cost, damping = float(np.sum(error * error)), _DAMPING
     for _ in range(_PASSES):
         blocks = np.einsum("tki,tkj->tij", jacobian, jacobian) + damping * np.eye(len(start))
@@ -133,7 +127,7 @@ def _descend(chunk: _Chunk, start: F64, seed: F64, bounds: StepBounds) -> tuple[
             blocks, -np.einsum("tki,tk->ti", jacobian, error), angles, start, bounds, reach
         )
         trial = _inside(angles + step, start, bounds)
-        trial_error, trial_jacobian = chunk.linearize(trial)
+        trial_error, trial_jacobian = linearize(trial)
         trial_cost = float(np.sum(trial_error * trial_error))
         if trial_cost >= cost:
             damping *= 100

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64
 from strands_cosmos3.robots.joints import JointLimits
 
-__all__ = ["JointState", "StopProfile", "braking_position", "plan_stop"]
+__all__ = ["JointState", "StopProfile", "plan_stop"]
 
 RANGE_TOLERANCE_RAD = 5e-10  # beyond a joint's end, for rounding: a row may lie at the end
 _STOP_S = (0.0, 0.05, 0.065, 0.08, 0.1, 0.125, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.65)
@@ -101,17 +101,10 @@ def stop_strain(q: F64, v: F64, a: F64, limits: JointLimits, enough: float) -> F
     return least
 
 
-def braking_position(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
-    """[..., n] angles at which the joints would come to rest if they braked now, as hard as they
-    may.
-    """
-    for t, jerk in zip(*_phases(v, a, limits.acceleration, limits.jerk), strict=True):
-        q, v, a = constant_jerk(q, v, a, t, jerk)
-    return q
-
-
 def braking_range(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
-    """[..., n] least and greatest angles on the way to :func:`braking_position`."""
+    """[..., n] least and greatest angles on the way to rest if the joints braked now, as hard as
+    they may.
+    """
     return _extent(q, v, a, *_phases(v, a, limits.acceleration, limits.jerk), limits.jerk)
 
 

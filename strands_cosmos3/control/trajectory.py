@@ -25,7 +25,6 @@ from strands_cosmos3.control.stops import (
     RANGE_TOLERANCE_RAD,
     JointState,
     StopProfile,
-    braking_position,
     braking_range,
     constant_jerk,
     fastest,
@@ -40,7 +39,6 @@ __all__ = [
     "JointState",
     "PlannedMotion",
     "StopProfile",
-    "braking_position",
     "plan_motion",
     "plan_stop",
 ]

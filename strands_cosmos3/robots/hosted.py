@@ -5,7 +5,6 @@ grippers' unit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import mujoco
 import numpy as np
@@ -16,8 +15,11 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     bodies_up_from,
+    data_at,
+    direct_actuators,
     driven_joints,
     frame_body,
+    joint_ids,
     load_robot,
     pose_of,
 )
@@ -46,31 +48,26 @@ def require_robot(
     """
     instance_of(model, mujoco.MjModel, "model")
     instance_of(namespace, str, "namespace")
-    several = len(robot.limbs) > 1
-    if several and len(joints) != len(robot.joints):
+    ids = _joint_ids(model, namespace, joints)
+    hands = [_find(model, _BODY, namespace, limb.frame) for limb in robot.limbs]
+    several, has_hands = len(robot.limbs) > 1, min(hands) >= 0
+    if (several or has_hands) and len(ids) != len(robot.joints):
         raise ConfigError(
             f"{robot.title} has {len(robot.joints)} joints, and {len(joints)} are named."
         )
-    ids = _joint_ids(model, namespace, joints)
-    hands = [_find(model, _BODY, namespace, limb.frame) for limb in robot.limbs]
-    if min(hands) < 0:
+    if not has_hands:
         return
-    if len(ids) != len(robot.joints):
-        raise ConfigError(
-            f"{robot.title} has {len(robot.joints)} joints, and {len(ids)} are named."
-        )
-    reference, pairs, first = load_robot(robot), list[tuple[_Chain, _Chain]](), 0
+    reference, bases, first = load_robot(robot), list[tuple[F64, F64]](), 0
     for limb, hand in zip(robot.limbs, hands, strict=True):
-        host = _Chain(model, ids[first : first + len(limb.joints)], hand)
-        joints_of_limb = [reference.joint(name).id for name in limb.joints]
-        expected = _Chain(reference, joints_of_limb, frame_body(reference, limb))
-        _require_hand(host, expected, limb, robot.title, several)
-        pairs.append((host, expected))
+        host = model, ids[first : first + len(limb.joints)], hand
+        robots_own = reference, joint_ids(reference, limb.joints), frame_body(reference, limb)
+        bases.append(_require_hand(host, robots_own, limb, robot.title, several))
         first += len(limb.joints)
-    (first_host, first_expected), *further = pairs
-    for limb, (host, expected) in zip(robot.limbs[1:], further, strict=True):
-        error = np.linalg.inv(_between(first_expected, expected)) @ _between(first_host, host)
-        if (distance := _distance(error)) is not None:
+    (T_world_first, T_robot_first), *further = bases
+    for limb, (T_world_base, T_robot_base) in zip(robot.limbs[1:], further, strict=True):
+        T_first_base = np.linalg.inv(T_robot_first) @ T_robot_base
+        distance = _distance(T_first_base, np.linalg.inv(T_world_first) @ T_world_base)
+        if distance is not None:
             raise ConfigError(
                 f"the base of the simulated robot's {limb.name} arm stands {distance} from where "
                 f"that of {robot.title} does, seen from the {robot.limbs[0].name} one; its arms "
@@ -134,8 +131,16 @@ def _require_gripper(
     """Refuse a gripper's command that moves nothing, or something on another of the limbs, by
     their last bodies.
     """
+    assert limb.gripper is not None
     if (actuator := _commanded(model, namespace, key)) < 0:
-        raise ConfigError(_no_gripper(model, namespace, key, limb))
+        names = (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu))
+        raise ConfigError(
+            f"the simulated robot has no actuator {key!r}, and none that moves a joint of that "
+            f"name, for the gripper of {limb.name!r} (the robot's own is "
+            f"{limb.gripper.actuator!r}): it would never move. Its actuators: "
+            f"{', '.join(filter(None, names)) or 'none by name'}. Add one to the model, or name "
+            "one in action_mapping, e.g. {'gripper': '<its actuator>'}."
+        )
     carriers: set[str] = set()
     for joint in driven_joints(model, actuator):
         bodies = bodies_up_from(model, int(model.jnt_bodyid[joint]))
@@ -148,34 +153,16 @@ def _require_gripper(
         )
 
 
-def _no_gripper(model: mujoco.MjModel, namespace: str, key: str, limb: Limb) -> str:
-    expected = "" if limb.gripper is None else f" (the robot's own is {limb.gripper.actuator!r})"
-    names = (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu))
-    return (
-        f"the simulated robot has no actuator {key!r}, and none that moves a joint of that name, "
-        f"for the gripper of {limb.name!r}{expected}: it would never move. Its actuators: "
-        f"{', '.join(filter(None, names)) or 'none by name'}. Add one to the model, or name one in "
-        "action_mapping, e.g. {'gripper': '<its actuator>'}."
-    )
+_Chain = tuple[mujoco.MjModel, list[int], int]
+"""A model, ids of joints in it, base first, and the id of their hand's body."""
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Joints of a model, base first, and the body of their hand, by id."""
-
-    model: mujoco.MjModel
-    joints: list[int]
-    hand: int
-
-    def T_world_base(self, data: mujoco.MjData) -> F64:
-        base = self.model.body_parentid[self.model.jnt_bodyid[self.joints[0]]]
-        return pose_of(data.body(int(base)))
-
-    def T_base_hand(self, q_rad: F64) -> F64:
-        data = mujoco.MjData(self.model)
-        data.qpos[self.model.jnt_qposadr[self.joints]] = q_rad
-        mujoco.mj_kinematics(self.model, data)
-        return np.linalg.inv(self.T_world_base(data)) @ pose_of(data.body(self.hand))
+def _poses(chain: _Chain, q_rad: F64) -> tuple[F64, F64]:
+    """Poses [4, 4] of a chain's base in the world, and of its hand in the base."""
+    model, joints, hand = chain
+    data = data_at(model, joints, q_rad)
+    T_world_base = pose_of(data.body(model.body_parentid[model.jnt_bodyid[joints[0]]]))
+    return T_world_base, np.linalg.inv(T_world_base) @ pose_of(data.body(hand))
 
 
 def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> list[int]:
@@ -201,26 +188,26 @@ def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> 
     return ids
 
 
-def _require_hand(host: _Chain, expected: _Chain, limb: Limb, title: str, several: bool) -> None:
+def _require_hand(
+    host: _Chain, robots_own: _Chain, limb: Limb, title: str, several: bool
+) -> tuple[F64, F64]:
+    """Compare a limb's hands; return the poses of both bases."""
+    T_world_base = T_robot_base = np.eye(4)
     for q in limb.home_rad + _PROBES:
-        error = np.linalg.inv(expected.T_base_hand(q)) @ host.T_base_hand(q)
-        if (distance := _distance(error)) is not None:
+        T_world_base, T_base_hand = _poses(host, q)
+        T_robot_base, T_expected = _poses(robots_own, q)
+        if (distance := _distance(T_expected, T_base_hand)) is not None:
             hand = f"{limb.name} hand" if several else "hand"
             raise ConfigError(
                 f"the simulated robot's {hand} is {distance} from where a {title}'s is at the same "
                 "joint angles; targets solved for that do not fit it. Use such a robot."
             )
+    return T_world_base, T_robot_base
 
 
-def _between(first: _Chain, second: _Chain) -> F64:
-    """Pose [4, 4] of the second chain's base in the first one's."""
-    data = mujoco.MjData(first.model)
-    mujoco.mj_kinematics(first.model, data)
-    return np.linalg.inv(first.T_world_base(data)) @ second.T_world_base(data)
-
-
-def _distance(error: F64) -> str | None:
-    """A pose's distance from the identity in words; None within tolerance."""
+def _distance(T_expected: F64, T: F64) -> str | None:
+    """The distance of two poses in words; None within tolerance."""
+    error = np.linalg.inv(T_expected) @ T
     length_m = float(np.linalg.norm(error[:3, 3]))
     angle_rad = float(np.arccos(np.clip((np.trace(error[:3, :3]) - 1) / 2, -1, 1)))
     if length_m <= _TOLERANCE_M and angle_rad <= _TOLERANCE_RAD:
@@ -233,14 +220,13 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
     driven in another way.
     """
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
-    actuators = np.array([_actuator_of(model, joint) for joint in ids], dtype=np.intp)
-    if (
-        (actuators < 0).any()
-        or not all(_is_direct(model, actuator) for actuator in actuators)
-        or (model.actuator_gear[actuators, 0] != 1).any()
-    ):
+    drives = [direct_actuators(model, joint)[:1] for joint in ids]
+    if not all(drives):
         return None
-    return servo_lead_s(model, actuators, model.jnt_dofadr[ids].astype(np.intp))
+    actuators = [actuator for (actuator,) in drives]
+    if (model.actuator_gear[actuators, 0] != 1).any():
+        return None
+    return servo_lead_s(model, actuators, model.jnt_dofadr[ids])
 
 
 def driven_gripper(

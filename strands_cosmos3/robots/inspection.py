@@ -11,7 +11,9 @@ from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
+    are_servos,
     bodies_up_from,
+    direct_actuators,
     driven_joints,
     joints_to,
     model_path,
@@ -60,31 +62,32 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
 
 def _require_names(model: mujoco.MjModel, path: Path) -> None:
     """Refuse what no limb can name: a base that floats, and joints or actuators without a name."""
-    floating = (int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL))
-    for joint in range(model.njnt):
-        body = int(model.jnt_bodyid[joint])
-        carries_joints = any(
-            body in bodies_up_from(model, int(carried))[1:] for carried in model.jnt_bodyid
-        )
-        if model.jnt_type[joint] in floating and carries_joints:
+    kinds, bodies = model.jnt_type.tolist(), model.jnt_bodyid.tolist()
+    for joint, (kind, body) in enumerate(zip(kinds, bodies, strict=True)):
+        name, of_body = model.joint(joint).name, f"body {model.body(body).name!r}"
+        if kind in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+            if not name:
+                raise ConfigError(
+                    f"{str(path)!r} has a joint without a name on {of_body}; name it there."
+                )
+        elif _joints_beyond(model, body):
             raise ConfigError(
-                f"{str(path)!r} stands on a free or ball joint, {model.joint(joint).name!r} of "
-                f"body {model.body(body).name!r}; "
-                "delete that joint from the model, which fixes the base, and joints that are not "
-                "to move, such as legs."
-            )
-        if not model.joint(joint).name and model.jnt_type[joint] not in floating:
-            raise ConfigError(
-                f"{str(path)!r} has a joint without a name on body {model.body(body).name!r}; "
-                "name it there."
+                f"{str(path)!r} stands on a free or ball joint, {name!r} of {of_body}; delete that "
+                "joint from the model, which fixes the base, and joints that are not to move, such "
+                "as legs."
             )
     if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
-        direct = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
-        driven = (model.joint(int(model.actuator_trnid[a, 0])).name for a in unnamed if direct[a])
+        driven = [model.joint(j).name for a in unnamed for j in driven_joints(model, a)]
         raise ConfigError(
             f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
-            f"{', '.join(driven) or 'tendons'}; name them there."
+            f"{', '.join(driven) or 'no joint'}; name them there."
         )
+
+
+def _joints_beyond(model: mujoco.MjModel, body: int) -> list[int]:
+    """The joints of bodies that a body carries."""
+    bodies = enumerate(model.jnt_bodyid.tolist())
+    return [joint for joint, link in bodies if body in bodies_up_from(model, link)[1:]]
 
 
 def _limb_ends(model: mujoco.MjModel) -> list[int]:
@@ -116,18 +119,14 @@ def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
     """Whether the moving part at a body is a gripper's single jaw: a slide, or a joint that a
     tendon or equality couples.
     """
-    first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-    if below[body] > _MOST_FINGERS or not count:
+    if below[body] > _MOST_FINGERS or not model.body_jntnum[body]:
         return False
-    coupled = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
-    slides = model.jnt_type[first] == int(mujoco.mjtJoint.mjJNT_SLIDE)
-    name = model.joint(first).name.lower()
+    first = model.joint(int(model.body_jntadr[body]))
+    coupled = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
     return bool(
-        slides
-        or "grip" in name
-        or "finger" in name
-        or first in model.eq_obj1id[coupled]
-        or first in model.eq_obj2id[coupled]
+        first.type[0] == mujoco.mjtJoint.mjJNT_SLIDE
+        or any(word in first.name.lower() for word in ("grip", "finger"))
+        or first.id in np.append(model.eq_obj1id[coupled], model.eq_obj2id[coupled])
     )
 
 
@@ -148,26 +147,24 @@ def _limb_names(model: mujoco.MjModel, bodies: list[int]) -> list[str]:
         return ["arm"]
     names = []
     for i, body in enumerate(bodies):
-        text = " ".join((model.body(body).name, *joints_to(model, body))).lower()
+        names_to = (model.joint(joint).name for joint in joints_to(model, body))
+        text = " ".join((model.body(body).name, *names_to)).lower()
         sides = [side for side in _SIDES if side in text]
         names.append(sides[0] if len(sides) == 1 else f"limb{i + 1}")
     return names if len(set(names)) == len(names) else [f"limb{i + 1}" for i in range(len(bodies))]
 
 
 def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb:
-    joints = joints_to(model, body)
-    ids = [model.joint(joint).id for joint in joints]
-    first = int(model.jnt_bodyid[ids[0]])
-    limbs_base = model.body(int(model.body_parentid[first])).name or "world"
-    actuators = tuple(
-        _actuator(model, joint) or f"{model.joint(joint).name}_servo" for joint in ids
-    )
-    if missing := [model.joint(joint).name for joint in ids if _actuator(model, joint) is None]:
+    ids = joints_to(model, body)
+    joints = tuple(model.joint(joint).name for joint in ids)
+    limbs_base = model.body(int(model.body_parentid[model.jnt_bodyid[ids[0]]])).name or "world"
+    drives = [direct_actuators(model, joint)[:1] for joint in ids]
+    if missing := [joint for joint, drive in zip(joints, drives, strict=True) if not drive]:
         notes.append(
             f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position "
             "servos are added."
         )
-    elif not _servos(model, actuators):
+    elif not are_servos(model, [drive[0] for drive in drives]).all():
         notes.append(
             f"{name}: the actuators are not position servos; give gains (kp, kd), and they become "
             "such."
@@ -177,6 +174,7 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
             f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else "
             "+-2 pi is assumed."
         )
+    torques = tuple(joint_torque(model, joint) or 0.0 for joint in ids)
     notes.append(
         f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is "
         "assumed."
@@ -185,33 +183,20 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     return Limb(
         name,
         joints,
-        actuators,
+        tuple(
+            model.actuator(drive[0]).name if drive else f"{joint}_servo"
+            for joint, drive in zip(joints, drives, strict=True)
+        ),
         frame=model.body(body).name,
         base=limbs_base,
         home=tuple(_home(model, ids)),
-        limits=LimbLimits(torque=_torque(model, ids)),
+        limits=LimbLimits(
+            torque=Figures(torques, "the model's force ranges") if min(torques) > 0 else None
+        ),
         tool=tool,
         tool_m=(0.0, 0.0, 0.0) if tool is None else tuple(model.site(tool).pos.tolist()),
         gripper=_gripper(model, body, name, notes),
     )
-
-
-def _actuator(model: mujoco.MjModel, joint: int) -> str | None:
-    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (
-        model.actuator_trnid[:, 0] == joint
-    )
-    actuators = np.flatnonzero(drives)
-    return model.actuator(int(actuators[0])).name or None if len(actuators) else None
-
-
-def _servos(model: mujoco.MjModel, actuators: tuple[str, ...]) -> bool:
-    ids = [model.actuator(name).id for name in actuators]
-    return bool(np.allclose(model.actuator_biasprm[ids, 1], -model.actuator_gainprm[ids, 0]))
-
-
-def _torque(model: mujoco.MjModel, ids: list[int]) -> Figures | None:
-    torques = tuple(joint_torque(model, joint) or 0.0 for joint in ids)
-    return Figures(torques, "the model's force ranges") if min(torques) > 0 else None
 
 
 def _home(model: mujoco.MjModel, ids: list[int]) -> list[float]:
@@ -232,9 +217,7 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
     """The joints beyond a limb's end, and the one actuator that moves them. The model does not say
     which end is open.
     """
-    beyond = [
-        j for j in range(model.njnt) if body in bodies_up_from(model, int(model.jnt_bodyid[j]))[1:]
-    ]
+    beyond = _joints_beyond(model, body)
     actuator = next(
         (a for a in range(model.nu) if set(driven_joints(model, a)) & set(beyond)), None
     )
@@ -258,7 +241,7 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
         for j in beyond
         if np.allclose(model.jnt_range[j], model.jnt_range[joint])
     )
-    unit = "m" if model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_SLIDE) else "rad"
+    unit = "m" if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE else "rad"
     command = GripperConvention(opened, closed, "ctrl")
     return GripperSpec(
         driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command

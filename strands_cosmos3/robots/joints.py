@@ -37,6 +37,10 @@ class SerialChain:
         links = np.linalg.norm(np.vstack((self.T_parent_joint[1:, :3, 3], self.point_m)), axis=1)
         return np.where(self.slides, 1.0, np.cumsum(links[::-1])[::-1])
 
+    def first(self, n: int) -> SerialChain:
+        """Return the chain of the first n joints."""
+        return replace(self, T_parent_joint=self.T_parent_joint[:n], slides=self.slides[:n])
+
     def motion(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64, F64]:
         """Return the point's position, velocity and acceleration [M, 3] in the base frame, from
         joint states [M, n].
@@ -82,16 +86,8 @@ class SerialChain:
 
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
-        x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
-        turn = np.exp(1j * q_rad.T)
-        for i in range(len(turn) - 1, -1, -1):
-            if self.slides[i]:
-                x[2] += q_rad[:, i]
-            else:
-                c = (x[0] + 1j * x[1]) * turn[i]
-                x[0], x[1] = c.real, c.imag
-            x = self.T_parent_joint[i, :3, :3] @ x + self.T_parent_joint[i, :3, 3, None]
-        return x.T
+        T = self.frames(q_rad)
+        return T[:, :3, :3] @ self.point_m + T[:, :3, 3]
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,15 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.joints import LIMIT_NAMES, HandLimits, JointLimits
-from strands_cosmos3.robots.model import chain_to_body, frame_body
+from strands_cosmos3.robots.model import (
+    chain_to_body,
+    data_at,
+    direct_actuators,
+    frame_body,
+    joint_ids,
+)
 from strands_cosmos3.robots.panda import FER, FRANKA_CHAIN, HOME_Q, LIMITS
-from strands_cosmos3.robots.spec import Limb, RobotSpec
+from strands_cosmos3.robots.spec import RATES, Limb, RobotSpec
 
 ASSUMED_VELOCITY = 1.3, 0.1
 """Rates assumed where none are known, of a hinge [rad/s, rad/s^2] and of a slide [m/s, m/s^2]."""
@@ -55,24 +61,26 @@ def limits_of(
         ConfigError: The limits have another number of joints, or exclude all of a joint's range.
     """
     ids = list(joints)
-    low, high, unlimited = _ranges(model, ids)
     if limits is None and not is_franka(model, ids):
-        return _assumed(model, ids, low, high, unlimited)
+        assumed: list[str] = []
+        arm = _complete(model, ids, {}, ", ".join(model.joint(j).name for j in ids), assumed)
+        _warn(
+            "no limits are known for an arm's joints",
+            assumed,
+            f"Pass limits=JointLimits(...), or the name of a table: {', '.join(LIMITS)}.",
+        )
+        return arm
     if isinstance(limits, str) and limits not in LIMITS:
         raise UnknownNameError("limits", limits, LIMITS)
     table = LIMITS[limits] if isinstance(limits, str) else FER if limits is None else limits
     if len(instance_of(table, JointLimits, "limits").velocity) != len(ids):
         raise ConfigError(f"limits has {len(table.velocity)} joints, but the chain has {len(ids)}.")
-    hands = table.hands
     if isinstance(limits, JointLimits):
-        low, high = np.maximum(low, table.q_min), np.minimum(high, table.q_max)
-        if (low >= high).any():
-            names = ", ".join(model.joint(ids[int(j)]).name for j in np.flatnonzero(low >= high))
-            raise ConfigError(
-                f"the limits leave nothing of the range that the model gives {names}; are they "
-                "another robot's?"
-            )
-    elif limits is not None and not is_franka(model, ids):
+        low, high = _narrowed(model, ids, limits.q_min, limits.q_max)
+        return replace(limits, q_min=low, q_max=high)
+    low, high, _ = _ranges(model, ids)
+    hands = table.hands
+    if limits is not None and not is_franka(model, ids):
         hands = tuple(replace(hand, chain=chain_to_body(model, body, ids)) for hand in hands)
     return replace(table, q_min=low, q_max=high, hands=hands)
 
@@ -90,13 +98,20 @@ def robot_limits(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, JointLimi
     assumed: list[str] = []
     limits = {limb.name: _limb_limits(model, limb, assumed) for limb in robot.limbs}
     if assumed:
-        warnings.warn(
-            f"robot {robot.name!r} does not state every limit, and these are assumed: "
-            f"{'; '.join(assumed)}. State them in the robot's limits, with their source.",
-            LimitsAssumedWarning,
-            stacklevel=3,
+        _warn(
+            f"robot {robot.name!r} does not state every limit",
+            assumed,
+            "State them in the robot's limits, with their source.",
         )
     return limits
+
+
+def _warn(reason: str, assumed: list[str], remedy: str) -> None:
+    warnings.warn(
+        f"{reason}, and these are assumed: {'; '.join(assumed)}. {remedy}",
+        LimitsAssumedWarning,
+        stacklevel=4,
+    )
 
 
 def all_limits(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits:
@@ -110,52 +125,58 @@ def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None
     :func:`limits_of` knows.
     """
     limb = robot.limb()
-    if is_franka(model, _joint_ids(model, limb)):
+    if is_franka(model, joint_ids(model, limb.joints)):
         return None
     return robot_limits(model, robot)[limb.name]
 
 
 def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
-    n_assumed, ids = len(assumed), _joint_ids(model, limb)
+    ids = joint_ids(model, limb.joints)
+    stated = {name: np.array(values) for name, values in limb.limits.values.items()}
+    limits, hand = _complete(model, ids, stated, limb.name, assumed), limb.limits.hand
+    if hand is None:
+        return limits
+    chain = chain_to_body(model, frame_body(model, limb), ids)
+    return replace(limits, hands=(HandLimits(chain, hand.velocity, hand.acceleration),))
+
+
+def _complete(
+    model: mujoco.MjModel, ids: list[int], stated: dict[str, F64], owner: str, assumed: list[str]
+) -> JointLimits:
+    """The stated limits, and others by the model or assumed; ``assumed`` gets a line for each of
+    these.
+    """
+    n_assumed = len(assumed)
     low, high, unlimited = _ranges(model, ids)
-    of_robot = {name: np.array(values) for name, values in limb.limits.values.items()}
-    if "q_min" in of_robot:
-        low, high = np.maximum(low, of_robot["q_min"]), np.minimum(high, of_robot["q_max"])
+    if "q_min" in stated:
+        low, high = _narrowed(model, ids, stated["q_min"], stated["q_max"])
     elif unlimited:
-        assumed.append(f"{limb.name}: range +-{ASSUMED_RANGE_RAD:.2f} of {', '.join(unlimited)}")
-    if (low >= high).any():
-        raise ConfigError(
-            f"the limits of limb {limb.name!r} leave nothing of a joint's range: {low} to {high}."
-        )
-    rates: dict[str, Any] = {**_assumed_rates(model, ids), **of_robot, "q_min": low, "q_max": high}
-    if "acceleration" in of_robot and "jerk" not in of_robot:
-        rates["jerk"] = of_robot["acceleration"] * ASSUMED_JERK_RATIO
-    for name, values in rates.items():
-        if name not in (*of_robot, "q_min", "q_max") and (
-            name != "torque" or (values == ASSUMED_TORQUE).any()
-        ):
-            assumed.append(f"{limb.name}: {name} {values.tolist()}")
-    hand = limb.limits.hand
-    hands = ()
-    if hand is not None:
-        chain = chain_to_body(model, frame_body(model, limb), ids)
-        hands = (HandLimits(chain, hand.velocity, hand.acceleration),)
-    return JointLimits(**rates, hands=hands, assumed=len(assumed) > n_assumed)
-
-
-def _joint_ids(model: mujoco.MjModel, limb: Limb) -> list[int]:
-    return [model.joint(name).id for name in limb.joints]
-
-
-def _assumed_rates(model: mujoco.MjModel, ids: list[int]) -> dict[str, Any]:
-    slides = (model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)).astype(int)
-    acceleration = np.array(ASSUMED_ACCELERATION)[slides]
-    return {
+        assumed.append(f"{owner}: range +-{ASSUMED_RANGE_RAD:.2f} of {', '.join(unlimited)}")
+    slides = (model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_SLIDE).astype(int)
+    rates: dict[str, Any] = {
         "velocity": np.array(ASSUMED_VELOCITY)[slides],
-        "acceleration": acceleration,
-        "jerk": acceleration * ASSUMED_JERK_RATIO,
+        "acceleration": np.array(ASSUMED_ACCELERATION)[slides],
         "torque": np.array([joint_torque(model, joint) or ASSUMED_TORQUE for joint in ids]),
+        **stated,
     }
+    rates.setdefault("jerk", rates["acceleration"] * ASSUMED_JERK_RATIO)
+    for name in RATES:
+        if name not in stated and (name != "torque" or (rates[name] == ASSUMED_TORQUE).any()):
+            assumed.append(f"{owner}: {name} {rates[name].tolist()}")
+    return JointLimits(**{**rates, "q_min": low, "q_max": high}, assumed=len(assumed) > n_assumed)
+
+
+def _narrowed(model: mujoco.MjModel, ids: list[int], q_min: F64, q_max: F64) -> tuple[F64, F64]:
+    """The model's ranges within other ones; ConfigError if nothing is left of one."""
+    low, high, _ = _ranges(model, ids)
+    low, high = np.maximum(low, q_min), np.minimum(high, q_max)
+    if (low >= high).any():
+        names = ", ".join(model.joint(ids[int(j)]).name for j in np.flatnonzero(low >= high))
+        raise ConfigError(
+            f"the limits leave nothing of the range that the model gives {names}; are they "
+            "another robot's?"
+        )
+    return low, high
 
 
 def joint_torque(model: mujoco.MjModel, joint: int) -> float | None:
@@ -164,11 +185,12 @@ def joint_torque(model: mujoco.MjModel, joint: int) -> float | None:
     """
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
-    drives = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (
-        model.actuator_trnid[:, 0] == joint
+    forces = (
+        float(model.actuator_forcerange[actuator, 1])
+        for actuator in direct_actuators(model, joint)
+        if model.actuator_forcelimited[actuator]
     )
-    limited = np.flatnonzero(drives & (model.actuator_forcelimited != 0))
-    return float(model.actuator_forcerange[limited[0], 1]) if len(limited) else None
+    return next(forces, None)
 
 
 def joined_limits(limits: Sequence[JointLimits], joints: Sequence[Sequence[str]]) -> JointLimits:
@@ -185,10 +207,9 @@ def joined_limits(limits: Sequence[JointLimits], joints: Sequence[Sequence[str]]
     first_of = [names.index(name) for name in unique]
     hands: list[HandLimits] = []
     for limb, part in zip(joints, limits, strict=True):
-        index = [unique.index(name) for name in limb]
+        index = np.array([unique.index(name) for name in limb])
         for hand in part.hands:
-            chain = range(len(limb)) if hand.joints is None else hand.joints
-            hands.append(replace(hand, joints=tuple(index[joint] for joint in chain)))
+            hands.append(replace(hand, joints=tuple(hand.of_chain(index).tolist())))
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in limits])[first_of]
         for name in LIMIT_NAMES
@@ -202,22 +223,16 @@ def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
     whatever they are called.
     """
     ids = list(joints)
-    hinges = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_HINGE)
+    hinges = model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_HINGE
     if len(ids) != len(HOME_Q) or not hinges.all():
         return False
-    data = mujoco.MjData(model)
     for q in _PROBES:
-        data.qpos[model.jnt_qposadr[ids]] = q
-        mujoco.mj_kinematics(model, data)
-        T = np.eye(4)
-        for joint, T_parent_joint, angle in zip(ids, FRANKA_CHAIN.T_parent_joint, q, strict=True):
-            T = T @ T_parent_joint
-            off_axis = np.cross(data.xanchor[joint] - T[:3, 3], T[:3, 2])
-            turned = data.xaxis[joint] - T[:3, 2]
-            if max(np.abs(off_axis).max(), np.abs(turned).max()) > _SAME_AXIS:
-                return False
-            c, s = np.cos(angle), np.sin(angle)
-            T[:3, :2] = T[:3, :2] @ np.array([[c, -s], [s, c]])
+        data = data_at(model, ids, q)
+        T = np.stack([FRANKA_CHAIN.first(n).frames(q[:n]) for n in range(1, len(q) + 1)])
+        axis = T[:, :3, 2]
+        off_axis = np.cross(data.xanchor[ids] - T[:, :3, 3], axis)
+        if max(np.abs(off_axis).max(), np.abs(data.xaxis[ids] - axis).max()) > _SAME_AXIS:
+            return False
     return True
 
 
@@ -231,23 +246,3 @@ def _ranges(model: mujoco.MjModel, ids: list[int]) -> tuple[F64, F64, list[str]]
         for end, sign in ((0, -1.0), (1, 1.0))
     )
     return low, high, [model.joint(j).name for j, has in zip(ids, limited, strict=True) if not has]
-
-
-def _assumed(
-    model: mujoco.MjModel, ids: list[int], low: F64, high: F64, unlimited: list[str]
-) -> JointLimits:
-    names = ", ".join(model.joint(j).name for j in ids)
-    boundless = (
-        f" The model gives {', '.join(unlimited)} no range: +-{ASSUMED_RANGE_RAD:.2f}."
-        if unlimited
-        else ""
-    )
-    warnings.warn(
-        f"no rates are known for the joints {names}; ASSUMED_VELOCITY {ASSUMED_VELOCITY[0]:g} "
-        f"rad/s and ASSUMED_ACCELERATION {ASSUMED_ACCELERATION[0]:g} rad/s^2 (slides "
-        f"{ASSUMED_VELOCITY[1]:g} m/s, {ASSUMED_ACCELERATION[1]:g} m/s^2) are taken.{boundless} "
-        f"Pass limits=JointLimits(...), or the name of a table: {', '.join(LIMITS)}.",
-        LimitsAssumedWarning,
-        stacklevel=4,
-    )
-    return JointLimits(low, high, **_assumed_rates(model, ids), assumed=True)

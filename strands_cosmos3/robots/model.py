@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,17 +14,19 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import (
     ConfigError,
+    Cosmos3Error,
     EnvironmentalError,
-    MissingDependencyError,
     ResourceNotFoundError,
     UnknownNameError,
 )
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
@@ -35,9 +37,8 @@ PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 _OPTIONS = ("timestep", "integrator", "cone", "impratio")
 """Physics options that attaching drops; without the elliptic cone, grasps creep."""
 _CONTACT_OPTIONS = ("cone", "impratio")
-_PLURALS = {"joint": "joints", "actuator": "actuators", "body": "bodies", "site": "sites"}
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
-_JOINT_DRIVES = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+_JOINT_DRIVES = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 _SAME = 1e-9
 _PROBE_RAD = 0.3
 
@@ -60,24 +61,17 @@ def load_panda() -> mujoco.MjModel:
 
 
 def _menagerie_path() -> Path:
-    try:
-        from git.exc import GitError
+    with needed_by("the 'menagerie' arm"):
+        from robot_descriptions import loaders  # noqa: F401 - before the network is used
+    from git.exc import GitError
 
-        # checks that it is installed before using the network
-        from robot_descriptions import loaders  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the 'menagerie' arm needs robot_descriptions: pip install 'strands-cosmos3[sim]'; or "
-            "use the bundled arm, 'panda'."
-        ) from error
     try:
         return Path(import_module("robot_descriptions.panda_mj_description").MJCF_PATH)
     except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space
-        reason = " ".join(str(error).split())
         raise EnvironmentalError(
             f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: "
-            f"{reason}); it is cloned from GitHub at its first use. Use the bundled arm, 'panda', "
-            "or the path of an .xml or .mjb file."
+            f"{' '.join(str(error).split())}); it is cloned from GitHub at its first use. Use the "
+            "bundled arm, 'panda', or the path of an .xml or .mjb file."
         ) from error
 
 
@@ -117,7 +111,7 @@ def mujoco_errors(action: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, mujoco.FatalError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, Cosmos3Error):
             raise
         raise ConfigError(f"MuJoCo cannot {action}: {error}") from error
 
@@ -142,23 +136,26 @@ def load_model(
     with mujoco_errors(f"load {str(path)!r}"):
         if path.suffix.lower() == ".mjb":
             return mujoco.MjModel.from_binary_path(str(path))
-        if not obstacles:
-            return mujoco.MjModel.from_xml_path(str(path))
-        arm = mujoco.MjSpec.from_file(str(path))
-        _add_obstacles(arm, obstacles)
-        return arm.compile()
+        return _compiled(mujoco.MjSpec.from_file(str(path)), obstacles)
 
 
-def _add_obstacles(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> None:
+def _compiled(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> mujoco.MjModel:
     for box in obstacles:
-        half_yaw = box.yaw_rad / 2
         arm.worldbody.add_geom(
             name=box.name,
             type=mujoco.mjtGeom.mjGEOM_BOX,
             size=np.array(box.size_m) / 2,
             pos=box.center_m,
-            quat=[np.cos(half_yaw), 0.0, 0.0, np.sin(half_yaw)],
+            quat=_turn(box.yaw_rad, 2),
         )
+    return arm.compile()
+
+
+def _turn(angle_rad: float, axis: int) -> F64:
+    """[4] quaternion wxyz of a turn about an axis, by its index."""
+    quat = np.zeros(4)
+    quat[0], quat[1 + axis] = np.cos(angle_rad / 2), np.sin(angle_rad / 2)
+    return quat
 
 
 def load_with_obstacles(
@@ -171,9 +168,8 @@ def load_with_obstacles(
         return load_model(spec, obstacles)
     with robot.named_in_errors():
         arm = load_spec(spec, robot)
-        _add_obstacles(arm, obstacles)
         with mujoco_errors(f"compile the model of robot {robot.name!r}"):
-            model = arm.compile()
+            model = _compiled(arm, obstacles)
         for limb in robot.limbs if spec is None else ():
             narrow_ranges(model, limb)
     return model
@@ -216,8 +212,9 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
     with robot.named_in_errors():
         files = ", ".join(part.file for part in robot.model)
         with mujoco_errors(f"compile {files} of robot {robot.name!r}"):
-            model = _with_servos(robot).compile()
-        _require_names(model, robot)
+            spec = _with_servos(robot)
+            _require_names(spec, robot, "its model")
+            model = spec.compile()
         require_drives(model, robot)
         for limb in robot.limbs:
             _require_chain(model, limb)
@@ -278,13 +275,10 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
         if parts:  # a URDF's options, which would remove finger pads and what is only seen
             whole.compiler.fusestatic = whole.compiler.discardvisual = False
     for part, spec in zip(parts, specs, strict=True):
-        half_yaw = np.deg2rad(part.yaw_deg) / 2
         parent = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
         for name in _CONTACT_OPTIONS if part.mount is not None else ():
             setattr(whole.option, name, getattr(spec.option, name))
-        frame = parent.add_frame(
-            pos=part.position_m, quat=[np.cos(half_yaw), 0.0, 0.0, np.sin(half_yaw)]
-        )
+        frame = parent.add_frame(pos=part.position_m, quat=_turn(np.deg2rad(part.yaw_deg), 2))
         for key in list(spec.keys):  # a key of one part says nothing of the others
             spec.delete(key)
         whole.attach(spec, prefix=part.prefix, frame=frame)
@@ -325,16 +319,12 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
         if not any({exclude.bodyname1, exclude.bodyname2} == pair for exclude in spec.excludes):
             spec.add_exclude(bodyname1=joint.parent.parent.name, bodyname2=joint.parent.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
-        half_roll = np.deg2rad(limb.tool_roll_deg) / 2
-        spec.body(limb.frame).add_site(
-            name=limb.tool, pos=limb.tool_m, quat=[np.cos(half_roll), np.sin(half_roll), 0.0, 0.0]
-        )
+        quat = _turn(np.deg2rad(limb.tool_roll_deg), 0)
+        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.tool_m, quat=quat)
 
 
-def _require_names(
-    model: mujoco.MjSpec | mujoco.MjModel, robot: RobotSpec, source: str = "its model"
-) -> None:
-    """Raise ConfigError unless a model, or its specification, has all that the robot names."""
+def _require_names(model: mujoco.MjSpec, robot: RobotSpec, source: str) -> None:
+    """Raise ConfigError unless a model's specification has all that the robot names."""
     names: dict[str, list[str]] = {
         "joint": list(robot.joints),
         "actuator": [],
@@ -350,43 +340,34 @@ def _require_names(
             names["joint"] += limb.gripper.joints
             names["actuator"].append(limb.gripper.actuator)
             names["body"] += limb.gripper.fingers
-    for kind, of_robot in names.items():
-        of_model = _names_of(model, kind)
-        if missing := [name for name in of_robot if name not in of_model]:
+    parts = (model.joints, model.actuators, model.bodies, model.sites)
+    for (kind, of_robot), of_model in zip(names.items(), parts, strict=True):
+        has = [part.name for part in of_model]
+        if missing := [name for name in of_robot if name not in has]:
             raise ConfigError(
                 f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which {source} does "
-                f"not have; it has: {', '.join(filter(None, of_model)) or 'none'}."
+                f"not have; it has: {', '.join(filter(None, has)) or 'none'}."
             )
 
 
-def _names_of(model: mujoco.MjSpec | mujoco.MjModel, kind: str) -> list[str]:
-    if isinstance(model, mujoco.MjSpec):
-        return [part.name for part in getattr(model, _PLURALS[kind])]
-    count = {"joint": model.njnt, "actuator": model.nu, "body": model.nbody, "site": model.nsite}
-    return [getattr(model, kind)(i).name for i in range(count[kind])]
-
-
 def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
-    joints = joints_to(model, frame_body(model, limb))
+    joints = tuple(model.joint(j).name for j in joints_to(model, frame_body(model, limb)))
     if joints != limb.joints:
         raise ConfigError(
             f"the joints of limb {limb.name!r} must be all those between the world and "
             f"{limb.frame!r}, base first: {', '.join(joints) or 'none'}; got "
             f"{', '.join(limb.joints)}. Remove a joint that is to stay still from the model."
         )
-    first, last = (
-        int(model.jnt_bodyid[model.joint(name).id]) for name in (limb.joints[0], limb.joints[-1])
-    )
-    carriers = bodies_up_from(model, first)[1:]
+    bodies = model.jnt_bodyid[joint_ids(model, limb.joints)].tolist()
+    carriers = bodies_up_from(model, bodies[0])[1:]
     if int(model.body(limb.base).id) not in carriers:
         names = ", ".join(filter(None, (model.body(body).name for body in carriers)))
         raise ConfigError(
             f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
             f"world and carries the joint {limb.joints[0]!r}: {names}."
         )
-    if limb.tool is not None and last not in bodies_up_from(
-        model, int(model.site(limb.tool).bodyid[0])
-    ):
+    tool = bodies[-1] if limb.tool is None else int(model.site(limb.tool).bodyid[0])
+    if bodies[-1] not in bodies_up_from(model, tool):
         raise ConfigError(
             f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint "
             f"{limb.joints[-1]!r} does not move; each limb needs one of its own, beyond its last "
@@ -428,6 +409,23 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
             model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = (low, high), 1
 
 
+def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
+    """Return the ids of joints by name."""
+    return [int(model.joint(name).id) for name in joints]
+
+
+def data_at(
+    model: mujoco.MjModel, joints: Sequence[int] = (), q_rad: F64 | float = 0.0
+) -> mujoco.MjData:
+    """Return the kinematics of a model with joints, by id, at angles [n]; the others are where the
+    model has them.
+    """
+    data = mujoco.MjData(model)
+    data.qpos[model.jnt_qposadr[list(joints)]] = q_rad
+    mujoco.mj_kinematics(model, data)
+    return data
+
+
 def bodies_up_from(model: mujoco.MjModel, body: int) -> list[int]:
     """Return a body's id, its parent's and so on, up to the world's."""
     bodies = [body]
@@ -437,19 +435,16 @@ def bodies_up_from(model: mujoco.MjModel, body: int) -> list[int]:
     return bodies
 
 
-def joints_to(model: mujoco.MjModel, body: int) -> tuple[str, ...]:
-    """Return the names of the joints between the world and a body, base first."""
-    names: list[str] = []
-    for link in bodies_up_from(model, body)[:-1]:
-        first, count = int(model.body_jntadr[link]), int(model.body_jntnum[link])
-        names = [*(model.joint(j).name for j in range(first, first + count)), *names]
-    return tuple(names)
+def joints_to(model: mujoco.MjModel, body: int) -> list[int]:
+    """Return the ids of the joints between the world and a body, base first."""
+    links = bodies_up_from(model, body)
+    return [joint for joint, link in enumerate(model.jnt_bodyid.tolist()) if link in links]
 
 
 def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     """Id of the body that carries a limb's frame."""
     if limb.frame_type == "site":
-        return int(model.site_bodyid[model.site(limb.frame).id])
+        return int(model.site(limb.frame).bodyid[0])
     return int(model.body(limb.frame).id)
 
 
@@ -464,15 +459,13 @@ def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
 
 def base_pose(model: mujoco.MjModel, limb: Limb) -> F64:
     """Return the pose [4, 4] ``T_world_base`` of a limb's base, which does not move."""
-    data = mujoco.MjData(model)
-    mujoco.mj_kinematics(model, data)
     base = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, limb.base)
     if base < 0 or model.body_weldid[base] != 0:
         raise ConfigError(
             f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
             "world."
         )
-    return pose_of(data.body(base))
+    return pose_of(data_at(model).body(base))
 
 
 def pose_of(frame: Any) -> F64:
@@ -509,15 +502,26 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
 def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Raise ConfigError unless each joint's actuator is a position servo, as a simulation needs."""
     for limb in robot.limbs:
-        ids = [model.actuator(name).id for name in limb.actuators]
-        stiffness = model.actuator_gainprm[ids, 0]
-        servos = (stiffness > 0) & np.isclose(model.actuator_biasprm[ids, 1], -stiffness)
+        servos = are_servos(model, [model.actuator(name).id for name in limb.actuators])
         if not servos.all():
             names = ", ".join(np.array(limb.actuators)[~servos])
             raise ConfigError(
                 f"the actuators {names} of limb {limb.name!r} are not position servos; give the "
                 "limb gains (kp, kd), and they become such."
             )
+
+
+def are_servos(model: mujoco.MjModel, actuators: Sequence[int]) -> NDArray[np.bool_]:
+    """[n] whether actuators are position servos: their force is ``kp (ctrl - q) - kd qd``."""
+    ids = list(actuators)
+    kp = model.actuator_gainprm[ids, 0]
+    return (kp > 0) & np.isclose(model.actuator_biasprm[ids, 1], -kp)
+
+
+def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:
+    """Return the ids of the actuators that drive a joint without a tendon."""
+    direct = np.isin(model.actuator_trntype, _JOINT_DRIVES)
+    return np.flatnonzero(direct & (model.actuator_trnid[:, 0] == joint)).tolist()
 
 
 def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:
@@ -553,8 +557,7 @@ def _require_gripper(
     if model.actuator_ctrllimited[actuator]:
         ctrl_range = model.actuator_ctrlrange[actuator]
         _require_in_range(gripper.command, ctrl_range, f"command of {gripper.actuator!r}", limb)
-    for name in gripper.joints:
-        joint = model.joint(name).id
+    for name, joint in zip(gripper.joints, joint_ids(model, gripper.joints), strict=True):
         if model.jnt_limited[joint]:
             _require_in_range(gripper.opening, model.jnt_range[joint], f"opening of {name!r}", limb)
 
@@ -576,14 +579,12 @@ def chain_to_body(
     """Return the chain of hinges and slides, by name or id from the base on, that moves a body's
     origin in a model.
     """
-    at_zero = mujoco.MjData(model)
     ids = [int(model.joint(joint).id) for joint in joints]
-    at_zero.qpos[model.jnt_qposadr[ids]] = 0.0
-    mujoco.mj_kinematics(model, at_zero)
+    at_zero = data_at(model, ids)
     frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
     T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
     point = np.linalg.inv(frames[-1]) @ np.append(at_zero.body(body).xpos, 1.0)
-    slides = model.jnt_type[ids] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    slides = model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_SLIDE
     return SerialChain(T_parent_joint, point[:3], slides)
 
 
@@ -622,11 +623,8 @@ def kinematics_of(model: mujoco.MjModel, limb: Limb) -> LimbKinematics:
     """Return a limb's kinematics by its model; published figures stand for a model that agrees with
     them to 1e-9.
     """
-    data = mujoco.MjData(model)
     chain = chain_to_body(model, frame_body(model, limb), limb.joints)
-    for joint in limb.joints:
-        data.qpos[model.joint(joint).qposadr[0]] = 0.0
-    mujoco.mj_kinematics(model, data)
+    data = data_at(model, joint_ids(model, limb.joints))
     frame = data.site(limb.frame) if limb.frame_type == "site" else data.body(limb.frame)
     at_zero = np.linalg.inv(chain.frames(np.zeros(len(limb.joints)))) @ pose_of(frame)
     first = np.linalg.inv(base_pose(model, limb)) @ chain.T_parent_joint[0]

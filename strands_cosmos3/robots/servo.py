@@ -21,7 +21,7 @@ from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
-from strands_cosmos3.robots.model import frame_body, tool_in_body
+from strands_cosmos3.robots.model import are_servos, data_at, frame_body, joint_ids, tool_in_body
 from strands_cosmos3.robots.spec import Limb
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
@@ -129,13 +129,11 @@ class JointServo:
                 f"friction_nm must be one number or {self.n}, got "
                 f"{np.size(compensation.friction_nm)}."
             )
-        joints = [model.joint(name).id for limb in limbs for name in limb.joints]
+        joints = joint_ids(model, (name for limb in limbs for name in limb.joints))
         actuators = [model.actuator(name).id for limb in limbs for name in limb.actuators]
-        self.actuator_ids: NDArray[np.intp] = np.array(actuators, dtype=np.intp)
-        self.q_address: NDArray[np.intp] = model.jnt_qposadr[joints].astype(np.intp)
-        self.dof_address: NDArray[np.intp] = model.jnt_dofadr[joints].astype(np.intp)
-        self.kp: F64 = model.actuator_gainprm[actuators, 0].copy()
-        lead_s = servo_lead_s(model, self.actuator_ids, self.dof_address)
+        self._dof_address = model.jnt_dofadr[joints]
+        self.kp: F64 = model.actuator_gainprm[actuators, 0]
+        lead_s = servo_lead_s(model, actuators, self._dof_address)
         if lead_s is None:
             raise ConfigError(
                 "the arm's actuators must be position servos (gain kp, bias -kp q - kd qd)."
@@ -143,10 +141,10 @@ class JointServo:
         self._lead_s: F64 = lead_s
         self._kd: F64 = -model.actuator_biasprm[actuators, 2]
         home_rad = np.concatenate([limb.home_rad for limb in limbs])
-        self.inertia: F64 = _joint_inertia(model, self.q_address, self.dof_address, home_rad)
+        self.inertia: F64 = _joint_inertia(model, joints, home_rad)
         self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._friction_nm: F64 = (
-            model.dof_frictionloss[self.dof_address] + self.compensation.friction_nm
+            model.dof_frictionloss[self._dof_address] + compensation.friction_nm
         )
         self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
         self._payload = None
@@ -201,7 +199,7 @@ class JointServo:
         ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the
         actuators' range.
         """
-        dof = self.dof_address
+        dof = self._dof_address
         self._acceleration[dof] = qdd_rad_s2
         mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
         torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
@@ -231,7 +229,7 @@ class Payload:
         self._data = mujoco.MjData(self.model)
         self._hand = frame_body(self.model, self.limb)
         self._tool_m = tool_in_body(self.model, self.limb)
-        joints = [self.model.joint(name).id for name in self.limb.joints]
+        joints = joint_ids(self.model, self.limb.joints)
         self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
@@ -258,26 +256,23 @@ class Payload:
 
 
 def servo_lead_s(
-    model: mujoco.MjModel, actuators: NDArray[np.intp], dofs: NDArray[np.intp]
+    model: mujoco.MjModel, actuators: list[int], dofs: NDArray[np.int32]
 ) -> F64 | None:
     """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) /
     kp``; None for other actuators.
     """
-    kp, bias = model.actuator_gainprm[actuators, 0], model.actuator_biasprm[actuators]
-    if not (kp > 0).all() or not np.allclose(bias[:, 1], -kp):
+    if not are_servos(model, actuators).all():
         return None
-    return (model.dof_damping[dofs] - bias[:, 2]) / kp
+    damping = model.dof_damping[dofs] - model.actuator_biasprm[actuators, 2]
+    return damping / model.actuator_gainprm[actuators, 0]
 
 
-def _joint_inertia(
-    model: mujoco.MjModel, q_address: NDArray[np.intp], dofs: NDArray[np.intp], home_rad: F64
-) -> F64:
+def _joint_inertia(model: mujoco.MjModel, joints: list[int], home_rad: F64) -> F64:
     """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
-    data, column, inertia = mujoco.MjData(model), np.empty(model.nv), np.empty(len(dofs))
-    data.qpos[q_address] = home_rad
-    mujoco.mj_kinematics(model, data)
+    data, dofs = data_at(model, joints, home_rad), model.jnt_dofadr[joints]
     mujoco.mj_comPos(model, data)
     mujoco.mj_crb(model, data)
+    column, inertia = np.empty(model.nv), np.empty(len(dofs))
     for i, dof in enumerate(dofs):
         mujoco.mj_mulM(model, data, column, np.eye(model.nv)[dof])
         inertia[i] = column[dof]

@@ -72,11 +72,8 @@ class HandRates:
     def __post_init__(self) -> None:
         _text(self.source, "the source of the hand's rates")
         for name in ("velocity", "acceleration"):
-            if positive(getattr(self, name), f"the hand's {name}") > _PLAUSIBLE[name]:
-                raise ConfigError(
-                    f"the hand's {name} must be at most {_PLAUSIBLE[name]:g}, got "
-                    f"{getattr(self, name):g}."
-                )
+            rate = positive(getattr(self, name), f"the hand's {name}")
+            _require_within(rate, f"the hand's {name}", 0.0, _PLAUSIBLE[name])
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,7 @@ class LimbLimits:
         for name, values in self.values.items():
             if name in RATES and min(values) <= 0:
                 raise ConfigError(f"{name} limits must be above zero, got {list(values)}.")
-            if np.abs(values).max() > _PLAUSIBLE[name]:
-                raise ConfigError(
-                    f"{name} limits must be at most {_PLAUSIBLE[name]:g} in rad or m, s, N m or "
-                    f"N, got {list(values)}."
-                )
+            _require_within(values, f"{name} limits", -_PLAUSIBLE[name], _PLAUSIBLE[name])
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
@@ -246,8 +239,8 @@ class Limb:
     @property
     def T_frame_tool(self) -> F64:
         """[4, 4] pose of the tool centre point in the frame."""
-        T = np.eye(4)
-        c, s = np.cos(np.deg2rad(self.tool_roll_deg)), np.sin(np.deg2rad(self.tool_roll_deg))
+        T, roll_rad = np.eye(4), np.deg2rad(self.tool_roll_deg)
+        c, s = np.cos(roll_rad), np.sin(roll_rad)
         T[1:3, 1:3] = [[c, -s], [s, c]]
         T[:3, 3] = self.tool_m
         return T
@@ -259,13 +252,10 @@ class Limb:
     def of_joint(self, i: int) -> dict[str, object]:
         """Return what the limb states of its i-th joint, and the joints before that."""
         limits = {name: values[i] for name, values in self.limits.values.items()}
-        gains = (
-            {}
-            if self.gains is None
-            else {"kp": self.gains.kp.values[i], "kd": self.gains.kd.values[i]}
-        )
-        chain = {"joints": self.joints[: i + 1], "actuator": self.actuators[i]}
-        return {**chain, "home": self.home[i], **limits, **gains}
+        own = {"joints": self.joints[: i + 1], "actuator": self.actuators[i], "home": self.home[i]}
+        if self.gains is not None:
+            own |= {"kp": self.gains.kp.values[i], "kd": self.gains.kd.values[i]}
+        return own | limits
 
 
 @dataclass(frozen=True)
@@ -301,9 +291,14 @@ class ModelPart:
 
 
 @dataclass(frozen=True)
-class RobotCamera:
-    """A camera that is fixed to a body of the robot; positions and directions are in the body's
-    frame.
+class Camera:
+    """A camera that is fixed to a body, of the robot or ``world``; positions and directions are in
+    the body's frame.
+
+    Args:
+        target_m: A point it looks at.
+        fovy_deg: Vertical field of view.
+        up: Up in the picture.
     """
 
     name: str
@@ -388,7 +383,7 @@ class RobotSpec:
     title: str
     model: tuple[ModelPart, ...]
     limbs: tuple[Limb, ...]
-    cameras: tuple[RobotCamera, ...] = ()
+    cameras: tuple[Camera, ...] = ()
     source: str = ""
     embodiment: str | None = None
     workspace: Workspace = Workspace()
@@ -484,11 +479,9 @@ class RobotSpec:
     @property
     def home_rad(self) -> F64:
         """[n] home angles of :attr:`joints`."""
-        home = {
-            joint: angle
-            for limb in self.limbs
-            for joint, angle in zip(limb.joints, limb.home, strict=True)
-        }
+        home: dict[str, float] = {}
+        for limb in self.limbs:
+            home |= zip(limb.joints, limb.home, strict=True)
         return np.array([home[joint] for joint in self.joints])
 
 
@@ -518,6 +511,16 @@ def join_limbs(robot: RobotSpec, embodiment: Embodiment) -> tuple[tuple[Limb, Li
                 "has none there."
             )
     return tuple((limb, columns[limb.name]) for limb in robot.limbs)
+
+
+def join_arms(robot: RobotSpec, embodiment: Embodiment) -> tuple[tuple[Limb, LimbColumns], ...]:
+    """As :func:`join_limbs`, but a single limb is joined with a single one whatever they are
+    called.
+    """
+    moved = [columns for columns in embodiment.limbs if not columns.is_camera]
+    if len(moved) == len(robot.limbs) == 1:
+        return ((robot.limbs[0], moved[0]),)
+    return join_limbs(robot, embodiment)
 
 
 def _text(value: object, name: str) -> None:

@@ -31,7 +31,7 @@ from strands_cosmos3.embodiments import Embodiment, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ
-from strands_cosmos3.robots.spec import Limb, RobotSpec, join_limbs
+from strands_cosmos3.robots.spec import Limb, RobotSpec, join_arms
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.scene import SceneLimb
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
@@ -58,15 +58,9 @@ def rollout_spec(embodiment: str | Embodiment = "droid", robot: RobotSpec = PAND
 
 
 def _joined(robot: RobotSpec, embodiment: Embodiment) -> list[tuple[Limb, LimbColumns]]:
-    """The robot's limbs with their columns, joined by name, in the columns' order; only arms may
-    have different names.
-    """
-    moved = [columns for columns in embodiment.limbs if not columns.is_camera]
-    if len(moved) == len(robot.limbs) == 1:
-        joined = [(robot.limb(), moved[0])]
-    else:
-        limbs = {columns.name: limb for limb, columns in join_limbs(robot, embodiment)}
-        joined = [(limbs[columns.name], columns) for columns in moved]
+    """The robot's limbs with their columns, in the columns' order."""
+    order = [columns.name for columns in embodiment.limbs]
+    joined = sorted(join_arms(robot, embodiment), key=lambda pair: order.index(pair[1].name))
     for limb, columns in joined:
         if limb.frame_called(columns.tool_frame.parent) != limb.frame:
             raise ConfigError(
@@ -128,17 +122,12 @@ class RolloutRecorder:
             for limb, columns in _joined(arm.scene.robot, self._embodiment)
         ]
         with self._writer.episode(instruction or "no instruction") as episode:
-            step_recorder = _EpisodeRecorder(
+            steps = _EpisodeRecorder(
                 episode, arm, observe, limbs, self._embodiment, self._steps_a_frame
             )
-
-            def keep(rollout: Rollout) -> Rollout:
-                step_recorder.finish(rollout)
-                return rollout
-
-            arm.on_step = step_recorder.step
+            arm.on_step = steps.step
             try:
-                yield keep
+                yield steps.finish
             finally:
                 arm.on_step = None
             if not episode.length:
@@ -180,20 +169,15 @@ class _EpisodeRecorder:
     def _sample(self, q_commanded_rad: F64, gripper_commanded: float | F64) -> _Sample:
         q, _, gripper = self._arm.joint_state()
         measured, commanded = (
-            np.atleast_1d(values)[self._gripper_of].tolist()
-            for values in (gripper, gripper_commanded)
+            np.atleast_1d(values)[self._gripper_of] for values in (gripper, gripper_commanded)
         )
         own = [
             np.append(q[limb.columns], opening)
             for (limb, _), opening in zip(self._limbs, measured, strict=True)
         ]
-        return _Sample(
-            np.concatenate(own),
-            self._poses(q),
-            self._poses(q_commanded_rad),
-            commanded,
-            self._observe(self._arm.data),
-        )
+        poses, poses_commanded = self._poses(q), self._poses(q_commanded_rad)
+        views = self._observe(self._arm.data)
+        return _Sample(np.concatenate(own), poses, poses_commanded, commanded.tolist(), views)
 
     def _poses(self, q_rad: F64) -> list[F64]:
         """The pose [4, 4] of each limb's Cosmos frame in its base."""
@@ -224,17 +208,12 @@ class _EpisodeRecorder:
         }
         self._episode.add(frame | {camera_key(name): view for name, view in sample.views.items()})
 
-    def finish(self, rollout: Rollout) -> None:
-        """Save the episode if it has a frame."""
-        if not self._episode.length:
-            return
-        self._episode.replace_last(DONE, True)
-        self._episode.replace_last(SUCCESS, bool(rollout.success))
-        note = {
-            "seed": rollout.seed,
-            "task": rollout.task,
-            "outcome": str(rollout.outcome),
-            "success": rollout.success,
-            "model_sha256": rollout.model_sha256,
-        }
-        self._episode.save(note)
+    def finish(self, rollout: Rollout) -> Rollout:
+        """Save the episode if it has a frame; return its rollout."""
+        if self._episode.length:
+            self._episode.replace_last(DONE, True)
+            self._episode.replace_last(SUCCESS, bool(rollout.success))
+            names = "seed", "task", "success", "model_sha256"
+            note = {name: getattr(rollout, name) for name in names}
+            self._episode.save({**note, "outcome": str(rollout.outcome)})
+        return rollout

@@ -15,7 +15,7 @@ from strands_cosmos3.robots.model import PHYSICS_HZ
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.interrupt import Interrupt, deferred_interrupt
 from strands_cosmos3.sim.judge import Judge
-from strands_cosmos3.sim.metrics import ChunkRecord, EpisodeLog
+from strands_cosmos3.sim.metrics import EpisodeLog
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.policy_planner import AdaptedPolicyPlanner, PolicyPlanner
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
@@ -31,15 +31,10 @@ def physics_steps_per_tick(control_frequency: float) -> int:
     """
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
     if steps < 1 or abs(steps - round(steps)) > 1e-9:
-        valid = [
-            PHYSICS_HZ // n
-            for n in range(1, PHYSICS_HZ + 1)
-            if PHYSICS_HZ % n == 0 and PHYSICS_HZ // n >= 10
-        ]
+        valid = [str(hz) for hz in range(10, PHYSICS_HZ + 1) if PHYSICS_HZ % hz == 0]
         raise ConfigError(
             f"a control frequency of {control_frequency:g} Hz is not a whole number of physics "
-            f"steps ({PHYSICS_HZ} Hz); "
-            f"use one of {', '.join(map(str, sorted(valid)))}."
+            f"steps ({PHYSICS_HZ} Hz); use one of {', '.join(valid)}."
         )
     return round(steps)
 
@@ -81,14 +76,8 @@ class EpisodeRunner:
         recording: LimbRecording | None = None,
         progress: Callable[[float, float], None] | None = None,
     ):
-        self.arm, self.planner, self.judge, self.film, self.config = (
-            arm,
-            planner,
-            judge,
-            film,
-            config,
-        )
-        self.on_tick, self.followed, self.n_ticks = on_tick, followed, n_ticks
+        self.arm, self.planner, self.judge, self.film = arm, planner, judge, film
+        self.config, self.on_tick, self.followed, self.n_ticks = config, on_tick, followed, n_ticks
         self.recording, self.progress = recording, progress
         self.log = EpisodeLog(arm.dt_s, arm.scene.limbs)
         self._counters_before = dict(planner.counters)
@@ -220,18 +209,14 @@ class EpisodeRunner:
     def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        timing = chunk.motion_from_s, chunk.latency_ms, chunk.wall_ms, chunk.seam_rad_s
-        departure = chunk.q_reference_rad, chunk.limb_anchors
-        self.log.chunks.append(ChunkRecord(chunk.plan, chunk.motion, *timing, *departure))
         action, video = self.planner.answer
         self.planner.accepted_rows = action
-        if action is not None:
-            self.log.actions.append(action)
+        self.log.begin_chunk(chunk, action)
         self.film.show_prediction(video, chunk.since_s)
         self.film.show_plan(chunk.plan, chunk.wall_ms)
 
     def _record(self, tick: Tick) -> None:
-        self.log.step_block(tick.block, tick.q_rad, tick.gripper)
+        self.log.add(tick)
         self.film.frame(self.arm.data)
 
     def _come_to_rest(self) -> None:
@@ -241,13 +226,12 @@ class EpisodeRunner:
             self.log.end_chunk(executor.rows_begun)
             executor.stop()
         for _ in range(int(_MAX_STOP_S * self.config.hz)):
-            reference = executor.reference
-            if not reference.qd_rad_s.any() and not reference.qdd_rad_s2.any() and self.log.blocks:
+            if executor.reference.rests and self.log.ticks:
                 break
             try:
                 self._record(self.loop.advance())
             except ControlError as error:  # report what was done
-                if not self.log.blocks:
+                if not self.log.ticks:
                     raise
                 self.log.fault = self.log.fault or str(error)
                 break
@@ -262,6 +246,7 @@ class EpisodeRunner:
         wall_s: float,
     ) -> Rollout:
         log, planner = self.log, self.planner
+        errors: dict[str, Any] = log.errors()
         duration_s = log.duration_s  # the simulator's clock is reset when the physics diverges
         return Rollout(
             seed=seed,
@@ -269,16 +254,14 @@ class EpisodeRunner:
             instruction=planner.instruction,
             outcome=outcome,
             ik=log.ik_error(),
-            path=log.path_error(),
-            tracking=log.tracking_error(),
+            **errors,
             drift=log.drift(self.recording),
-            loop_drift=log.loop_drift(),
             between_hands=log.between_hands(),
             by_limb=log.by_limb(),
             steps=log.steps(),
-            latency_ms=log.latency_ms(),
+            latency_ms=log.percentiles("latency_ms"),
             latency_clock=_clock_of(self.config),
-            inference_ms=log.inference_ms(),
+            inference_ms=log.percentiles("wall_ms"),
             seam_rad_s=log.seam_rad_s(),
             counters={
                 **self.arm.executor.counters,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from strands_cosmos3.errors import ShapeError, UnknownNameError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
@@ -195,20 +195,14 @@ class VideoRecorder:
     def __enter__(self) -> VideoRecorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._views.close()
         if self._beauty is not None:
             self._beauty.close()
         self._beauty = None
         if self._writer is not None:
-            # the film up to then is worth keeping
-            interrupted = isinstance(error, KeyboardInterrupt)
-            self._writer.__exit__(*((None, None, None) if interrupted else (kind, error, trace)))
+            # of an interrupted episode, the film up to then is worth keeping
+            self._writer.close(keep=error is None or isinstance(error, KeyboardInterrupt))
 
 
 def observed_picture(
@@ -232,11 +226,8 @@ def observed_picture(
 def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
     """Return the commanded path [T, 3] of a limb's tool centre point in the world."""
     poses = plan.limb_poses.get(limb.limb.name)
-    T_hand = (
-        limb.kinematics.forward(plan.q_rad[:, limb.columns])
-        if poses is None
-        else poses.T_base_frame
-    )
+    q_rad = plan.q_rad[:, limb.columns]
+    T_hand = limb.kinematics.forward(q_rad) if poses is None else poses.T_base_frame
     return (limb.T_world_base @ T_hand @ limb.limb.T_frame_tool)[:, :3, 3]
 
 
@@ -254,8 +245,5 @@ def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
             "views must have one size with even sides, got "
             f"{[view.shape for view in (wrist, *outer)]}."
         )
-    halves = [
-        view.reshape(view.shape[0] // 2, 2, view.shape[1] // 2, 2, 3).mean((1, 3)).astype(np.uint8)
-        for view in outer
-    ]
+    halves = [np.asarray(Image.fromarray(view).reduce(2)) for view in outer]
     return np.concatenate([wrist, np.concatenate(halves, axis=1)])

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +25,13 @@ from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses,
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionReport
-from strands_cosmos3.control.executor import ExecutorState, ReferenceBlock
-from strands_cosmos3.control.trajectory import PlannedMotion
+from strands_cosmos3.control.executor import ExecutorState
+from strands_cosmos3.control.loop import AcceptedChunk, Tick
 from strands_cosmos3.sim.scene import SceneLimb
 from strands_cosmos3.snapshots import Restorable
-from strands_cosmos3.types import OFF_POSE_M, ErrorSummary, JointTrajectory, PoseTrajectory
+from strands_cosmos3.types import OFF_POSE_M, ErrorSummary
 
-_NONE = np.zeros(1)
+_NONE = np.zeros(0)
 _SHORT_M = 1e-4  # a shorter segment of the path is a stop
 
 
@@ -44,151 +43,120 @@ def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
 
 
 @dataclass
-class ChunkRecord:
-    """One accepted chunk."""
-
-    plan: JointTrajectory  # as given to the executor
-    motion: PlannedMotion
-    motion_from_s: float  # time of the motion's own clock at its start
-    latency_ms: float  # from the request to acceptance, on the arm's clock
-    inference_ms: float  # wall-clock time of inference and planning
-    seam_rad_s: float  # difference of the fastest joint's velocity where it joins the motion
-    q_reference_rad: F64  # the reference at its observation
-    # by limb, the pose of the hand that it departs from; empty for a plan without poses
-    limb_anchors: Mapping[str, F64]
-    rows: int = 0  # executed, including the current one
-
-    def executed(self, per_row: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the entries of a plan's array [T] that belong to executed rows."""
-        assert per_row is not None  # JointTrajectory fills them all
-        # a row due at once is merged into the start
-        skipped = len(self.plan.t_s) - len(self.motion.stretched)
-        return per_row[skipped : skipped + self.rows]
-
-
-@dataclass
 class EpisodeLog(Restorable):
-    """Log of an episode; ``dt_s`` is the physics step. Errors are over all limbs, or of those
-    that are named.
-    """
+    """Log of an episode; ``dt_s`` is the physics step."""
 
     STATE: ClassVar[tuple[str, ...]] = (
-        *("q_achieved", "gripper_achieved", "blocks", "chunk_of", "chunks", "actions"),
-        *("counters", "fault", "held", "final_state"),
+        *("ticks", "chunk_of", "chunks", "rows", "actions", "counters", "fault", "held"),
+        "final_state",
     )
 
     dt_s: float
     limbs: Mapping[str, SceneLimb]
-    q_achieved: list[F64] = field(default_factory=list)
-    gripper_achieved: list[F64] = field(default_factory=list)
-    blocks: list[ReferenceBlock] = field(default_factory=list)
-    chunk_of: list[NDArray[np.int_]] = field(default_factory=list)
-    chunks: list[ChunkRecord] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    chunk_of: list[NDArray[np.int_]] = field(default_factory=list)  # of a tick's physics steps
+    chunks: list[AcceptedChunk] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # executed of each chunk, the current included
     actions: list[F64] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     fault: str | None = None
     held: str | None = None
     final_state: ExecutorState | None = None
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the log."""
-        return super().snapshot() | {"chunks": [copy.copy(chunk) for chunk in self.chunks]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot."""
-        super().restore(state)
-        self.chunks = [copy.copy(chunk) for chunk in self.chunks]
-
     @property
     def duration_s(self) -> float:
         """Simulated duration of the motion."""
-        return sum(map(len, self.blocks)) * self.dt_s
+        return sum(len(tick.block) for tick in self.ticks) * self.dt_s
+
+    def begin_chunk(self, chunk: AcceptedChunk, action: F64 | None) -> None:
+        """Record a chunk, and its raw rows [T, D] if there are any."""
+        self.chunks.append(chunk)
+        self.rows.append(0)
+        if action is not None:
+            self.actions.append(action)
 
     def end_chunk(self, rows_begun: int) -> None:
         """Record that the present chunk was executed for that many rows."""
         if self.chunks:
-            self.chunks[-1].rows = max(self.chunks[-1].rows, rows_begun)
+            self.rows[-1] = max(self.rows[-1], rows_begun)
 
-    def step_block(self, block: ReferenceBlock, q: F64, gripper: F64) -> None:
-        """Log a block of physics steps: the references, and the measurements after each step."""
-        self.blocks.append(block)
-        self.q_achieved.append(q)
-        self.gripper_achieved.append(gripper)
-        self.chunk_of.append(np.full(len(block), len(self.chunks) - 1))
+    def _executed(self, name: str) -> F64:
+        """An array of the plans, over the executed rows."""
+        parts = [np.zeros(0)]
+        for chunk, rows in zip(self.chunks, self.rows, strict=True):
+            # a row due at once is merged into the start
+            skipped = len(chunk.plan.t_s) - len(chunk.motion.stretched)
+            parts.append(getattr(chunk.plan, name)[skipped : skipped + rows])
+        return np.concatenate(parts)
+
+    def add(self, tick: Tick) -> None:
+        """Log a tick: the references of its physics steps, and the measurements after each."""
+        self.ticks.append(tick)
+        self.chunk_of.append(np.full(len(tick.block), len(self.chunks) - 1))
+
+    def _commanded(self, name: str) -> F64:
+        return np.concatenate([getattr(tick.block, name) for tick in self.ticks])
+
+    def _achieved(self, name: str) -> F64:
+        return np.concatenate([getattr(tick, name) for tick in self.ticks])
 
     def steps(self) -> dict[str, int]:
         """Numbers of executed rows: total, clamped to a bound, slowed down, not converged, more
         than 1 mm off.
         """
+        stretched = [
+            chunk.motion.stretched[:rows].sum()
+            for chunk, rows in zip(self.chunks, self.rows, strict=True)
+        ]
+        converged = self._executed("converged")
         return {
-            "total": sum(chunk.rows for chunk in self.chunks),
-            "clamped": sum(int(chunk.executed(chunk.plan.clamped).sum()) for chunk in self.chunks),
-            "stretched": sum(
-                int(chunk.motion.stretched[: chunk.rows].sum()) for chunk in self.chunks
-            ),
-            "unconverged": sum(
-                int((~chunk.executed(chunk.plan.converged)).sum()) for chunk in self.chunks
-            ),
-            "off_pose": sum(
-                int((chunk.executed(chunk.plan.residual_m) > OFF_POSE_M).sum())
-                for chunk in self.chunks
-            ),
+            "total": sum(self.rows),
+            "clamped": int(self._executed("clamped").sum()),
+            "stretched": int(sum(stretched)),
+            "unconverged": int(len(converged) - converged.sum()),
+            "off_pose": int((self._executed("residual_m") > OFF_POSE_M).sum()),
         }
 
     def collisions(self) -> tuple[CollisionReport, ...]:
         """Reports of the accepted chunks that name two bodies."""
-        return tuple(
-            chunk.plan.collision for chunk in self.chunks if chunk.plan.collision.bodies is not None
-        )
+        reports = [chunk.plan.collision for chunk in self.chunks]
+        return tuple(report for report in reports if report.bodies is not None)
 
-    def latency_ms(self) -> dict[str, float]:
-        """Percentiles of the chunks' latencies on the arm's clock."""
-        return _percentiles([chunk.latency_ms for chunk in self.chunks])
-
-    def inference_ms(self) -> dict[str, float]:
-        """Percentiles of the wall-clock time of inference and planning."""
-        return _percentiles([chunk.inference_ms for chunk in self.chunks])
+    def percentiles(self, name: str, first: int = 0) -> dict[str, float]:
+        """Percentiles of a number of the chunks, from the ``first`` chunk on."""
+        values = [getattr(chunk, name) for chunk in self.chunks[first:]] or [0.0]
+        p50, p95 = np.percentile(values, [50, 95])
+        return {"p50": float(p50), "p95": float(p95), "max": float(max(values))}
 
     def seam_rad_s(self) -> dict[str, float]:
         """Percentiles of the differences in velocity where chunks join the motion; empty without
         a second chunk.
         """
-        return (
-            _percentiles([chunk.seam_rad_s for chunk in self.chunks[1:]])
-            if len(self.chunks) > 1
-            else {}
-        )
+        return self.percentiles("seam_rad_s", 1) if len(self.chunks) > 1 else {}
 
     def ik_error(self) -> ErrorSummary:
         """The solver's residual over executed rows."""
-        metres = [chunk.executed(chunk.plan.residual_m) for chunk in self.chunks]
-        return ErrorSummary.of(
-            _concatenate(metres),
-            _concatenate([chunk.executed(chunk.plan.residual_rad) for chunk in self.chunks]),
-        )
+        return _over([(self._executed("residual_m"), self._executed("residual_rad"))])
 
-    def path_error(self, *names: str) -> ErrorSummary:
-        """The commanded motion against the intended path."""
-        distances, angles = [], []
-        for limb in self._named(names):
-            for chunk, at, nominal_s in self._chunk_steps():
-                T_commanded = limb.kinematics.forward(self._q_commanded()[at, limb.columns])
-                T_intended = _intended(
-                    chunk.plan.limb_poses.get(limb.limb.name),
-                    limb,
-                    chunk.motion,
-                    nominal_s,
-                    chunk.plan.t_s,
-                    T_commanded,
-                )
-                distance, angle = between(T_commanded, T_intended)
-                distances.append(distance)
-                angles.append(angle)
-        return ErrorSummary.of(_concatenate(distances), _concatenate(angles))
+    def errors(self, *names: str) -> dict[str, ErrorSummary]:
+        """``path``, ``tracking`` and ``loop_drift`` over the named limbs, by default all."""
+        limbs = [self.limbs[name] for name in names or self.limbs]
+        return {
+            "path": _over([part for limb in limbs for part in self._path(limb)]),
+            "tracking": _over([between(*self._poses(limb)) for limb in limbs]),
+            "loop_drift": _over([self._loop_drift(limb) for limb in limbs]),
+        }
 
-    def tracking_error(self, *names: str) -> ErrorSummary:
-        """The arm against the commanded motion."""
-        return _over([between(*self._poses(limb)) for limb in self._named(names)])
+    def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
+        """The errors of each limb, by name; none for one limb, whose they are in any case."""
+        return {name: self.errors(name) for name in self.limbs if len(self.limbs) > 1}
+
+    def _path(self, limb: SceneLimb) -> Iterator[tuple[F64, F64]]:
+        """The commanded motion against the intended path, chunk by chunk."""
+        q_rad = self._commanded("q_rad")[:, limb.columns]
+        for chunk, at, nominal_s in self._chunk_steps():
+            T_commanded = limb.kinematics.forward(q_rad[at])
+            yield between(T_commanded, _intended(chunk, limb, nominal_s, T_commanded))
 
     def between_hands(self) -> ErrorSummary | None:
         """The second limb's pose in the first one's against the commanded one, at every step;
@@ -204,15 +172,12 @@ class EpisodeLog(Restorable):
         ]
         return ErrorSummary.of(*between(*relative))
 
-    def loop_drift(self, *names: str) -> ErrorSummary:
+    def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
         """The arm against the chunks' motions joined end to end.
 
         Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is
         joined to what was by ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
         """
-        return _over([self._loop_drift(limb) for limb in self._named(names)])
-
-    def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
         T_join, forward = [np.eye(4)], limb.kinematics.forward
         for chunk in self.chunks:
             jump, anchor = np.eye(4), chunk.limb_anchors.get(limb.limb.name)
@@ -222,25 +187,11 @@ class EpisodeLog(Restorable):
         commanded, achieved = self._poses(limb)
         return between(np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ commanded, achieved)
 
-    def _named(self, names: tuple[str, ...]) -> list[SceneLimb]:
-        return [self.limbs[name] for name in names or self.limbs]
-
     def _poses(self, limb: SceneLimb) -> tuple[F64, F64]:
         """Commanded and achieved poses [M, 4, 4] of a limb's frame in its base."""
-        forward, q_achieved = limb.kinematics.forward, np.concatenate(self.q_achieved)
-        return forward(self._q_commanded()[:, limb.columns]), forward(q_achieved[:, limb.columns])
-
-    def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
-        """Path, tracking and loop drift of each limb, by name; none for one limb, whose they are
-        in any case.
-        """
-        figures = {
-            "path": self.path_error,
-            "tracking": self.tracking_error,
-            "loop_drift": self.loop_drift,
-        }
-        names = self.limbs if len(self.limbs) > 1 else ()
-        return {name: {figure: error(name) for figure, error in figures.items()} for name in names}
+        forward, columns = limb.kinematics.forward, limb.columns
+        commanded, achieved = self._commanded("q_rad"), self._achieved("q_rad")
+        return forward(commanded[:, columns]), forward(achieved[:, columns])
 
     def drift(self, recording: LimbRecording | None) -> ErrorSummary | None:
         """The arm against a recording, if any."""
@@ -251,7 +202,7 @@ class EpisodeLog(Restorable):
             return None
         motion_s = np.concatenate([when for _, when in steps])
         within = motion_s <= recording.duration_s
-        q = np.concatenate(self.q_achieved)[np.concatenate([at for at, _ in steps])[within]]
+        q = self._achieved("q_rad")[np.concatenate([at for at, _ in steps])[within]]
         by_limb = recording.of_limbs(
             {name: len(limb.limb.joints) for name, limb in self.limbs.items()}
         )
@@ -264,15 +215,12 @@ class EpisodeLog(Restorable):
             errors.append(between(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
         return _over(errors)
 
-    def _q_commanded(self) -> F64:
-        return np.concatenate([block.q_rad for block in self.blocks])
-
-    def _chunk_steps(self) -> Iterator[tuple[ChunkRecord, NDArray[np.intp], F64]]:
+    def _chunk_steps(self) -> Iterator[tuple[AcceptedChunk, NDArray[np.intp], F64]]:
         """Yield each chunk with the physics steps that followed it and their times on its clock;
         braking is left out.
         """
         chunk_of = np.concatenate(self.chunk_of)
-        nominal_s = np.concatenate([block.nominal_s for block in self.blocks])
+        nominal_s = self._commanded("nominal_s")
         for index, chunk in enumerate(self.chunks):
             at = np.flatnonzero((chunk_of == index) & np.isfinite(nominal_s))
             if len(at):
@@ -280,13 +228,13 @@ class EpisodeLog(Restorable):
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Every trajectory of the episode, for :meth:`Rollout.save_npz`."""
-        q_ref, q = self._q_commanded(), np.concatenate(self.q_achieved)
+        q = self._achieved("q_rad")
         return {
             "t_s": (np.arange(len(q)) + 1) * self.dt_s,
-            "q_commanded_rad": q_ref,
+            "q_commanded_rad": self._commanded("q_rad"),
             "q_achieved_rad": q,
-            "gripper_commanded": np.concatenate([block.gripper for block in self.blocks]),
-            "gripper_achieved": np.concatenate(self.gripper_achieved),
+            "gripper_commanded": self._commanded("gripper"),
+            "gripper_achieved": self._achieved("gripper"),
             **{
                 f"T_base_hand_{which}{'_' if limb.prefix else ''}{limb.prefix.rstrip('_')}": T
                 for limb in self.limbs.values()
@@ -297,20 +245,7 @@ class EpisodeLog(Restorable):
         }
 
 
-def _percentiles(values: list[float]) -> dict[str, float]:
-    array = np.array(values or [0.0])
-    p50, p95 = np.percentile(array, [50, 95])
-    return {"p50": float(p50), "p95": float(p95), "max": float(array.max())}
-
-
-def _intended(
-    poses: PoseTrajectory | None,
-    limb: SceneLimb,
-    motion: PlannedMotion,
-    at_s: F64,
-    row_s: F64,
-    T_commanded: F64,
-) -> F64:
+def _intended(chunk: AcceptedChunk, limb: SceneLimb, at_s: F64, T_commanded: F64) -> F64:
     """Return the point [M, 4, 4] of the intended path that is nearest to each commanded pose, near
     its time.
 
@@ -318,13 +253,14 @@ def _intended(
     error, so the foot of the perpendicular is compared, within two rows of the pose's time on the
     chunk's clock.
     """
+    poses, motion = chunk.plan.limb_poses.get(limb.limb.name), chunk.motion
     if poses is None:  # the path joins the angles by straight lines
         knots = motion.spline.q_rad[:, limb.columns].T  # the rows, and the reference at the start
         return limb.kinematics.forward(
             np.stack([np.interp(at_s, motion.nominal_s, column) for column in knots], axis=1)
         )
     T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
-    t_s = np.concatenate(([0.0], row_s))
+    t_s = np.concatenate(([0.0], chunk.plan.t_s))
     corner = T[:, :3, 3]
     side = np.diff(corner, axis=0)
     length_sq = np.sum(side * side, axis=1)
@@ -343,10 +279,6 @@ def _intended(
 
 
 def _over(errors: list[tuple[F64, F64]]) -> ErrorSummary:
-    distances, angles = zip(*errors, strict=True)
-    return ErrorSummary.of(np.concatenate(distances), np.concatenate(angles))
-
-
-def _concatenate(parts: list[F64]) -> F64:
-    whole = np.concatenate(parts) if parts else _NONE
-    return whole if len(whole) else _NONE
+    """Of distances and angles in parts; of none they are zero."""
+    wholes = (np.concatenate(parts) for parts in zip((_NONE, _NONE), *errors, strict=True))
+    return ErrorSummary.of(*(whole if len(whole) else np.zeros(1) for whole in wholes))

@@ -16,7 +16,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, finite_array, positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.model import frame_body, tool_in_body
+from strands_cosmos3.robots.model import data_at, frame_body, joint_ids, tool_in_body
 from strands_cosmos3.robots.servo import Compensation
 from strands_cosmos3.robots.spec import Limb
 
@@ -75,10 +75,13 @@ class PlantErrors:
         """
         plant = copy.copy(model)
         limbs = limbs or PANDA.limbs
-        frames = [_frame(plant, limb) for limb in limbs]
-        joints = [
-            _id(plant, mujoco.mjtObj.mjOBJ_JOINT, name) for limb in limbs for name in limb.joints
-        ]
+        try:
+            frames = [frame_body(plant, limb) for limb in limbs]
+            joints = joint_ids(plant, (name for limb in limbs for name in limb.joints))
+        except KeyError as error:
+            raise ConfigError(
+                f"plant errors apply to a limb's joints, which the model lacks: {error}."
+            ) from None
         arm = np.isin(plant.body_rootid, plant.body_rootid[frames])
         plant.body_mass[arm] *= self.link_mass_scale
         plant.body_inertia[arm] *= self.link_mass_scale
@@ -134,8 +137,7 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
     hand = _fixed_body(model, limb, frame)
     link, tool_m = int(model.body_parentid[hand]), tool_in_body(model, limb)
     if hand != frame:
-        data = mujoco.MjData(model)
-        mujoco.mj_kinematics(model, data)
+        data = data_at(model)
         tool_m = data.xpos[frame] + data.xmat[frame].reshape(3, 3) @ tool_m
         tool_m = data.xmat[hand].reshape(3, 3).T @ (tool_m - data.xpos[hand])
     if not np.isclose(model.body_gravcomp[hand], model.body_gravcomp[link]):
@@ -185,19 +187,3 @@ def _matrix(quat_wxyz: F64) -> F64:
     R = np.zeros(9)
     mujoco.mju_quat2Mat(R, quat_wxyz)
     return R.reshape(3, 3)
-
-
-def _frame(model: mujoco.MjModel, limb: Limb) -> int:
-    _id(
-        model,
-        mujoco.mjtObj.mjOBJ_SITE if limb.frame_type == "site" else mujoco.mjtObj.mjOBJ_BODY,
-        limb.frame,
-    )
-    return frame_body(model, limb)
-
-
-def _id(model: mujoco.MjModel, kind: mujoco.mjtObj, name: str) -> int:
-    index = mujoco.mj_name2id(model, kind, name)
-    if index < 0:
-        raise ConfigError(f"the model has no {name!r}; plant errors apply to a limb's joints.")
-    return index

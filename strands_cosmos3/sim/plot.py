@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.errors import InputError, MissingDependencyError
+from strands_cosmos3.errors import InputError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import require_creatable
 from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.types import Rollout
@@ -68,46 +69,32 @@ def hands_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any]
 
 def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     t, hands = arrays["t_s"], hands_of(arrays)
+
+    def compare(axis: Any, commanded: Any, achieved: Any, label: str, color: Any = None) -> None:
+        (line,) = axis.plot(t, achieved, lw=1.3, color=color, label=label.strip())
+        axis.plot(t, commanded, "--", lw=1.0, color=line.get_color())
+
     for limb, (commanded, achieved) in hands.items():
-        for axis, name, colour in zip(
-            range(3), "xyz", ("tab:red", "tab:green", "tab:blue"), strict=True
-        ):
-            axes[0].plot(t, commanded[:, axis, 3], "--", color=colour, lw=1.0)
-            axes[0].plot(
-                t,
-                achieved[:, axis, 3],
-                color=colour,
-                lw=1.4,
-                alpha=0.8,
-                label=f"{limb} {name}".strip(),
-            )
-    axes[0].set_ylabel("hand, base frame [m]\n(dashed: commanded)")
-    axes[0].legend(ncols=3, loc="upper right", fontsize=8)
-    for joint in range(arrays["q_achieved_rad"].shape[1]):
-        (line,) = axes[1].plot(
-            t, arrays["q_achieved_rad"][:, joint], lw=1.2, label=f"joint{joint + 1}"
-        )
-        axes[1].plot(t, arrays["q_commanded_rad"][:, joint], "--", color=line.get_color(), lw=0.9)
-    axes[1].set_ylabel("joints [rad]\n(dashed: commanded)")
-    axes[1].legend(ncols=7, loc="upper right", fontsize=7)
-    axes[2].plot(t, arrays["gripper_commanded"], "k--", lw=1.0, label="commanded")
-    for gripper in np.atleast_2d(arrays["gripper_achieved"].T):
-        axes[2].plot(t, gripper, color="tab:purple", label="achieved")
-    axes[2].set_ylabel("gripper\nopen fraction")
-    axes[2].legend(loc="upper right", fontsize=8)
+        for i, color in enumerate(("tab:red", "tab:green", "tab:blue")):
+            compare(axes[0], commanded[:, i, 3], achieved[:, i, 3], f"{limb} {'xyz'[i]}", color)
+    joints = zip(arrays["q_commanded_rad"].T, arrays["q_achieved_rad"].T, strict=True)
+    for joint, (commanded, achieved) in enumerate(joints, 1):
+        compare(axes[1], commanded, achieved, f"joint{joint}")
+    openings = (np.atleast_2d(arrays[f"gripper_{which}"].T) for which in ("commanded", "achieved"))
+    for limb, commanded, achieved in zip(hands, *openings, strict=False):
+        compare(axes[2], commanded, achieved, f"{limb} gripper")
     for limb, (commanded, achieved) in hands.items():
         distance_m, angle_rad = between(commanded, achieved)
-        axes[3].plot(t, distance_m * 1e3, color="tab:red", label=f"{limb} position [mm]".strip())
-        axes[3].plot(
-            t,
-            np.rad2deg(angle_rad) * 10,
-            color="tab:gray",
-            lw=0.9,
-            label=f"{limb} rotation [0.1 deg]".strip(),
-        )
-    axes[3].set_ylabel("tracking error")
-    axes[3].legend(loc="upper right", fontsize=8)
-    axes[3].set_xlabel("simulated time [s]")
+        for error, unit in (
+            (distance_m * 1e3, "position [mm]"),
+            (np.rad2deg(angle_rad) * 10, "rotation [0.1 deg]"),
+        ):
+            axes[3].plot(t, error, lw=1.0, label=f"{limb} {unit}".strip())
+    labels = "hand, base frame [m]", "joints [rad]", "gripper\nopen fraction", "tracking error"
+    for axis, label in zip(axes, labels, strict=True):
+        axis.set_ylabel(label)
+        axis.legend(ncols=7, loc="upper right", fontsize=7)
+    axes[3].set_xlabel("simulated time [s]; dashed: commanded")
 
 
 def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
@@ -125,10 +112,8 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
             name for point in points for name in point if name not in ("step", "time", "windows")
         )
         for name in names:
-            values, marker = (
-                [point.get(name, np.nan) for point in points],
-                "." if len(points) < 20 else None,
-            )
+            values = [point.get(name, np.nan) for point in points]
+            marker = "." if len(points) < 20 else None
             axis.plot(steps, values, lw=1.1, label=name, marker=marker)
         if all(point.get(name, 1) > 0 for point in points for name in names):  # success may be 0
             axis.set_yscale("log")
@@ -140,13 +125,9 @@ def plot_learning(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Pat
 
 
 def _page(width_in: float, height_in: float) -> Figure:
-    try:
+    with needed_by("a plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib: pip install 'strands-cosmos3[sim]'."
-        ) from error
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.backends.replay import LimbRecording, Recording, ReplayBackend
+from strands_cosmos3.backends.replay import LimbRecording, ReplayBackend
 from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.control.loop import PrefixSpan
 from strands_cosmos3.errors import BackendError, ConfigError, InputError
@@ -33,11 +33,8 @@ _MEMBERS = (
 )
 
 
-class PolicyPlanner(Restorable):
-    """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a
-    :class:`~strands_cosmos3.control.loop.Planner`).
-
-    ``film`` renders the views for a policy that uses images.
+class _Planner(Restorable):
+    """What planners share: a policy, whose pictures ``film`` renders.
 
     Attributes:
         answer: Raw action rows [T, D] and predicted video of the latest chunk, or None each.
@@ -46,29 +43,53 @@ class PolicyPlanner(Restorable):
         replan_rows: Rows to execute before the next inference, or None.
     """
 
-    STATE = ("answer", "accepted_rows", "_action_prefix")
+    STATE: ClassVar[tuple[str, ...]] = ("answer", "accepted_rows", "_seen")
+    model_sha256: str | None = None
+    borrowed_domain: str | None = None
+    replan_rows: int | None
+
+    def __init__(self, arm: SimulatedArm, policy: Any, instruction: str, film: VideoRecorder):
+        self.instruction = instruction
+        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
+        self.accepted_rows: NDArray[Any] | None = None
+        self._arm, self._policy, self._film = arm, policy, film
+        self._seen: Any = None  # by the latest observation, for its plan
+
+    def _images(self) -> dict[str, NDArray[np.uint8]] | None:
+        return self._film.observe(self._arm.data) if self._policy.requires_images else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state, the policy's included."""
+        return super().snapshot() | {"policy": self._policy.snapshot()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        super().restore(state)
+        self._policy.restore(state["policy"])
+
+    def cancel(self) -> None:
+        """Break off an inference under way, if the policy can."""
+
+
+class PolicyPlanner(_Planner):
+    """Plans with a :class:`~strands_cosmos3.policy.Cosmos3Policy` (a
+    :class:`~strands_cosmos3.control.loop.Planner`).
+    """
 
     def __init__(
         self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder
     ):
-        self.instruction, self.replan_rows, self.model_sha256 = (
-            instruction,
-            policy.replan_rows,
-            policy.model_sha256,
-        )
-        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
-        self.accepted_rows: NDArray[Any] | None = None
+        super().__init__(arm, policy, instruction, film)
+        self.replan_rows, self.model_sha256 = policy.replan_rows, policy.model_sha256
         self.borrowed_domain = policy.borrowed_domain
-        self._arm, self._policy, self._film = arm, policy, film
         policy.set_obstacles(arm.scene.obstacles)
-        self._action_prefix: NDArray[Any] | None = None
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
         """Return the observation now, and keep the raw rows that the arm will execute in any
         case for :meth:`plan`.
         """
-        images = self._film.observe(self._arm.data) if self._policy.requires_images else None
-        self._action_prefix = self._prefix(action_prefix)
+        images = self._images()
+        self._seen = self._prefix(action_prefix)
         return self._arm.observation(images)
 
     def _prefix(self, span: PrefixSpan | None) -> NDArray[Any] | None:
@@ -81,25 +102,14 @@ class PolicyPlanner(Restorable):
 
     def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's chunk; any Cosmos3Error is the policy's."""
-        plan = self._policy.plan(observation, self.instruction, action_prefix=self._action_prefix)
-        self.answer = (
-            np.asarray(self._policy.last_rollout["action"]),
-            self._policy.last_rollout["video"],
-        )
+        plan = self._policy.plan(observation, self.instruction, action_prefix=self._seen)
+        rollout = self._policy.last_rollout
+        self.answer = np.asarray(rollout["action"]), rollout["video"]
         if isinstance(plan, ActionChunk):
             raise ConfigError(
                 "this policy returns raw columns; name the arm's robot, e.g. robot='panda'."
             )
         return plan
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the state, the policy's included."""
-        return super().snapshot() | {"policy": self._policy.snapshot()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot."""
-        super().restore(state)
-        self._policy.restore(state["policy"])
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -107,13 +117,12 @@ class PolicyPlanner(Restorable):
         return self._policy.counters
 
     def cancel(self) -> None:
-        """Break off an inference under way, if the policy can."""
+        """Break off an inference under way."""
         self._policy.cancel()
 
 
-class AdaptedPolicyPlanner(Restorable):
-    """Plans with any other policy, by ``get_actions_sync`` and flat observations. Otherwise as
-    :class:`PolicyPlanner`.
+class AdaptedPolicyPlanner(_Planner):
+    """Plans with any other policy, by ``get_actions_sync`` and flat observations.
 
     Such a policy plans from the angles it is shown, the measured ones; its steps are shifted to the
     anchor.
@@ -121,39 +130,27 @@ class AdaptedPolicyPlanner(Restorable):
     ``hz`` is the rate at which the policy's steps are due.
     """
 
-    STATE = ("answer", "accepted_rows", "_flat")
-    model_sha256: str | None = None
-    borrowed_domain: str | None = None
     counters: Mapping[str, int] = {}
 
     def __init__(
         self, arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
     ):
-        policy.set_robot_state_keys(
-            [
-                *arm.scene.robot.joints,
-                *(limb.gripper.joints[0] for limb in arm.scene.limbs.values()),
-            ]
-        )
+        super().__init__(arm, policy, instruction, film)
+        fingers = (limb.gripper.joints[0] for limb in arm.scene.limbs.values())
+        policy.set_robot_state_keys([*arm.scene.robot.joints, *fingers])
         policy.set_control_frequency(hz)
-        self.instruction, self.replan_rows = instruction, policy.actions_per_step
-        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
-        self.accepted_rows: NDArray[Any] | None = None
-        self._arm, self._policy, self._film, self._hz = arm, policy, film, hz
-        self._flat: dict[str, Any] = {}
+        self.replan_rows, self._hz = policy.actions_per_step, hz
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
         """Return the joints now, and keep the flat observation for :meth:`plan`."""
-        self._flat = self._arm.observe(
-            self._film.observe(self._arm.data) if self._policy.requires_images else None
-        )
+        self._seen = self._arm.observe(self._images())
         return self._arm.observation()
 
     def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint
         or holds no number.
         """
-        steps = self._policy.get_actions_sync(self._flat, self.instruction)
+        steps = self._policy.get_actions_sync(self._seen, self.instruction)
         plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
         anchor, limits = observation.q_anchor_rad, self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
@@ -165,18 +162,6 @@ class AdaptedPolicyPlanner(Restorable):
             np.maximum(q, limits.q_max),
         )
         return replace(plan, q_rad=shifted)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the state, the policy's included."""
-        return super().snapshot() | {"policy": self._policy.snapshot()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot."""
-        super().restore(state)
-        self._policy.restore(state["policy"])
-
-    def cancel(self) -> None:
-        """Do nothing: such a policy cannot be cancelled."""
 
 
 def planner_for(
@@ -193,10 +178,7 @@ def planner_for(
 def recording_of(policy: Policy) -> LimbRecording | None:
     """Return the recording that a policy replays, by limb, or None."""
     backend = policy.backend if isinstance(policy, Cosmos3Policy) else None
-    if not isinstance(backend, ReplayBackend):
-        return None
-    recording = backend.recording
-    return LimbRecording({"arm": recording}) if isinstance(recording, Recording) else recording
+    return backend.recording if isinstance(backend, ReplayBackend) else None
 
 
 def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:
@@ -210,13 +192,9 @@ def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> Join
     fingers = {limb.gripper.joints[0]: limb.gripper.opening for limb in scene.limbs.values()}
     gripper: Any = None
     if all(finger in step for step in steps for finger in fingers):
-        travel = {
-            finger: np.array([float(np.asarray(step[finger])) for step in steps])
-            for finger in fingers
-        }
-        gripper = of_grippers(
-            np.stack(
-                [opening.to_fraction(travel[name]) for name, opening in fingers.items()], axis=1
-            )
-        )
+        openings = [
+            opening.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
+            for finger, opening in fingers.items()
+        ]
+        gripper = of_grippers(np.stack(openings, axis=1))
     return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

@@ -7,6 +7,7 @@ imported mujoco.
 
 from __future__ import annotations
 
+import copy
 import ctypes.util
 import importlib
 import os
@@ -14,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 import mujoco
@@ -120,10 +120,9 @@ class Renderer:
         self._context: Any = None
         self._gpu: Any = None
         if not (1 <= height <= MAX_IMAGE_SIDE and 1 <= width <= MAX_IMAGE_SIDE):
-            size = f"{height} x {width} (height x width)"
             raise ConfigError(
                 f"a picture needs a positive size of at most {MAX_IMAGE_SIDE} pixels a side, got "
-                f"{size}."
+                f"{height} x {width} (height x width)."
             )
         self.quality = quality
         self.backend = choose_gl(gl)
@@ -131,7 +130,7 @@ class Renderer:
         self._frame = np.empty((height, width, 3), np.uint8)
         self._viewport = mujoco.MjrRect(0, 0, width, height)
         self._scene = mujoco.MjvScene(model, _MAX_GEOMS)
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self.quality.shadow_px > 0
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = quality.shadow_px > 0
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
         self._option.sitegroup[:] = 0  # frames, which a camera does not see
@@ -147,26 +146,13 @@ class Renderer:
             )
 
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:
-        """Upload the model to the GPU. MuJoCo reads the quality from the model, so it is set
-        there meanwhile.
-        """
-        look, size = self._model.vis.quality, self._model.vis.global_
-        before = (
-            look.shadowsize,
-            look.offsamples,
-            look.numslices,
-            look.numstacks,
-            size.offwidth,
-            size.offheight,
-        )
+        """Upload the model to the GPU. MuJoCo reads the quality from the model: a copy has it."""
+        model = copy.copy(self._model)
+        look, size = model.vis.quality, model.vis.global_
         look.shadowsize, look.offsamples = self.quality.shadow_px, self.quality.samples
         look.numslices, look.numstacks = self.quality.slices, self.quality.slices // 2
         size.offwidth, size.offheight = width, height
-        try:
-            gpu = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
-        finally:
-            look.shadowsize, look.offsamples, look.numslices, look.numstacks = before[:4]
-            size.offwidth, size.offheight = before[4:]
+        gpu = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, gpu)
         return gpu
 
@@ -178,15 +164,9 @@ class Renderer:
         Raises:
             UnknownNameError, RenderError: No such camera; the renderer was closed.
         """
-        if self._gpu is None:
-            raise RenderError("this renderer is closed; make another.")
         model = self._model
-        index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
-        if index < 0:
-            raise UnknownNameError(
-                "camera", camera, (model.camera(i).name for i in range(model.ncam))
-            )
-        self._camera.fixedcamid = index
+        names = [model.camera(i).name for i in range(model.ncam)]
+        self._camera.fixedcamid = self._index("camera", camera, names)
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(
             model, data, self._option, None, self._camera, everything, self._scene
@@ -202,15 +182,18 @@ class Renderer:
         """Draw with the model's present pixels of a texture from now on; errors as for
         :meth:`render`.
         """
-        if self._gpu is None:
-            raise RenderError("this renderer is closed; make another.")
-        index = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_TEXTURE, name)
-        if index < 0:
-            raise UnknownNameError(
-                "texture", name, (self._model.tex(i).name for i in range(self._model.ntex))
-            )
+        names = [self._model.tex(i).name for i in range(self._model.ntex)]
+        index = self._index("texture", name, names)
         self._context.make_current()
         mujoco.mjr_uploadTexture(self._model, self._gpu, index)
+
+    def _index(self, kind: str, name: str, names: list[str]) -> int:
+        """The index of a name among those of the model's cameras or textures."""
+        if self._gpu is None:
+            raise RenderError("this renderer is closed; make another.")
+        if name not in names:
+            raise UnknownNameError(kind, name, names)
+        return names.index(name)
 
     def close(self) -> None:
         """Free the GPU's memory and the context; closing twice is harmless."""
@@ -224,34 +207,19 @@ class Renderer:
     def __enter__(self) -> Renderer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
     """Append a path's segments to the scene, thinned to the number of geoms that are left."""
-    room = scene.maxgeom - scene.ngeom
-    points = path.points_m
-    if len(points) - 1 > room:
-        points = points[np.linspace(0, len(points) - 1, max(room, 1) + 1).round().astype(int)][
-            : room + 1
-        ]
-    for start, end in pairwise(points):
+    n_segments = min(len(path.points_m) - 1, scene.maxgeom - scene.ngeom)
+    places = np.linspace(0, len(path.points_m) - 1, n_segments + 1).round().astype(int)
+    capsule, rgba = mujoco.mjtGeom.mjGEOM_CAPSULE, np.array(path.rgba, np.float32)
+    for start, end in pairwise(path.points_m[places]):
         geom = scene.geoms[scene.ngeom]
-        mujoco.mjv_initGeom(
-            geom,
-            mujoco.mjtGeom.mjGEOM_CAPSULE,
-            np.zeros(3),
-            np.zeros(3),
-            np.zeros(9),
-            np.array(path.rgba, np.float32),
-        )
-        mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, path.radius_m, start, end)
+        mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.zeros(9), rgba)
+        mujoco.mjv_connector(geom, capsule, path.radius_m, start, end)
         geom.emission = 0.4
         geom.category = mujoco.mjtCatBit.mjCAT_DECOR  # no shadow
         scene.ngeom += 1

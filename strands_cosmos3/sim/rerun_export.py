@@ -4,10 +4,11 @@ tracking error over simulated time.
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.sim.plot import hands_of
@@ -45,26 +46,27 @@ def save_rrd(rollout: Rollout, path: str | Path) -> None:
     )
     recording.log("about", rr.TextDocument(about), static=True)
     hands = hands_of(arrays)
-    for (i, (which, colour)), (limb, poses) in product(enumerate(_COLOURS.items()), hands.items()):
-        T, of = poses[i][rows], f"{limb}/" if limb else ""
-        recording.log(
-            f"world/{of}path_{which}", rr.LineStrips3D([T[:, :3, 3]], colors=[colour]), static=True
-        )
-        pose = rr.Transform3D.columns(translation=T[:, :3, 3], mat3x3=T[:, :3, :3])
-        recording.send_columns(f"world/{of}{which}", indexes=time, columns=pose)
-    for which in _COLOURS:
-        for k in range(arrays[f"q_{which}_rad"].shape[1]):
-            angle = rr.Scalars.columns(scalars=arrays[f"q_{which}_rad"][rows, k])
-            recording.send_columns(f"joints/joint{k + 1}/{which}", indexes=time, columns=angle)
-        grippers = np.atleast_2d(arrays[f"gripper_{which}"][rows].T)
-        for name, opening in zip(hands if len(grippers) > 1 else [""], grippers, strict=True):
-            columns = rr.Scalars.columns(scalars=opening)
-            recording.send_columns(
-                f"gripper/{name}/{which}".replace("//", "/"), indexes=time, columns=columns
-            )
-    for limb, (commanded, achieved) in hands.items():
+
+    def send(entity: str, values: NDArray[Any]) -> None:
+        columns = rr.Scalars.columns(scalars=values)
+        recording.send_columns(entity, indexes=time, columns=columns)
+
+    for limb, hand in hands.items():
+        of = f"{limb}/" if limb else ""
+        for poses, (which, colour) in zip(hand, _COLOURS.items(), strict=True):
+            T = poses[rows]
+            line = rr.LineStrips3D([T[:, :3, 3]], colors=[colour])
+            recording.log(f"world/{of}path_{which}", line, static=True)
+            pose = rr.Transform3D.columns(translation=T[:, :3, 3], mat3x3=T[:, :3, :3])
+            recording.send_columns(f"world/{of}{which}", indexes=time, columns=pose)
+        commanded, achieved = hand
         off = achieved[rows, :3, 3] - commanded[rows, :3, 3]
-        tracking = rr.Scalars.columns(scalars=np.linalg.norm(off, axis=1) * 1e3)
-        recording.send_columns(f"tracking_mm/{limb}".rstrip("/"), indexes=time, columns=tracking)
+        send(f"tracking_mm/{limb}".rstrip("/"), np.linalg.norm(off, axis=1) * 1e3)
+    for which in _COLOURS:
+        for joint, angles in enumerate(arrays[f"q_{which}_rad"][rows].T, 1):
+            send(f"joints/joint{joint}/{which}", angles)
+        openings = np.atleast_2d(arrays[f"gripper_{which}"][rows].T)
+        for limb, opening in zip(hands if len(openings) > 1 else [""], openings, strict=True):
+            send(f"gripper/{limb}/{which}".replace("//", "/"), opening)
     recording.flush()
     recording.disconnect()

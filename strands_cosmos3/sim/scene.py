@@ -7,6 +7,7 @@ top. x points away from the robot, y to its left. Lengths are in metres, angles 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,23 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.collision import Obstacle
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, UnknownNameError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     LimbKinematics,
     base_pose,
+    data_at,
     frame_body,
+    joint_ids,
     kinematics_of,
+    mujoco_errors,
     narrow_ranges,
+    pose_of,
     require_drives,
     require_servos,
 )
-from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
+from strands_cosmos3.robots.spec import Camera, GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.scene_builder import (
-    View,
     add_camera,
     add_lights,
     add_tabletop,
@@ -84,7 +88,7 @@ class SceneLimb:
     frame_body: int
     tcp_site: int
     gripper_actuator: int
-    finger_qpos: NDArray[np.intp]
+    finger_qpos: NDArray[np.int32]
     finger_joints: tuple[int, ...]
     finger_bodies: tuple[int, ...]
 
@@ -141,7 +145,7 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
                 "unless they are slides that open "
                 "upwards."
             )
-        fingers = tuple(int(model.joint(name).id) for name in gripper.joints)
+        fingers = joint_ids(model, gripper.joints)
         limbs[limb.name] = SceneLimb(
             limb,
             gripper,
@@ -152,10 +156,10 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
             frame_body(model, limb),
             int(model.site(limb.tool).id),
             int(model.actuator(gripper.actuator).id),
-            model.jnt_qposadr[list(fingers)].astype(np.intp),
-            fingers,
+            model.jnt_qposadr[fingers],
+            tuple(fingers),
             tuple(int(model.body(name).id) for name in gripper.fingers)
-            or tuple(model.jnt_bodyid[list(fingers)].tolist()),
+            or tuple(model.jnt_bodyid[fingers].tolist()),
         )
         first += len(limb.joints)
     return limbs
@@ -215,13 +219,10 @@ class Scene:
             self.view_names: tuple[str, ...] = view_names_of(robot)
             self.model: mujoco.MjModel = self._compiled(arm)
             self.limbs = _limbs_of(model := self.model, robot)
-        self.arm_qpos = np.array([model.joint(name).qposadr[0] for name in robot.joints])
-        self.arm_dof = np.array([model.joint(name).dofadr[0] for name in robot.joints])
+        joints = joint_ids(model, robot.joints)
+        self.arm_qpos, self.arm_dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
         fingers = [joint for limb in self.limbs.values() for joint in limb.finger_joints]
-        self.finger_qpos, self.finger_dof = (
-            model.jnt_qposadr[fingers].astype(int),
-            model.jnt_dofadr[fingers].astype(int),
-        )
+        self.finger_qpos, self.finger_dof = model.jnt_qposadr[fingers], model.jnt_dofadr[fingers]
         self.arm_actuators = np.array(
             [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
         )
@@ -230,15 +231,10 @@ class Scene:
             int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()
         )
         self.obstacles = _standing_boxes(model, self.robot_roots)
-        self.bodies = {
-            name: RestingBody(
-                height_m,
-                int(model.joint(name).qposadr[0]),
-                int(model.joint(name).dofadr[0]),
-                int(model.body(name).id),
-            )
-            for name, height_m in (resting or {}).items()
-        }
+        self.bodies: dict[str, RestingBody] = {}
+        for name, height_m in (resting or {}).items():
+            (qpos,), (dof,) = model.joint(name).qposadr.tolist(), model.joint(name).dofadr.tolist()
+            self.bodies[name] = RestingBody(height_m, qpos, dof, int(model.body(name).id))
 
     def furnish(self, spec: mujoco.MjSpec) -> None:
         """Add lights, a table, and what stands and lies on it, to the robot's specification. A
@@ -247,23 +243,18 @@ class Scene:
         add_lights(spec)
         add_tabletop(spec)
 
-    def cameras(self) -> Mapping[str, View]:
+    def cameras(self) -> Mapping[str, Camera]:
         """Return the cameras by name; ConfigError if the rig needs one that there is not."""
         return cameras(self.robot)
 
     def _compiled(self, arm: str | Path | None) -> mujoco.MjModel:
-        try:
+        # e.g. a robot's file may have a table of its own
+        with mujoco_errors(f"build the scene of robot {self.robot.name!r}"):
             spec = robot_spec(self.robot, arm)
             self.furnish(spec)
-            for name, view in self.cameras().items():
-                add_camera(spec, name, view)
+            for camera in self.cameras().values():
+                add_camera(spec, camera)
             model = spec.compile()
-        except ValueError as error:  # MuJoCo's, e.g. of a robot's file with a table of its own
-            if isinstance(error, Cosmos3Error):
-                raise
-            raise ConfigError(
-                f"MuJoCo cannot build the scene of robot {self.robot.name!r}: {error}"
-            ) from error
         for limb in self.robot.limbs if arm is None else ():
             narrow_ranges(model, limb)
         return model
@@ -357,8 +348,7 @@ class Scene:
         """Return a copy of a state with some resting bodies elsewhere, given by name: centre [2]
         and yaw.
         """
-        moved = mujoco.MjData(self.model)
-        mujoco.mj_copyData(moved, self.model, data)
+        moved = copy.copy(data)
         for name, (xy_m, yaw_rad) in places.items():
             self.lay(moved, name, xy_m, yaw_rad)
         mujoco.mj_forward(self.model, moved)
@@ -371,17 +361,10 @@ class Scene:
         """
         state: dict[str, F64] = {name: self.T_world_body(data, name) for name in self.bodies}
         for limb in self.limbs.values():
-            tcp, twist = np.eye(4), np.zeros(6)
-            tcp[:3, :3], tcp[:3, 3] = (
-                data.site_xmat[limb.tcp_site].reshape(3, 3),
-                data.site_xpos[limb.tcp_site],
-            )
-            mujoco.mj_objectVelocity(
-                self.model, data, mujoco.mjtObj.mjOBJ_SITE, limb.tcp_site, twist, 0
-            )
-            state[f"{limb.prefix}tcp"] = tcp
-            # MuJoCo puts rotation first
-            state[f"{limb.prefix}tcp_twist"] = np.concatenate((twist[3:], twist[:3]))
+            twist, site = np.zeros(6), mujoco.mjtObj.mjOBJ_SITE
+            mujoco.mj_objectVelocity(self.model, data, site, limb.tcp_site, twist, 0)
+            state[f"{limb.prefix}tcp"] = pose_of(data.site(limb.tcp_site))
+            state[f"{limb.prefix}tcp_twist"] = np.roll(twist, 3)  # MuJoCo puts rotation first
             state[f"{limb.prefix}base"] = limb.T_world_base
             state[f"{limb.prefix}gap_m"] = limb.gap_m
         return state
@@ -409,16 +392,12 @@ class Scene:
             raise UnknownNameError(
                 "body", name, (self.model.body(i).name for i in range(self.model.nbody))
             )
-        T = np.eye(4)
-        T[:3, :3] = data.xmat[index].reshape(3, 3)
-        T[:3, 3] = data.xpos[index]
-        return T
+        return pose_of(data.body(index))
 
 
 def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:
     """The solid boxes of a model that neither move nor belong to the robot."""
-    data = mujoco.MjData(model)
-    mujoco.mj_kinematics(model, data)
+    data = data_at(model)
     of_robot = np.isin(model.body_rootid[model.geom_bodyid], list(robot))
     standing = (model.body_weldid[model.geom_bodyid] == 0) & ~of_robot
     solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & (

@@ -98,14 +98,11 @@ class SimulatedArm(Restorable):
         plant: PlantErrors | None = None,
     ):
         self.scene, self.plant = scene, plant
-        self.model = (
-            self.scene.model
-            if self.plant is None
-            else self.plant.apply(self.scene.model, *self.scene.robot.limbs)
-        )
+        limbs = scene.robot.limbs
+        self.model = scene.model if plant is None else plant.apply(scene.model, *limbs)
         self.data = mujoco.MjData(self.model)
         # the controller's view of it
-        self._nominal = self.data if self.plant is None else mujoco.MjData(self.scene.model)
+        self._nominal = self.data if plant is None else mujoco.MjData(scene.model)
         self._seed = 0
         self._ctrl_under_way: deque[F64] = deque()
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
@@ -114,22 +111,18 @@ class SimulatedArm(Restorable):
         self.limits = self._joint_limits()
         if self.control.strict and self.limits.assumed:
             raise ConfigError(
-                f"some limits of {self.scene.robot.name!r} are assumed, which strict refuses; "
+                f"some limits of {scene.robot.name!r} are assumed, which strict refuses; "
                 "state all of them in the robot's "
                 "limits, with their source, or leave strict out."
             )
-        self.servo = JointServo(
-            self.scene.model, self.control.compensation, *self.scene.robot.limbs
-        )
+        self.servo = JointServo(scene.model, self.control.compensation, *limbs)
         try:
             self._feed_forward = FeedForward(self.control.feed_forward)
         except ValueError:
             raise UnknownNameError(
                 "feed-forward", self.control.feed_forward, tuple(FeedForward)
             ) from None
-        self.dt_s = float(self.scene.model.opt.timestep)
-        self._open: float | F64 = of_grippers(np.ones(len(self.scene.limbs)))
-        self.executor = Executor(self.limits, self.dt_s, self.scene.robot.home_rad, self._open)
+        self.dt_s = float(scene.model.opt.timestep)
         self.on_step: Callable[[F64, Any], None] | None = None
         """Called after every physics step with the references at its end: angles [n] and open
         fraction, or [G].
@@ -154,13 +147,11 @@ class SimulatedArm(Restorable):
         """Place the arm at rest (at ``q_rad`` [n], by default at home) and the resting
         bodies (at ``layout``, by default random).
         """
-        layout = (
-            self.scene.sample_layout(np.random.default_rng(seed_number(seed)))
-            if layout is None
-            else layout
-        )
+        if layout is None:
+            layout = self.scene.sample_layout(np.random.default_rng(seed_number(seed)))
         start = self.scene.robot.home_rad if q_rad is None else q_rad
-        self.executor = Executor(self.limits, self.dt_s, start, self._open)
+        grippers_open = of_grippers(np.ones(len(self.scene.limbs)))
+        self.executor = Executor(self.limits, self.dt_s, start, grippers_open)
         self.scene.reset(self.data, layout, start)
         self._seed = seed
         steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
@@ -225,15 +216,12 @@ class SimulatedArm(Restorable):
         (uint8).
         """
         data, scene = self.data, self.scene
-        names = (
-            *scene.robot.joints,
-            *(joint for limb in scene.limbs.values() for joint in limb.gripper.joints),
-        )
+        fingers = (joint for limb in scene.limbs.values() for joint in limb.gripper.joints)
+        names = (*scene.robot.joints, *fingers)
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
         qd = np.concatenate((data.qvel[scene.arm_dof], data.qvel[scene.finger_dof]))
-        flat: dict[str, Any] = {name: float(value) for name, value in zip(names, q, strict=True)}
-        flat |= {f"{name}.vel": float(value) for name, value in zip(names, qd, strict=True)}
-        return flat | dict(images or {})
+        speeds = zip((f"{name}.vel" for name in names), qd.tolist(), strict=True)
+        return {**dict(zip(names, q.tolist(), strict=True)), **dict(speeds), **(images or {})}
 
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
@@ -254,39 +242,31 @@ class SimulatedArm(Restorable):
                 physics diverged.
         """
         scene, data, model = self.scene, self.data, self.model
-        references = [
-            np.concatenate((first[None], rest))
-            for first, rest in (
-                (before.q_rad, block.q_rad),
-                (before.qd_rad_s, block.qd_rad_s),
-                (before.qdd_rad_s2, block.qdd_rad_s2),
-            )
-        ]
+        references = (
+            np.vstack((before.q_rad, block.q_rad)),
+            np.vstack((before.qd_rad_s, block.qd_rad_s)),
+            np.vstack((before.qdd_rad_s2, block.qdd_rad_s2)),
+        )
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError(
                 "a reference is not finite; nothing was written to the actuators."
             )
         limbs, n = list(scene.limbs.values()), len(block)
-        openings = block.gripper.reshape(n, len(limbs)).T
-        fingers = np.stack(
-            [
-                limb.gripper.command.from_fraction(row)
-                for limb, row in zip(limbs, openings, strict=True)
-            ],
-            axis=1,
-        )
+        openings = block.gripper.reshape(n, len(limbs))
+        fingers = np.empty_like(openings)
+        for i, limb in enumerate(limbs):
+            fingers[:, i] = limb.gripper.command.from_fraction(openings[:, i])
         first_finger = [limb.finger_qpos[0] for limb in limbs]
-        until_s = data.time + len(block) * self.dt_s
-        q_rad, qd_rad_s = self._led(references[0], references[1], references[2])
+        until_s = data.time + n * self.dt_s
+        (q_rad, qd_rad_s), qdd_rad_s2 = self._led(*references), references[2]
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
-        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, references[2], load_nm)
+        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
         q, finger_q = np.empty((n, self.servo.n)), np.empty((n, len(limbs)))
         for k in range(n):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
-                dynamics, qdd_rad_s2 = self._nominal_dynamics(), references[2][k]
                 ctrl = self.servo.computed_torque(
-                    dynamics, q_rad[k], qd_rad_s[k], qdd_rad_s2, load_nm[k]
+                    self._nominal_dynamics(), q_rad[k], qd_rad_s[k], qdd_rad_s2[k], load_nm[k]
                 )
                 step = mujoco.mj_step2
             else:
@@ -305,11 +285,9 @@ class SimulatedArm(Restorable):
                 "the physics diverged and was reset by MuJoCo; reset the robot before it moves "
                 "again."
             )
-        opening = [
-            limb.gripper.opening.to_fraction(column)
-            for limb, column in zip(limbs, finger_q.T, strict=True)
-        ]
-        return q, of_grippers(np.stack(opening, axis=1))
+        for i, limb in enumerate(limbs):
+            finger_q[:, i] = limb.gripper.opening.to_fraction(finger_q[:, i])
+        return q, of_grippers(finger_q)
 
     def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count

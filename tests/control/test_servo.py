@@ -127,11 +127,9 @@ def test_velocity_leads_by_what_the_servo_loses():
     """kp (ctrl - q) must cancel kd qd and the joint's damping at the reference's own speed."""
     model = load_panda()
     servo, qd = JointServo(model), np.linspace(-1, 1, 7)
-    lost = -model.actuator_biasprm[servo.actuator_ids, 2] + model.dof_damping[:7]
+    lost = -model.actuator_biasprm[:7, 2] + model.dof_damping[:7]
     lead = servo.velocity_feed_forward(HOME_Q, qd, np.zeros(7)) - HOME_Q
-    np.testing.assert_allclose(
-        lead * model.actuator_gainprm[servo.actuator_ids, 0], lost * qd, atol=1e-9
-    )
+    np.testing.assert_allclose(lead * model.actuator_gainprm[:7, 0], lost * qd, atol=1e-9)
 
 
 def test_acceleration_leads_by_each_joints_own_inertia():
@@ -140,17 +138,17 @@ def test_acceleration_leads_by_each_joints_own_inertia():
     """
     model = load_panda()
     servo, data, resting = JointServo(model), mujoco.MjData(model), mujoco.MjData(model)
-    for joint, dof in enumerate(servo.dof_address):
+    for joint in range(7):
         qdd = np.zeros(7)
         qdd[joint] = 2.0
         for one in (data, resting):
-            one.qpos[servo.q_address] = HOME_Q
+            one.qpos[:7] = HOME_Q
         data.qacc[:], resting.qacc[:] = 0, 0
-        data.qacc[dof] = 2.0
+        data.qacc[joint] = 2.0
         mujoco.mj_inverse(model, data)
         mujoco.mj_inverse(model, resting)
         lead = servo.velocity_feed_forward(HOME_Q, np.zeros(7), qdd) - HOME_Q
-        torque = data.qfrc_inverse[dof] - resting.qfrc_inverse[dof]
+        torque = data.qfrc_inverse[joint] - resting.qfrc_inverse[joint]
         assert lead[joint] * servo.kp[joint] == pytest.approx(torque, rel=1e-6)
 
 

@@ -122,7 +122,7 @@ def test_joint_names_say_nothing_about_limits():
     np.testing.assert_array_equal(limits.acceleration, np.full(7, table.ASSUMED_ACCELERATION[0]))
     np.testing.assert_allclose(limits.jerk, 500 * limits.acceleration)
     assert not limits.hands
-    with pytest.warns(LimitsAssumedWarning, match=r"joint1 no range"):
+    with pytest.warns(LimitsAssumedWarning, match=r"range \+-6.28 of joint1\b"):
         limits = MinkIKBridge(other_arm(limited=False)).limits
     assert (limits.q_min[0], limits.q_max[0]) == (-2 * np.pi, 2 * np.pi)
 

@@ -215,20 +215,23 @@ def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
     log, rng = played.log, np.random.default_rng(0)
     q_commanded, chunk_of = log.arrays()["q_commanded_rad"], np.concatenate(log.chunk_of)
     q_commanded += np.cumsum(rng.normal(0, 0.01, q_commanded.shape), axis=0)
+    blocks = [tick.block for tick in log.ticks]
     for block, q in zip(
-        log.blocks, np.split(q_commanded, np.cumsum([len(b) for b in log.blocks])[:-1]), strict=True
+        blocks, np.split(q_commanded, np.cumsum([len(b) for b in blocks])[:-1]), strict=True
     ):
         block.q_rad[:] = q
     joined, before = np.empty((len(q_commanded), 4, 4)), dh_forward(HOME_Q)
     for index, chunk in enumerate(log.chunks):
         steps = np.flatnonzero(chunk_of == index)
-        chunk.q_reference_rad = q_commanded[max(steps[0] - 1, 0)]
-        chunk.limb_anchors = {"arm": dh_forward(chunk.q_reference_rad + rng.normal(0, 0.2, 7))}
+        q_reference = q_commanded[max(steps[0] - 1, 0)]
+        anchors = {"arm": dh_forward(q_reference + rng.normal(0, 0.2, 7))}
+        chunk = replace(chunk, q_reference_rad=q_reference, limb_anchors=anchors)
+        log.chunks[index] = chunk
         before = dh_forward(chunk.q_reference_rad) if index == 0 else before
         moved = np.linalg.inv(chunk.limb_anchors["arm"]) @ dh_forward(q_commanded[steps])
         joined[steps] = before @ moved
         before = joined[steps[-1]]
     gap = joined[:, :3, 3] - dh_forward(log.arrays()["q_achieved_rad"])[:, :3, 3]
-    assert log.loop_drift().mean_mm == pytest.approx(
+    assert log.errors()["loop_drift"].mean_mm == pytest.approx(
         np.linalg.norm(gap, axis=1).mean() * 1e3, rel=1e-6
     )

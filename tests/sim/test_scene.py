@@ -21,7 +21,7 @@ from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import PHYSICS_HZ, panda_path
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.sim.scene import Layout
-from strands_cosmos3.sim.scene_builder import VIEWS
+from strands_cosmos3.sim.scene_builder import cameras
 from strands_cosmos3.worlds.table.scene import SEPARATION_M, Bin, Cube, TableScene
 
 CUBES = ("cube_red", "cube_green", "cube_blue")
@@ -279,12 +279,12 @@ def test_an_arm_without_the_names_is_refused(tmp_path):
 
 def test_the_cameras_page_says_what_the_scene_has():
     page = (Path(__file__).resolve().parents[2] / "docs/scene.md").read_text()
-    for name, view in VIEWS.items():
+    for name, view in cameras(PANDA).items():
         figures = [
             f"({', '.join(f'{x:g}' for x in point)})" for point in (view.position_m, view.target_m)
         ]
         assert (
-            f"| {name} | {view.parent} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |"
+            f"| {name} | {view.body} | {figures[0]} | {figures[1]} | {view.fovy_deg:g} deg |"
             in page
         )
 

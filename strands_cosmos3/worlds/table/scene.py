@@ -13,11 +13,11 @@ import numpy as np
 from strands_cosmos3.checks import F64, positive
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.spec import RobotSpec, Workspace
+from strands_cosmos3.robots.spec import Camera, RobotSpec, Workspace
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.scene_builder import (
+    AROUND,
     CONTACT,
-    View,
     add_free_box,
     add_lights,
     add_tabletop,
@@ -36,10 +36,10 @@ of both.
 CLOSE_M = 0.065
 """Distance of the centres of two close cubes."""
 _MAX_DRAWS = 1000
-_NEAR: Mapping[str, View] = MappingProxyType(
+_NEAR: Mapping[str, Camera] = MappingProxyType(
     {
-        "exterior_1": View((1.08, 0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
-        "exterior_2": View((1.08, -0.88, 0.72), (0.47, 0.03, 0.13), 28.0),
+        name: replace(AROUND[name], target_m=(0.47, 0.03, 0.13), fovy_deg=28.0)
+        for name in ("exterior_1", "exterior_2")
     }
 )
 """Outer cameras that show the hand and the cubes."""
@@ -186,7 +186,7 @@ class TableScene(Scene):
             size_m = (cube.edge_m, cube.edge_m, cube.edge_m)
             add_free_box(spec, cube.name, size_m, cube.mass_kg, cube.rgb)
 
-    def cameras(self) -> dict[str, View]:
+    def cameras(self) -> dict[str, Camera]:
         """Return the cameras of the appearance."""
         look = self.appearance
         return cameras(self.robot, _NEAR if look.rig == "near" else {}, look.wrist_offset_m)
