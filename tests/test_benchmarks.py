@@ -139,6 +139,5 @@ def test_the_deltas_do_not_depend_on_where_the_arm_is():
         for pose in (T, away)
     )
     np.testing.assert_array_equal(here.action, there.action)
-    (recorded,) = backend.recording.by_limb.values()
-    poses = decode_chunk(here, recorded.at(np.array([0.5]))[0][0]).T_base_frame
-    np.testing.assert_allclose(poses, recorded.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6)
+    poses = decode_chunk(here, motion.at(np.array([0.5]))[0][0]).T_base_frame
+    np.testing.assert_allclose(poses, motion.at(0.5 + np.arange(1, 17) / 15)[0], atol=1e-6)
