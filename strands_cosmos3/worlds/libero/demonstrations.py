@@ -55,8 +55,8 @@ def libero_spec(config: LiberoConfig) -> DatasetSpec:
         "action_space": space.name,
         "normalized": False,
         "unit": "controller",
+        "pictures_every": LOOK_EVERY,
     }
-    meaning |= {"pictures_every": LOOK_EVERY}
     px = config.picture_px
     cameras = {camera_key(view): Feature(VIDEO, (px, px, 3)) for view in CAMERAS}
     columns = {ACTION: Feature("float32", (space.width,), space.columns, meaning)}
@@ -105,13 +105,8 @@ def record_libero(
                 world = LiberoSimulation(scene, config)
                 # loading the scene anew takes seconds and changes nothing
                 world.robosuite.hard_reset = False
-            _record(
-                writer,
-                world,
-                asked,
-                layout,
-                {"seed": seed, "episode": episode, "scene": scene.number},
-            )
+            note = {"seed": seed, "episode": episode, "scene": scene.number}
+            _record(writer, world, asked, layout, note)
     if world is not None:
         world.close()
 

@@ -13,6 +13,7 @@ from strands_cosmos3.checks import finite_array, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, LiberoConfig
 from strands_cosmos3.worlds.libero.simulation import (
+    CAMERAS,
     LiberoSimulation,
     as_seen,
     as_trained,
@@ -63,11 +64,8 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self.render_mode, self.pictures, self.task = render_mode, pictures, tasks[task]
         self.world = LiberoSimulation(self.task, config, pictures or render_mode is not None)
         px = self.world.config.picture_px
-        views = (
-            {name: Box(0, 255, (px, px, 3), np.uint8) for name in ("agentview", "wrist")}
-            if pictures
-            else {}
-        )
+        names = CAMERAS if pictures else ()
+        views = {name: Box(0, 255, (px, px, 3), np.uint8) for name in names}
         self.observation_space = Dict({**views, "state": Box(-np.inf, np.inf, (8,), np.float64)})
         self.action_space = Box(-1.0, 1.0, (7,), np.float32)
 
@@ -89,13 +87,8 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Apply an action [7] for a twentieth of a second."""
         success = self.world.step(finite_array(action, "action", (7,)), look=self.pictures)
-        return (
-            self._observation(),
-            float(success),
-            success,
-            self.world.time_is_up,
-            self._info(success),
-        )
+        truncated, info = self.world.time_is_up, self._info(success)
+        return self._observation(), float(success), success, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return both views side by side, upright and not mirrored [256, 512, 3]."""
@@ -108,12 +101,8 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self.world.close()
 
     def _observation(self) -> Observation:
-        views = (
-            {name: as_trained(view) for name, view in self.world.views().items()}
-            if self.pictures
-            else {}
-        )
-        return {**views, "state": self.world.state}
+        views = self.world.views().items() if self.pictures else ()
+        return {**{name: as_trained(view) for name, view in views}, "state": self.world.state}
 
     def _info(self, success: bool) -> dict[str, Any]:
         return {"success": success, "instruction": self.task.instruction}

@@ -103,30 +103,22 @@ class LiberoExpert(Backend):
 
     def _advance(self, p: F64, item: F64, basket: F64) -> None:
         """Enter the next phase if the present one is done."""
-        phase, centre = self.phase, item.mean(0)
-        target = self._target(p, item, basket)
-        if (
-            Phase.CLOSE < phase < Phase.OPEN
-            and np.linalg.norm(centre - p) > _LOST_M + np.ptp(item[:, 2]) / 2
-        ):
+        phase, centre, steps = self.phase, item.mean(0), self._steps
+        off_m = np.linalg.norm(self._target(p, item, basket) - p)
+        aside_m = np.linalg.norm((basket.mean(0) - centre)[:2])
+        is_done = {
+            Phase.ABOVE: off_m < _ABOVE_WITHIN_M,
+            Phase.DOWN: off_m < _DOWN_WITHIN_M or steps >= _DOWN_STEPS,
+            Phase.CLOSE: steps >= _CLOSE_STEPS,
+            Phase.LIFT: item[0, 2] > basket[1, 2] + _FLOOR_M,
+            Phase.ACROSS: aside_m < _BASKET_WITHIN_M,
+            Phase.OPEN: steps >= _OPEN_STEPS,
+        }
+        carries = Phase.CLOSE < phase < Phase.OPEN
+        if carries and np.linalg.norm(centre - p) > _LOST_M + np.ptp(item[:, 2]) / 2:
             self._enter(Phase.ABOVE)
-        elif phase is Phase.ABOVE and np.linalg.norm(target - p) < _ABOVE_WITHIN_M:
-            self._enter(Phase.DOWN)
-        elif phase is Phase.DOWN and (
-            np.linalg.norm(target - p) < _DOWN_WITHIN_M or self._steps >= _DOWN_STEPS
-        ):
-            self._enter(Phase.CLOSE)
-        elif phase is Phase.CLOSE and self._steps >= _CLOSE_STEPS:
-            self._enter(Phase.LIFT)
-        elif phase is Phase.LIFT and item[0, 2] > basket[1, 2] + _FLOOR_M:
-            self._enter(Phase.ACROSS)
-        elif (
-            phase is Phase.ACROSS
-            and np.linalg.norm((basket.mean(0) - centre)[:2]) < _BASKET_WITHIN_M
-        ):
-            self._enter(Phase.OPEN)
-        elif phase is Phase.OPEN and self._steps >= _OPEN_STEPS:
-            self._enter(Phase.ABOVE)
+        elif is_done[phase]:
+            self._enter(Phase((phase + 1) % len(Phase)))
 
     def _enter(self, phase: Phase) -> None:
         self.phase, self._steps = phase, 0

@@ -98,10 +98,8 @@ class LiberoSimulation:
         )
         if self.can_draw and not self.config.wait_steps:
             self._views = self.rendered()
-        for step in range(self.config.wait_steps):
-            self.step(
-                [0, 0, 0, 0, 0, 0, OPEN], look=self.can_draw and step == self.config.wait_steps - 1
-            )
+        for left in reversed(range(self.config.wait_steps)):
+            self.step([0, 0, 0, 0, 0, 0, OPEN], look=self.can_draw and not left)
         self.steps = 0
 
     def step(self, action: Any, look: bool = False) -> bool:
@@ -136,10 +134,8 @@ class LiberoSimulation:
             if sensor.is_enabled() != look:
                 sensor.set_enabled(look)
                 sensor.set_active(look)
-                sensor._time_since_last_sample, sensor._sampled = (
-                    clock._time_since_last_sample,
-                    clock._sampled,
-                )
+                sensor._time_since_last_sample = clock._time_since_last_sample
+                sensor._sampled = clock._sampled
 
     @property
     def _sensors(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Suite:
 
     name: str
     horizon: int
-    instruction: Literal["title", "problem"] = "title"
+    instruction: Literal["title", "problem"]
 
 
 _HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520}
@@ -48,19 +48,19 @@ _HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "l
 ``closed_loop_eval.py`` 66-72.
 """
 _VARIANTS: Mapping[str, Literal["title", "problem"]] = {
-    "swap": "title",  # objects have changed places
-    "object": "title",  # objects look different
-    "task": "problem",  # another goal in the same scene
-    "lan": "problem",  # the same goal in other words
+    "": "title",
+    "_swap": "title",  # objects have changed places
+    "_object": "title",  # objects look different
+    "_task": "problem",  # another goal in the same scene
+    "_lan": "problem",  # the same goal in other words
 }
-"""LIBERO-PRO's perturbations (Zxy-MLlab/LIBERO-PRO @2b910b5b)."""
+"""LIBERO-PRO's perturbations (Zxy-MLlab/LIBERO-PRO @2b910b5b), after the suite itself."""
 
 SUITES: Mapping[str, Suite] = MappingProxyType(
-    {name: Suite(name, horizon) for name, horizon in _HORIZONS.items()}
-    | {
-        f"{name}_{variant}": Suite(f"{name}_{variant}", horizon, source)
-        for name, horizon in _HORIZONS.items()
+    {
+        f"{name}{variant}": Suite(f"{name}{variant}", horizon, source)
         for variant, source in _VARIANTS.items()
+        for name, horizon in _HORIZONS.items()
     }
 )
 """The suites by name."""

@@ -4,7 +4,7 @@ for each episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +26,13 @@ LIGHT = (0.3, 2.0)
 OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.03
 """Radius of the ball within which a camera is displaced."""
 _OTHER_COLOURS = (
-    *(
-        (0.90, 0.78, 0.12),
-        (0.50, 0.18, 0.62),
-        (0.92, 0.92, 0.90),
-        (0.10, 0.10, 0.10),
-        (0.45, 0.45, 0.47),
-    ),
-    *((0.36, 0.23, 0.14), (0.93, 0.62, 0.72)),
+    (0.90, 0.78, 0.12),
+    (0.50, 0.18, 0.62),
+    (0.92, 0.92, 0.90),
+    (0.10, 0.10, 0.10),
+    (0.45, 0.45, 0.47),
+    (0.36, 0.23, 0.14),
+    (0.93, 0.62, 0.72),
 )
 """Yellow, violet, white, black, grey, brown and pink: none of them is red, green or blue."""
 _NOMINAL_TABLE = 0.25  # fraction of the episodes whose table is the nominal one
@@ -61,7 +60,6 @@ class RandomizedScene:
     robot: Robot
     renderer: Renderer
     nominal: dict[str, Any]
-    texture: Any
 
     @classmethod
     def make(
@@ -76,45 +74,35 @@ class RandomizedScene:
             appearance=appearance,
             robot=get_robot(robot),
         )
-        model: Any = scene.model
-        nominal = {name: np.array(getattr(model, name)) for name in _ARRAYS}
-        headlight = model.vis.headlight
-        nominal |= {name: np.array(getattr(headlight, name)) for name in ("ambient", "diffuse")}
-        return cls(
-            Robot(robot, scene=scene), Renderer(model, *VIEW_HW), nominal, np.array(_texture(model))
-        )
+        renderer = Renderer(scene.model, *VIEW_HW)
+        return cls(Robot(robot, scene=scene), renderer, _copied(_looks(scene.model)))
 
     def randomize(self, rng: np.random.Generator, scale: float) -> None:
         """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the
         full range.
         """
-        model: Any = self.robot.scene.model
-        for name in _ARRAYS:
-            getattr(model, name)[:] = self.nominal[name]
+        self._restore(self.nominal)
         self._draw_colours(rng, scale)
         self._draw_light(rng, scale)
         self._draw_cameras(rng, scale)
-        _texture(model)[:] = self._drawn_texture(rng, scale)
+        surface = draw_surface(rng)
+        if rng.random() >= _NOMINAL_TABLE and rng.random() < scale:
+            _looks(self.robot.scene.model)["texture"][:] = surface.texture().reshape(-1)
         self.renderer.upload_texture(SURFACE)
+
+    def _restore(self, looks: Mapping[str, Any]) -> None:
+        for name, view in _looks(self.robot.scene.model).items():
+            view[:] = looks[name]
 
     @contextmanager
     def other_looks(self, rng: np.random.Generator, scale: float) -> Iterator[None]:
         """Draw other looks for a block; the present ones return after it."""
-        model: Any = self.robot.scene.model
-        headlight = model.vis.headlight
-        views = [
-            *(getattr(model, name) for name in _ARRAYS),
-            headlight.ambient,
-            headlight.diffuse,
-            _texture(model),
-        ]
-        present = [np.array(view) for view in views]
+        present = _copied(_looks(self.robot.scene.model))
         try:
             self.randomize(rng, scale)
             yield
         finally:
-            for view, values in zip(views, present, strict=True):
-                view[:] = values
+            self._restore(present)
             self.renderer.upload_texture(SURFACE)
 
     def other_layout(self, rng: np.random.Generator, separation_m: float) -> Any:
@@ -123,9 +111,9 @@ class RandomizedScene:
 
         In some layouts a cube is around the hand.
         """
-        scene = self.robot.scene
-        hand = np.array(self.robot.data.site_xpos[scene.only.tcp_site])
-        here = np.array([scene.T_world_body(self.robot.data, name)[:3, 3] for name in scene.bodies])
+        scene, data = self.robot.scene, self.robot.data
+        hand = np.array(data.site_xpos[scene.only.tcp_site])
+        here = data.xpos[[body.id for body in scene.bodies.values()]]
         kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
         for _ in range(_DRAWS):
             layout = scene.sample_layout(rng, separation_m)
@@ -135,11 +123,9 @@ class RandomizedScene:
                 xy[cube] = here[cube, :2] if kept[cube] else hand[:2] + rng.normal(0, _AROUND_M, 2)
             if self._is_free(xy, kept, hand, separation_m):
                 places = zip(layout.names, xy, layout.yaw_rad, kept, strict=True)
-                return scene.rearranged(
-                    self.robot.data,
-                    {name: (at, yaw) for name, at, yaw, stays in places if not stays},
-                )
-        return scene.rearranged(self.robot.data, {})
+                moved = {name: (at, yaw) for name, at, yaw, stays in places if not stays}
+                return scene.rearranged(data, moved)
+        return scene.rearranged(data, {})
 
     def _is_free(
         self, xy_m: F64, kept: NDArray[np.bool_], hand_m: F64, separation_m: float
@@ -148,14 +134,9 @@ class RandomizedScene:
         low, high = np.array([workspace.x_m, workspace.y_m]).T
         apart = np.linalg.norm(xy_m[:, None] - xy_m[None], axis=2) + 10 * np.eye(len(xy_m))
         apart[np.ix_(kept, kept)] = 10
-        clear = hand_m[2] > _LOW_M or bool(
-            (np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M).all()
-        )
-        return (
-            bool((apart >= separation_m).all())
-            and bool(((free >= low) & (free <= high)).all())
-            and clear
-        )
+        clear = (np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M) | (hand_m[2] > _LOW_M)
+        inside = (free >= low) & (free <= high)
+        return bool((apart >= separation_m).all() and inside.all() and clear.all())
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
@@ -167,33 +148,25 @@ class RandomizedScene:
                 model.mat_rgba[model.mat(cube).id, :3] = colour
 
     def _draw_light(self, rng: np.random.Generator, scale: float) -> None:
-        model: Any = self.robot.scene.model
+        looks, nominal = _looks(self.robot.scene.model), self.nominal
         factor = np.exp(rng.uniform(*np.log(LIGHT))) ** scale
         warmth = 1 + rng.normal(0, 0.05 * scale, 3)
-        model.light_diffuse[:] = np.maximum(self.nominal["light_diffuse"] * factor * warmth, 0)
-        model.light_specular[:] = self.nominal["light_specular"] * factor
-        model.light_dir[:] = self.nominal["light_dir"] + rng.normal(
-            0, 0.15 * scale, self.nominal["light_dir"].shape
-        )
-        model.vis.headlight.ambient[:] = np.maximum(self.nominal["ambient"] * factor * warmth, 0)
-        model.vis.headlight.diffuse[:] = self.nominal["diffuse"] * factor
+        for name in ("light_diffuse", "ambient"):
+            looks[name][:] = np.maximum(nominal[name] * factor * warmth, 0)
+        for name in ("light_specular", "diffuse"):
+            looks[name][:] = nominal[name] * factor
+        tilt = rng.normal(0, 0.15 * scale, nominal["light_dir"].shape)
+        looks["light_dir"][:] = nominal["light_dir"] + tilt
 
     def _draw_cameras(self, rng: np.random.Generator, scale: float) -> None:
         model: Any = self.robot.scene.model
         for camera in range(model.ncam):
             radius = WRIST_JITTER_M if model.camera(camera).name == "wrist" else OUTER_JITTER_M
             model.cam_pos[camera] = self.nominal["cam_pos"][camera] + scale * _in_ball(rng, radius)
-        quat = self.nominal["cam_quat"] + scale * rng.normal(
-            0, 0.008, self.nominal["cam_quat"].shape
-        )
+        turn = rng.normal(0, 0.008, self.nominal["cam_quat"].shape)
+        quat = self.nominal["cam_quat"] + scale * turn
         model.cam_quat[:] = quat / np.linalg.norm(quat, axis=1, keepdims=True)
         model.cam_fovy[:] = self.nominal["cam_fovy"] + scale * rng.normal(0, 0.8, model.ncam)
-
-    def _drawn_texture(self, rng: np.random.Generator, scale: float) -> Any:
-        surface = draw_surface(rng)
-        if rng.random() < _NOMINAL_TABLE or rng.random() >= scale:
-            return self.texture
-        return surface.texture().reshape(-1)
 
 
 def draw_surface(rng: np.random.Generator) -> Surface:
@@ -215,11 +188,15 @@ def _in_ball(rng: np.random.Generator, radius: float) -> F64:
     return direction / np.linalg.norm(direction) * radius * rng.random() ** (1 / 3)
 
 
-def _texture(model: Any) -> Any:
-    """Return a view of the table's texture in the model."""
-    index = model.tex(SURFACE).id
+def _looks(model: Any) -> dict[str, Any]:
+    """Return views of everything in a model that is randomized, by name."""
+    index, headlight = model.tex(SURFACE).id, model.vis.headlight
     start = int(model.tex_adr[index])
-    return model.tex_data[
-        start : start
-        + int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])
-    ]
+    size = int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])
+    looks = {name: getattr(model, name) for name in _ARRAYS}
+    looks |= {"ambient": headlight.ambient, "diffuse": headlight.diffuse}
+    return looks | {"texture": model.tex_data[start : start + size]}
+
+
+def _copied(looks: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.array(view) for name, view in looks.items()}
