@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_chunk
-from strands_cosmos3.actions.rotations import se3, se3_inverse, so3_exp
+from strands_cosmos3.actions.rotations import se3, so3_exp
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
-from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.control.targets import tool_frame_in_ee
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.datasets.arm_rows import ArmClip
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
@@ -32,7 +31,7 @@ from strands_cosmos3.observe.views import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot, model_file
 from strands_cosmos3.robots.limits import limits_of_arm
-from strands_cosmos3.robots.model import PHYSICS_HZ, base_pose, load_model
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
@@ -236,20 +235,13 @@ class DemoCollector:
             )
         self.steps_per_row = PHYSICS_HZ // rollout_spec(embodiment, robot).fps
         model = load_model(model_file(robot.model[0]))
-        self._bridge = MinkIKBridge(
-            model, limb.frame, limb.frame_type, limits=limits_of_arm(model, robot)
-        )
-        self._T_base_world = se3_inverse(base_pose(model, limb))
+        self._ik = LimbIK(robot, model=model, limits={limb.name: limits_of_arm(model, robot)})
+        self._bridge = self._ik.bridges[limb.name]
         self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
-        self._embodiment = replace(
-            embodiment, tool_frame=replace(embodiment.tool_frame, parent=limb.frame)
-        )
         R_home = (self._bridge.ee_pose(self._configuration(self._home)) @ limb.T_frame_tool)[:3, :3]
         yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
-        self._start_yaw_rad = (
-            np.deg2rad(robot.workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
-        )
         workspace = robot.workspace
+        self._start_yaw_rad = np.deg2rad(workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
         shift_m = np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0])
         self.expert = PerturbedExpert(yaw_rad, shift_m, funnel=embodiment.rig is not None)
         self._policy = Cosmos3Policy(embodiment.name, self.config.robot, backend=self.expert)
@@ -327,26 +319,23 @@ class DemoCollector:
         return solved.q_rad[-1][self._bridge.q_address] if solved.converged[-1] else self._home
 
     def _configuration(self, q_rad: F64) -> F64:
-        q = np.zeros(self._bridge.model.nq)
-        q[self._bridge.q_address] = q_rad
+        q = self._ik.home.copy()
+        q[self._ik.q_address] = q_rad
         return q
 
     def request(self, observation: Observation) -> Request:
         """Return a policy's request; the caller replaces its instruction."""
-        q = self._configuration(observation.q_rad)
-        T_base_cosmos = (
-            self._T_base_world
-            @ self._bridge.ee_pose(q)
-            @ tool_frame_in_ee(self._embodiment.tool_frame, self._bridge, q)
-        )
+        embodiment, q = self.config.embodiment, self._configuration(observation.q_rad)
+        ((limb, columns),) = self._ik.join(embodiment)
+        T_base_cosmos = self._ik.forward(q)[limb.name] @ self._ik.tool_frame(limb, columns, q)
         return Request(
-            embodiment=self._embodiment,
-            action_space=self._embodiment.action_space("midtrain"),
+            embodiment=embodiment,
+            action_space=embodiment.action_space("midtrain"),
             instruction=plain(0),
-            n_rows=self._embodiment.chunk_rows("midtrain"),
+            n_rows=embodiment.chunk_rows("midtrain"),
             q_rad=observation.q_rad,
             gripper=observation.gripper,
-            limb_poses={self.config.spec.limb().name: T_base_cosmos},
+            limb_poses={limb.name: T_base_cosmos},
             privileged=observation.privileged,
         )
 
