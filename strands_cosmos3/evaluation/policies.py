@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strands_cosmos3.backends import make_backend
-from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.embodiments import CameraRig
+from strands_cosmos3.backends.base import AdaptedBackend, Backend
 from strands_cosmos3.errors import BackendError, ConfigError, EvaluationError, ServiceChunkError
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import Settings
@@ -111,7 +109,7 @@ class PolicySource:
         return backend
 
 
-class ConditionedBackend(Backend):
+class ConditionedBackend(AdaptedBackend):
     """A backend whose images follow a condition, and whose answers are timed.
 
     Args:
@@ -123,14 +121,12 @@ class ConditionedBackend(Backend):
     """
 
     def __init__(self, inner: Backend, condition: Condition):
-        self._inner, self._blank = inner, condition.policy.images == "blank"
-        self.info = inner.info
+        super().__init__(inner)
+        self._blank = condition.policy.images == "blank"
         self.answer_ms: list[float] = []
         self.lost: BackendError | EvaluationError | None = None
 
-    def compose(self, views: Mapping[str, NDArray[np.uint8]], rig: CameraRig) -> NDArray[np.uint8]:
-        """Return the inner backend's composite."""
-        return self._inner.compose(views, rig)
+    infer_batch = Backend.infer_batch  # one by one, so that each is timed
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the inner backend's answer."""
@@ -152,18 +148,8 @@ class ConditionedBackend(Backend):
         self.answer_ms.append((time.perf_counter() - started) * 1e3)
         return chunk
 
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """The inner backend's."""
-        return self._inner.counters
-
-    def cancel(self) -> bool:
-        """Break off the inner backend's inference."""
-        return self._inner.cancel()
-
-    def reset(self, seed: int | None = None) -> None:
-        """Start a new episode of the inner backend, which is not closed with this one."""
-        self._inner.reset(seed)
+    def close(self) -> None:
+        """Do nothing: the next episode uses the inner backend too."""
 
 
 class ConditionedPolicy(Policy):

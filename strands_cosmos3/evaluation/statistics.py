@@ -79,6 +79,7 @@ def row_of(
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     episodes = [record for _, record in pairs]
     tracking = [record["tracking"] for record in episodes if "tracking" in record]
+    times = [record["times"] for record in episodes]
     row: dict[str, Any] = {
         "condition": condition.name,
         "task": task,
@@ -97,12 +98,8 @@ def row_of(
         "seam_rad_s": percentiles(
             [record["seam_rad_s"]["p50"] for record in episodes if record.get("seam_rad_s")]
         ),
-        "answer_ms": percentiles(
-            [ms for record in episodes for ms in record["times"].get("answer_ms", [])]
-        ),
-        "cpu_s_mean": _mean(
-            [record["times"]["cpu_s"] for record in episodes if "cpu_s" in record["times"]]
-        ),
+        "answer_ms": percentiles([ms for each in times for ms in each.get("answer_ms", [])]),
+        "cpu_s_mean": _mean([each["cpu_s"] for each in times if "cpu_s" in each]),
     }
     if by_category := _by_category(pairs):
         row["by_category"] = by_category

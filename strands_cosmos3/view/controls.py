@@ -19,6 +19,11 @@ LATENCIES_S = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 """Inference durations on the page; 0 stops the simulation for each inference."""
 _LONGEST_INSTRUCTION = 200  # characters
 _OUTCOMES_SHOWN = 12
+_MARKS = {
+    True: ("&#10003;", "#2f9e5b"),
+    False: ("&#10007;", "#cf3a32"),
+    None: ("&#8226;", "#6b7280"),
+}
 
 
 class LiveControls:
@@ -94,13 +99,12 @@ class LiveControls:
         """Note an episode; one that the page ended does not count."""
         if self._ends_episode and not rollout.success:
             return
-        asked = rollout.instruction or "no instruction"
-        self.outcomes.append(
-            (
-                rollout.success,
-                f"{asked}, seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s",
-            )
+        instruction, seconds = (
+            rollout.instruction or "no instruction",
+            f"{rollout.duration_s:.1f} s",
         )
+        text = f"{instruction}, seed {rollout.seed}: {rollout.outcome}, {seconds}"
+        self.outcomes.append((rollout.success, text))
         if not self._ends_episode:
             self._before = None
 
@@ -117,13 +121,11 @@ class LiveControls:
     def tally(self) -> str:
         """Return the successes so far as text, e.g. ``"3 of 4 episodes succeeded"``."""
         judged = [success for success, _ in self.outcomes if success is not None]
-        if not judged:
-            return (
-                f"{len(self.outcomes)} episodes, none judged by a task"
-                if self.outcomes
-                else "no episode has ended yet"
-            )
-        return f"{sum(judged)} of {len(judged)} episodes succeeded"
+        if judged:
+            return f"{sum(judged)} of {len(judged)} episodes succeeded"
+        if self.outcomes:
+            return f"{len(self.outcomes)} episodes, none judged by a task"
+        return "no episode has ended yet"
 
 
 class ControlPanel:
@@ -229,14 +231,9 @@ class ControlPanel:
         )
 
 
-def _mark(success: bool | None, said: str) -> str:
-    signs = {
-        True: ("&#10003;", "#2f9e5b"),
-        False: ("&#10007;", "#cf3a32"),
-        None: ("&#8226;", "#6b7280"),
-    }
-    sign, colour = signs[success]
+def _mark(success: bool | None, description: str) -> str:
+    sign, colour = _MARKS[success]
     return (
-        f'<span title="{html.escape(said)}" style="color:{colour};margin-right:5px;cursor:help">'
-        f"{sign}</span>"
+        f'<span title="{html.escape(description)}" '
+        f'style="color:{colour};margin-right:5px;cursor:help">{sign}</span>'
     )

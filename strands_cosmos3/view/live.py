@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,9 @@ class LiveView:
         self.instruction, self.inference_ms, self.novelty = instruction, None, None
         self.page.clear()
         self._commanded: dict[str, F64] = {}
-        self._trails: dict[str, list[F64]] = {name: [] for name in self.robot.scene.limbs}
+        self._trails: dict[str, deque[F64]] = {
+            name: deque(maxlen=_TRAIL_POINTS) for name in self.robot.scene.limbs
+        }
         self._video: NDArray[np.uint8] | None = None
         self._video_from_s = 0.0
         self._pose_due = self._panel_due = self._camera_due = -1.0
@@ -113,10 +116,7 @@ class LiveView:
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
             for name, limb in robot.scene.limbs.items():
-                self._trails[name] = [
-                    *self._trails[name][1 - _TRAIL_POINTS :],
-                    robot.data.site_xpos[limb.tcp_site].copy(),
-                ]
+                self._trails[name].append(robot.data.site_xpos[limb.tcp_site].copy())
             page.pose(robot.data)
             page.path(
                 list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()]
@@ -130,11 +130,10 @@ class LiveView:
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             page.status(Status(state, self.instruction, self.source, now_s, *figures))
-            predicted = self._predicted(now_s)
-            page.world(
-                predicted,
-                observed=observed_picture(self._views, predicted) if self._views else None,
-            )
+            predicted, observed = self._predicted(now_s), None
+            if predicted is not None and self._views:
+                observed = observed_picture(self._views, predicted)
+            page.world(predicted, observed=observed)
             q_rad, _, gripper = robot.joint_state()
             page.limbs(limb_gauges(robot.scene, q_rad, gripper))
 

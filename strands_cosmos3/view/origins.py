@@ -27,10 +27,9 @@ def require_origins(origins: Collection[str]) -> None:
     for origin in origins:
         try:
             parts = urlsplit(origin)
-            valid = (
-                parts.scheme in ("http", "https")
-                and bool(parts.hostname)
-                and origin == f"{parts.scheme}://{parts.netloc}"
+            valid = parts.hostname and origin in (
+                f"http://{parts.netloc}",
+                f"https://{parts.netloc}",
             )
         except ValueError:
             valid = False

@@ -335,7 +335,7 @@ class LivePage:
             ("achieved", achieved_m, ACHIEVED_RGB, _TRAIL_M),
         ):
             line = self._lines.pop(name, None)
-            pairs = [np.stack([points[:-1], points[1:]], axis=1) for points in paths]
+            pairs = [np.stack([xyz[:-1], xyz[1:]], axis=1) for xyz in paths if len(xyz) > 1]
             segments = np.concatenate([np.empty((0, 2, 3)), *pairs]).astype(np.float32)
             if line is None and len(segments):
                 self._lines[name] = self.server.scene.add_line_segments(

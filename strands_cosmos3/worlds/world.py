@@ -475,11 +475,6 @@ class World(ABC):
         """
 
 
-def world_names() -> tuple[str, ...]:
-    """Return the names of all worlds, those of other packages last."""
-    return (*WORLDS, *(point.name for point in entry_points(group=ENTRY_POINTS)))
-
-
 @typed()
 def get_world(name: str | World) -> World:
     """Return a world by ``NAME``, ``NAME/VARIANT``, ``module:name`` or ``file.py:name``; a World is
@@ -495,10 +490,10 @@ def get_world(name: str | World) -> World:
     if isinstance(name, World):
         return name
     base, _, variant = (name, "", "") if ":" in name else name.partition("/")
-    places = {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **WORLDS}
-    place = base if ":" in base else places.get(base)
+    others = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    place = base if ":" in base else {**others, **WORLDS}.get(base)
     if place is None:
-        raise UnknownNameError("world", name, (*world_names(), "module:name"))
+        raise UnknownNameError("world", name, (*WORLDS, *others, "module:name"))
     module, _, attribute = place.rpartition(":")
     try:
         world = getattr(_imported(module), attribute)

@@ -223,11 +223,8 @@ class HandOver(BarHands):
     def _way_out(self, hand: BarHand) -> F64:
         at, _ = self.target(hand)
         aside = hand.side * self.bar[:3, 1] * [1.0, 1.0, 0.0]
-        return (
-            at
-            + [0.0, 0.0, _GIVER_UP_M]
-            + (_GIVER_ASIDE_M * aside if hand.p[2] - at[2] > _GIVER_CLEAR_M else 0.0)
-        )
+        way = at + [0.0, 0.0, _GIVER_UP_M]
+        return way + _GIVER_ASIDE_M * aside if hand.p[2] - at[2] > _GIVER_CLEAR_M else way
 
 
 def bar_chunk(request: Request, kind: MakeHands) -> ActionChunk:

@@ -83,10 +83,8 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     """Add an episode, with a sentence for its first goal as its task. The last frame's action is
     to stay.
     """
-    n = len(record.gripper_opening)
-    labelled, done = np.zeros(n, bool), np.zeros(n, bool)
-    labelled[record.label_ticks] = True
-    done[-1] = True
+    ticks = np.arange(len(record.gripper_opening))
+    n, labelled = len(ticks), np.isin(ticks, record.label_ticks)
     numbers = {
         STATE: np.column_stack([record.q_rad, record.gripper_opening]),
         EE_POSE: pose7(record.T_base_cosmos),
@@ -94,7 +92,7 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
     }
     columns: dict[str, Any] = {
         **{name: values.astype(np.float32) for name, values in numbers.items()},
-        DONE: done,
+        DONE: ticks == n - 1,
         SUCCESS: np.zeros(n, bool),
         **{
             name: _at_ticks(getattr(record, attribute), record.label_ticks, n)
@@ -106,11 +104,9 @@ def add_record(writer: DatasetWriter, record: EpisodeRecord, seed: int, episode:
         GOAL: record.goal.astype(np.int64),
     }
     task = sentence(int(record.goal[0]), np.random.default_rng([seed, episode, 7]))
-    shown = record.looks[
-        np.maximum(np.searchsorted(record.label_ticks, np.arange(n), side="right") - 1, 0)
-    ]
+    latest = np.maximum(np.searchsorted(record.label_ticks, ticks, side="right") - 1, 0)
     # a robot's only camera has no other looks
-    videos = dict(zip(writer.spec.cameras, (record.frames, shown), strict=False))
+    videos = dict(zip(writer.spec.cameras, (record.frames, record.looks[latest]), strict=False))
     return writer.add_episode(columns, videos, task, {"seed": seed, "episode": episode})
 
 

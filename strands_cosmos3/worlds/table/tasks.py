@@ -184,31 +184,26 @@ def _place(at: Situation) -> bool:
 
 
 def _stack(at: Situation) -> bool:
-    released, onto, base_m = at.history.released, at.goal.onto, at.history.base_m
-    if (
-        onto is None
-        or released is None
-        or base_m is None
-        or at.history.taken_m is None
-        or not _left_at_rest(at.now)
-    ):
+    history, onto, cubes = at.history, at.goal.onto, at.scene.cubes
+    released, base_m, taken_m = history.released, history.base_m, history.taken_m
+    if onto is None or released is None or base_m is None or taken_m is None:
         return False
     base = cube_state(at.scene, at.data, onto)
-    edge = (at.scene.cubes[at.goal.cube].edge_m + at.scene.cubes[onto].edge_m) / 2
+    edge = (cubes[at.goal.cube].edge_m + cubes[onto].edge_m) / 2
     off, taken, let_go = (
-        p - base.position_m for p in (at.now.position_m, at.history.taken_m, released.position_m)
+        p - base.position_m for p in (at.now.position_m, taken_m, released.position_m)
     )
-    on_top = (
-        _aside(off) < STACK_ASIDE_M
-        and abs(off[2] - edge) < STACK_HEIGHT_M
-        and at.scene.bodies[onto].id in at.now.force_n
-    )
-    brought = _aside(let_go) < RELEASE_ASIDE_M and not (
-        _aside(taken) < edge and taken[2] > edge / 2
-    )
-    stayed = _apart(base.position_m, base_m) < DISTURBED_M
+    level = _aside(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
+    lay_there = _aside(taken) < edge and taken[2] > edge / 2
     return (
-        on_top and brought and stayed and released.speed_m_s < RELEASE_M_S and _left_at_rest(base)
+        level
+        and at.scene.bodies[onto].id in at.now.force_n
+        and _aside(let_go) < RELEASE_ASIDE_M
+        and not lay_there
+        and _apart(base.position_m, base_m) < DISTURBED_M
+        and released.speed_m_s < RELEASE_M_S
+        and _left_at_rest(at.now)
+        and _left_at_rest(base)
     )
 
 
@@ -284,19 +279,14 @@ class TableJudge(Judge):
 
     def __init__(self, task: TableTask, scene: TableScene, goal: Goal):
         super().__init__(task.hold_s)
-        verbs = [None if bar is None else bar.verb for bar in (task.bar, scene.bar)]
-        if {*verbs, goal.verb if goal.cube == BAR else None} != {verbs[0]}:
-            has = (
-                "cubes"
-                if scene.bar is None
-                else f"a bar to {str(scene.bar.verb).replace('_', ' ')}"
-            )
+        of_task, of_scene = (bar and bar.verb for bar in (task.bar, scene.bar))
+        if {of_task, of_scene, goal.verb if goal.cube == BAR else None} != {of_task}:
+            has = f"a bar to {of_scene.replace('_', ' ')}" if of_scene else "cubes"
             raise ConfigError(
                 f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of "
-                f"{scene.robot.name!r}, which has {has}, "
-                "do not go together; choose another task, instruction or robot, or build it for "
-                "the task: "
-                f"Robot('dual_panda', task='hand_over')."
+                f"{scene.robot.name!r}, which has {has}, do not go together; choose another task, "
+                "instruction or robot, or build it for the task: "
+                "Robot('dual_panda', task='hand_over')."
             )
         self.task, self._scene, self._goal = task, scene, goal
         self.restart()
