@@ -58,13 +58,13 @@ class PolicySource:
             foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
             return foreign, foreign
         backend = ConditionedBackend(self._backend_for(condition), condition)
-        own, names = self._options, options_of(PolicyOptions)
+        chosen, names = self._options, options_of(PolicyOptions)
         options = PolicyOptions(
-            action_space=own.action_space,
-            chunk_rows=own.chunk_rows,
+            action_space=chosen.action_space,
+            chunk_rows=chosen.chunk_rows,
             replan_rows=replan_rows,
-            borrow_domain=own.borrow_domain,
-            arm=own.arm,
+            borrow_domain=chosen.borrow_domain,
+            arm=chosen.arm,
         )
         options = with_options(options, {k: v for k, v in arguments.items() if k in names})
         rest = {name: value for name, value in arguments.items() if name not in names}

@@ -139,7 +139,7 @@ def _by_category(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:
     }
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+def percentiles(values: Sequence[float]) -> dict[str, Any] | None:
     """Return p50, p95, p99, max and the count; None without values."""
     if not len(values):
         return None

@@ -341,7 +341,7 @@ class LivePage:
                 self._lines[name] = self.server.scene.add_line_segments(
                     f"/paths/{name}", segments, rgb, thickness=thickness
                 )
-            elif len(segments):
+            elif line is not None and len(segments):
                 self._lines[name], line.points = line, segments
             elif line is not None:
                 line.remove()

@@ -490,10 +490,10 @@ def get_world(name: str | World) -> World:
     if isinstance(name, World):
         return name
     base, _, variant = (name, "", "") if ":" in name else name.partition("/")
-    others = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    place = base if ":" in base else {**others, **WORLDS}.get(base)
+    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    place = base if ":" in base else {**added, **WORLDS}.get(base)
     if place is None:
-        raise UnknownNameError("world", name, (*WORLDS, *others, "module:name"))
+        raise UnknownNameError("world", name, (*WORLDS, *added, "module:name"))
     module, _, attribute = place.rpartition(":")
     try:
         world = getattr(_imported(module), attribute)
