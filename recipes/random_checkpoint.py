@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.framework import ATTENTION, HEADS, TIME
 from strands_cosmos3.engine.sampler import NEEDED
-from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import write_json
 
@@ -106,8 +106,7 @@ def write_checkpoint(
         "label": LABEL,
     }
     if digests:
-        files = sorted(folder.glob("*/*.safetensors"))
-        ours["sha256"] = {str(file.relative_to(folder)): sha256(file) for file in files}
+        ours["sha256"] = weight_digests(folder)
     write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -55,6 +54,8 @@ class Train:
     """Every so many steps, and at the end, run a few episodes in simulation; success and time to
     success join the curves.
     """
+    evaluate_world: str = "table"
+    """World of these episodes: table, libero/SUITE, or module:name of your own."""
     evaluate_tasks: tuple[str, ...] = ("reach", "pick")
     """Tasks of these episodes."""
     evaluate_episodes: int = 4
@@ -82,7 +83,12 @@ class Train:
             whole_number(getattr(training, name), f"--{name.replace('_', '-')}", 1)
         seed_number(training.seed, "--seed")
         positive(training.lr, "--lr")
-        closed_loop = ClosedLoop(self.evaluate_every, self.evaluate_tasks, self.evaluate_episodes)
+        closed_loop = ClosedLoop(
+            self.evaluate_every,
+            self.evaluate_tasks,
+            self.evaluate_episodes,
+            world=self.evaluate_world,
+        )
         require_writable_folder(self.out, "--out")
         require_repository(self.push)
         console = Console()
@@ -143,13 +149,12 @@ def plot_curves(folder: Path, loops: Mapping[str, str]) -> None:
     ``loops``: Title -> folder of a loop in the run's.
     """
     from strands_cosmos3.sim.plot import plot_learning
+    from strands_cosmos3.training.loop import read_curve
 
     curves: dict[str, Any] = {}
     for title, name in loops.items():
         for kind in ("curve", "validation", "closed_loop"):
-            path = folder / name / f"{kind}.jsonl"
-            if path.exists():
-                lines = path.read_text(encoding="utf-8").splitlines()
-                curves[f"{title}: {kind.replace('_', ' ')}"] = [json.loads(line) for line in lines]
+            if points := read_curve(folder / name / f"{kind}.jsonl"):
+                curves[f"{title}: {kind.replace('_', ' ')}"] = points
     if curves:
         plot_learning(curves, folder / "curves.png")

@@ -382,6 +382,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weight_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every weight file in a checkpoint's folder, as its metadata records them."""
+    files = sorted(folder.glob("*/*.safetensors"))
+    return {str(file.relative_to(folder)): sha256(file) for file in files}
+
+
 def _difference(required: set[str], stored: set[str]) -> str:
     lacking, surplus = sorted(required - stored), sorted(stored - required)
     parts = [f"lacks {', '.join(map(readable, lacking[:6]))}"] if lacking else []

@@ -29,14 +29,15 @@ class ClosedLoop:
     """Episodes that judge a policy during training: the same scenes each time, which no other
     evaluation has.
 
-    A task or number that an evaluation does not know raises its error.
+    A world, task or number that an evaluation does not know raises its error.
     """
 
     every: int = 0  # steps between two evaluations; 0 for none
-    tasks: tuple[str, ...] = ("reach", "pick")
+    tasks: tuple[str, ...] = ("reach", "pick")  # of the world
     episodes: int = 4  # of each task
     limit_s: float = 15.0  # simulated seconds of an episode
     seed: int = 1_500_000  # of the scenes; `evaluate` starts at 0
+    world: str = "table"
 
     def __post_init__(self) -> None:
         self.settings(Path("checkpoint"))
@@ -45,7 +46,12 @@ class ClosedLoop:
         """Return the same as an evaluation's settings."""
         policy = PolicySettings(backend="native", model=str(checkpoint))
         return Settings(
-            policy, self.tasks, seeds=self.episodes, seed=self.seed, duration=self.limit_s
+            policy,
+            self.tasks,
+            seeds=self.episodes,
+            seed=self.seed,
+            world=self.world,
+            duration=self.limit_s,
         )
 
     def due(self, step: int, steps: int) -> bool:

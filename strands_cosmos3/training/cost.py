@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from pathlib import Path
 
 import numpy as np
+
+from strands_cosmos3.training.loop import read_curve
 
 
 def machine() -> str:
@@ -37,8 +38,5 @@ def seconds_of(curve: Path) -> float:
     """Return the time that a curve's steps took [s], 0 without a curve; a gap of over ten
     medians is an interruption.
     """
-    lines = map(
-        json.loads, curve.read_text(encoding="utf-8").splitlines() if curve.exists() else []
-    )
-    gaps = np.diff([line["time"] for line in lines])
+    gaps = np.diff([point["time"] for point in read_curve(curve)])
     return float(gaps[gaps <= 10 * np.median(gaps)].sum()) if len(gaps) else 0.0

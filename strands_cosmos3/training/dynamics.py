@@ -41,6 +41,8 @@ from strands_cosmos3.types import Mode
 DOMAIN = "droid_lerobot"
 """Domain of the small policies of this project."""
 _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
+_PICTURES = ("forward_db", "copy_frame_psnr", "vae_psnr")
+"""What is compared with true frames: predictions, the given frame, true frames through the VAE."""
 
 
 @dataclass(frozen=True)
@@ -143,29 +145,23 @@ def judge_dynamics(
             if on_clip is not None:
                 on_clip(i + 1, len(clips))
     errors = chunk_errors(torch.stack(recovered), rows["true"])
+    # PSNR [dB] by region and picture
     whole, moving = (
-        np.nanmean([getattr(one, name) for one in judged], axis=0).tolist()
-        for name in ("whole", "moving")
+        dict(zip(_PICTURES, psnr, strict=True))
+        for psnr in np.nanmean([one.psnr for one in judged], axis=0).tolist()
     )
     off = {
         name: float(np.mean([one.latent_errors[name] for one in judged]))
         for name in judged[0].latent_errors
     }
-    controls = {name: error / off["true"] for name, error in off.items() if name != "true"}
-    moved: dict[str, float] = dict(
-        zip(("forward_db", "copy_frame_psnr", "vae_psnr"), moving, strict=True)
-    )
-    forward_db, copy_frame, vae = whole
     return DynamicsReport(
-        len(clips),
-        forward_db,
-        copy_frame,
-        vae,
-        moved,
-        controls,
-        errors.end_mm,
-        errors.moved_mm,
-        steps,
+        clips=len(clips),
+        **whole,
+        moving=moving,
+        controls={name: error / off["true"] for name, error in off.items() if name != "true"},
+        inverse_mm=errors.end_mm,
+        moved_mm=errors.moved_mm,
+        steps=steps,
     )
 
 
@@ -206,12 +202,11 @@ def require_video(checkpoint: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Judged:
-    """PSNR [dB] of prediction, of the repeated frame and of the VAE; squared error of the
-    latents by control.
+    """PSNR [dB] of whole pictures and of what moves in them (nan if nothing does), each of
+    ``_PICTURES``; squared error of the latents by control.
     """
 
-    whole: tuple[float, ...]
-    moving: tuple[float, ...]  # nan if nothing moves
+    psnr: tuple[tuple[float, ...], ...]
     latent_errors: Mapping[str, float]
 
 
@@ -251,9 +246,10 @@ class _ClipJudge:
         moves = ((real - real[:, :, :1]).abs().amax(1, keepdim=True) > _MOVES).expand_as(real)[
             :, :, 1:
         ]
-        whole = tuple(_psnr(picture[:, :, 1:], real[:, :, 1:]) for picture in candidates)
-        moving = tuple(
-            _psnr(picture[:, :, 1:][moves], real[:, :, 1:][moves]) for picture in candidates
+        later = [picture[:, :, 1:] for picture in candidates]
+        psnr = tuple(
+            tuple(_psnr(picture[region], real[:, :, 1:][region]) for picture in later)
+            for region in (..., moves)
         )
         truth = latents[:, :, 1:, : height // 16, : width // 16]
         off = {
@@ -264,7 +260,7 @@ class _ClipJudge:
             mode=Mode.INVERSE_DYNAMICS, decode_frames=0, return_video=False, **common
         )
         recovered = self._engine.step(inverse)["action"][0]
-        return _Judged(whole, moving, off), recovered
+        return _Judged(psnr, off), recovered
 
     def _requests(
         self, clip: ArmClip, rows: Mapping[str, torch.Tensor], common: Mapping[str, Any]

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import (
@@ -33,7 +34,6 @@ from strands_cosmos3.engine.transformer import (
     Rope,
     TextKV,
 )
-from strands_cosmos3.training.cpu import attention, norm_in_blocks
 
 T = TypeVar("T")
 
@@ -43,7 +43,6 @@ class TrainedPolicy(nn.Module):
 
     def __init__(self, transformer: Cosmos3Transformer, head: ActionHead):
         super().__init__()
-        norm_in_blocks(transformer)
         self.transformer = transformer
         self.w_in, self.b_in = nn.Parameter(head.w_in), nn.Parameter(head.b_in)
         self.w_out, self.b_out = nn.Parameter(head.w_out), nn.Parameter(head.b_out)
@@ -153,4 +152,6 @@ def _attend_masked(
 ) -> Attend:
     """Attention over the padded prompts and the windows' own tokens."""
     memory = torch.cat([prompt[0], keys], dim=2), torch.cat([prompt[1], values], dim=2)
-    return lambda queries: attention(queries, *memory, mask_BM)
+    return lambda queries: F.scaled_dot_product_attention(
+        queries, *memory, attn_mask=mask_BM[:, None, None], enable_gqa=True
+    )

@@ -95,13 +95,16 @@ class Loop:
         if not self._trained:
             raise ConfigError("nothing to train: every parameter is frozen.")
         self.optimizers = (optimizers or adamw)(self._trained, config)
+        self._optimizers_of = {
+            p: o for o in self.optimizers for group in o.param_groups for p in group["params"]
+        }
         self._rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         # moving averages
         self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
         if has_state(folder):
-            self._load(*read_state(folder))
+            self.restore(*read_state(folder))
         if self._writes:
             drop_from(folder / CURVE, self.step + 1)
 
@@ -180,9 +183,8 @@ class Loop:
             raise TrainingError(
                 f"the {name} is {value} at step {self.step} in {self.folder}; resuming would draw "
                 "the same windows again. "
-                "Give another --out, with another --seed or with --start <this "
-                "run>/<stage>/checkpoint; post-training can "
-                "resume from the last state with a lower --lr."
+                "Give another --out with another --seed; post-training can resume from the last "
+                "state with a lower --lr."
             )
 
     def _log(self, metrics: Metrics) -> None:
@@ -209,9 +211,8 @@ class Loop:
 
     def lacks(self, name: str) -> bool:
         """Whether ``<name>.jsonl`` has no figures of this step: measuring them was interrupted."""
-        path = self.folder / f"{name}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return all(json.loads(line)["step"] != self.step for line in lines)
+        figures = read_curve(self.folder / f"{name}.jsonl")
+        return all(line["step"] != self.step for line in figures)
 
     def _append(self, name: str, figures: Metrics) -> None:
         with storing(self.folder / name), (self.folder / name).open("a", encoding="utf-8") as file:
@@ -235,26 +236,36 @@ class Loop:
         """Write the state, unsharded, so that any number of processes can resume it. Every
         process must call this.
         """
-        moments = {name: self._moments(p) for name, p in self._trained.items()}
-        state = {
-            "step": self.step,
-            "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
-            "ema": {name: full_tensor(t) for name, t in self.ema.items()},
-            "moments": {
-                name: {key: full_tensor(t) for key, t in of_p.items()}
-                for name, of_p in moments.items()
-            },
-        }
+        state = self.state()
         if self._writes:
             write_whole(
                 self.folder / STATE, partial(write_state, state), previous=self.folder / PREVIOUS
             )
 
-    def _load(self, state: Mapping[str, Any], path: Path) -> None:
+    def state(self) -> dict[str, Any]:
+        """Return step, weights, their averages and the optimisers' moments, unsharded. Every
+        process must call this.
+        """
+        return {
+            "step": self.step,
+            "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
+            "ema": {name: full_tensor(t) for name, t in self.ema.items()},
+            "moments": {
+                name: {key: full_tensor(t) for key, t in self._moments(p).items()}
+                for name, p in self._trained.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any], source: Path) -> None:
+        """Go on from what :meth:`state` returned; ``source`` is where it is from, for a message.
+
+        Raises:
+            ConfigError: It is the state of other weights.
+        """
         shapes = {name: tuple(t.shape) for name, t in state["model"].items()}
         if shapes != {name: tuple(p.shape) for name, p in self._trained.items()}:
             raise ConfigError(
-                f"{path} is the state of another model, or of other trained weights; choose "
+                f"{source} is the state of another model, or of other trained weights; choose "
                 "another folder."
             )
         with torch.no_grad():
@@ -262,21 +273,14 @@ class Loop:
                 p.copy_(shard_like(state["model"][name], p))
                 self.ema[name].copy_(shard_like(state["ema"][name], p))
                 if moments := state["moments"][name]:
-                    self._optimizer_of(p).state[p] = {
+                    self._optimizers_of[p].state[p] = {
                         key: t.clone() if key == "step" else shard_like(t, p).clone()
                         for key, t in moments.items()
                     }
         self.step = int(state["step"])
 
-    def _optimizer_of(self, p: nn.Parameter) -> torch.optim.Optimizer:
-        return next(
-            o
-            for o in self.optimizers
-            if any(p is one for group in o.param_groups for one in group["params"])
-        )
-
     def _moments(self, p: nn.Parameter) -> Mapping[str, torch.Tensor]:
-        return self._optimizer_of(p).state.get(p, {})
+        return self._optimizers_of[p].state.get(p, {})
 
     def average(self) -> dict[str, torch.Tensor]:
         """Return the averaged weights, unsharded. Every process must call this."""
@@ -330,15 +334,20 @@ def drop_from(path: Path, step: int) -> None:
             write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
 
 
+def read_curve(path: Path) -> list[dict[str, Any]]:
+    """Return the points of a curve; none without a file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def mean_metrics(seen: Sequence[LossMetrics]) -> Metrics:
     """Return the mean of each metric over the draws or steps that have it: one without inverse
     dynamics has no error of it.
     """
-    values: dict[str, list[float]] = {}
-    for metrics in seen:
-        for name, value in metrics.items():
-            values.setdefault(name, []).append(float(value))
-    return {name: fmean(found) for name, found in values.items()}
+    names = dict.fromkeys(name for metrics in seen for name in metrics)
+    return {
+        name: fmean(float(metrics[name]) for metrics in seen if name in metrics) for name in names
+    }
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -101,15 +101,10 @@ def add_noise(
     if batch.prefix is not None:
         given = torch.arange(batch.rows.shape[1])[None] < batch.prefix[:, None]
         noisy[:, V + head :][given] = 0
-    if batch.mode is not None:
-        noisy[batch.mode == FORWARD, V:] = 0
-        noisy[batch.mode == INVERSE, :V] = 0
+    noisy[batch.modes == FORWARD, V:] = 0
+    noisy[batch.modes == INVERSE, :V] = 0
     sigma = sample_sigma(B, how, noise)
-    from_frame = (
-        torch.zeros(B, dtype=torch.bool)
-        if batch.mode is None
-        else (batch.mode != POLICY) & how.dynamics_from_frame
-    )
+    from_frame = (batch.modes != POLICY) & how.dynamics_from_frame
     sigma[from_frame] = 1.0
     clean = (
         torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents),
@@ -144,6 +139,10 @@ class DataShard:
 
     rank: int = 0
     ranks: int = 1
+
+    def of(self, windows: torch.Tensor) -> torch.Tensor:
+        """This process's part of something of each window."""
+        return windows[self.rank :: self.ranks]
 
 
 SINGLE_PROCESS = DataShard()
@@ -181,20 +180,18 @@ def noised_loss(
     model, device = policy.transformer.config, policy.w_in.device
     layout, V = noised.layout, noised.layout.vision_tokens
     vision, action, v_vision, v_action, noisy, sigma = (
-        tensor[share.rank :: share.ranks].to(device)
+        share.of(tensor).to(device)
         for tensor in (
             *(noised.vision, noised.action, noised.vision_target, noised.action_target),
             *(noised.noisy, noised.sigma),
         )
     )
-    prompts, asked = (
-        read_prompts(policy.transformer, batch.prompts),
-        batch.prompt[share.rank :: share.ranks],
-    )
+    prompts, asked = read_prompts(policy.transformer, batch.prompts), share.of(batch.prompt)
+    inverse, forward = batch.modes == INVERSE, (batch.modes == FORWARD).float()
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
     timestep, parts = discretize_timestep(sigma), []
-    groups = _by_first_token(batch, share, first, V)
+    groups = _by_first_token(inverse, share, first, V)
     for chosen, since in groups:
         text, at = prompts.select(asked[chosen]), chosen.to(device)
         rope = rope_of(layout, model, text.lengths, vision)
@@ -210,8 +207,8 @@ def noised_loss(
         share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
     )
     metrics = {"action": loss.detach()}
-    if config.end_points and batch.mode is not None and (inverse := batch.mode == INVERSE).any():
-        mine = inverse[share.rank :: share.ranks].nonzero()[:, 0].to(device)
+    if config.end_points and inverse.any():
+        mine = share.of(inverse).nonzero()[:, 0].to(device)
         ends = (
             share.ranks * end_point_error(off[mine, -batch.rows.shape[1] :]).sum() / inverse.sum()
         )
@@ -223,23 +220,18 @@ def noised_loss(
                 error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)
             ).flatten(-2)
         of_window = share.ranks * _sum_square(error, noisy[:, first:V])
-        forward = (
-            torch.zeros(len(noised.noisy))
-            if batch.mode is None
-            else (batch.mode == FORWARD).float()
-        )
         for name, weight, windows in (
             ("video", config.video, 1 - forward),
             ("forward", config.forward, forward),
         ):
             if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
-                mean = (of_window * windows[share.rank :: share.ranks].to(device)).sum() / count
+                mean = (of_window * share.of(windows).to(device)).sum() / count
                 metrics[name], loss = mean.detach(), loss + weight * mean
     return loss, {"loss": loss.detach(), **metrics}
 
 
 def _by_first_token(
-    batch: Batch, share: DataShard, first: int, rows: int
+    inverse: torch.Tensor, share: DataShard, first: int, rows: int
 ) -> list[tuple[torch.Tensor, int]]:
     """Return the indices of a share's windows, and the first token whose velocity they need:
     inverse dynamics only rows'.
@@ -247,14 +239,11 @@ def _by_first_token(
     Windows are one group where a process would have none in a second one: processes gather each
     layer's weights together.
     """
-    inverse = (
-        torch.zeros(len(batch.rows)) if batch.mode is None else (batch.mode == INVERSE).float()
-    )
-    shares = [inverse[rank :: share.ranks] for rank in range(share.ranks)]
-    if any(len(mine.unique()) < 2 for mine in shares):
-        return [(torch.arange(len(shares[share.rank])), first)]
+    shares = [DataShard(rank, share.ranks).of(inverse) for rank in range(share.ranks)]
     mine = shares[share.rank]
-    return [((mine == 0).nonzero()[:, 0], first), (mine.nonzero()[:, 0], rows)]
+    if any(part.all() or not part.any() for part in shares):
+        return [(torch.arange(len(mine)), first)]
+    return [((~mine).nonzero()[:, 0], first), (mine.nonzero()[:, 0], rows)]
 
 
 def end_point_error(off_BTA: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
-from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError, VariantError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.robots.catalogue import recorded_robot
@@ -54,6 +55,7 @@ from strands_cosmos3.training.loop import (
     Metrics,
     TrainLoopConfig,
     mean_metrics,
+    read_curve,
     require_tensorboard,
 )
 from strands_cosmos3.training.matching import DataShard, FlowConfig, flow_loss
@@ -69,6 +71,22 @@ _FREE = ("steps", "lr", "validate_every")  # options that may change during a ru
 VALIDATION = "validation"
 """Name of the curve."""
 _VALIDATION_SEED = 11
+_CARD = Template("""\
+# Post-trained for $embodiment
+
+Made by `strands-cosmos3 train --model`.
+
+| | |
+|---|---|
+| source | $source |
+| dataset | $episodes episodes, $frames frames, $windows windows |
+| training | $steps steps of $accumulate x $batch windows, learning rate $lr |
+| weights | $trained; adapters of rank $rank |
+| validation loss | $losses |
+| cost | $cost |
+
+Training measures no success: `rollout` and `evaluate` do (docs/post_training.md).
+""")
 
 
 class PostTraining:
@@ -211,34 +229,31 @@ class PostTraining:
         return row_statistics(data, self.embodiment, keys)
 
     def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
-        found, space = self.checkpoint, self.checkpoint.action_space
+        how, found, space = self.config, self.checkpoint, self.checkpoint.action_space
         assert space is not None
         vae = WanVae(
             found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False
         )
-        rows = self.embodiment.chunk_rows(space)
-        how = self.config
-        policy_frames = (
-            next(iter(found.policy_frames), None)
-            if how.policy_frames is None
-            else how.policy_frames
+        rows, frames = self.embodiment.chunk_rows(space), how.policy_frames
+        if frames is None:
+            frames = next(iter(found.policy_frames), None)
+        processor = Cosmos3PolicyProcessor.for_checkpoint(
+            found,
+            domain_name=self.embodiment.name,
+            action_chunk_size=rows,
+            policy_frames=frames,
         )
-        options = {
-            "domain_name": self.embodiment.name,
-            "action_chunk_size": rows,
-            "policy_frames": policy_frames,
-        }
-        processor = Cosmos3PolicyProcessor.for_checkpoint(found, **options)
-        more = {"validation_fraction": how.validation_fraction, "seed": how.seed}
-        every = (
-            data.spec.features[ACTION].info.get("pictures_every", how.every)
-            if ACTION in data.spec.features
-            else how.every
-        )
+        about = data.spec.features[ACTION].info if ACTION in data.spec.features else {}
         config = WindowConfig(
-            space, found.state_row is not None, policy_frames, rows, every, how.batch, **more
+            space,
+            found.state_row is not None,
+            frames,
+            rows,
+            about.get("pictures_every", how.every),
+            how.batch,
+            validation_fraction=how.validation_fraction,
+            seed=how.seed,
         )
-        report = lambda done, total: self._on_step("latents", done, total, {})  # noqa: E731
         return ArmWindows(
             data,
             processor,
@@ -248,7 +263,7 @@ class PostTraining:
             config,
             self.stats,
             self.folder,
-            report,
+            lambda done, total: self._on_step("latents", done, total, {}),
         )
 
     def run(self, until: int | None = None) -> Path:
@@ -262,9 +277,15 @@ class PostTraining:
             noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
             return self._loss(policy, self.windows.batch(step), noise)
 
-        warmup = min(100, max(1, config.steps // 10))
-        more: dict[str, Any] = {"accumulate": config.accumulate, "tensorboard": self._tensorboard}
-        how = TrainLoopConfig(config.steps, config.lr, warmup, ema=0.99, seed=config.seed, **more)
+        how = TrainLoopConfig(
+            config.steps,
+            config.lr,
+            warmup=min(100, max(1, config.steps // 10)),
+            ema=0.99,
+            accumulate=config.accumulate,
+            seed=config.seed,
+            tensorboard=self._tensorboard,
+        )
         loop = Loop(policy, loss, how, self.folder)
 
         def on_step(step: int, metrics: Metrics) -> None:
@@ -339,18 +360,15 @@ class PostTraining:
         """Write the adapters for a base that is kept elsewhere; what else was trained is in
         ``checkpoint/`` only.
         """
-        rank, base = self.config.lora_rank, str(self.checkpoint.root)
         about = {
             "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": ALPHA * rank,
-            "base_model_name_or_path": base,
+            "r": self.config.lora_rank,
+            "lora_alpha": ALPHA * self.config.lora_rank,
+            "base_model_name_or_path": str(self.checkpoint.root),
+            "target_modules": sorted({key.split(".")[-3] for key in adapters}),
+            "digest": self.checkpoint.digest,
         }
-        modules = sorted({key.split(".")[-3] for key in adapters})
-        write_json(
-            target / "adapter_config.json",
-            {**about, "target_modules": modules, "digest": self.checkpoint.digest},
-        )
+        write_json(target / "adapter_config.json", about)
         save_file(adapters, target / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
 
     def _fill(self, target: Path, policy: TrainedPolicy) -> None:
@@ -375,49 +393,36 @@ class PostTraining:
         if (target / "README.md").exists():
             (target / "README.md").replace(target / "SOURCE.md")
         config, curve = self.config, self.folder / f"{VALIDATION}.jsonl"
-        lines = curve.read_text(encoding="utf-8").splitlines() if curve.exists() else []
-        facts = {
-            "source": f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
-            "dataset": f"{self._dataset['episodes']} episodes, {self._dataset['frames']} frames, "
-            f"{len(self.windows)} windows",
-            "training": f"{config.steps} steps of {config.accumulate} x {config.batch} windows, "
-            f"learning rate {config.lr:g}",
-            "weights": f"{', '.join(config.train)}; adapters of rank {config.lora_rank}",
-            "validation loss": ", ".join(
-                f"{one['loss']:.4f} (step {one['step']})" for one in map(json.loads, lines[-3:])
-            )
-            or "none",
-            "cost": f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding "
-            f"the pictures: {machine()}",
-        }
-        rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items())
-        about = (
-            f"# Post-trained for {self.embodiment.name}\n\nMade by `strands-cosmos3 train "
-            "--model`.\n\n| | |\n|---|---|\n"
+        losses = (f"{line['loss']:.4f} (step {line['step']})" for line in read_curve(curve)[-3:])
+        card = _CARD.substitute(
+            embodiment=self.embodiment.name,
+            source=f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
+            windows=len(self.windows),
+            losses=", ".join(losses) or "none",
+            trained=", ".join(config.train),
+            cost=f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding the "
+            f"pictures: {machine()}",
+            **self._dataset,
+            **{name: getattr(config, name) for name in ("steps", "accumulate", "batch", "lr")},
+            rank=config.lora_rank,
         )
-        what = (
-            "\nTraining measures no success: `rollout` and `evaluate` do (docs/post_training.md).\n"
-        )
-        (target / "README.md").write_text(about + rows + what, encoding="utf-8")
+        (target / "README.md").write_text(card, encoding="utf-8")
 
     def _describe(self, target: Path) -> None:
         path = target / METADATA
         data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        ours = dict(data.get("strands_cosmos3", {}))
-        ours |= {
+        ours = {
+            **data.get("strands_cosmos3", {}),
             "variant": self.checkpoint.variant.name,
             "action_space": self.checkpoint.action_space,
-        }
-        ours |= {
             "domain": self.embodiment.name,
             "post_training": {**asdict(self.config), "trained": self.trained},
+            "sha256": weight_digests(target),
         }
         if self.config.policy_frames is not None:
             ours["policy_frames"] = [self.config.policy_frames]
         for of_the_source in ("label", "language", "novelty_rmse"):
             ours.pop(of_the_source, None)
-        files = sorted(target.glob("*/*.safetensors"))
-        ours["sha256"] = {str(file.relative_to(target)): sha256(file) for file in files}
         write_json(path, {**data, "strands_cosmos3": ours})
 
 

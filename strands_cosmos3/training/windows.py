@@ -40,6 +40,11 @@ class Batch:
     prefix: torch.Tensor | None = None
     fps: float = FPS
 
+    @property
+    def modes(self) -> torch.Tensor:
+        """[B] mode of each window."""
+        return torch.full((len(self.rows),), POLICY) if self.mode is None else self.mode
+
 
 def layout_of(
     latent_hw: tuple[int, int],

@@ -291,13 +291,6 @@ def test_without_an_undamaged_state_both_are_named(tmp_path):
         trained(tmp_path, 30)
 
 
-def test_a_state_of_version_01_has_no_digest(tmp_path):
-    trained(tmp_path, 10)
-    data = (tmp_path / STATE).read_bytes()
-    (tmp_path / STATE).write_bytes(data[: data.rindex(b"sha256:")])
-    assert read_state(tmp_path)[0]["step"] == 10
-
-
 def test_a_full_disk_is_named_and_costs_no_state(tmp_path):
     trained(tmp_path, 10)
     with full_disk(2000), pytest.raises(StorageError, match=STATE):
