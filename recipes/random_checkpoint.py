@@ -129,33 +129,30 @@ MODEL_INDEX = {
 def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
     """``transformer/config.json`` of a small checkpoint."""
     edge, spatial = hidden_act == "relu2", round(sizes.head_dim * 10 / 64)
-    data: dict[str, Any] = {"_class_name": "Cosmos3OmniTransformer", "hidden_size": sizes.hidden}
-    data |= {
+    return {
+        "_class_name": "Cosmos3OmniTransformer",
+        "hidden_size": sizes.hidden,
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
-    }
-    data |= {"intermediate_size": sizes.intermediate, "vocab_size": vocab, "hidden_act": hidden_act}
-    data |= {
+        "intermediate_size": sizes.intermediate,
+        "vocab_size": vocab,
+        "hidden_act": hidden_act,
         "qk_norm_for_text": not edge,
         "use_und_k_norm_for_gen": edge,
         "rms_norm_eps": 1e-5 if edge else 1e-6,
-    }
-    data |= {
         "rope_theta": sizes.rope_theta or (1e8 if edge else 5e6),
         "rope_axes_dim": [sizes.head_dim // 2 - 2 * spatial, spatial, spatial],
-    }
-    data |= {"latent_channel": sizes.latent_channels, "latent_patch_size": sizes.latent_patch}
-    data["patch_latent_dim"] = sizes.latent_patch**2 * sizes.latent_channels
-    data |= {
+        "latent_channel": sizes.latent_channels,
+        "latent_patch_size": sizes.latent_patch,
+        "patch_latent_dim": sizes.latent_patch**2 * sizes.latent_channels,
         "action_dim": sizes.action_dim,
         "action_gen": True,
         "num_embodiment_domains": 32,
         "timestep_scale": 0.001,
         "base_fps": 24,
     }
-    return data
 
 
 def _weight(key: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

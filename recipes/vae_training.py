@@ -93,7 +93,7 @@ def reconstruction_loss(
 
 def psnr(squared_error: torch.Tensor) -> float:
     """Return the peak signal-to-noise ratio [dB] of a mean squared error of pixels in [-1, 1]."""
-    return -10 * float(torch.log10(squared_error.detach() / 4))
+    return float(-10 * torch.log10(squared_error.detach() / 4))
 
 
 def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
@@ -200,14 +200,22 @@ def without_warnings() -> Iterator[None]:
 
 def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
     """Weights of a VAE under diffusers' names, with or without the two-dimensional wrappers."""
-    with without_warnings():
-        names = set(AutoencoderKLWan.from_config(vae.config).state_dict())  # pyright: ignore[reportAttributeAccessIssue]
+    wrapped = {name for name, module in vae.named_modules() if isinstance(module, FlatConv)}
     state = {}
     for name, tensor in vae.state_dict().items():
-        bare = (
-            name
-            if name in names
-            else name.replace(".conv.weight", ".weight").replace(".conv.bias", ".bias")
-        )
-        state[bare] = tensor.detach().float()
+        owner, _, leaf = name.rpartition(".conv.")
+        state[f"{owner}.{leaf}" if owner in wrapped else name] = tensor.detach().float()
     return state
+
+
+def plain_vae(vae: AutoencoderKLWan, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A copy of a VAE on the CPU without the two-dimensional wrappers and without the path it was
+    read from; ``changes`` are of its config.
+    """
+    config = {key: value for key, value in vae.config.items() if key != "_name_or_path"}
+    with without_warnings():
+        plain: Any = AutoencoderKLWan.from_config({**config, **changes})
+    plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return plain

@@ -26,7 +26,7 @@ from recipes.pipeline import PipelineOptions, PipelineStep, command_step, evalua
 from recipes.pipeline import main as run
 from recipes.random_checkpoint import write_tokenizer, write_weights
 from recipes.table_policy.release import SAMPLING
-from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_state, reconstruction_loss
+from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_vae, reconstruction_loss
 from strands_cosmos3.datasets import ACTION, Dataset
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
@@ -160,16 +160,7 @@ def train_vae(
         [vae.encode(to_pixels(part)).latent_dist.mode() for part in np.array_split(some, len(some))]
     )
     mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
-    known = {
-        name: value
-        for name, value in vae.config.items()
-        if name not in ("latent_frames", "_name_or_path")
-    }
-    plain: Any = AutoencoderKLWan.from_config(
-        {**known, "latents_mean": mean.tolist(), "latents_std": std.tolist()}
-    )
-    plain.load_state_dict(plain_state(vae))
-    return plain
+    return plain_vae(vae, latents_mean=mean.tolist(), latents_std=std.tolist(), latent_frames=())
 
 
 def write_start(

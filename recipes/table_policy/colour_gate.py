@@ -9,6 +9,7 @@ import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from numpy.typing import NDArray
 
+from recipes.vae_training import psnr
 from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.windows import to_pixels
 
@@ -47,7 +48,6 @@ def colour_gate(vae: AutoencoderKLWan, frames: NDArray[np.uint8]) -> ColourGate:
     """Encode and decode pictures [n, H, W, 3] and compare the hues of strongly coloured pixels."""
     pixels = to_pixels(frames)
     decoded = torch.cat([_reconstruct(vae, part) for part in pixels.split(16)]).clamp(-1, 1)
-    psnr = float(-10 * torch.log10((decoded - pixels).pow(2).mean() / 4))
     real, made = ((x[:, :, 0] + 1) / 2 for x in (pixels, decoded))
     hue, saturation = _hue(real)
     hue_made, saturation_made = _hue(made)
@@ -61,12 +61,13 @@ def colour_gate(vae: AutoencoderKLWan, frames: NDArray[np.uint8]) -> ColourGate:
         away = (hue - angle).abs()
         mine = strong & (torch.minimum(away, 2 * torch.pi - away) < torch.pi / 6)
         by_colour[name] = float(right[mine].float().mean()) if mine.any() else 0.0
-    return ColourGate(float(right[strong].float().mean()), by_colour, psnr)
+    return ColourGate(
+        float(right[strong].float().mean()), by_colour, psnr((decoded - pixels).square().mean())
+    )
 
 
 def _reconstruct(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
-    device = getattr(vae, "device", torch.device("cpu"))
-    latents = vae.encode(pixels.to(device)).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
+    latents = vae.encode(pixels.to(vae.device)).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
     return vae.decode(latents).sample.cpu()  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -47,15 +47,12 @@ class RunConfig:
     video: float = 0.04  # weight of the error of a policy's video; the actions' is 1
     # both dynamics start at the given frame and at rows of zeros instead of noise
     dynamics_from_frame: bool = True
-    # whether the joint stage measures the video's error by what pixels depend on
-    pixel_metric: bool = True
     end_points: float = 0.15  # weight of the error of where inverse dynamics end
     # longest action prefix, which half of a policy's windows have; 0: none, which succeeds more
     # often
     prefix_rows: int = 0
-    # weight of the error of every goal's rows, read from a picture's tokens; 0: no such head
+    # weight of the error of every goal's rows, read from a picture's tokens
     auxiliary: float = 1.0
-    looks_from: int = 0  # step of the policy stage from which half of the pictures have other looks
     # of vectors and of what is at the ends of a network; matrices have 10 times as much, with Muon
     vae_lr: float = 2e-3
     policy_lr: float = 2e-3

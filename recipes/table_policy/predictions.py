@@ -22,7 +22,7 @@ from recipes.vae_training import colour_weight, psnr
 from strands_cosmos3.engine.sequence import patchify, unpatchify
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
-from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
+from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, add_noise, discretize_timestep
 from strands_cosmos3.training.windows import Batch, layout_of
@@ -54,18 +54,9 @@ def predict_rows(
     action[:, 0, : batch.state.shape[1]] = batch.state
     noisy = torch.zeros(B, layout.tokens, 1)
     noisy[:, layout.vision_tokens + 1 :] = 1
-    memory = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
-    rope = rope_of(layout, config, memory.lengths, vision)
-    _, v = velocity(
-        policy,
-        vision,
-        action,
-        discretize_timestep(torch.ones(B)),
-        noisy,
-        rope,
-        memory,
-        layout.vision_tokens,
-    )
+    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
+    time, first = discretize_timestep(torch.ones(B)), layout.vision_tokens
+    _, v = velocity(policy, vision, action, time, noisy, layout, prompts, first)
     return action[:, 1:, :width] - v[:, 1:, :width]
 
 
@@ -84,9 +75,8 @@ def predict_clips(
         for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
     )
     prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
-    rope = rope_of(noised.layout, config, prompts.lengths, vision)
-    first = noised.layout.vision_tokens // frames
-    v, _ = velocity(policy, vision, action, discretize_timestep(sigma), noisy, rope, prompts, first)
+    time, first = discretize_timestep(sigma), noised.layout.vision_tokens // frames
+    v, _ = velocity(policy, vision, action, time, noisy, noised.layout, prompts, first)
     clean = torch.cat([vision[:, :first], vision[:, first:] - v], dim=1)
     return torch.stack(
         [unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean]

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from recipes.random_checkpoint import STEM
+from recipes.vae_training import psnr
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.loop import LossMetrics
@@ -35,8 +36,7 @@ def preview_loss(
     error = decoder(latents) - pixels
     weight = 1 + 4 * (pixels - pixels[:, :, :1]).abs().amax(1, keepdim=True).div(0.3).clamp(max=1)
     loss = ((error.abs() + error.square()) * weight).mean() / weight.mean()
-    psnr = -10 * torch.log10(error.detach().square().mean() / 4)
-    return loss, {"loss": loss.item(), "psnr": psnr.item()}
+    return loss, {"loss": loss.item(), "psnr": psnr(error.square().mean())}
 
 
 def novelty_rmse(decoder: PreviewDecoder, latents: torch.Tensor, pixels: torch.Tensor) -> float:

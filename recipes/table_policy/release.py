@@ -15,14 +15,14 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 
 from recipes.random_checkpoint import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
 from recipes.table_policy.preview import save_preview
-from recipes.vae_training import plain_state, without_warnings
+from recipes.vae_training import plain_vae
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder
-from strands_cosmos3.engine.weight_files import sha256
+from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.language import Language
@@ -159,15 +159,33 @@ def export(
         "dynamics_prompt": "empty",
         "dynamics_steps": DYNAMICS_STEPS,
         "label": label,
-    } | ({} if steps is None else {"steps": steps})
-    ours |= {"future_mode": Mode.FORWARD_DYNAMICS} if max(frames) > 1 else {}
-    ours |= {"prefix_rows": prefix_rows} if prefix_rows else {}
-    ours |= {"dynamics_start": "frame"} if dynamics_from_frame else {}
-    ours |= {} if novelty is None else {"novelty_rmse": novelty}
-    ours |= {} if language is None else {"language": language.to_metadata()}
-    write_folder(
-        folder, lambda hidden: _fill(hidden, config, policy, vae, preview, tokenizer, dtype, ours)
-    )
+        "steps": steps,
+        "future_mode": Mode.FORWARD_DYNAMICS if max(frames) > 1 else None,
+        "prefix_rows": prefix_rows or None,
+        "dynamics_start": "frame" if dynamics_from_frame else None,
+        "novelty_rmse": novelty,
+        "language": None if language is None else language.to_metadata(),
+    }
+    ours = {name: value for name, value in ours.items() if value is not None}
+    typed = TransformerConfig.from_dict(config)
+    weights = {
+        key: tensor.to(kept_dtype(key, dtype)).contiguous()
+        for key, tensor in released_weights(policy, typed, get_embodiment(DOMAIN).domain_id).items()
+    }
+
+    def fill(hidden: Path) -> None:
+        write_json(hidden / "transformer/config.json", dict(config))
+        write_weights(hidden / "transformer", weights, label=label)
+        plain_vae(vae, dtype).save_pretrained(hidden / "vae")
+        if preview is not None:
+            save_preview(preview, hidden, dtype)
+        shutil.copytree(tokenizer, hidden / "text_tokenizer")
+        write_json(hidden / "scheduler/scheduler_config.json", SCHEDULER)
+        write_json(hidden / "model_index.json", MODEL_INDEX)
+        ours["sha256"] = weight_digests(hidden)
+        write_json(hidden / "checkpoint.json", {"strands_cosmos3": ours})
+
+    write_folder(folder, fill)
     return folder
 
 
@@ -178,21 +196,13 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
         shutil.copytree(
             checkpoint.root, hidden, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae")
         )
-        _save_vae(vae, hidden / "vae", torch.float16)
+        plain_vae(vae, torch.float16).save_pretrained(hidden / "vae")
         metadata = json.loads((hidden / "checkpoint.json").read_text(encoding="utf-8"))
-        metadata["strands_cosmos3"]["sha256"] = _digests(hidden)
+        metadata["strands_cosmos3"]["sha256"] = weight_digests(hidden)
         write_json(hidden / "checkpoint.json", metadata)
 
     write_folder(folder, fill)
     return folder
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every weight file in a checkpoint's folder."""
-    return {
-        str(file.relative_to(folder)): sha256(file)
-        for file in sorted(folder.glob("*/*.safetensors"))
-    }
 
 
 def released_steps(folder: Path) -> int | None:
@@ -203,43 +213,3 @@ def released_steps(folder: Path) -> int | None:
         if path.exists()
         else None
     )
-
-
-def _fill(
-    folder: Path,
-    config: Mapping[str, Any],
-    policy: Mapping[str, torch.Tensor],
-    vae: AutoencoderKLWan,
-    preview: PreviewDecoder | None,
-    tokenizer: Path,
-    dtype: torch.dtype,
-    ours: Mapping[str, Any],
-) -> None:
-    typed = TransformerConfig.from_dict(config)
-    write_json(folder / "transformer/config.json", dict(config))
-    weights = released_weights(policy, typed, get_embodiment(DOMAIN).domain_id)
-    weights = {
-        key: tensor.to(kept_dtype(key, dtype)).contiguous() for key, tensor in weights.items()
-    }
-    write_weights(folder / "transformer", weights, label=ours["label"])
-    _save_vae(vae, folder / "vae", dtype)
-    if preview is not None:
-        save_preview(preview, folder, dtype)
-    shutil.copytree(tokenizer, folder / "text_tokenizer")
-    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
-    write_json(folder / "model_index.json", MODEL_INDEX)
-    write_json(
-        folder / "checkpoint.json", {"strands_cosmos3": {**ours, "sha256": _digests(folder)}}
-    )
-
-
-def _save_vae(vae: AutoencoderKLWan, folder: Path, dtype: torch.dtype) -> None:
-    """Write the VAE without the two-dimensional wrappers and without the path it was read from."""
-    with without_warnings():
-        plain: Any = AutoencoderKLWan.from_config(
-            {key: value for key, value in vae.config.items() if key != "_name_or_path"}
-        )
-    plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
-    for parameter in plain.parameters():
-        parameter.data = parameter.data.to(dtype)
-    plain.save_pretrained(folder)

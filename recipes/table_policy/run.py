@@ -15,7 +15,6 @@ A stage resumes from what the run's folder holds::
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property, lru_cache
@@ -50,7 +49,6 @@ from recipes.table_policy.predictions import (
 )
 from recipes.table_policy.prefetch import Prefetcher
 from recipes.table_policy.preview import fresh_preview, novelty_rmse, preview_loss
-from recipes.table_policy.refit import fit_to_vae, require_sizes
 from recipes.table_policy.release import (
     export,
     fresh_policy,
@@ -83,7 +81,7 @@ from strands_cosmos3.training.matching import DataShard, FlowConfig, Noised, add
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.run_manifest import keep_settings
 from strands_cosmos3.training.sharding import mean_over_ranks, rank_0_first, shard_policy
-from strands_cosmos3.training.state import has_state, read_state
+from strands_cosmos3.training.state import read_state
 from strands_cosmos3.training.windows import ROWS, Batch, to_pixels
 from strands_cosmos3.worlds.table.phrases import GOALS
 
@@ -103,8 +101,6 @@ class TrainingRun:
         folder, demos: Folders of the run and of the unpacked demonstrations.
         shard: This process's share of the data. Train the VAE and encode the latents with one
             process first.
-        start: Checkpoint of this trainer to continue from: its VAE on pictures, tokenizer, state
-            row and weights.
         tensorboard: Whether curves are written for TensorBoard, too.
         closed_loop: Episodes in simulation that judge the policy during its stages.
 
@@ -121,7 +117,6 @@ class TrainingRun:
         config: RunConfig | None = None,
         on_step: OnStep | None = None,
         shard: DataShard | None = None,
-        start: Path | None = None,
         tensorboard: bool = False,
         closed_loop: ClosedLoop | None = None,
     ):
@@ -131,9 +126,6 @@ class TrainingRun:
         self._closed_loop = closed_loop or ClosedLoop()
         self._loop_options: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
-        self._start = None if start is None else Checkpoint.open(start)
-        if self._start is not None:
-            require_sizes(self._start, self.config)
         self.demos = Demos.open(demos)
         self.tier = tier_of(*self.demos.canvas_hw)
         longest = int(self.demos.prefix_rows.max())
@@ -144,8 +136,7 @@ class TrainingRun:
                 f"{self.config.prefix_rows}`, or give {longest}."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        settings = {**self.config.fixed, "start": self._start and self._start.digest}
-        keep_settings(folder / "settings.json", {**settings, "ticks": len(self.demos)})
+        keep_settings(folder / "settings.json", {**self.config.fixed, "ticks": len(self.demos)})
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
@@ -155,7 +146,6 @@ class TrainingRun:
             self.folder,
             self.demos,
             self.config,
-            self._start,
             self.device,
             self._on_step,
             self._loop_options,
@@ -164,8 +154,8 @@ class TrainingRun:
     def train_policy(self, vae: Any) -> Path:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
-        windows, validation = self._pictures(vae, config.policy_batch, config.looks_from)
-        policy = shard_policy(self._first_policy(vae).to(self.device), self.shard.ranks)
+        windows, validation = self._pictures(vae, config.policy_batch)
+        policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
         parts = self._parts(windows)
         loss = self._loss(policy, config.seed, parts, windows)
         how = TrainLoopConfig(
@@ -194,13 +184,10 @@ class TrainingRun:
         windows = self._clip_windows(latents.among(slice(n_train)), config.joint_batch, seed)
         preview = self.train_preview(vae)
         pictures, validation = self._pictures(vae, config.joint_pictures)
-        policy = self._first_policy(vae)
-        if has_state(self.folder / "policy"):
-            policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
+        policy = self._first_policy()
+        policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
         policy = shard_policy(policy.to(self.device), self.shard.ranks)
-        channels = (
-            self._pixel_metric(latents.among(slice(n_train))) if config.pixel_metric else None
-        )
+        channels = self._pixel_metric(latents.among(slice(n_train)))
         parts = self._parts(windows, pictures)
         loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
         how = TrainLoopConfig(
@@ -237,17 +224,10 @@ class TrainingRun:
             source = latents if rng.random() < TRUE else predicted
             chosen = rng.integers(n_train, size=self.config.decoder_batch)
             return decoder_loss(
-                vae,
-                to_raw(self._tensor(source[chosen])),
-                clip_pixels(self.demos, ticks[chosen], self.device),
+                vae, to_raw(self._tensor(source[chosen])), self._pixels(ticks[chosen])
             )
 
-        how = TrainLoopConfig(
-            steps, RATE, decay=1.0, weight_decay=0.0, ema=0.99, **self._loop_options
-        )
-        loop = Loop(vae, loss, how, folder, muon_and_adamw(MATRIX_RATE))
-        loop.run(on_step=lambda step, metrics: self._on_step("decoder", step, steps, metrics))
-        loop.take_average()
+        self.vae_trainer.fit(vae, "decoder", loss, steps, RATE, MATRIX_RATE, decay=1.0, ema=0.99)
         vae.requires_grad_(False)
         checkpoint = folder / "checkpoint"
         if not self.shard.rank:
@@ -266,26 +246,20 @@ class TrainingRun:
 
     def _predicted(self, last: Checkpoint, windows: ClipWindows) -> NDArray[np.float16]:
         """Return the latents that a checkpoint predicts for the windows' clips."""
-        path = self.folder / "decoder/predicted.npy"
-        if not path.exists():
+
+        def predict() -> NDArray[np.float16]:
             policy = load_policy(last, get_embodiment(DOMAIN).domain_id).to(self.device)
-            made = predicted_latents(
+            return predicted_latents(
                 policy, windows, last.dynamics_from_frame, self._progress("predictions")
             )
-            write_whole(path, lambda hidden: np.save(hidden, made))
-        return np.load(path, mmap_mode="r")
+
+        return _kept(self.folder / "decoder/predicted.npy", predict)
 
     def train_preview(self, vae: Any) -> Preview:
-        """Train the decoder of films on the clips' latents; without steps that of ``start``, or
-        None.
-        """
+        """Train the decoder of films on the clips' latents; without steps there is none."""
         config, steps = self.config, self.config.preview_steps
         if not steps:
-            return (
-                None
-                if self._start is None
-                else self._start.load_preview(self.device, torch.float32)
-            )
+            return None
         latents = self._latents(vae).clips(self.config.clip_every)
         n_train = self._training_windows(latents.ticks)
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
@@ -295,22 +269,11 @@ class TrainingRun:
                 n_train, size=config.preview_batch
             )
             return preview_loss(
-                decoder,
-                self._tensor(latents[chosen]),
-                clip_pixels(self.demos, latents.ticks[chosen], self.device),
+                decoder, self._tensor(latents[chosen]), self._pixels(latents.ticks[chosen])
             )
 
-        how = TrainLoopConfig(
-            steps,
-            config.preview_lr,
-            weight_decay=0.0,
-            ema=0.995,
-            **self._loop_options,
-        )
-        muon = muon_and_adamw(10 * config.preview_lr)
-        loop = Loop(decoder, loss, how, self.folder / "preview", muon)
-        loop.run(on_step=lambda step, metrics: self._on_step("preview", step, steps, metrics))
-        loop.take_average()
+        lr = config.preview_lr
+        self.vae_trainer.fit(decoder, "preview", loss, steps, lr, 10 * lr, ema=0.995)
         return decoder
 
     def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
@@ -340,47 +303,40 @@ class TrainingRun:
     def _tensor(self, latents: NDArray[np.float16]) -> torch.Tensor:
         return torch.from_numpy(latents).to(self.device).float()
 
+    def _pixels(self, ticks: NDArray[np.int64]) -> torch.Tensor:
+        return clip_pixels(self.demos, ticks, self.device)
+
     def _pixel_metric(self, latents: ClipLatents) -> torch.Tensor:
         """Return what the channels' errors in the video are multiplied by."""
-        path = self.folder / "latents/pixel_metric.npy"
-        if not path.exists():
-            chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
-            parts = np.array_split(chosen, -(-len(chosen) // 8))
-            pairs = (
-                (self._tensor(latents[i]), clip_pixels(self.demos, latents.ticks[i], self.device))
-                for i in parts
-            )
-            made = pixel_metric(pairs)
-            write_whole(path, lambda hidden: np.save(hidden, made.cpu().numpy()))
-        return torch.from_numpy(np.load(path)).to(self.device)
 
-    def _first_policy(self, vae: Any) -> TrainedPolicy:
-        """Return the policy that training starts with."""
-        if self._start is None:
-            policy = fresh_policy(self.transformer_config, self.config.seed)
-        else:
-            policy = load_policy(self._start, get_embodiment(DOMAIN).domain_id).requires_grad_(True)
-            fit_to_vae(policy, self._start, vae, self.demos)
-        return (
-            PolicyWithAuxiliaryHead(policy, len(GOALS), self.config.seed)
-            if self.config.auxiliary
-            else policy
+        def measure() -> NDArray[np.float32]:
+            chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
+            pairs = (
+                (self._tensor(latents[part]), self._pixels(latents.ticks[part]))
+                for part in np.array_split(chosen, -(-len(chosen) // 8))
+            )
+            return pixel_metric(pairs).cpu().numpy()
+
+        return torch.tensor(_kept(self.folder / "latents/pixel_metric.npy", measure)).to(
+            self.device
         )
 
-    def _pictures(self, vae: Any, batch: int, looks_from: int = 0) -> tuple[PictureWindows, Batch]:
+    def _first_policy(self) -> PolicyWithAuxiliaryHead:
+        """Return the policy that training starts with."""
+        policy = fresh_policy(self.transformer_config, self.config.seed)
+        return PolicyWithAuxiliaryHead(policy, len(GOALS), self.config.seed)
+
+    def _pictures(self, vae: Any, batch: int) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
-        ticks = self.demos.label_ticks
-        latents = self._latents(vae).pictures()[ticks]
+        ticks, latents = self.demos.label_ticks, self._latents(vae)
         n_train = self._training_windows(ticks)
-        args = self.demos, latents[:, :, 0], self.state, self.captions, batch
-        looks = self._latents(vae).looks()[:, :, 0]
-        more: dict[str, Any] = {
-            "among": range(n_train),
-            "prefix_rows": self.config.prefix_rows,
-            "looks": looks,
-        }
-        more |= {"looks_from": looks_from, "answers": bool(self.config.auxiliary)}
-        windows = PictureWindows(*args, seed=self.config.seed, **more)
+        windows = PictureWindows(
+            *(self.demos, latents.pictures()[ticks][:, :, 0], self.state, self.captions, batch),
+            seed=self.config.seed,
+            among=range(n_train),
+            prefix_rows=self.config.prefix_rows,
+            looks=latents.looks()[:, :, 0],
+        )
         return windows, windows.held_out(n_train, _VALIDATION_WINDOWS)
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
@@ -542,10 +498,7 @@ class TrainingRun:
         """Folder of the tokenizer."""
         folder = self.folder / "tokenizer"
         if not (folder / "tokenizer.json").exists():
-            if self._start is None:
-                fresh_tokenizer(folder, self.demos.canvas_hw)
-            else:
-                shutil.copytree(self._start.root / "text_tokenizer", folder, dirs_exist_ok=True)
+            fresh_tokenizer(folder, self.demos.canvas_hw)
         return folder
 
     @cached_property
@@ -556,10 +509,6 @@ class TrainingRun:
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """Content of ``transformer/config.json``."""
-        if self._start is not None:
-            return json.loads(
-                (self._start.root / "transformer/config.json").read_text(encoding="utf-8")
-            )
         tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
         size = max(
             len(tokenizer["model"]["vocab"]),
@@ -583,11 +532,17 @@ class TrainingRun:
     @cached_property
     def state(self) -> StateRow:
         """Scale of the state row."""
-        if self._start is not None and self._start.state_row is not None:
-            return self._start.state_row
         path = self.folder / "state_row.json"
         if not path.exists():
             write_json(path, state_row_of(self.demos).to_metadata())
         state = StateRow.from_metadata({"state": json.loads(path.read_text())})
         assert state is not None
         return state
+
+
+def _kept(path: Path, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """Return an array that a file keeps; it is made when it is first asked for."""
+    if not path.exists():
+        made = make()
+        write_whole(path, lambda hidden: np.save(hidden, made))
+    return np.load(path, mmap_mode="r")

@@ -43,9 +43,6 @@ class TrainOptions:
     out: Path  # folder of the run
     # dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name[@revision] on the hub
     demos: str
-    vae: Path | None = None  # run whose VAE is used: for a second policy, or more demonstrations
-    # checkpoint of this recipe to continue from; --policy-steps 0 skips to the joint stage
-    start: Path | None = None
     until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"  # last stage
     tensorboard: bool = True  # write the curves for TensorBoard, too
     evaluate_every: int = 0  # steps between episodes in simulation, which join the curves; 0: none
@@ -69,14 +66,11 @@ def train(options: TrainOptions, console: Console) -> Path | None:
     ):
         if demos != source:
             unpack(source, demos, lambda done, total: show("unpacking", done, total, {}))
-        run = TrainingRun(
-            options.out, demos, config, show, shard, options.start, options.tensorboard, closed_loop
-        )
-        trainer = run.vae_trainer
-        vae = trainer.train() if options.vae is None else trainer.copy_from(options.vae)
+        run = TrainingRun(options.out, demos, config, show, shard, options.tensorboard, closed_loop)
+        vae = run.vae_trainer.train()
         if options.until == "vae":
             return None
-        checkpoint = run.train_policy(vae) if config.policy_steps else None
+        checkpoint = run.train_policy(vae)
         if options.until == "preview":
             run.train_preview(vae)
         if options.until not in ("joint", "decoder"):

@@ -23,17 +23,14 @@ from recipes.vae_training import (
     VaeLoss,
     VaeSizes,
     convolve_flat,
-    load_vae,
     make_vae,
     plain_state,
     psnr,
     train_only,
     weighted_error,
 )
-from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
-from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision
@@ -43,19 +40,17 @@ OnStep = Callable[[str, int, int, Metrics], None]
 """Called with stage, steps done, steps in total and metrics."""
 _LOSS = VaeLoss(chroma=1.0, saturated=3.0, dark=1.0, changing=1.0, edges=0.0, magnitudes=0.0)
 """Squares: with magnitudes the decoder answers medians, and pictures had 26 instead of 28 dB."""
-_FILES = ("gate.json", "latent_stats.json", "codes.pt", "final.pt")
 _GATE_PICTURES = 160
 _STATISTICS_CLIPS = 192
 
 
 @dataclass(frozen=True, eq=False)
 class VaeTrainer:
-    """Trains the VAE of a run."""
+    """Trains the VAE of a run, and what else draws its latents."""
 
     folder: Path  # of the run
     demos: Demos
     config: RunConfig
-    start: Checkpoint | None  # its VAE is used instead of training one on pictures
     device: torch.device
     on_step: OnStep
     loop_options: Mapping[str, Any]  # options of its loops
@@ -68,15 +63,14 @@ class VaeTrainer:
         sizes = VaeSizes(
             config.latent_channels, config.vae_base, config.vae_decoder_base, config.vae_patch
         )
-        vae: Any = make_vae(sizes) if self.start is None else load_vae(self.start)
+        vae: Any = make_vae(sizes)
         convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
         vae.to(self.device)
         if final.exists():
             vae.load_state_dict(torch.load(final, map_location=self.device, weights_only=True))
         else:
-            if self.start is None:
-                self._fit_encoder(vae)
-                self._fit_decoder(vae)
+            self._fit_encoder(vae)
+            self._fit_decoder(vae)
             self.check_colours(vae, self.folder / "vae/gate.json")
             write_whole(final, partial(torch.save, vae.state_dict()))
         vae.eval().requires_grad_(False)
@@ -90,35 +84,6 @@ class VaeTrainer:
         write_json(path, asdict(gate))
         if self.config.gate:
             gate.require()
-
-    def copy_from(self, run: Path) -> Any:
-        """Use the finished VAE of another run. Raises ConfigError if it has none, or one with
-        other sizes.
-        """
-        if not (run / "vae/final.pt").exists():
-            raise ConfigError(
-                f"{run} has no finished VAE (vae/final.pt); train it: strands-cosmos3 train "
-                "--until vae."
-            )
-        settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
-        sizes = {
-            name: (settings.get(name), getattr(self.config, name))
-            for name in ("latent_channels", "vae_base", "vae_decoder_base", "vae_patch")
-        }
-        if other := [
-            f"{name} {theirs} (here {ours})"
-            for name, (theirs, ours) in sizes.items()
-            if theirs != ours
-        ]:
-            raise ConfigError(f"the VAE of {run} has {', '.join(other)}.")
-        for name in _FILES:
-            if not (run / "vae" / name).exists():  # the VAE of its start, which need not have codes
-                continue
-            copy, content = self.folder / "vae" / name, (run / "vae" / name).read_bytes()
-            if copy.exists() and copy.read_bytes() != content:
-                raise ConfigError(f"{copy} differs from that of {run}; choose another folder.")
-            write_whole(copy, partial(Path.write_bytes, data=content))
-        return self.train()
 
     def _codes(self) -> BlockCodes:
         """Return the linear codes that latents are."""
@@ -147,7 +112,7 @@ class VaeTrainer:
             apart = codes.error(vae.encode(pixels).latent_dist.mean, pixels)
             return apart, {"loss": apart.detach()}
 
-        self._fit(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
+        self._fit_vae(vae, "vae", loss, self.config.vae_steps, ema=0.995, decay=0.6)
 
     def _fit_decoder(self, vae: Any) -> None:
         """Train the decoder on the encoder's latents."""
@@ -163,7 +128,7 @@ class VaeTrainer:
                 "psnr": psnr((drawn.detach().clamp(-1, 1) - pixels).square().mean()),
             }
 
-        self._fit(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
+        self._fit_vae(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
 
     def _pixels(self, stage: str, step: int) -> torch.Tensor:
         """Draw pictures, half of them second ones, or clips of 5 or 17 frames, in turn: [n, 3, F,
@@ -185,7 +150,7 @@ class VaeTrainer:
         own = self.demos.frames[rng.integers(len(self.demos), size=count - count // 2)]
         return to_pixels(np.stack([*own, *looks]), self.device)
 
-    def _fit(
+    def _fit_vae(
         self,
         vae: Any,
         stage: str,
@@ -193,7 +158,7 @@ class VaeTrainer:
         steps: int,
         **options: float,
     ) -> None:
-        """Train on pixels that each step draws; the averaged weights remain."""
+        """Train on pixels that each step draws."""
         width = 16 * latent_columns(self.demos.canvas_hw)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
@@ -202,22 +167,27 @@ class VaeTrainer:
                 return error(pixels)
 
         lr = self.config.vae_lr
+        self.fit(vae, stage, loss, steps, lr, 10 * lr, **options)
+
+    def fit(
+        self,
+        model: torch.nn.Module,
+        stage: str,
+        loss: Callable[[int], tuple[torch.Tensor, LossMetrics]],
+        steps: int,
+        lr: float,
+        matrix_lr: float,
+        **options: float,
+    ) -> None:
+        """Train a model by the loss of a step; its averaged weights remain."""
         how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.loop_options, **options})
-        loop = Loop(vae, loss, how, self.folder / stage, muon_and_adamw(10 * lr))
+        loop = Loop(model, loss, how, self.folder / stage, muon_and_adamw(matrix_lr))
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.take_average()
 
     def _with_latent_statistics(self, vae: Any) -> Any:
         """Record mean and standard deviation of the latents in the VAE's config."""
         path = self.folder / "vae/latent_stats.json"
-        # the policy was trained with these statistics
-        if self.start is not None and not path.exists():
-            known = self.start.vae_config
-            frames = {"frames": known["latent_frames"]} if "latent_frames" in known else {}
-            write_json(
-                path,
-                {"mean": list(known["latents_mean"]), "std": list(known["latents_std"])} | frames,
-            )
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
             with torch.no_grad():
@@ -228,20 +198,16 @@ class VaeTrainer:
                 )
                 raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
             latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
-            write_json(
-                path,
-                {
-                    "mean": latents.mean((0, 2, 3, 4)).tolist(),
-                    "std": latents.std((0, 2, 3, 4)).tolist(),
-                },
-            )
+            mean, std = latents.mean((0, 2, 3, 4)).tolist(), latents.std((0, 2, 3, 4)).tolist()
+            vae.register_to_config(latents_mean=mean, latents_std=std)
+            frames = self._frame_statistics(encoder_of(vae))
+            write_json(path, {"mean": mean, "std": std, "frames": frames})
         statistics = json.loads(path.read_text())
-        vae.register_to_config(latents_mean=statistics["mean"], latents_std=statistics["std"])
-        if "frames" not in statistics and self.start is None:
-            statistics["frames"] = self._frame_statistics(encoder_of(vae))
-            write_json(path, statistics)
-        if frames := statistics.get("frames"):
-            vae.register_to_config(latent_frames=frames)
+        vae.register_to_config(
+            latents_mean=statistics["mean"],
+            latents_std=statistics["std"],
+            latent_frames=statistics["frames"],
+        )
         return vae
 
     def _spread_clips(self) -> list[int]:

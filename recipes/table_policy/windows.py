@@ -169,8 +169,6 @@ class PictureWindows(_DemoWindows):
             (None: none).
         batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the
             empty caption.
-        looks_from: First step that shows other looks. answers: Whether batches have the rows of
-            every goal.
     """
 
     def __init__(
@@ -185,14 +183,11 @@ class PictureWindows(_DemoWindows):
         among: range | None = None,
         prefix_rows: int = 0,
         looks: NDArray[np.float16] | None = None,
-        looks_from: int = 0,
-        answers: bool = False,
     ):
         super().__init__(
             demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows
         )
-        self._looks, self._answers = latents if looks is None else looks, answers
-        self._looks_from = float("inf") if looks is None else looks_from
+        self._looks = looks
         self._demos, self._lengths = demos, demos.prefix_rows
         self.pursued = self._goal
         ticks, before = demos.label_ticks, np.maximum(demos.label_ticks - 1, 0)
@@ -207,7 +202,7 @@ class PictureWindows(_DemoWindows):
         releases = (fingers[:, 0] < 0) & (fingers > 0).any(1)
         self._releasing = np.flatnonzero(releases & np.isin(np.arange(len(ticks)), self._among))
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> LabelledBatch:
         """Return the windows of a step, drawn by (seed, step)."""
         rng = np.random.default_rng([self._seed, step])
         chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
@@ -220,7 +215,7 @@ class PictureWindows(_DemoWindows):
         prompts = self._draw_prompts(rng, goal)
         length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
         prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
-        other = rng.random(self._batch) < (_OTHER_LOOKS if step >= self._looks_from else 0)
+        other = rng.random(self._batch) < (0 if self._looks is None else _OTHER_LOOKS)
         answers = self._of(other, chosen, self._demos.labels, self._demos.looks_labels)
         after = self._of(other, chosen, self._demos.continued, self._demos.looks_continued)
         after, asked = (of_goals[np.arange(self._batch), goal] for of_goals in (after, answers))
@@ -229,14 +224,10 @@ class PictureWindows(_DemoWindows):
         after[waits] = _after_rest(asked, self._rest[chosen], prefix)[waits]
         rows = np.where((prefix > 0)[:, None, None], after, asked)
         windows = self._windows(chosen, rows, *prompts, prefix=prefix)
-        windows.latents[torch.from_numpy(other)] = torch.from_numpy(
-            self._looks[chosen[other]].astype(np.float32)
-        )[:, :, None]
-        return (
-            LabelledBatch(**vars(windows), goal_rows=torch.from_numpy(np.clip(answers, -3, 3)))
-            if self._answers
-            else windows
-        )
+        if self._looks is not None:
+            looks = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))
+            windows.latents[torch.from_numpy(other)] = looks[:, :, None]
+        return LabelledBatch(**vars(windows), goal_rows=torch.from_numpy(np.clip(answers, -3, 3)))
 
     def _of(
         self,

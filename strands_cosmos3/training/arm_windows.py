@@ -32,6 +32,8 @@ from strands_cosmos3.training.windows import Batch, cached_latents
 
 LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4
+_Answer = tuple[tuple[int, ...], F64]
+"""Token ids of a caption, and rows in the model's scale."""
 _VALIDATION_BATCHES = 16
 
 
@@ -52,13 +54,9 @@ class ArmKeys:
         or has another shape.
         """
         features = dataset.spec.features
-        rig = (
-            ()
-            if embodiment.rig is None
-            else tuple(camera_key(view) for view in embodiment.rig.views)
-        )
+        rig = () if embodiment.rig is None else tuple(map(camera_key, embodiment.rig.views))
         found = tuple(dataset.spec.cameras)
-        cameras = self.cameras or (rig if rig and all(key in found for key in rig) else found)
+        cameras = self.cameras or (rig if rig and set(rig) <= set(found) else found)
         told = embodiment.in_controller_units
         motion = (ACTION,) if told else (self.pose, self.state, self.gripper_command)
         missing = [key for key in (*motion, *cameras) if key not in features]
@@ -160,18 +158,15 @@ class ArmWindows:
         # gripper opens
         beyond = rows - 1 if embodiment.in_controller_units and config.frames == 1 else 0
         self._instructions = _instructions_of(dataset, embodiment, config)
-        if self._instructions:
-            starts = [
-                (e, int(t))
-                for e in range(len(dataset))
-                for t in np.flatnonzero(dataset[e][LABELLED])
-            ]
-        else:
-            starts = [
-                (e, t)
-                for e in range(len(dataset))
-                for t in range(0, int(lengths[e]) - rows + beyond, config.every)
-            ]
+        starts = [
+            (e, int(t))
+            for e in range(len(dataset))
+            for t in (
+                np.flatnonzero(dataset[e][LABELLED])
+                if self._instructions
+                else range(0, int(lengths[e]) - rows + beyond, config.every)
+            )
+        ]
         if not starts:
             raise ConfigError(
                 f"no episode is longer than a chunk of {rows} rows; the longest has "
@@ -212,9 +207,7 @@ class ArmWindows:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def _processed(
-        self, episode: int, t: int, seen: bool = True
-    ) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+    def _processed(self, episode: int, t: int, seen: bool = True) -> tuple[Any, list[_Answer]]:
         """Return a picture as the processor makes it, and its windows: token ids and rows in the
         model's scale.
 
@@ -231,11 +224,9 @@ class ArmWindows:
         mode = "policy" if config.frames == 1 else "inverse_dynamics"
         raw: dict[str, Any] = {"images": self._composed(views), "task": recorded.task, "mode": mode}
         if self._embodiment.in_controller_units:
-            assert self._affine is not None
             rows = np.asarray(recorded[ACTION][span], np.float64)[: config.rows]
             rows = np.concatenate([rows, np.repeat(rows[-1:], config.rows - len(rows), axis=0)])
-            made = self._processor.preprocess(raw)
-            return made, [(_ids_of(made), self._affine(rows))]
+            return self._window(raw, rows)
         measured = np.asarray(recorded[self._keys.state][span], np.float64)
         if config.space == "joint_pos":
             raw["state"] = measured[0].tolist()
@@ -249,20 +240,26 @@ class ArmWindows:
                 raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
         if self._instructions:
             return self._labelled(raw, np.asarray(recorded[EXPERT][t], np.float64))
-        made = self._processor.preprocess(raw)
-        return made, [(_ids_of(made), rows if self._affine is None else self._affine(rows, True))]
+        return self._window(raw, rows)
 
-    def _labelled(
-        self, raw: Mapping[str, Any], answers: F64
-    ) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+    def _window(self, raw: Mapping[str, Any], rows: F64) -> tuple[Any, list[_Answer]]:
+        """Return a picture with its only window."""
+        made = self._processor.preprocess(raw)
+        return made, [(_ids_of(made), self._scaled(rows))]
+
+    def _scaled(self, rows: F64) -> F64:
+        """Return rows in the model's scale; a controller's commands are not clipped."""
+        clip = not self._embodiment.in_controller_units
+        return rows if self._affine is None else self._affine(rows, clip)
+
+    def _labelled(self, raw: Mapping[str, Any], answers: F64) -> tuple[Any, list[_Answer]]:
         """Return a picture, and a window for each goal that the expert answered."""
-        assert self._affine is not None
         made = self._processor.preprocess({**raw, "task": self._instructions[0]})
         for text in self._instructions:
             if text not in self._ids:
                 self._ids[text] = _ids_of(self._processor.preprocess({**raw, "task": text}))
         chunks = answers.reshape(len(self._instructions), self._config.rows, -1)
-        rows = [self._affine(denormalize_chunk(chunk, self._embodiment), True) for chunk in chunks]
+        rows = [self._scaled(denormalize_chunk(chunk, self._embodiment)) for chunk in chunks]
         return made, list(zip((self._ids[text] for text in self._instructions), rows, strict=True))
 
     def _composed(self, views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
@@ -291,13 +288,9 @@ class ArmWindows:
         """
         first, size = self._trained, self._config.batch
         count = min(-(-(len(self) - first) // size), _VALIDATION_BATCHES)
-        for chosen in (
-            np.linspace(first, len(self) - 1, count * size)
-            .round()
-            .astype(np.int64)
-            .reshape(count, size)
-        ):
-            yield self._pick(chosen, np.zeros(size, bool))
+        chosen = np.linspace(first, len(self) - 1, count * size).round().astype(np.int64)
+        for batch in chosen.reshape(count, size):
+            yield self._pick(batch, np.zeros(size, bool))
 
     def _pick(self, chosen: NDArray[np.int64], dropped: NDArray[np.bool_]) -> Batch:
         prompts = list(dict.fromkeys(self._prompts[i] for i in chosen))
@@ -367,16 +360,17 @@ def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> A
         rows.append(raw_rows(poses_of(episode[keys.pose]), command)[:-1])
     joined = np.concatenate(rows)
     low, high = np.quantile(joined, [0.01, 0.99], axis=0)
-    constant = high - low < _MIN_RANGE
-    low, high = (
-        np.where(constant, low - _MIN_RANGE / 2, low),
-        np.where(constant, high + _MIN_RANGE / 2, high),
-    )
+    apart = np.where(high - low < _MIN_RANGE, _MIN_RANGE / 2, 0.0)
     if embodiment.stats is None:
         raise ConfigError(f"embodiment {embodiment.name!r} has no statistics.")
     columns = embodiment.action_space("midtrain").columns
     return ActionStats(
-        embodiment.stats, columns, low, high, joined.mean(0), np.maximum(joined.std(0), _MIN_RANGE)
+        embodiment.stats,
+        columns,
+        low - apart,
+        high + apart,
+        joined.mean(0),
+        np.maximum(joined.std(0), _MIN_RANGE),
     )
 
 

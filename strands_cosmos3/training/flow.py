@@ -93,7 +93,7 @@ def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int
     return PromptBatch(transformer.text(ids_GS, rope), mask_GS, lengths)
 
 
-def rope_of(
+def _rope(
     layout: SequenceLayout, config: TransformerConfig, lengths: Sequence[int], like: torch.Tensor
 ) -> Rope:
     """Cosine and sine [B, N, d] for prompts of these lengths, on the device and in the dtype of
@@ -122,7 +122,7 @@ def velocity(
     action_BTA: torch.Tensor,
     timestep_B: torch.Tensor,
     noisy_BN1: torch.Tensor,
-    rope: Rope,
+    layout: SequenceLayout,
     prompts: PromptBatch,
     first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,12 +131,14 @@ def velocity(
     Args:
         timestep_B: Timestep of each window, 0..999; it is added to noisy tokens only.
         noisy_BN1: 1 where a token is noisy, 0 where it is given.
+        layout: The sequence of each window, whose clock begins after its prompt.
         first: First token whose velocity is wanted; the last layer computes nothing before it.
 
     Returns:
         [B, vision tokens from ``first`` on, P] and [B, action rows from ``first`` on, A].
     """
     model, head = policy.transformer, policy.head
+    rope = _rope(layout, model.config, prompts.lengths, vision_BVP)
     time_B1D = model.time_embedder(timestep_B).to(model.dtype)[:, None]
     x_BND = model.embed(vision_BVP, action_BTA, time_B1D, noisy_BN1.to(model.dtype), head)
     own = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
-from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, rope_of, velocity
+from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
 
@@ -194,9 +194,8 @@ def noised_loss(
     groups = _by_first_token(inverse, share, first, V)
     for chosen, since in groups:
         text, at = prompts.select(asked[chosen]), chosen.to(device)
-        rope = rope_of(layout, model, text.lengths, vision)
         of_group = velocity(
-            policy, vision[at], action[at], timestep[at], noisy[at], rope, text, since
+            policy, vision[at], action[at], timestep[at], noisy[at], layout, text, since
         )
         parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
     order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)

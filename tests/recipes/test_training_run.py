@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from recipes.table_policy.run import TrainingRun
 from recipes.table_policy.train import STAGES
 from recipes.table_policy.train import main as train_main
 from recipes.table_policy.windows import executed_rows
-from recipes.vae_training import convolve_flat, load_vae
+from recipes.vae_training import load_vae
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.commands.train import plot_curves
@@ -118,6 +119,12 @@ class Trained:
     joint: Path
 
 
+def vae_of(finished: Path, run: TrainingRun) -> Any:
+    """The finished VAE of another run, in a run that may have it already."""
+    shutil.copytree(finished / "vae", run.folder / "vae", dirs_exist_ok=True)
+    return run.vae_trainer.train()
+
+
 def plotted(folder: Path) -> Path:
     plot_curves(folder, {stage: stage for stage in STAGES})
     return folder / "curves.png"
@@ -195,11 +202,10 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
         "--out",
         str(tmp_path / "two"),
         *small,
-        "--vae",
-        str(tmp_path / "one"),
         "--seed",
         "1",
     ]
+    shutil.copytree(tmp_path / "one/vae", tmp_path / "two/vae")
     assert train_main(second) == 0
     vae = "vae/diffusion_pytorch_model.safetensors"
     transformer = "transformer/diffusion_pytorch_model.safetensors"
@@ -207,10 +213,6 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
     assert (one / vae).read_bytes() == (two / vae).read_bytes()
     assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
     assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
-    with pytest.raises(ConfigError, match="no finished VAE"):
-        TrainingRun(tmp_path / "three", shards, TINY).vae_trainer.copy_from(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"vae_base 32 \(here 8\)"):
-        TrainingRun(tmp_path / "three", shards, TINY).vae_trainer.copy_from(tmp_path / "one")
 
 
 def test_a_policy_is_released_with_its_averaged_weights(trained):
@@ -275,7 +277,7 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
         run._clip_windows(run._latents(vae).clips(), TINY.joint_batch),
         run._pictures(vae, 2),
     )
-    loss = run._loss(run._first_policy(None), 1, 1, clips, pictures)
+    loss = run._loss(run._first_policy(), 1, 1, clips, pictures)
     draws = [loss(step)[1] for step in range(8)]
     weights = {
         "action": 1.0,
@@ -298,7 +300,7 @@ def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
         run._clip_windows(run._latents(vae).clips(), TINY.joint_batch),
         run._pictures(vae, 4),
     )
-    policy, gradients = run._first_policy(None), []
+    policy, gradients = run._first_policy(), []
     assert run._parts(clips, pictures) == 1
     monkeypatch.setattr(run_module, "lower_precision", lambda *_, **__: nullcontext())
     monkeypatch.setattr(run_module, "_CPU_TOKENS", 40)
@@ -324,7 +326,7 @@ def test_a_run_keeps_its_sizes(trained, shards):
 def test_a_run_with_action_prefixes_declares_them_and_needs_their_labels(trained, shards, tmp_path):
     short = RunConfig(**{**vars(TINY), "policy_steps": 1, "prefix_rows": 8})
     run = TrainingRun(tmp_path / "run", shards, short)
-    checkpoint = run.train_policy(run.vae_trainer.copy_from(trained.folder))
+    checkpoint = run.train_policy(vae_of(trained.folder, run))
     assert Checkpoint.open(checkpoint).metadata["prefix_rows"] == 8
     with pytest.raises(
         ConfigError,
@@ -340,7 +342,7 @@ EPISODE = ClosedLoop(every=4, tasks=("reach",), episodes=1, limit_s=0.3)
 def test_episodes_in_simulation_change_no_weight(trained, shards, tmp_path):
     """The same weights, to the bit, as without them."""
     run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=EPISODE)
-    checkpoint = run.train_policy(run.vae_trainer.copy_from(trained.folder))
+    checkpoint = run.train_policy(vae_of(trained.folder, run))
     weights = weights_of(checkpoint)
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in weights.items())
     assert lines_of(tmp_path / "run/policy/closed_loop.jsonl") == [{"step": 4, "reach": 0.0}]
@@ -361,7 +363,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(trained, shards, tmp_
     monkeypatch.setattr(run_module, "measure_apart", interrupted)
     for _ in range(2):
         run = TrainingRun(tmp_path / "run", shards, TINY, closed_loop=replace(EPISODE, every=2))
-        vae = run.vae_trainer.copy_from(trained.folder)
+        vae = vae_of(trained.folder, run)
         if not seen:
             with pytest.raises(KeyboardInterrupt):
                 run.train_policy(vae)
@@ -493,9 +495,7 @@ def test_predicted_clips_are_the_start_less_the_velocity(shards, tmp_path, monke
         ], action
 
     monkeypatch.setattr(decoder_stage, "velocity", knowing)
-    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy(
-        None
-    )
+    policy = TrainingRun(tmp_path / "run", shards, replace(TINY, latent_patch=2))._first_policy()
     made = decoder_stage.predict_clips(policy, batch, True, torch.Generator())
     torch.testing.assert_close(made, latents, atol=1e-5, rtol=0)
 
@@ -601,41 +601,12 @@ def test_tokens_of_one_latent_are_trained_and_answered(trained, shards, tmp_path
     # and not a fourth of them
     assert noised.layout.vision_tokens == latents.shape[-1] * latents.shape[-2]
     assert Checkpoint.open(checkpoint).config.latent_patch_size == 1
-    with pytest.raises(ConfigError, match=r"latent_patch 1 \(here 2\)"):
-        TrainingRun(
-            tmp_path / "on", shards, replace(TINY, latent_patch=2), start=trained.checkpoint
-        )
 
 
 FORWARDS = torch.full((2,), FORWARD)
-CONTINUED = RunConfig(**{**vars(TINY), "seed": 3, "joint_steps": 1})
 
 
-@pytest.fixture(scope="module")
-def continued(trained, shards, tmp_path_factory):
-    """A run that starts from the policy's checkpoint, and its VAE."""
-    with pytest.MonkeyPatch.context() as patch:
-        let_the_gate_pass(patch)
-        run = TrainingRun(
-            tmp_path_factory.mktemp("on") / "run", shards, CONTINUED, start=trained.checkpoint
-        )
-        return run, run.vae_trainer.train()
-
-
-def test_a_start_brings_its_vae_on_pictures(continued, trained):
-    run, vae = continued
-    assert not (run.folder / "vae/curve.jsonl").exists()
-    picture = to_pixels(run.demos.frames[[0]])
-    source = load_vae(Checkpoint.open(trained.checkpoint))
-    convolve_flat(source)
-    assert torch.equal(
-        vae.encode(picture).latent_dist.mode(), source.encode(picture).latent_dist.mode()
-    )
-    config = json.loads((trained.checkpoint / "vae/config.json").read_text())
-    assert vae.config["latents_mean"] == config["latents_mean"]
-
-
-def test_a_vae_from_nothing_is_an_encoder_of_codes_and_then_a_decoder(continued, trained):
+def test_a_vae_from_nothing_is_an_encoder_of_codes_and_then_a_decoder(trained):
     def learnt(stage: str) -> set[str]:
         return {name.split(".")[0] for name in read_state(trained.folder / stage)[0]["model"]}
 
@@ -643,31 +614,9 @@ def test_a_vae_from_nothing_is_an_encoder_of_codes_and_then_a_decoder(continued,
     assert learnt("vae_decoder") == {"decoder", "post_quant_conv"}
     codes = BlockCodes(**torch.load(trained.folder / "vae/codes.pt", weights_only=True))
     assert codes.components.shape == (3 * 4 * 16 * 16, TINY.latent_channels)
-    run, _ = continued
-    assert not (run.folder / "vae/codes.pt").exists()
 
 
-def test_a_start_with_another_vae_reads_its_latents_through_fitted_projections(
-    trained, shards, tmp_path
-):
-    with pytest.MonkeyPatch.context() as patch:
-        let_the_gate_pass(patch)
-        other = TrainingRun(tmp_path / "other", shards, replace(TINY, seed=5))
-        other.vae_trainer.train()
-    run = TrainingRun(tmp_path / "run", shards, CONTINUED, start=trained.checkpoint)
-    vae = run.vae_trainer.copy_from(other.folder)
-    own, fitted = (
-        run._first_policy(one).transformer
-        for one in (load_vae(Checkpoint.open(trained.checkpoint)), vae)
-    )
-    assert torch.equal(own.proj_in.weight.half(), trained.weights["proj_in.weight"])
-    assert not torch.equal(fitted.proj_in.weight, own.proj_in.weight)
-    assert not fitted.proj_out.weight.any()
-
-
-def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(
-    continued, trained, shards, tmp_path
-):
+def test_a_fresh_model_has_its_own_rotary_base(trained):
     exported = json.loads((trained.checkpoint / "transformer/config.json").read_text())
     assert (
         exported["rope_theta"]
@@ -675,37 +624,16 @@ def test_a_fresh_model_has_its_own_rotary_base_and_a_started_one_its_starts(
         == TINY.rope_theta
         == 100
     )
-    again = TrainingRun(
-        tmp_path / "run", shards, replace(CONTINUED, rope_theta=5e6), start=trained.checkpoint
-    )
-    assert again.transformer_config.rope_theta == 100
 
 
-def test_a_start_brings_its_weights_and_its_state_row(continued, trained):
-    run, vae = continued
-    assert torch.equal(run._first_policy(vae).state_dict()[NAME].half(), trained.weights[KEY])
-    assert run.state == Checkpoint.open(trained.checkpoint).state_row
+def test_a_released_checkpoint_names_no_path_of_this_machine(trained):
+    assert "_name_or_path" not in json.loads((trained.joint / "vae/config.json").read_text())
+    assert Checkpoint.open(trained.joint).policy_frames == (1, 17)
 
 
-def test_a_continued_run_is_released_with_the_starts_tokenizer(continued, trained):
-    run, vae = continued
-    further = run.train_joint(vae)
-    # no path of this machine
-    assert "_name_or_path" not in json.loads((further / "vae/config.json").read_text())
-    assert Checkpoint.open(further).policy_frames == (1, 17)
-    tokenizers = [
-        (folder / "text_tokenizer/tokenizer.json").read_bytes()
-        for folder in (further, trained.checkpoint)
-    ]
-    assert tokenizers[0] == tokenizers[1]
-
-
-def test_without_steps_a_continued_run_keeps_the_starts_preview_decoder(trained, shards, tmp_path):
+def test_without_steps_there_is_no_preview_decoder(shards, tmp_path):
     config = RunConfig(**{**vars(TINY), "preview_steps": 0})
-    made = TrainingRun(tmp_path / "on", shards, config, start=trained.joint).train_preview(None)
-    kept = load_file(trained.joint / "preview_decoder/diffusion_pytorch_model.safetensors")
-    assert all(torch.equal(tensor.half(), kept[name]) for name, tensor in made.state_dict().items())
-    assert TrainingRun(tmp_path / "anew", shards, config).train_preview(None) is None
+    assert TrainingRun(tmp_path / "run", shards, config).train_preview(None) is None
 
 
 def test_diffusers_does_not_complain_of_a_scale_for_each_latent_frame(trained, caplog):
@@ -719,11 +647,6 @@ def test_diffusers_does_not_complain_of_a_scale_for_each_latent_frame(trained, c
     assert caplog.records == []
 
 
-def test_a_continued_run_keeps_its_start(continued, shards):
-    with pytest.raises(ConfigError, match=r"start .*now None"):
-        TrainingRun(continued[0].folder, shards, CONTINUED)
-
-
 def test_a_run_keeps_its_settings_and_demonstrations(shards, records, tmp_path):
     TrainingRun(tmp_path / "run", shards, TINY)
     TrainingRun(tmp_path / "run", shards, replace(TINY, joint_steps=9))
@@ -733,14 +656,6 @@ def test_a_run_keeps_its_settings_and_demonstrations(shards, records, tmp_path):
     write_demos(tmp_path / "other", records)
     with pytest.raises(ConfigError, match=r"ticks .*now"):
         TrainingRun(tmp_path / "run", tmp_path / "other", TINY)
-
-
-def test_a_start_brings_its_sizes(released, shards, tmp_path):
-    same = replace(TINY, latent_patch=2)
-    with pytest.raises(ConfigError, match=r"has layers 2 \(here 3\)"):
-        TrainingRun(tmp_path / "on", shards, replace(same, layers=3), start=released)
-    assert not (tmp_path / "on").exists()
-    TrainingRun(tmp_path / "on", shards, same, start=released)
 
 
 def test_the_tier_is_that_of_the_pictures():

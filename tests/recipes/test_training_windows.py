@@ -11,7 +11,7 @@ import torch
 from recipes.table_policy.windows import ClipWindows, PictureWindows, executed_rows
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.engine.metadata import StateRow
-from strands_cosmos3.training.windows import POLICY, Batch
+from strands_cosmos3.training.windows import POLICY
 from strands_cosmos3.worlds.table.phrases import GOALS
 
 
@@ -106,26 +106,11 @@ def test_65_percent_of_the_windows_show_other_looks_of_their_tick(demos, caption
         )
 
 
-def test_other_looks_are_shown_from_their_step_on(demos, captions):
-    own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
-    windows = PictureWindows(
-        demos, own, _state(), captions, batch=100, looks=own + np.float16(1), looks_from=3
-    )
-    assert [bool(windows.batch(step).latents.any()) for step in range(5)] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
-
-
 def test_answers_are_the_labels_of_every_goal(demos, captions):
     own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
-    windows = PictureWindows(demos, own, _state(), captions, batch=7, answers=True)
+    windows = PictureWindows(demos, own, _state(), captions, batch=7)
     chosen = np.random.default_rng([0, 0]).integers(len(windows), size=7)
     np.testing.assert_array_equal(windows.batch(0).goal_rows, np.clip(demos.labels[chosen], -3, 3))
-    assert PictureWindows(demos, own, _state(), captions, batch=7).batch(0).__class__ is Batch
 
 
 def test_clips_answer_the_label_without_a_prefix_and_what_was_executed_after_one(demos, captions):

@@ -467,7 +467,7 @@ def test_the_page_in_a_tiny_form(tmp_path, monkeypatch):
     (tmp_path / "assets/table_policy").symlink_to(TABLE_POLICY)
     page = (Path(__file__).parents[2] / "docs/post_training.md").read_text()
     lines = [line for line in page.split("```sh\n")[1].split("```")[0].splitlines() if line]
-    assert len(lines) == 3
+    assert len(lines) == 4
     tiny = {
         "--episodes": "2",
         "--ticks": "9",

@@ -19,7 +19,7 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
 )
 from strands_cosmos3.training import matching
-from strands_cosmos3.training.flow import read_prompts, rope_of, velocity
+from strands_cosmos3.training.flow import read_prompts, velocity
 from strands_cosmos3.training.matching import (
     SINGLE_PROCESS,
     DataShard,
@@ -64,8 +64,7 @@ def test_the_batched_velocity_is_the_engines(kind):
     )
     which = torch.tensor([1, 0, 2, 1])
     memory = read_prompts(policy.transformer, PROMPTS).select(which)
-    rope = rope_of(layout, config, memory.lengths, vision)
-    of_vision, of_action = velocity(policy, vision, action, told, noisy, rope, memory, first)
+    of_vision, of_action = velocity(policy, vision, action, told, noisy, layout, memory, first)
     with torch.inference_mode():
         for i, prompt in enumerate(which.tolist()):
             ids = torch.tensor(PROMPTS[prompt])

@@ -187,7 +187,7 @@ def test_what_is_not_finite_stops_and_keeps_the_last_good_state(what, tmp_path):
         return value, parts
 
     with pytest.raises(
-        TrainingError, match=rf"{what}.* is nan at step 3.*another --out.*--seed.*--start"
+        TrainingError, match=rf"{what}.* is nan at step 3.*another --out.*--seed.*lower --lr"
     ):
         Loop(net, loss, config, tmp_path).run()
     assert (tmp_path / "state.pt").read_bytes() == good
