@@ -228,9 +228,14 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
         sample = torch.rand(1, 3, 5, 96, 96) * 2 - 1
     with torch.no_grad():
         raw = vae.encode(sample).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
-    mean, std = raw.mean((0, 2, 3, 4)), raw.std((0, 2, 3, 4))
-    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+    vae.register_to_config(**latent_scale(raw))
     vae.save_pretrained(folder)
+
+
+def latent_scale(latents: torch.Tensor) -> dict[str, list[float]]:
+    """Mean and deviation of each channel of latents [B, C, F, H, W], as a VAE's config has them."""
+    mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
+    return {"latents_mean": mean.tolist(), "latents_std": std.tolist()}
 
 
 def write_tokenizer(

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from recipes.pipeline import PipelineOptions, PipelineStep, command_step, evaluated, history
 from recipes.pipeline import main as run
-from recipes.random_checkpoint import write_tokenizer, write_weights
+from recipes.random_checkpoint import latent_scale, write_tokenizer, write_weights
 from recipes.table_policy.release import SAMPLING
 from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_vae, reconstruction_loss
 from strands_cosmos3.datasets import ACTION, Dataset
@@ -159,8 +159,7 @@ def train_vae(
     latents = torch.cat(
         [vae.encode(to_pixels(part)).latent_dist.mode() for part in np.array_split(some, len(some))]
     )
-    mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
-    return plain_vae(vae, latents_mean=mean.tolist(), latents_std=std.tolist(), latent_frames=())
+    return plain_vae(vae, **latent_scale(latents), latent_frames=())
 
 
 def write_start(
@@ -174,56 +173,60 @@ def write_start(
     embeddings of tokens are new.
     """
     source = Checkpoint.open(embedded_checkpoint())
-    write_folder(folder, lambda hidden: _fill(hidden, source, sentences, vae, seed))
-    return folder
-
-
-def _fill(
-    folder: Path, source: Checkpoint, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int
-) -> None:
-    shutil.copytree(source.root / "scheduler", folder / "scheduler")
-    vae.save_pretrained(folder / "vae")
-    shutil.copy(source.root / "model_index.json", folder)
-    hw = canvas_hw(256, 512, _TIER)
-    how: dict[str, Any] = {
-        "prompt_format": "plain",
-        "view": "concat",
-        "num_frames": 17,
-        "fps": 20.0,
-        "canvas_hw": hw,
-    }
-    fixed = compose_prompt("x", **how).removeprefix("x.")
-    vocabulary = write_tokenizer(
-        folder / "text_tokenizer", sentences, (fixed, "user\n", "assistant\n")
+    caption = compose_prompt(
+        "x",
+        prompt_format="plain",
+        view="concat",
+        num_frames=17,
+        fps=20.0,
+        canvas_hw=canvas_hw(256, 512, _TIER),
     )
-    config = {**source.layout.transformer_config(), "vocab_size": vocabulary}
-    write_json(folder / "transformer/config.json", config)
-    (file,) = source.weights.files
-    weights, generator = load_file(file), torch.Generator().manual_seed(seed)
-    for key, shape in expected_shapes(TransformerConfig.from_dict(config)).items():
-        if weights[key].shape != shape:  # of other tokens
-            weights[key] = torch.randn(shape, generator=generator).to(weights[key].dtype)
-    old, new = (get_embodiment(name).domain_id for name in (source.metadata["domain"], _DOMAIN))
-    for key in HEAD_KEYS.values():
-        weights[key][new] = weights[key][old]
+    phrases = (caption.removeprefix("x."), "user\n", "assistant\n")
     label = (
         "a small policy of this project for LIBERO's libero_object; its card says how well it does"
     )
-    write_weights(folder / "transformer", weights, label=label)
     ours = {
         "variant": source.variant.name,
         "action_space": "midtrain",
         "prompt_format": "plain",
         "resolution_tier": _TIER,
-    }
-    ours |= {
         "domain": _DOMAIN,
         "normalization": "quantile_rot",
         "statistics": _DOMAIN,
         "sampling": SAMPLING,
+        "policy_frames": [1],
+        "replan_rows": _REPLAN_ROWS,
+        "label": label,
     }
-    ours |= {"policy_frames": [1], "replan_rows": _REPLAN_ROWS, "label": label}
-    write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
+
+    def fill(hidden: Path) -> None:
+        shutil.copytree(source.root / "scheduler", hidden / "scheduler")
+        vae.save_pretrained(hidden / "vae")
+        shutil.copy(source.root / "model_index.json", hidden)
+        vocabulary = write_tokenizer(hidden / "text_tokenizer", sentences, phrases)
+        config = {**source.layout.transformer_config(), "vocab_size": vocabulary}
+        write_json(hidden / "transformer/config.json", config)
+        weights = _start_weights(source, TransformerConfig.from_dict(config), seed)
+        write_weights(hidden / "transformer", weights, label=label)
+        write_json(hidden / "checkpoint.json", {"strands_cosmos3": ours})
+
+    write_folder(folder, fill)
+    return folder
+
+
+def _start_weights(
+    source: Checkpoint, config: TransformerConfig, seed: int
+) -> dict[str, torch.Tensor]:
+    """Return the source's weights with new embeddings, and its domain's heads as LIBERO's."""
+    (file,) = source.weights.files
+    weights, generator = load_file(file), torch.Generator().manual_seed(seed)
+    for key, shape in expected_shapes(config).items():
+        if weights[key].shape != shape:  # of other tokens
+            weights[key] = torch.randn(shape, generator=generator).to(weights[key].dtype)
+    old, new = (get_embodiment(name).domain_id for name in (source.metadata["domain"], _DOMAIN))
+    for key in HEAD_KEYS.values():
+        weights[key][new] = weights[key][old]
+    return weights
 
 
 def write_checkpoint(folder: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from recipes.muon import muon_and_adamw
+from recipes.random_checkpoint import latent_scale
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import colour_gate
 from recipes.table_policy.config import RunConfig
@@ -186,7 +187,9 @@ class VaeTrainer:
         loop.take_average()
 
     def _with_latent_statistics(self, vae: Any) -> Any:
-        """Record mean and standard deviation of the latents in the VAE's config."""
+        """Record mean and standard deviation of the latents in the VAE's config, as a file keeps
+        them.
+        """
         path = self.folder / "vae/latent_stats.json"
         if not path.exists():
             ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
@@ -198,16 +201,11 @@ class VaeTrainer:
                 )
                 raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
             latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
-            mean, std = latents.mean((0, 2, 3, 4)).tolist(), latents.std((0, 2, 3, 4)).tolist()
-            vae.register_to_config(latents_mean=mean, latents_std=std)
+            scale = latent_scale(latents)
+            vae.register_to_config(**scale)
             frames = self._frame_statistics(encoder_of(vae))
-            write_json(path, {"mean": mean, "std": std, "frames": frames})
-        statistics = json.loads(path.read_text())
-        vae.register_to_config(
-            latents_mean=statistics["mean"],
-            latents_std=statistics["std"],
-            latent_frames=statistics["frames"],
-        )
+            write_json(path, {**scale, "latent_frames": frames})
+        vae.register_to_config(**json.loads(path.read_text()))
         return vae
 
     def _spread_clips(self) -> list[int]:

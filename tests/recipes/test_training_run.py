@@ -212,7 +212,9 @@ def test_the_command_trains_and_a_second_policy_takes_the_first_ones_vae(
     one, two = (tmp_path / name / "policy/checkpoint" for name in ("one", "two"))
     assert (one / vae).read_bytes() == (two / vae).read_bytes()
     assert (one / transformer).read_bytes() != (two / transformer).read_bytes()
-    assert not (tmp_path / "two/vae/curve.jsonl").exists()  # nothing of it was trained
+    first, copied = (tmp_path / name / "vae/curve.jsonl" for name in ("one", "two"))
+    assert first.read_bytes() == copied.read_bytes()
+    assert not (tmp_path / "two/vae_decoder").exists()  # nothing of it was trained
 
 
 def test_a_policy_is_released_with_its_averaged_weights(trained):

@@ -25,6 +25,8 @@ from strands_cosmos3.training.windows import to_pixels
 class Through:
     """Stands in for a VAE: answers its input, changed."""
 
+    device = torch.device("cpu")
+
     def __init__(self, change):
         self.change = change
 
