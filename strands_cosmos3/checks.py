@@ -147,30 +147,6 @@ def rigid(value: Any, name: str, leading: int = 0) -> F64:
     return T
 
 
-def require_rows(n: int, *values: object, axes: int | None = None) -> None:
-    """Require float64 arrays [..., n] of one shape, with ``axes`` axes if given; ShapeError
-    otherwise.
-
-    It takes a microsecond, for what runs at every physics step; the values are not looked at.
-    """
-    shape = getattr(values[0], "shape", None)
-    for value in values:
-        if (
-            not isinstance(value, np.ndarray)
-            or value.dtype != np.float64
-            or value.shape[-1:] != (n,)
-        ):
-            raise ShapeError(
-                f"joint values must be float64 arrays [..., {n}], got {type(value).__name__}."
-            )
-        if value.shape != shape or value.ndim != (axes or value.ndim):
-            of = f" with {axes} axes" if axes else ""
-            raise ShapeError(
-                f"joint values must share one shape{of}, got {list(shape or ())} and "
-                f"{list(value.shape)}."
-            )
-
-
 def constant_array(n: int, value: float | bool) -> NDArray[Any]:
     """Return a read-only array [n] of one value."""
     array = np.full(n, value)

@@ -433,9 +433,6 @@ PRESETS: Mapping[str, Sampling] = MappingProxyType(
 RIGS: Mapping[str, CameraRig] = MappingProxyType(
     {name: from_table(CameraRig, table, name) for name, table in _TABLES["rigs"].items()}
 )
-MIDTRAIN_PRESET = PRESETS["midtrain"]
-POLICY_PRESET = PRESETS["policy"]
-EDGE_POLICY_PRESET = PRESETS["edge_policy"]
 JOINT_POS = _space("joint_pos")
 POSE_ABS = _space("pose_abs")
 DROID_RIG = RIGS["droid"]

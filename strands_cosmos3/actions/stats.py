@@ -120,15 +120,29 @@ class ActionStats:
             )
         for name in FIGURES:
             if (value := getattr(self, name)) is not None or name in FIGURES[:2]:
-                object.__setattr__(
-                    self, name, _figure(value, name, self.columns, repr(self.domain))
-                )
-        _require_spread(self.q01, self.q99, ("q01", "q99"), self.columns, repr(self.domain))
-        if self.min is not None and self.max is not None:
-            _require_spread(self.min, self.max, ("min", "max"), self.columns, repr(self.domain))
-        if self.std is not None:
-            _require_spread(
-                np.zeros_like(self.std), self.std, ("0", "std"), self.columns, repr(self.domain)
+                figure = trailing(value, name, (None,), leading=0)
+                if len(figure) != len(self.columns):
+                    raise StatisticsError(
+                        f"{name} of {self.domain!r} has {len(figure)} columns, but there are "
+                        f"{len(self.columns)}."
+                    )
+                object.__setattr__(self, name, figure)
+        self._require_spread("q01", self.q01, "q99", self.q99)
+        self._require_spread("min", self.min, "max", self.max)
+        self._require_spread("0", np.zeros(self.width), "std", self.std)
+
+    def _require_spread(
+        self, low_name: str, low: F64 | None, high_name: str, high: F64 | None
+    ) -> None:
+        """Raise StatisticsError with the first column where a figure does not exceed another."""
+        if low is None or high is None:
+            return
+        if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
+            i = int(bad[0])
+            raise StatisticsError(
+                f"statistics of {self.domain!r}: {high_name} must exceed {low_name}, but column "
+                f"{i} ({self.columns[i]}) has {low_name} = {low[i]:g} and {high_name} = "
+                f"{high[i]:g}; the normalisation could not be inverted."
             )
 
     @property
@@ -180,31 +194,6 @@ class ActionStats:
             )
         offset, scale = (a, b) if method == "meanstd" else ((b + a) / 2, (b - a) / 2)
         return Affine(offset, scale, self.columns)
-
-
-def _figure(value: Any, name: str, columns: tuple[str, ...], owner: str) -> F64:
-    array = trailing(finite_array(value, name, (None,)), name, (None,))
-    if len(array) != len(columns):
-        raise StatisticsError(
-            f"{name} of {owner} has {len(array)} columns, but there are {len(columns)}."
-        )
-    return array
-
-
-def _require_spread(
-    low: F64, high: F64, names: tuple[str, str], columns: tuple[str, ...], owner: str
-) -> None:
-    """Raise a :class:`StatisticsError` that names the first column in which ``high`` does not
-    exceed ``low``.
-    """
-    if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
-        i = int(bad[0])
-        raise StatisticsError(
-            f"statistics of {owner}: {names[1]} must exceed {names[0]}, but column {i} "
-            f"({columns[i]}) has "
-            f"{names[0]} = {low[i]:g} and {names[1]} = {high[i]:g}; the normalisation could not "
-            "be inverted."
-        )
 
 
 _SCHEMA = 1

@@ -1,5 +1,5 @@
-"""Known checkpoints: sizes (source: NVIDIA's model cards and released configs), action spaces and
-default sampling; and the folder of a checkpoint, on this machine or on the hub.
+"""Known checkpoints: sizes, action spaces and default sampling, as ``variants.toml`` lists them;
+and the folder of a checkpoint, on this machine or on the hub.
 
 A policy checkpoint has the sizes of its base model, so the action space never follows from them: it
 comes from this table by name, from the checkpoint's metadata, or from the caller.
@@ -12,49 +12,36 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from strands_cosmos3.embodiments import EDGE_POLICY_PRESET, MIDTRAIN_PRESET, POLICY_PRESET, Sampling
+from strands_cosmos3.embodiments import PRESETS, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.errors import ConfigError, LayoutError, UnknownNameError, VariantError
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.resources import shown
+from strands_cosmos3.tables import read_toml
 
 PromptFormat = Literal["plain", "json"]
-_HEADS = ("num_attention_heads", "num_key_value_heads")
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    *_HEADS,
-    "intermediate_size",
-    "vocab_size",
-    "hidden_act",
-)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One released checkpoint, or a small one of the same architecture.
-
-    For the Nano policy the released server sends the plain prompt although the open recipe trains
-    JSON; we could not check it against real weights.
-    """
+    """One released checkpoint, or a small one of the same architecture."""
 
     name: str
-    repo_id: str | None
     sizes: Mapping[str, object]  # required values of the config
-    action_space: str | None  # None if each checkpoint states its own
     preset: Sampling  # reference sampling
+    repo_id: str | None = None
+    action_space: str | None = None  # None if each checkpoint states its own
     prompt_format: PromptFormat = "json"
     composition: Composition = "letterbox"  # how three views become one picture
 
     def check(self, config: TransformerConfig) -> None:
         """Raise VariantError with every size of a config that differs."""
-        sizes = {name: getattr(config, name) for name in self.sizes}
         wrong = [
-            f"{k} is {sizes[k]}, {self.name} has {size}"
-            for k, size in self.sizes.items()
-            if sizes[k] != size
+            f"{name} is {getattr(config, name)}, {self.name} has {size}"
+            for name, size in self.sizes.items()
+            if getattr(config, name) != size
         ]
         if wrong:
             raise VariantError(
@@ -64,43 +51,15 @@ class Variant:
             )
 
 
-def _sizes(*values: object) -> Mapping[str, object]:
-    return MappingProxyType(dict(zip(_SIZES, values, strict=True)))
+def _variant(table: Mapping[str, Any]) -> Variant:
+    named = {"sizes": _TABLES["sizes"][table["sizes"]], "preset": PRESETS[table["preset"]]}
+    return Variant(**{**table, **named})
 
 
-_EDGE = _sizes(2048, 28, 16, 8, 9216, 131072, "relu2")
-_NANO = _sizes(4096, 36, 32, 8, 12288, 151936, "silu")
-_SUPER = _sizes(5120, 64, 64, 8, 25600, 151936, "silu")
-_ACTS = ("silu", "relu2")
-_NVIDIA = "nvidia/Cosmos3-"
-_ALL = (
-    Variant("edge", f"{_NVIDIA}Edge", _EDGE, "midtrain", MIDTRAIN_PRESET),
-    Variant("nano", f"{_NVIDIA}Nano", _NANO, "midtrain", MIDTRAIN_PRESET),
-    Variant("super", f"{_NVIDIA}Super", _SUPER, "midtrain", MIDTRAIN_PRESET),
-    Variant(
-        "nano-policy-droid",
-        f"{_NVIDIA}Nano-Policy-DROID",
-        _NANO,
-        "joint_pos",
-        POLICY_PRESET,
-        "plain",
-        "framework",
-    ),
-    Variant(
-        "edge-policy-droid",
-        f"{_NVIDIA}Edge-Policy-DROID",
-        _EDGE,
-        "joint_pos",
-        EDGE_POLICY_PRESET,
-        "json",
-        "framework",
-    ),
-    *(
-        Variant(f"small-{act}", None, MappingProxyType({"hidden_act": act}), None, MIDTRAIN_PRESET)
-        for act in _ACTS
-    ),
+_TABLES = read_toml(Path(__file__).with_suffix(".toml"))
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {table["name"]: _variant(table) for table in _TABLES["variants"]}
 )
-VARIANTS: Mapping[str, Variant] = MappingProxyType({v.name: v for v in _ALL})
 
 
 def get_variant(name: str) -> Variant:

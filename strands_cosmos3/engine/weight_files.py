@@ -235,6 +235,22 @@ def inside(path: Path, root: Path) -> Path:
     return contained(path, root, "checkpoint", LayoutError)
 
 
+def named_file(folder: Path, name: object, root: Path, where: Path) -> Path:
+    """The safetensors file of ``folder`` that another file names; raises LayoutError if it is
+    none, or lies elsewhere.
+    """
+    if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        raise LayoutError(
+            f"{where} names {shown(name)}; only safetensors files beside it are opened."
+        )
+    path = inside(folder / name, root)
+    if not os.path.isfile(path):
+        raise LayoutError(
+            f"{where} names {shown(name)}, no file beside it; is the download complete?"
+        )
+    return path
+
+
 class WeightFiles(WeightSource):
     """The weights of one folder (``transformer/`` or ``vae/``), by name. Nothing outside the
     checkpoint ``root`` is opened, and neither are pipes and files whose header is larger than 4
@@ -293,26 +309,11 @@ class WeightFiles(WeightSource):
             raise LayoutError(
                 f"{index} has no weight_map of at most {_MAX_TENSORS} tensors; download it again."
             )
-        located = {}
-        for key, name in weight_map.items():
-            if (
-                not isinstance(name, str)
-                or Path(name).name != name
-                or not name.endswith(".safetensors")
-            ):
-                raise LayoutError(
-                    f"{index} maps {shown(key)} to {shown(name)}; only safetensors files beside "
-                    "it are opened."
-                )
-            located[key] = self.folder / name
-        for file in sorted(set(located.values())):
-            inside(file, self._root)
-            if not os.path.isfile(file):
-                raise LayoutError(
-                    f"{index} names {shown(file.name)}, no file beside it; is the download "
-                    "complete?"
-                )
-        return located
+        files = {str(name): name for name in weight_map.values()}
+        paths = {
+            text: named_file(self.folder, name, self._root, index) for text, name in files.items()
+        }
+        return {key: paths[str(name)] for key, name in weight_map.items()}
 
     def _read_header(self, path: Path, mine: set[str]) -> None:
         with opened(path) as file:

@@ -42,29 +42,30 @@ def inspect(
     Raises:
         ConfigError: The arguments contradict each other.
     """
+    report: dict[str, Any] = {"verdict": "ready", "folder": str(path)}
     try:
         layout = open_layout(path, base, contract)
-    except (CheckpointError, InputError) as error:
-        return {"verdict": type(error).__name__, "problem": str(error), "folder": str(path)}
-    report: dict[str, Any] = {"format": layout.format, "folder": str(layout.root)}
-    report["base"] = None if layout.base is None else str(layout.base.root)
-    report["licences"] = sorted(
-        file.name for pattern in _LICENCES for file in layout.root.glob(pattern)
-    )
-    try:
+        report |= {
+            "format": layout.format,
+            "folder": str(layout.root),
+            "base": None if layout.base is None else str(layout.base.root),
+            "licences": sorted(
+                file.name for pattern in _LICENCES for file in layout.root.glob(pattern)
+            ),
+        }
         checkpoint = Checkpoint.open(layout)
         checkpoint.action_stats()
     except (CheckpointError, InputError) as error:
-        return {"verdict": type(error).__name__, "problem": str(error), **report}
+        return report | {"verdict": type(error).__name__, "problem": str(error)}
     lacking = missing(checkpoint.metadata)
     report |= _described(checkpoint, lacking)
     if lacking if checkpoint.needs_contract else checkpoint.action_space is None:
-        return {"verdict": "needs a contract", **report}
+        return report | {"verdict": "needs a contract"}
     try:
         rehearse(checkpoint)
     except Cosmos3Error as error:
-        return {"verdict": type(error).__name__, "problem": str(error), **report}
-    return {"verdict": "ready", **report}
+        return report | {"verdict": type(error).__name__, "problem": str(error)}
+    return report
 
 
 def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:

@@ -15,7 +15,6 @@ from strands_cosmos3.engine.metadata import METADATA, read_metadata
 from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
-    inside,
     read_config,
     readable,
 )
@@ -176,11 +175,3 @@ def require_implemented(
             f"{where}: {', '.join(refused[:6])}: not implemented. Implemented are "
             f"{', '.join(implemented)}. {instead}"
         )
-
-
-def first_existing(root: Path, *names: str) -> str | None:
-    """The first of these files that a folder has, or None; raises LayoutError if a link leads
-    out of the folder.
-    """
-    first = next((name for name in names if os.path.lexists(root / name)), None)
-    return None if first is None else inside(root / first, root).name

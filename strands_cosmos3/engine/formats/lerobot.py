@@ -23,13 +23,13 @@ from strands_cosmos3.engine.formats.layout import (
     Implemented,
     Layout,
     OnBase,
-    first_existing,
     require_implemented,
 )
 from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
+    named_file,
     opened,
     readable,
     require_finite,
@@ -219,20 +219,7 @@ class LeRobotPolicy(OnBase):
         """Figures of ``action`` in the state of a step."""
         if name is None:
             return {}
-        if (
-            not isinstance(name, str)
-            or Path(name).name != name
-            or not name.endswith(".safetensors")
-        ):
-            raise LayoutError(
-                f"{self.root}/{file} names {shown(name)}; only safetensors files beside it are "
-                "opened."
-            )
-        if first_existing(self.root, name) is None:
-            raise LayoutError(
-                f"{self.root}/{file} names {shown(name)}, and there is no such file beside it."
-            )
-        with opened(self.root / name) as state:
+        with opened(named_file(self.root, name, self.root, self.root / file)) as state:
             stored = set(state.keys())
             return {
                 figure: _row(state, f"action.{figure}")
