@@ -139,10 +139,7 @@ class Checkpoint:
         Raises LayoutError, WeightsError, ContractError or VariantError for one fault,
         PreflightError with the list of several.
         """
-        root = Path(root) if isinstance(root, str) else root
-        if isinstance(root, Path) and root.suffix != ".toml":
-            _require_folder(root)
-        layout = root if isinstance(root, Layout) else open_layout(root)
+        layout = root if isinstance(root, Layout) else open_layout(Path(root))
         root = layout.root
         _require_folder(root)
         step = _Collected()
@@ -454,14 +451,8 @@ def _variant(
 
 def _space(variant: Variant, metadata: Mapping[str, Any], expected: str | None) -> str | None:
     recorded = metadata.get("action_space") or variant.action_space
-    if recorded not in (None, "midtrain", "joint_pos") or expected not in (
-        None,
-        "midtrain",
-        "joint_pos",
-    ):
-        raise VariantError(
-            f"action space {expected or recorded!r} is unknown; valid: joint_pos, midtrain."
-        )
+    if expected not in (None, "midtrain", "joint_pos"):
+        raise VariantError(f"action space {expected!r} is unknown; valid: joint_pos, midtrain.")
     if expected and recorded and expected != recorded:
         raise VariantError(
             f"{expected!r} actions were requested, but this checkpoint emits {recorded!r}: "

@@ -107,8 +107,6 @@ class TextCache:
     """
 
     def __init__(self, limit_bytes: int, prefill: Callable[[Ids], TextKV]):
-        if limit_bytes < 0:
-            raise InputError(f"limit_bytes is {limit_bytes}; it must be 0 (keep nothing) or more.")
         self._limit = limit_bytes
         self._prefill = prefill
         self._held: OrderedDict[Ids, TextKV] = OrderedDict()

@@ -298,9 +298,12 @@ class Cosmos3PolicyProcessor:
             raise InputError(
                 f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
             )
+        needed = call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
+        if indexes is not None:
+            needed = max(0, *indexes) * TEMPORAL_COMPRESSION + 1
         height, width = frames.shape[1:3]
         canvas = to_canvas(
-            frames[: self._frames_needed(call, indexes)],
+            frames[:needed],
             self._canvas or canvas_hw(height, width, self._tier),
         )
         if raw_input.get("caption") is None:
@@ -310,7 +313,10 @@ class Cosmos3PolicyProcessor:
         ids = self._tokens.ids(prompt, self._system_prompt)
         negative = self._tokens.ids(self._negative, self._system_prompt)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
-        video_shape = (self._clip_frames(call), *canvas.content_hw)
+        clip_frames = call.action_chunk + 1
+        if call.mode is Mode.POLICY and self._policy_frames is not None:
+            clip_frames = self._policy_frames
+        video_shape = (clip_frames, *canvas.content_hw)
         request = Cosmos3ActionRequest(
             text_ids=ids.to(self._device),
             text_mask=torch.ones_like(ids, device=self._device),
@@ -437,17 +443,6 @@ class Cosmos3PolicyProcessor:
                 f"({call.raw_action_dim} columns, statistics {call.embodiment.stats!r})."
             )
         return self._stats.normalizer(self._method)
-
-    @staticmethod
-    def _frames_needed(call: CallSettings, indexes: tuple[int, ...] | None) -> int:
-        if indexes is None:
-            return call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
-        return max(0, *indexes) * TEMPORAL_COMPRESSION + 1
-
-    def _clip_frames(self, call: CallSettings) -> int:
-        if call.mode is Mode.POLICY and self._policy_frames is not None:
-            return self._policy_frames
-        return call.action_chunk + 1
 
     def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
         task = _text(raw, ("task", "prompt"), "'task' or 'prompt'")

@@ -83,14 +83,7 @@ def resize(
         hw: Wanted (height, width).
         kernel: ``bilinear``, or ``bicubic`` with a = -0.5 (PIL's and torch's antialiased one).
         antialias: Whether the kernel widens when the picture shrinks.
-
-    Raises:
-        ShapeError: A size is below 1.
     """
-    if min(hw) < 1 or min(picture.shape[-3:-1]) < 1:
-        raise ShapeError(
-            f"cannot resize {list(picture.shape)} to {list(hw)}: every size must be at least 1."
-        )
     height, width, channels = picture.shape[-3:]
     rows, columns = (
         _weights(height, hw[0], kernel, antialias),
@@ -248,10 +241,8 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
         hw: The canvas, multiples of 16.
 
     Raises:
-        ShapeError: The canvas is not a multiple of 16, or the frames are not [F, H, W, 3].
+        ShapeError: The canvas is not a multiple of 16.
     """
-    if frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
-        raise ShapeError(f"frames must be [F, H, W, 3] and not be empty, got {list(frames.shape)}.")
     if hw[0] % 16 or hw[1] % 16 or min(hw) < 16:
         raise ShapeError(
             f"a canvas is a multiple of 16 on both sides, got {hw[0]} x {hw[1]} (height x width)."
