@@ -246,8 +246,7 @@ def named_file(folder: Path, name: object, root: Path, where: Path) -> Path:
     path = inside(folder / name, root)
     if not os.path.isfile(path):
         raise LayoutError(
-            f"{where} names {shown(name)}, and there is no such file beside it; is the "
-            "download complete?"
+            f"{where} names {shown(name)}, no file beside it; is the download complete?"
         )
     return path
 

@@ -326,7 +326,7 @@ CASES: dict[str, tuple[str, Damage, str, str]] = {
         "lerobot",
         step_state("other.safetensors"),
         "LayoutError",
-        "no such file",
+        "no file beside it",
     ),
     "statistics that are not finite": ("lerobot", edit_weights(nan, STATE), "WeightsError", "NaN"),
     "a tower that is no eye": (
