@@ -32,6 +32,14 @@ Index = int | Slices
 """The part of a stored tensor to read: one row, or slices."""
 
 DTYPES = ("F32", "BF16", "F16")
+"""Dtypes that are loaded, as safetensors calls them."""
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Those that are read, some of which are dequantised before they are loaded."""
 _CHECK_BLOCK = 1 << 22
 
 
@@ -147,14 +155,6 @@ def readable(key: str) -> str:
     return key if key.isprintable() and len(key) < 80 else shown(key)
 
 
-_DTYPES = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
-
-
 class MappedFile:
     """A safetensors file that is larger than the memory, with the part of ``safe_open``'s interface
     that :class:`WeightFiles` uses. Each tensor that it returns is a copy.
@@ -193,7 +193,11 @@ class MappedFile:
     def read(self, name: str, index: Any) -> torch.Tensor:
         """A part of a tensor."""
         entry = self._header[name]
-        dtype, shape, (start, _) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        dtype, shape, (start, _) = (
+            TORCH_DTYPES[entry["dtype"]],
+            entry["shape"],
+            entry["data_offsets"],
+        )
         bits = np.dtype(f"u{dtype.itemsize}")
         part = (
             np.frombuffer(self._map, bits, math.prod(shape), self._start + start)

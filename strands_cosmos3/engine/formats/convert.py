@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import save_file
@@ -21,17 +21,17 @@ from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
 from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.metadata import METADATA
-from strands_cosmos3.engine.weight_files import STEM, WeightSource, inside, require_finite, sha256
+from strands_cosmos3.engine.weight_files import (
+    STEM,
+    TORCH_DTYPES,
+    WeightSource,
+    inside,
+    require_finite,
+    sha256,
+)
 from strands_cosmos3.errors import ConfigError, ContractError
 from strands_cosmos3.resources import UNFINISHED, read_json, storing, write_json, write_whole
 from strands_cosmos3.tables import toml_value
-
-DTYPES: Mapping[str, torch.dtype] = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
-_BLOCK = 1 << 24
 
 
 class Planned:
@@ -47,7 +47,7 @@ class Planned:
     @property
     def size(self) -> int:
         """Its bytes in the file."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * TORCH_DTYPES[self.dtype].itemsize
 
 
 def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
@@ -60,7 +60,7 @@ def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
         with hidden.open("wb") as file:
             for block in _blocks(planned):
                 digest.update(block)
-                _write(file, block)
+                file.write(block)
 
     write_whole(path, fill)
     return digest.hexdigest()
@@ -82,14 +82,9 @@ def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
     for tensor_plan in planned:
         ((_, tensor),) = tensor_plan.source.parts({"": (tensor_plan.key, ())})
         require_finite(tensor, tensor_plan.key)
-        flat = tensor.to(DTYPES[tensor_plan.dtype]).contiguous().reshape(-1)
+        flat = tensor.to(TORCH_DTYPES[tensor_plan.dtype]).contiguous().reshape(-1)
         if flat.numel():
             yield memoryview(cast("Any", flat.view(torch.uint8).numpy()))
-
-
-def _write(file: BinaryIO, block: memoryview) -> None:
-    for start in range(0, len(block), _BLOCK):
-        file.write(block[start : start + _BLOCK])
 
 
 def shards_of(planned: Iterable[Planned], most_bytes: int) -> list[list[Planned]]:
@@ -295,18 +290,15 @@ def _require_said_by_lerobot(checkpoint: Checkpoint) -> None:
 def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     write_json(out / "config.json", exported_config(checkpoint.layout, checkpoint.metadata))
     _copy_tokenizer(checkpoint.layout.tokenizer, out / "text_tokenizer")
-    stats = (
-        None if checkpoint.metadata.get("normalization") == "none" else checkpoint.action_stats()
-    )
-    method = checkpoint.metadata.get("normalization")
+    stats = checkpoint.action_stats()
     figures: dict[str, torch.Tensor] = {}
     if stats is not None:
-        stats = stats.raw or stats if method == "quantile_rot" else stats
-        rows = {name: getattr(stats, name) for name in FIGURES}
+        if checkpoint.metadata.get("normalization") == "quantile_rot":
+            stats = stats.raw or stats
         figures = {
             f"action.{name}": torch.tensor(value)
-            for name, value in rows.items()
-            if value is not None
+            for name in FIGURES
+            if (value := getattr(stats, name)) is not None
         }
     for name, registry in (
         ("preprocessor", "normalizer_processor"),

@@ -26,7 +26,14 @@ import torch
 from strands_cosmos3.engine.formats.framework import is_vision, renamed
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.sources import Renamed
-from strands_cosmos3.engine.weight_files import Index, WeightSource, inside, readable, taken
+from strands_cosmos3.engine.weight_files import (
+    TORCH_DTYPES,
+    Index,
+    WeightSource,
+    inside,
+    readable,
+    taken,
+)
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import require_file, shown
 
@@ -70,7 +77,7 @@ METADATA = ".metadata"
 LATEST = "checkpoints/latest_checkpoint.txt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARCHIVE_EXTRA = 1 << 20  # of an archive beside its numbers
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NAME_OF = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _CODE = "torch.distributed.checkpoint"
 _RECORDS = (
     "Metadata",
@@ -91,7 +98,7 @@ _ALLOWED: Mapping[str, Any] = {
     **{f"pathlib.{name}": _record("path") for name in ("Path", "PosixPath", "PurePosixPath")},
     **{
         str(dtype): dtype
-        for dtype in (*_DTYPES, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+        for dtype in (*_NAME_OF, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
     },
 }
 
@@ -187,7 +194,7 @@ class DcpFiles(WeightSource):
                 continue
             shape, dtype = _sizes(entry.fields["size"]), entry.fields["properties"].fields[0]
             self.shapes[name], self._dtype_of[name] = shape, dtype
-            self.dtypes[name] = _DTYPES.get(dtype, str(dtype))
+            self.dtypes[name] = _NAME_OF.get(dtype, str(dtype))
             blocks = [chunk.fields for chunk in entry.fields["chunks"]]
             self._chunks[name] = [self._chunk(name, block, places, dtype) for block in blocks]
             if not _tiles(self._chunks[name], shape):

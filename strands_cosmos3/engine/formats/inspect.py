@@ -19,10 +19,9 @@ from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import kept_bytes, working_bytes
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.engine.weight_files import WeightSource
+from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
 _SHOWN = 20
 
@@ -109,7 +108,7 @@ _TEXT = ("layers.", "embed_tokens.", "norm.", "lm_head.")
 def _part(weights: WeightSource, chosen: Any) -> dict[str, Any]:
     keys = [key for key in weights.shapes if chosen(key)]
     numbers = {key: math.prod(weights.shapes[key]) for key in keys}
-    size = sum(count * _BYTES.get(weights.dtypes[key], 0) for key, count in numbers.items())
+    size = sum(count * TORCH_DTYPES[weights.dtypes[key]].itemsize for key, count in numbers.items())
     dtypes = Counter(weights.dtypes[key] for key in keys)
     return {
         "tensors": len(keys),
