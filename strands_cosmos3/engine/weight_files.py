@@ -193,11 +193,8 @@ class MappedFile:
     def read(self, name: str, index: Any) -> torch.Tensor:
         """A part of a tensor."""
         entry = self._header[name]
-        dtype, shape, (start, _) = (
-            TORCH_DTYPES[entry["dtype"]],
-            entry["shape"],
-            entry["data_offsets"],
-        )
+        dtype, shape = TORCH_DTYPES[entry["dtype"]], entry["shape"]
+        start, _ = entry["data_offsets"]
         bits = np.dtype(f"u{dtype.itemsize}")
         part = (
             np.frombuffer(self._map, bits, math.prod(shape), self._start + start)

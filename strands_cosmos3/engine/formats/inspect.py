@@ -108,7 +108,11 @@ _TEXT = ("layers.", "embed_tokens.", "norm.", "lm_head.")
 def _part(weights: WeightSource, chosen: Any) -> dict[str, Any]:
     keys = [key for key in weights.shapes if chosen(key)]
     numbers = {key: math.prod(weights.shapes[key]) for key in keys}
-    size = sum(count * TORCH_DTYPES[weights.dtypes[key]].itemsize for key, count in numbers.items())
+    size = sum(
+        count * TORCH_DTYPES[weights.dtypes[key]].itemsize
+        for key, count in numbers.items()
+        if weights.dtypes[key] in TORCH_DTYPES
+    )
     dtypes = Counter(weights.dtypes[key] for key in keys)
     return {
         "tensors": len(keys),
