@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import profile as profiling
 
 import report
@@ -135,9 +134,9 @@ def kernels_ms(engine: Cosmos3Engine, asked: Cosmos3ActionRequest) -> dict[str, 
     """
     with profiling() as trace:
         engine.step(asked)
-    kind = DeviceType.CPU if engine.device.type == "cpu" else DeviceType.CUDA
-    events = [event for event in trace.key_averages() if event.device_type == kind]
-    time = "self_cpu_time_total" if kind == DeviceType.CPU else "self_device_time_total"
+    kind = engine.device.type.upper()
+    events = [event for event in trace.key_averages() if event.device_type.name == kind]
+    time = "self_cpu_time_total" if kind == "CPU" else "self_device_time_total"
     spent = {event.key: getattr(event, time) / 1e3 for event in events}
     longest = sorted(spent, key=spent.__getitem__, reverse=True)[:_KERNELS]
     return {"all": sum(spent.values()), **{name: spent[name] for name in longest}}

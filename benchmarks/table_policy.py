@@ -1,5 +1,5 @@
-"""What a chunk of the bundled policy costs with a film, and what
-candidates and batches save.
+"""What a chunk of the bundled policy costs, against another checkpoint's (``--against``) or with a
+film, and what candidates and batches save.
 
 Each side is run once before, and the sides change their order from round to round. Figures are
 medians of CPU time, one thread.
@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,41 +19,55 @@ import torch
 
 import report
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.observe.views import Image, canvas_hw, compose, compose_for_tier, to_canvas
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.film import frames_shown
 from strands_cosmos3.types import Observation, Request
 
-_TASK, _TIER, _BATCH = "pick up the red cube", 128, 8
+_TASK, _BATCH = "pick up the red cube", 8
 
 
-def run(repeats: int = 9, threads: int = 1) -> dict[str, Any]:
+def run(repeats: int = 9, threads: int = 1, against: Path | None = None) -> dict[str, Any]:
     """Return CPU milliseconds of each side, and their ratios.
 
     Args:
         repeats: Rounds, of which the medians are reported.
         threads: Threads of torch.
+        against: Instead, compare actions alone with those of another checkpoint for the table, each
+            with its own preset.
     """
     torch.set_num_threads(threads)
     options: dict[str, Any] = {"device": "cpu", "seed": 0}
+    if against is not None:
+        return _against(against, repeats, options)
     with (
         Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy,
         Cosmos3Policy("droid", "panda", options={"policy_frames": 1}, **options) as quick,
     ):
         report.progress("the bundled policy with and without a film")
         film = _film(policy, repeats)
-        report.progress("composing its pictures")
-        pictures = _compose(repeats)
         report.progress("batches of the bundled policy")
         batch = _batch(quick, repeats)
     return {
         "repeats": repeats,
         "threads": threads,
         "film": film,
-        "compose": pictures,
         "batch": batch,
     }
+
+
+def _against(other: Path, repeats: int, options: dict[str, Any]) -> dict[str, Any]:
+    with (
+        Cosmos3Policy("droid", "panda", **options) as bundled,
+        Cosmos3Policy("droid", "panda", model=other, **options) as reference,
+    ):
+        requests = [
+            (policy.backend, replace(_request(policy, 0), decode_frames=0))
+            for policy in (bundled, reference)
+        ]
+        infer = [lambda b=backend, r=request: b.infer(r) for backend, request in requests]
+        cpu_ms = _alternate(dict(zip(("bundled", "other"), infer, strict=True)), repeats)
+    return {"repeats": repeats, "cpu_ms": cpu_ms, "ratio": cpu_ms["bundled"] / cpu_ms["other"]}
 
 
 def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
@@ -82,34 +96,7 @@ def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
         "inference_wall_ms": wall_ms,
         "ratio": cpu_ms["shown"] / cpu_ms["without"],
         "ratio_inference": wall_ms["shown"] / wall_ms["without"],
-        "target": 2.5,
     }
-
-
-def _compose(repeats: int) -> dict[str, Any]:
-    """Three views to the model's canvas: the composite and then the canvas, and both at once."""
-    figures: dict[str, Any] = {}
-    for hw in ((180, 320), (360, 640)):
-        views = _observation(0, hw).images
-        sides = {"two_steps": partial(_two_steps, views), "one_step": partial(_one_step, views)}
-        cpu_ms = _alternate(sides, repeats)
-        figures[f"{hw[1]}x{hw[0]}"] = {
-            "cpu_ms": cpu_ms,
-            "ratio": cpu_ms["one_step"] / cpu_ms["two_steps"],
-        }
-    return figures
-
-
-def _two_steps(views: Mapping[str, Image]) -> None:
-    _on_canvas(compose(views, DROID_RIG))
-
-
-def _one_step(views: Mapping[str, Image]) -> None:
-    _on_canvas(compose_for_tier(views, DROID_RIG, _TIER))
-
-
-def _on_canvas(picture: Image) -> None:
-    to_canvas(picture[None], canvas_hw(picture.shape[0], picture.shape[1], _TIER))
 
 
 def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
@@ -130,9 +117,7 @@ def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
         "requests": _BATCH,
         "cpu_ms": cpu_ms,
         "throughput": cpu_ms["one_by_one"] / cpu_ms["together"],
-        "target_throughput": 2.0,
         "candidates": cpu_ms["candidates"] / cpu_ms["one"],
-        "target_candidates": 3.0,
     }
 
 
@@ -146,9 +131,9 @@ def _request(policy: Cosmos3Policy, seed: int) -> Request:
     return replace(asked[0], seed=seed)
 
 
-def _observation(seed: int, hw: tuple[int, int] = (180, 320)) -> Observation:
+def _observation(seed: int) -> Observation:
     rng = np.random.RandomState(seed)
-    images = {name: rng.randint(0, 256, (*hw, 3), dtype=np.uint8) for name in DROID_RIG.views}
+    images = {name: rng.randint(0, 256, (180, 320, 3), dtype=np.uint8) for name in DROID_RIG.views}
     return Observation(
         t_capture_s=0.0, q_rad=HOME_Q + rng.uniform(-0.05, 0.05, 7), gripper=1.0, images=images
     )

@@ -143,13 +143,14 @@ def _hold(robot: Robot) -> dict[str, float]:
 def _summary(rollouts: list[Rollout]) -> dict[str, float]:
     weights = [len(r.arrays["t_s"]) for r in rollouts]
     drift = [r.drift.mean_mm for r in rollouts if r.drift]
+    tracking = [r.tracking for r in rollouts if r.tracking]
     return {
         "tracking_mean_mm": float(
-            np.average([r.tracking.mean_mm for r in rollouts], weights=weights)
+            np.average([errors.mean_mm for errors in tracking], weights=weights)
         ),
-        "tracking_max_mm": float(max(r.tracking.max_mm for r in rollouts)),
-        "tracking_max_deg": float(max(r.tracking.max_deg for r in rollouts)),
-        "ik_max_mm": float(max(r.ik.max_mm for r in rollouts)),
+        "tracking_max_mm": max(errors.max_mm for errors in tracking),
+        "tracking_max_deg": max(errors.max_deg for errors in tracking),
+        "ik_max_mm": max(r.ik.max_mm for r in rollouts if r.ik),
         "stretched_rows": int(sum(r.steps["stretched"] for r in rollouts)),
         "rows": int(sum(r.steps["total"] for r in rollouts)),
     } | ({"drift_mean_mm": float(np.mean(drift))} if drift else {})

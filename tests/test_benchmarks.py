@@ -88,7 +88,6 @@ def test_the_part_about_the_bundled_policy():
     assert figures["film"]["frames"] == 9, "the given frame and one for each of eight rows"
     assert set(figures["film"]["chunk_cpu_ms"]) == {"without", "shown", "all"}
     assert set(figures["batch"]["cpu_ms"]) == {"one", "one_by_one", "together", "candidates"}
-    assert set(figures["compose"]) == {"320x180", "640x360"}
 
 
 def test_both_dtypes_answer_the_same_request():
