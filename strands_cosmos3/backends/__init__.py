@@ -62,20 +62,19 @@ def make_backend(
             f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of "
             "your own."
         )
-    adapted_backend = None if isinstance(backend, str) else adapted(backend)
-    name = backend if isinstance(backend, str) else type(backend).__name__
-    if adapted_backend is None and name not in BACKENDS:
-        raise UnknownNameError("backend", name, BACKENDS)
-    require_heeded(name, options)
-    if model is not None and name in _WITHOUT_MODEL:
+    if not isinstance(backend, str):
+        own = adapted(backend)
+        require_heeded(type(backend).__name__, options)
+        return own
+    if backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
+    require_heeded(backend, options)
+    if model is not None and backend in _WITHOUT_MODEL:
         raise ConfigError(
-            f"backend {name!r} runs no model, and model={str(model)!r} was given; leave one of "
-            "them out: a model alone is "
-            "run by 'native'."
+            f"backend {backend!r} runs no model, and model={str(model)!r} was given; leave one of "
+            "them out: a model alone is run by 'native'."
         )
-    return (
-        _by_name(name, model, options, action_space) if adapted_backend is None else adapted_backend
-    )
+    return _by_name(backend, model, options, action_space)
 
 
 def _by_name(

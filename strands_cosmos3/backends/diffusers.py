@@ -25,7 +25,7 @@ from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype
-from strands_cosmos3.engine.processor import DEFAULT_TIER, ProcessedInput
+from strands_cosmos3.engine.processor import ProcessedInput
 from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -59,11 +59,6 @@ class DiffusersBackend(Backend):
             action_space=checkpoint.action_space,
             language=checkpoint.language,
             model_sha256=checkpoint.digest,
-        )
-        self._tier = (
-            self._options.sampling.image_size
-            or checkpoint.metadata.get("resolution_tier")
-            or DEFAULT_TIER
         )
         self._input = ModelInput(checkpoint, self._options)
         self._device = resolve_device(self._options.engine)
@@ -128,7 +123,7 @@ class DiffusersBackend(Backend):
             mode="policy",
             chunk_size=processed.action_chunk,
             domain_name=request.embodiment.name,
-            resolution_tier=self._tier,
+            resolution_tier=self._input.tier,
             image=Image.fromarray(np.array(request.composite)),
         )
         return pipe(

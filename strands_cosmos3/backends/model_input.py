@@ -103,12 +103,13 @@ class ModelInput:
         composition = self._sampling.composition or self._checkpoint.composition
         if composition != "letterbox":
             return compose_views(views, rig, composition)
-        tier = (
-            self._sampling.image_size
-            or self._checkpoint.metadata.get("resolution_tier")
-            or DEFAULT_TIER
-        )
-        return compose_for_tier(views, rig, tier)
+        return compose_for_tier(views, rig, self.tier)
+
+    @property
+    def tier(self) -> int:
+        """The resolution tier."""
+        stated = self._checkpoint.metadata.get("resolution_tier")
+        return self._sampling.image_size or stated or DEFAULT_TIER
 
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:

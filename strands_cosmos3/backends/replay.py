@@ -96,14 +96,7 @@ class Recording:
 
     def save_npz(self, path: str | Path) -> None:
         """Write the project's own format, which :func:`load_recording` reads back."""
-        np.savez_compressed(
-            path,
-            T_base_cosmos=self.T_base_cosmos,
-            gripper=self.gripper,
-            fps=self.fps,
-            q_start_rad=self.q_start_rad,
-            source=self.source,
-        )
+        np.savez_compressed(path, **vars(self))
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,29 +112,25 @@ class Group:
         All ranks pass tensors of the same shape, or None for a direction that is not used. The
         result is None where there is no neighbour.
         """
-        received: list[torch.Tensor | None] = []
+        received: dict[int, torch.Tensor] = {}
         operations: list[dist.P2POp] = []
-        for step, out in ((-1, to_right), (1, to_left)):  # what moves right arrives from the left
-            buffer = (
-                torch.empty_like(out)
-                if out is not None and 0 <= self.rank + step < self.size
-                else None
-            )
-            received.append(buffer)
-            if buffer is not None:
+        # what moves right arrives from the left
+        for step, out, alike in ((-1, to_left, to_right), (1, to_right, to_left)):
+            peer = self.rank + step
+            if not 0 <= peer < self.size:
+                continue
+            if alike is not None:
+                received[step] = buffer = torch.empty_like(alike)
                 operations.append(
-                    dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=self.rank + step)
+                    dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=peer)
                 )
-        for step, out in ((-1, to_left), (1, to_right)):
-            if out is not None and 0 <= self.rank + step < self.size:
+            if out is not None:
                 self._traffic.add(kind, out)
-                operations.append(
-                    dist.P2POp(dist.isend, out, group=self._group, group_peer=self.rank + step)
-                )
+                operations.append(dist.P2POp(dist.isend, out, group=self._group, group_peer=peer))
         with naming_lost_ranks(kind):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
-        return received[0], received[1]
+        return received.get(-1), received.get(1)
 
 
 @contextmanager

@@ -133,7 +133,7 @@ class RankGroup:
         with ExitStack() as on_failure:
             on_failure.callback(self.kill)
             self.handles = tuple(self._start(self._end))
-            _raise_error(self._collect("ready", self.timeouts.start_s)[0])
+            _raise_error(_Round(self.handles, "ready", self.timeouts).collect()[0])
             on_failure.pop_all()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
@@ -152,7 +152,7 @@ class RankGroup:
             on_failure.callback(self.kill)
             for handle in self.handles:
                 handle.submit(payload)
-            answers = self._collect("answer", self.timeouts.silent_s, on_step)
+            answers = _Round(self.handles, "answer", self.timeouts, on_step).collect()
             on_failure.pop_all()
         _raise_error(answers[0])
         return answers[0].payload
@@ -169,11 +169,6 @@ class RankGroup:
         self.handles = ()
         self._end.close()
 
-    def _collect(
-        self, kind: str, silent_s: float, on_step: OnStep | None = None
-    ) -> list[RankStatus]:
-        return _Round(self.handles, kind, silent_s, self.timeouts, on_step).collect()
-
 
 class _Round:
     """One wait for all ranks: one answer, or one known error, of each."""
@@ -181,20 +176,15 @@ class _Round:
     def __init__(
         self,
         handles: Sequence[RankHandle],
-        kind: str,
-        silent_s: float,
+        kind: Literal["ready", "answer"],
         timeouts: RankTimeouts,
-        on_step: OnStep | None,
+        on_step: OnStep | None = None,
     ):
-        now = time.monotonic()
-        self._handles, self._wanted, self._silent_s, self._on_step = (
-            handles,
-            kind,
-            silent_s,
-            on_step,
-        )
-        self._stalled_s = max(timeouts.stalled_s, silent_s)
-        self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if kind == "ready" else 0.0)
+        now, loading = time.monotonic(), kind == "ready"
+        self._handles, self._kind, self._on_step = handles, kind, on_step
+        self._silent_s = timeouts.start_s if loading else timeouts.silent_s
+        self._stalled_s = max(timeouts.stalled_s, self._silent_s)
+        self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if loading else 0.0)
         self._heard_at, self._progress = [now] * len(handles), [0] * len(handles)
         self._moved_at, self._rejected_at = now, float("inf")
         self._answers: dict[int, RankStatus] = {}
@@ -203,8 +193,7 @@ class _Round:
         """Return one status of each rank, all of the same kind and error. Errors: as
         :meth:`RankGroup.infer`.
         """
-        while len(self._answers) < len(self._handles):
-            pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
+        while pending := self._pending():
             for rank in pending:
                 for status in self._handles[rank].statuses(_WAIT_S if rank == pending[0] else 0.0):
                     self._take(rank, status)
@@ -219,6 +208,10 @@ class _Round:
             raise RankFailedError(f"ranks disagree ({listed}). {RESTART_NOTE}")
         return answers
 
+    def _pending(self) -> list[int]:
+        """Ranks that have not answered."""
+        return [rank for rank in range(len(self._handles)) if rank not in self._answers]
+
     def _take(self, rank: int, status: RankStatus) -> None:
         now = self._heard_at[rank] = time.monotonic()
         if status.kind == "heartbeat":
@@ -228,14 +221,14 @@ class _Round:
                 self._on_step(*status.step)
         elif status.kind == "error" and not _is_known(status.error[0]):
             self._raise_failure(rank, status)
-        elif status.kind in (self._wanted, "error"):
+        elif status.kind in (self._kind, "error"):
             self._answers[rank], self._moved_at = status, now
             if status.kind == "error":
                 self._rejected_at = min(self._rejected_at, now)
 
     def _check_time(self) -> None:
         now = time.monotonic()
-        pending = [rank for rank in range(len(self._handles)) if rank not in self._answers]
+        pending = self._pending()
         for rank in pending:
             if (silent_s := now - self._heard_at[rank]) > self._silent_s:
                 raise RankSilentError(

@@ -358,15 +358,9 @@ def main(connection: Connection) -> None:
     """Host one rank until the parent closes it or is gone."""
     parent, rank = _Parent(connection), Rank()
     settings, _ = parent.requests.get()
-    degrees, options = (
-        ParallelConfig(**settings["parallel"]),
-        RankOptions.from_dict(settings["options"]),
-    )
-    parent.send(
-        rank.load(
-            settings["checkpoint"], degrees, settings["rank"], settings["init_method"], options
-        )
-    )
+    settings["parallel"] = ParallelConfig(**settings["parallel"])
+    settings["options"] = RankOptions.from_dict(settings["options"])
+    parent.send(rank.load(**settings))
     while True:
         header, payload = parent.requests.get()
         if header["command"] == "close":

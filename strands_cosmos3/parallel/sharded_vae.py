@@ -47,15 +47,17 @@ class HaloExchange:
         self.group = group
         self.widths: list[int] | None = None
 
-    def columns(self, x: torch.Tensor, left: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the columns [..., 1] to the left (if requested) and to the right of x [..., W]."""
-        zeros = torch.zeros_like(x[..., :1])
+    def widen(self, x: torch.Tensor, left: bool) -> torch.Tensor:
+        """Return x [..., W] with the column to its right, and with the one to its left if
+        requested.
+        """
         from_left = from_right = None
         if self.widths is not None:
             to_right = x[..., -1:].contiguous() if left else None
             from_left, from_right = self.group.neighbours(x[..., :1].contiguous(), to_right, "halo")
-        right = zeros if from_right is None else from_right
-        return (zeros if from_left is None else from_left) if left else None, right
+        zeros = torch.zeros_like(x[..., :1])
+        before, after = (zeros if column is None else column for column in (from_left, from_right))
+        return torch.cat([before, x, after] if left else [x, after], dim=-1)
 
 
 class HaloConv(nn.Module):
@@ -69,10 +71,10 @@ class HaloConv(nn.Module):
         in_time, in_height, _ = padding
         inner.padding = (in_time, in_height, 0)
         self.inner = inner
-        self._widen = Widen(halo, left=True)
+        self._halo = halo
 
     def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
-        return self.inner(self._widen(x), past)
+        return self.inner(self._halo.widen(x, left=True), past)
 
 
 class Widen(nn.Module):
@@ -84,8 +86,7 @@ class Widen(nn.Module):
         self._left = left
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = self._halo.columns(x, self._left)
-        return torch.cat([x, right] if left is None else [left, x, right], dim=-1)
+        return self._halo.widen(x, self._left)
 
 
 class GatheredAttention(nn.Module):

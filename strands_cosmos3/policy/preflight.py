@@ -5,7 +5,7 @@ moved.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -168,7 +168,12 @@ def check_inputs(
         space = chosen.action_space(
             chosen_options.action_space or ("joint_pos" if served else None)
         )
-        _require_some(space.columns, observation_keys)
+        if observation_keys.isdisjoint(space.columns):
+            raise ConfigError(
+                f"actions would be called {', '.join(space.columns)}, and this robot knows none of "
+                f"these names (it has {', '.join(sorted(observation_keys)) or 'none'}); pass "
+                "robot='panda', or action_mapping={<column>: <actuator>}."
+            )
 
 
 def _require_hostable(backend: Any) -> None:
@@ -179,14 +184,4 @@ def _require_hostable(backend: Any) -> None:
             "backend 'scripted' sees the state of this package's own simulation "
             "(strands_cosmos3.Robot), which another one "
             "does not show; use 'replay', 'native' or 'service'."
-        )
-
-
-def _require_some(columns: Sequence[str], names: Set[str]) -> None:
-    if not any(column in names for column in columns):
-        raise ConfigError(
-            f"actions would be called {', '.join(columns)}, and this robot knows none of these "
-            "names (it has "
-            f"{', '.join(sorted(names)) or 'none'}); pass robot='panda', or "
-            f"action_mapping={{<column>: <actuator>}}."
         )

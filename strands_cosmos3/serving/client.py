@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -97,14 +97,7 @@ class ClientConfig:
     path: str = ""
 
     def __post_init__(self) -> None:
-        for name in (
-            "connect_s",
-            "handshake_s",
-            "read_s",
-            "first_pause_s",
-            "longest_pause_s",
-            "idle_s",
-        ):
+        for name in (item.name for item in fields(self) if item.name.endswith("_s")):
             positive(getattr(self, name), name)
         whole_number(self.attempts, "attempts", 1)
         whole_number(self.max_reply_bytes, "max_reply_bytes", 1024, 2**30)
@@ -127,12 +120,11 @@ class ClientConfig:
         return self._address("http", "https")
 
     def _address(self, plain: str, encrypted: str) -> tuple[str, str, int]:
-        bare = (
-            f"[{self.host}]"
-            if self.host.count(":") > 1 and not self.host.startswith(("[", plain))
-            else self.host
-        )
-        text = bare if "://" in bare else f"{plain}://{bare}"
+        text = self.host
+        if "://" not in text:
+            if text.count(":") > 1 and not text.startswith("["):  # an IPv6 address
+                text = f"[{text}]"
+            text = f"{plain}://{text}"
         try:
             parts = urlsplit(text)
             port = self.port or parts.port or (443 if parts.scheme == encrypted else 8000)

@@ -32,19 +32,22 @@ JSON: Mapping[str, str] = MappingProxyType(
 @dataclass(frozen=True)
 class Reply:
     """A response: its status, text and headers beside ``Content-Length`` and ``Connection:
-    close``.
+    close``. Without another ``Content-Type`` it is plain text.
     """
 
     status: HTTPStatus
     text: str
-    headers: Mapping[str, str] = field(
-        default_factory=lambda: {"Content-Type": "text/plain; charset=utf-8"}
-    )
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encoded(self, method: str = "") -> bytes:
         """Return it as it is sent; to a HEAD request without the text."""
         body = self.text.encode()
-        headers = {**self.headers, "Content-Length": str(len(body)), "Connection": "close"}
+        headers = {
+            "Content-Type": "text/plain; charset=utf-8",
+            **self.headers,
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
         lines = [
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             *(f"{name}: {value}" for name, value in headers.items()),

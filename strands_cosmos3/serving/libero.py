@@ -189,22 +189,19 @@ def encode_error(message: str, batch: bool) -> str:
 def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
     """Return what ``/info`` says; None is what a backend does not tell."""
     embodiment = get_embodiment(DOMAIN)
-    unknown = dict.fromkeys(
-        ("config_file", "config_file_type", "guidance", "num_steps", "action_stats_path")
-    )
-    width = embodiment.action_space().width
-    sizes = {
-        "action_chunk_size": embodiment.chunk_rows(),
-        "max_action_dim": 64,
-        "raw_action_dim": width,
-    }
     return {
         "run_name": name,
         "checkpoint": model_sha256,
         "fps": embodiment.fps,
         "seed": seed,
-        **sizes,
-        **unknown,
+        "action_chunk_size": embodiment.chunk_rows(),
+        "max_action_dim": 64,
+        "raw_action_dim": embodiment.action_space().width,
+        "config_file": None,
+        "config_file_type": None,
+        "guidance": None,
+        "num_steps": None,
+        "action_stats_path": None,
     }
 
 

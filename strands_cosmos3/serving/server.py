@@ -298,7 +298,7 @@ class PolicyServer:
         self, status: HTTPStatus, text: str, headers: Mapping[str, str] = MappingProxyType({})
     ) -> Reply:
         self.metrics.handshakes_refused[str(status.value)] += 1
-        return Reply(status, text, {"Content-Type": "text/plain; charset=utf-8", **headers})
+        return Reply(status, text, headers)
 
     def _check_http_request(self, head: RequestHead) -> Reply | None:
         """Answer a request without a body; None for a LIBERO request whose body may be read."""

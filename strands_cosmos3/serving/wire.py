@@ -62,7 +62,7 @@ VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = (
     "sampling_params",
     "action_space",
 )
-_VLLM_SPACES: Mapping[str, str] = MappingProxyType({"joint_position": "joint_pos"})
+_VLLM_JOINTS = "joint_position"  # what vLLM-Omni calls joint_pos
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
 _ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
@@ -112,21 +112,18 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
         "openpi": replace(ROBOLAB, name="openpi"),
         "vllm-omni": Dialect("vllm-omni", endpoint=True, sampling=True, path=VLLM_PATH),
         "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
+        "libero": Dialect("libero", http=True),
     }
 )
-
-
-LIBERO = Dialect("libero", http=True)
 
 
 def get_dialect(name: str) -> Dialect:
     """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid
     names.
     """
-    dialects = {**DIALECTS, LIBERO.name: LIBERO}
-    if name not in dialects:
-        raise UnknownNameError("dialect", name, dialects)
-    return dialects[name]
+    if name not in DIALECTS:
+        raise UnknownNameError("dialect", name, DIALECTS)
+    return DIALECTS[name]
 
 
 @cache
@@ -160,11 +157,12 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
     ours, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
     if isinstance(ours, str) or theirs is None:
         return ours if isinstance(ours, str) else None
-    if theirs not in _VLLM_SPACES:
-        readable = ", ".join(_VLLM_SPACES)
-        problem = f"the server's actions are {short(theirs)!r}; this client reads {readable}"
-        raise ServiceUnreadableError(f"{problem}. If the server is mistaken, pass action_space=.")
-    return _VLLM_SPACES[theirs]
+    if theirs != _VLLM_JOINTS:
+        raise ServiceUnreadableError(
+            f"the server's actions are {short(theirs)!r}; this client reads {_VLLM_JOINTS}. If the "
+            "server is mistaken, pass action_space=."
+        )
+    return "joint_pos"
 
 
 def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
@@ -177,9 +175,7 @@ def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
         "needs_wrist_camera": rig is not None,
         "needs_stereo_camera": False,
         "needs_session_id": False,
-        VLLM_SPACE: next(
-            (theirs for theirs, ours in _VLLM_SPACES.items() if ours == space.name), space.name
-        ),
+        VLLM_SPACE: _VLLM_JOINTS if space.name == "joint_pos" else space.name,
     }
 
 
@@ -465,9 +461,7 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             f"the reply has no array 'action' or 'actions'; it has {have}."
         )
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
-    if video is None and quantiles is None:
-        return chunk
-    return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk))
+    return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk.action_space))
 
 
 def _video(value: Any) -> NDArray[np.uint8] | None:
@@ -487,12 +481,12 @@ def _video(value: Any) -> NDArray[np.uint8] | None:
         return None
 
 
-def _quantiles(value: Any, chunk: ActionChunk) -> tuple[F64, F64] | None:
+def _quantiles(value: Any, space: ActionSpace) -> tuple[F64, F64] | None:
     """The q01 and q99 that normalised rows are in units of, if the server states them."""
-    if value is None or not chunk.action_space.normalized:
+    if value is None or not space.normalized:
         return None
     try:
-        q01, q99 = finite_array(value, QUANTILES, (2, chunk.action_space.width))
+        q01, q99 = finite_array(value, QUANTILES, (2, space.width))
     except InputError as error:
         raise ServiceUnreadableError(f"the reply's {error}") from None
     return q01, q99
