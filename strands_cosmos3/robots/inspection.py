@@ -158,13 +158,15 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     ids = joints_to(model, body)
     joints = tuple(model.joint(joint).name for joint in ids)
     limbs_base = model.body(int(model.body_parentid[model.jnt_bodyid[ids[0]]])).name or "world"
-    drives = [direct_actuators(model, joint)[:1] for joint in ids]
-    if missing := [joint for joint, drive in zip(joints, drives, strict=True) if not drive]:
+    drives = {
+        name: direct_actuators(model, joint)[:1] for name, joint in zip(joints, ids, strict=True)
+    }
+    if missing := [joint for joint, drive in drives.items() if not drive]:
         notes.append(
             f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position "
             "servos are added."
         )
-    elif not are_servos(model, [drive[0] for drive in drives]).all():
+    elif not are_servos(model, [actuator for (actuator,) in drives.values()]).all():
         notes.append(
             f"{name}: the actuators are not position servos; give gains (kp, kd), and they become "
             "such."
@@ -185,7 +187,7 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         joints,
         tuple(
             model.actuator(drive[0]).name if drive else f"{joint}_servo"
-            for joint, drive in zip(joints, drives, strict=True)
+            for joint, drive in drives.items()
         ),
         frame=model.body(body).name,
         base=limbs_base,

@@ -28,11 +28,7 @@ _TABLE_X_M, _TABLE_Y_M, _TABLE_THICKNESS_M = (-0.32, 0.98), (-0.68, 0.68), 0.04
 _PLAIN_RGB = (204, 186, 160)
 SURFACE = "surface"
 """Name of the table's texture and material."""
-CONTACT = {
-    "friction": [0.5, 0.01, 0.0001],
-    "solref": [0.01, 1.0],
-    "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
-}
+CONTACT = _TABLETOP["contact"]
 """Contacts of a geom, stiffer than MuJoCo's default: a resting body sinks in by some 10
 micrometres. The sliding friction times that of the finger pads (1.5) stays below 1, so a finger
 that presses a body down while pushing it aside cannot jam it.
