@@ -259,12 +259,8 @@ _CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (
     ("films", True, _film, pip_command(["sim"])),
     ("plots", False, _package("matplotlib"), ""),
     ("policy wire", False, _wire, ""),
-    ("ray", False, _package("ray"), ""),
-    ("viser", False, _package("viser"), ""),
-    ("pyarrow", False, _package("pyarrow"), ""),
-    ("peft", False, _package("peft"), ""),
+    *((name, False, _package(name), "") for name in ("ray", "viser", "pyarrow", "peft", "torch")),
     ("display", False, _display, ""),
-    ("torch", False, _package("torch"), ""),
     (
         "embedded policy",
         False,

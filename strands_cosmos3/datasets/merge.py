@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,19 +61,16 @@ def merge_datasets(
         raise ConfigError("there is nothing to merge; name at least one dataset.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise DatasetError(f"{root} is not empty; merge into a new folder.")
-    parts = [Dataset(source) for source in sources]
-    for part in parts[1:]:
-        if differences := parts[0].spec.differences(part.spec):
-            raise DatasetMismatchError(
-                f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
-            )
-    try:
+    with ExitStack() as stack:
+        parts = [stack.enter_context(Dataset(source)) for source in sources]
+        for part in parts[1:]:
+            if differences := parts[0].spec.differences(part.spec):
+                raise DatasetMismatchError(
+                    f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
+                )
+        merge = _Merge(parts, data_file_mb * 2**20, video_file_mb * 2**20)
         with files.writing(root):
-            merge = _Merge(parts, data_file_mb * 2**20, video_file_mb * 2**20)
             write_folder(root, lambda hidden: merge.run(hidden, progress))
-    finally:
-        for part in parts:
-            part.close()
     return Dataset(root)
 
 
