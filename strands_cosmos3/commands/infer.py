@@ -60,8 +60,8 @@ class InferCommand:
     prompt: str | None = None
     """The task in words; '' is a blank one."""
     image: tuple[Path, ...] = ()
-    """One picture, or all views of the embodiment in its order: for DROID wrist, exterior_1 and
-    exterior_2.
+    """One picture, or all views that the embodiment composes, in its order: for DROID wrist,
+    exterior_1 and exterior_2.
     """
     video: Path | None = None
     """A clip instead; its first chunk + 1 frames count."""
@@ -295,11 +295,13 @@ class InferCommand:
             return read_clip(self.video, processor.num_frames)
         if len(self.image) == 1:
             return list(self.image)
-        views = processor.embodiment.view_names
+        embodiment = processor.embodiment
+        views = () if embodiment.rig is None else embodiment.rig.views
         if len(self.image) != len(views):
+            composed = f", or its views {', '.join(views)}" if views else ""
             raise ConfigError(
-                f"--image takes one picture, or the views of {processor.embodiment.name!r} "
-                f"({', '.join(views)}); got {len(self.image)}."
+                f"--image takes one picture of {embodiment.name!r}{composed}; got "
+                f"{len(self.image)}."
             )
         return {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
 
@@ -337,7 +339,7 @@ def read_actions(path: Path) -> np.ndarray:
     if rows.ndim != 2 or rows.size == 0:
         valid = "{shape, dtype, data}, {action_chunks: [rows]}, or a nested list [rows][columns]"
         raise InputError(f"--action-file {str(path)!r} holds no rows of numbers; valid: {valid}.")
-    if shape is not None and list(shape)[-2:] != list(rows.shape):
+    if shape not in (None, [*rows.shape], [1, *rows.shape]):
         raise InputError(
             f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}."
         )

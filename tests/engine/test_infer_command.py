@@ -127,6 +127,19 @@ def test_integer_domain_and_canvas(infer, tmp_path):
     assert read(tmp_path)["shape"] == [4, 7]
 
 
+def test_views_are_those_of_the_embodiment(infer, picture, tmp_path, capsys):
+    views = ["--image", str(picture), str(picture)]
+    for domain, said in (
+        ("droid", "of 'droid_lerobot', or its views wrist, exterior_1, exterior_2; got 2"),
+        ("libero", "of 'libero'; got 2"),
+    ):
+        assert infer(*views, "--domain-name", domain, image=False) == 2
+        assert f"--image takes one picture {said}" in " ".join(capsys.readouterr().err.split())
+    for domain in ("droid_lerobot", "robomind-franka-dual"):
+        assert infer(*views, str(picture), "--domain-name", domain, image=False) == 0
+        assert read(tmp_path)["domain"] == domain
+
+
 def test_joint_pos(joint_checkpoint, picture, tmp_path):
     options = [
         "--image",
@@ -226,7 +239,15 @@ def test_a_value_that_is_out_of_range_is_named(infer, capsys):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"data": "x"}', '{"shape": [3, 10], "data": [[0]]}', "[[1, 2], [3]]", "7"],
+    [
+        "{",
+        "[]",
+        '{"data": "x"}',
+        '{"shape": [3, 10], "data": [[0]]}',
+        '{"shape": 3, "data": [[0]]}',
+        "[[1, 2], [3]]",
+        "7",
+    ],
 )
 def test_bad_action_files(infer, tmp_path, capsys, content):
     path = tmp_path / "a.json"
