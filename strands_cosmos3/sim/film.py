@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ views. ``views``: the three views side by side, ten times faster to render.
 PREDICTION_FPS = 15.0
 """Frame rate of predicted videos."""
 _TRAIL_POINTS = 240
+_TRAIL_RGBA = (0.15, 0.65, 0.95, 0.55)
 _OUTCOME_S = 1.5
 
 
@@ -57,6 +59,40 @@ class ViewCameras:
         if self._renderer is not None:
             self._renderer.close()
         self._renderer = None
+
+
+class RolloutTrace:
+    """What a picture of a rollout adds to the scene: each limb's commanded path and achieved trail,
+    and the predicted video. ``points`` is the length of a trail.
+    """
+
+    def __init__(self, scene: Scene, points: int):
+        self._limbs = scene.limbs
+        self.commanded: list[NDArray[np.float64]] = []
+        self.trails = {name: deque[NDArray[np.float64]](maxlen=points) for name in scene.limbs}
+        self._video: NDArray[np.uint8] | None = None
+        self._video_from_s = 0.0
+
+    def command(self, plan: JointTrajectory) -> None:
+        """Take the commanded paths [T, 3] of a chunk."""
+        self.commanded = [tool_path(plan, limb) for limb in self._limbs.values()]
+
+    def achieve(self, data: mujoco.MjData) -> list[NDArray[np.float64]]:
+        """Add where the limbs are now; return their trails, [N, 3] each."""
+        for name, trail in self.trails.items():
+            trail.append(data.site_xpos[self._limbs[name].tcp_site].copy())
+        return [np.array(trail) for trail in self.trails.values()]
+
+    def predict(self, video: Any, from_s: float) -> None:
+        """Take a predicted video [F, H, W, 3] uint8 that begins at a time, or None."""
+        self._video, self._video_from_s = None if video is None else np.asarray(video), from_s
+
+    def predicted(self, now_s: float) -> NDArray[np.uint8] | None:
+        """Return the frame that is predicted for now."""
+        if self._video is None:
+            return None
+        frame = int((now_s - self._video_from_s) * PREDICTION_FPS)
+        return self._video[min(frame, len(self._video) - 1)]
 
 
 class RolloutListener(Protocol):
@@ -109,10 +145,7 @@ class VideoRecorder:
         self._beauty: Renderer | None = None
         self._ticks = self._early = 0
         self._begun = False
-        self._commanded: list[NDArray[np.float64]] = []
-        self._trails: dict[str, list[NDArray[np.float64]]] = {name: [] for name in scene.limbs}
-        self._predicted: NDArray[np.uint8] | None = None
-        self._prediction_from_s = 0.0
+        self._trace = RolloutTrace(scene, _TRAIL_POINTS)
 
     def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
         """Render the policy's views, [180, 320, 3] uint8 each."""
@@ -125,7 +158,7 @@ class VideoRecorder:
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
-            self._commanded = [tool_path(plan, limb) for limb in self.scene.limbs.values()]
+            self._trace.command(plan)
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s``
@@ -135,8 +168,7 @@ class VideoRecorder:
             self._audience.show_prediction(video, since_s)
         self._begun = True
         if video is not None:
-            self._predicted = np.asarray(video)
-            self._prediction_from_s = self._ticks * self._tick_s - since_s
+            self._trace.predict(video, self._ticks * self._tick_s - since_s)
 
     def frame(self, data: mujoco.MjData) -> None:
         """Render a frame if one is due; call it at every control tick."""
@@ -172,25 +204,15 @@ class VideoRecorder:
             return np.concatenate(list(views.values()), axis=1)
         if self._beauty is None:
             self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
-        paths = [Polyline(path) for path in self._commanded if len(path) > 1]
-        for name, trail in self._trails.items():
-            trail.append(data.site_xpos[self.scene.limbs[name].tcp_site].copy())
-            if len(trail) > 1:
-                paths.append(
-                    Polyline(np.array(trail[-_TRAIL_POINTS:]), (0.15, 0.65, 0.95, 0.55), 0.0015)
-                )
+        trails = self._trace.achieve(data)
+        paths = [Polyline(path) for path in self._trace.commanded if len(path) > 1]
+        paths += [Polyline(trail, _TRAIL_RGBA, 0.0015) for trail in trails if len(trail) > 1]
         beauty = self._beauty.render(data, "beauty", paths)
-        predicted = self._predicted_frame()
+        predicted = self._trace.predicted(self._ticks * self._tick_s)
         observed = None if predicted is None else observed_picture(views, predicted)
         return compose_film(
             beauty, views, predicted, self.caption or None, observed, float(data.time), outcome
         )
-
-    def _predicted_frame(self) -> NDArray[np.uint8] | None:
-        if self._predicted is None:
-            return None
-        since_s = self._ticks * self._tick_s - self._prediction_from_s
-        return self._predicted[min(int(since_s * PREDICTION_FPS), len(self._predicted) - 1)]
 
     def __enter__(self) -> VideoRecorder:
         return self

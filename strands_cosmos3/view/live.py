@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64
-from strands_cosmos3.sim.film import PREDICTION_FPS, ViewCameras, observed_picture, tool_path
+from strands_cosmos3.sim.film import RolloutTrace, ViewCameras, observed_picture
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.types import JointTrajectory, Rollout
@@ -59,12 +57,7 @@ class LiveView:
         """Start a new episode: nothing of the last one stays on the page."""
         self.instruction, self.inference_ms, self.novelty = instruction, None, None
         self.page.clear()
-        self._commanded: dict[str, F64] = {}
-        self._trails: dict[str, deque[F64]] = {
-            name: deque(maxlen=_TRAIL_POINTS) for name in self.robot.scene.limbs
-        }
-        self._video: NDArray[np.uint8] | None = None
-        self._video_from_s = 0.0
+        self.trace = RolloutTrace(self.robot.scene, _TRAIL_POINTS)
         self._pose_due = self._panel_due = self._camera_due = -1.0
         self._seen_s = float(self.robot.data.time)
         self._views: dict[str, NDArray[np.uint8]] = {}
@@ -73,16 +66,13 @@ class LiveView:
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
         self._notice_reset()
-        self._commanded = {
-            name: tool_path(plan, limb) for name, limb in self.robot.scene.limbs.items()
-        }
+        self.trace.command(plan)
         self.inference_ms, self.novelty = inference_ms, self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
         self._notice_reset()
-        self._video = None if video is None else np.asarray(video)
-        self._video_from_s = float(self.robot.data.time) - since_s
+        self.trace.predict(video, float(self.robot.data.time) - since_s)
 
     def on_tick(self, robot: Robot) -> bool:
         """Update what is due, then wait for wall-clock time and for the end of a pause; return
@@ -115,12 +105,8 @@ class LiveView:
         robot, page = self.robot, self.page
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
-            for name, limb in robot.scene.limbs.items():
-                self._trails[name].append(robot.data.site_xpos[limb.tcp_site].copy())
             page.pose(robot.data)
-            page.path(
-                list(self._commanded.values()), [np.array(trail) for trail in self._trails.values()]
-            )
+            page.path(self.trace.commanded, self.trace.achieve(robot.data))
         if self._cameras is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
             self._views = self._cameras.render(robot.data)
@@ -130,19 +116,12 @@ class LiveView:
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             page.status(Status(state, self.instruction, self.source, now_s, *figures))
-            predicted, observed = self._predicted(now_s), None
+            predicted, observed = self.trace.predicted(now_s), None
             if predicted is not None and self._views:
                 observed = observed_picture(self._views, predicted)
             page.world(predicted, observed=observed)
             q_rad, _, gripper = robot.joint_state()
             page.limbs(limb_gauges(robot.scene, q_rad, gripper))
-
-    def _predicted(self, now_s: float) -> NDArray[np.uint8] | None:
-        if self._video is None:
-            return None
-        return self._video[
-            min(int((now_s - self._video_from_s) * PREDICTION_FPS), len(self._video) - 1)
-        ]
 
     def end(self, rollout: Rollout) -> None:
         """Show how the episode ended."""

@@ -181,7 +181,7 @@ class Robot(SimulatedArm):
         task: str | None = None,
         world: str | World = "table",
     ):
-        self.name, spec = name, get_robot(_known_robot(name))
+        self.name, spec = name, _simulated_robot(name)
         self.world = arm_world(world)
         scene = self.world.scene(spec, task, arm=arm_model) if scene is None else scene
         if scene.robot.name != spec.name:
@@ -278,8 +278,8 @@ class Robot(SimulatedArm):
             ConfigError, UnknownNameError, InputError: Bad arguments; nothing moved and no file was
                 made.
         """
-        robot_name = self.name if robot_name is None else _known_robot(robot_name)
-        if get_robot(robot_name).name != self.scene.robot.name:
+        robot_name = self.name if robot_name is None else robot_name
+        if _simulated_robot(robot_name).name != self.scene.robot.name:
             raise ConfigError(
                 f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
                 "it out."
@@ -445,7 +445,7 @@ class ArmSession(Session):
 
     def __init__(self, world: ArmWorld, robot: str, task: str | None, arm: SimulatedArmOptions):
         self.world, self._name, self._arm = world, robot, arm
-        self._spec = get_robot(_known_robot(robot))
+        self._spec = _simulated_robot(robot)
         self._control = arm.control
         self._robots: dict[Hashable, Robot] = {}
         self.robot = self._robot_for(task, NOT_VARIED)
@@ -601,12 +601,11 @@ def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:
     return free
 
 
-def _known_robot(name: str) -> str:
-    if not isinstance(name, str) or (
-        aliases().get(name, name) not in ROBOTS and not name.lower().endswith(".toml")
-    ):
+def _simulated_robot(name: str) -> RobotSpec:
+    known = isinstance(name, str) and (_is_file(name) or aliases().get(name, name) in ROBOTS)
+    if not known:
         raise UnknownNameError("simulated robot", name, ROBOTS)
-    return name
+    return get_robot(name)
 
 
 def _require_members(value: object, name: str, *members: str) -> None:

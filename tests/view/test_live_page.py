@@ -195,7 +195,7 @@ def test_a_second_episode_keeps_its_first_chunk(
 
         def on_tick(robot: Robot) -> None:
             live.on_tick(robot)
-            pathless.append(not live._commanded or live.inference_ms is None)
+            pathless.append(not live.trace.commanded or live.inference_ms is None)
 
         for _ in range(2):
             robot.run_policy(
@@ -205,7 +205,7 @@ def test_a_second_episode_keeps_its_first_chunk(
                 on_tick=on_tick,
                 audience=live,
             )
-            assert len(live._trails["arm"]) < 20  # of this episode alone, 25 a second
+            assert len(live.trace.trails["arm"]) < 20  # of this episode alone, 25 a second
     assert not any(pathless)
 
 
@@ -219,11 +219,11 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, page: LivePage):
     with LiveView(robot, page, "native", cameras=False) as live:
         video = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
         live.show_prediction(video, 0.0)
-        assert live._predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
-        assert live._predicted(0.21)[0, 0, 0] == 3  # type: ignore[index]
-        assert live._predicted(9.0)[0, 0, 0] == 4  # type: ignore[index]
+        assert live.trace.predicted(0.0)[0, 0, 0] == 0  # type: ignore[index]
+        assert live.trace.predicted(0.21)[0, 0, 0] == 3  # type: ignore[index]
+        assert live.trace.predicted(9.0)[0, 0, 0] == 4  # type: ignore[index]
         live.show_prediction(video, 0.21)  # of what was observed that long ago
-        assert live._predicted(0.0)[0, 0, 0] == 3  # type: ignore[index]
+        assert live.trace.predicted(0.0)[0, 0, 0] == 3  # type: ignore[index]
         live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
         assert live.inference_ms == 3.0
 
