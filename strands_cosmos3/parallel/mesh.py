@@ -82,29 +82,6 @@ def _part(n: int, rank: int, size: int) -> slice:
     return slice(n // size * rank, n // size * (rank + 1))
 
 
-def sum_over_ranks(transformer: Cosmos3Transformer, group: Group) -> None:
-    """Add the sums over ranks to a model of sharded weights: after each attention projection and
-    after each MLP.
-    """
-    if group.size == 1:
-        return
-
-    def all_reduce(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return group.sum(output, "layer")
-
-    def all_gather(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return torch.cat(group.gather(output, "embedding"), dim=-1)
-
-    transformer.text.embed_tokens.register_forward_hook(all_gather)
-    for name, module in transformer.named_modules():
-        if isinstance(module, Mlp):
-            module.register_forward_hook(all_reduce)
-        elif name.endswith((".to_out", ".to_add_out")):
-            if module.bias is not None and group.rank > 0:
-                module.register_parameter("bias", None)  # it is added once
-            module.register_forward_hook(all_reduce)
-
-
 class Mesh(ParallelContext):
     """The parallel context of one rank among several; see
     :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
@@ -144,8 +121,31 @@ class Mesh(ParallelContext):
         return shard_slices(key, shape, self._config, self.tp.rank, self.tp.size)
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
-        """See :meth:`ParallelContext.parallelize`."""
-        sum_over_ranks(transformer, self.tp)
+        """Add the sums over ranks to a model of sharded weights: after each attention projection
+        and after each MLP.
+        """
+        group = self.tp
+        if group.size == 1:
+            return
+
+        def all_reduce(
+            _module: torch.nn.Module, _inputs: Any, output: torch.Tensor
+        ) -> torch.Tensor:
+            return group.sum(output, "layer")
+
+        def all_gather(
+            _module: torch.nn.Module, _inputs: Any, output: torch.Tensor
+        ) -> torch.Tensor:
+            return torch.cat(group.gather(output, "embedding"), dim=-1)
+
+        transformer.text.embed_tokens.register_forward_hook(all_gather)
+        for name, module in transformer.named_modules():
+            if isinstance(module, Mlp):
+                module.register_forward_hook(all_reduce)
+            elif name.endswith((".to_out", ".to_add_out")):
+                if module.bias is not None and group.rank > 0:
+                    module.register_parameter("bias", None)  # it is added once
+                module.register_forward_hook(all_reduce)
 
     def parallelize_vae(self, vae: Vae) -> Vae:
         """See :meth:`ParallelContext.parallelize_vae`."""

@@ -16,7 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -200,6 +200,11 @@ class ServiceClient(ABC):
             self._cancelled = True
             self._hang_up()
 
+    def close(self) -> None:
+        """Close the connection, if one is open. Idempotent; the next exchange connects again."""
+        with self._lock:
+            self._abort()
+
     def _dial(self) -> None:
         pause, failure = self.config.first_pause_s, ""
         for attempt in range(self.config.attempts):
@@ -222,7 +227,7 @@ class ServiceClient(ABC):
         )
 
     @contextmanager
-    def _within(self, limit_s: float, doing: str) -> Iterator[None]:
+    def _within(self, limit_s: float, doing: str) -> Generator[None]:
         """Shut the connection down if a part of an exchange takes longer, and raise its failures as
         typed errors.
         """
@@ -323,7 +328,7 @@ class PolicyClient(ServiceClient):
         self._attendant: threading.Thread | None = None
 
     def close(self) -> None:
-        """Close the connection. Idempotent; the next exchange connects again."""
+        """Close the connection, if one is open. Idempotent; the next exchange connects again."""
         with self._lock:
             self._cancelled = False
             if self._connection is not None:

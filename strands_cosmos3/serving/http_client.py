@@ -44,9 +44,6 @@ class HttpPolicyClient(ServiceClient):
         super().__init__(config, config.http_address, sleep)
         self.metadata: dict[str, Any] | None = None
 
-    def close(self) -> None:
-        """Do nothing: no connection outlives its exchange."""
-
     def _answer(self, message: Any) -> dict[str, Any]:
         if self.metadata is None:
             status, body = self._call("GET", INFO, b"")
