@@ -7,7 +7,7 @@ measured in luminance and chroma, with more weight on chroma and on saturated (c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -208,13 +208,17 @@ def plain_state(vae: AutoencoderKLWan) -> dict[str, torch.Tensor]:
     return state
 
 
-def plain_vae(vae: AutoencoderKLWan, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def plain_vae(
+    vae: AutoencoderKLWan,
+    dtype: torch.dtype = torch.float32,
+    changes: Mapping[str, Any] | None = None,
+) -> Any:
     """A copy of a VAE on the CPU without the two-dimensional wrappers and without the path it was
     read from; ``changes`` are of its config.
     """
     config = {key: value for key, value in vae.config.items() if key != "_name_or_path"}
     with without_warnings():
-        plain: Any = AutoencoderKLWan.from_config({**config, **changes})
+        plain: Any = AutoencoderKLWan.from_config({**config, **(changes or {})})
     plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
     for parameter in plain.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -159,7 +159,7 @@ def train_vae(
     latents = torch.cat(
         [vae.encode(to_pixels(part)).latent_dist.mode() for part in np.array_split(some, len(some))]
     )
-    return plain_vae(vae, **latent_scale(latents), latent_frames=())
+    return plain_vae(vae, changes={**latent_scale(latents), "latent_frames": ()})
 
 
 def write_start(

@@ -15,17 +15,10 @@ from strands_cosmos3.training.dynamics import caption
 from strands_cosmos3.worlds.table.grammar import COLOURS
 from strands_cosmos3.worlds.table.phrases import GOALS, TRAINED
 
-LANGUAGE = Language(
-    tuple(TRAINED),
-    COLOURS,
-    frozenset(
-        re.findall(
-            r"[a-z]+",
-            " ".join(template.replace("{}", "") for verb in TRAINED for template in TRAINED[verb]),
-        )
-    )
-    | frozenset(COLOURS),
-)
+_SENTENCES = [
+    template.format(colour) for verb in TRAINED for template in TRAINED[verb] for colour in COLOURS
+]
+LANGUAGE = Language(tuple(TRAINED), COLOURS, frozenset(re.findall(r"[a-z]+", " ".join(_SENTENCES))))
 """What training shows a policy."""
 
 
@@ -41,12 +34,6 @@ def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
     """Write a tokenizer in which each fixed sentence of the caption is one token; return the
     size of its vocabulary.
     """
-    sentences = [
-        template.format(colour)
-        for verb in TRAINED
-        for template in TRAINED[verb]
-        for colour in COLOURS
-    ]
     rest = caption("x", canvas_hw).removeprefix("x.")
     fixed = [
         f" {VIEW_SENTENCES['concat']}",
@@ -54,7 +41,7 @@ def fresh_tokenizer(folder: Path, canvas_hw: tuple[int, int]) -> int:
     ]
     length, size = rest.removeprefix("".join(fixed)).split(" This video is of ")
     phrases = [*fixed, length, f" This video is of {size}", "user\n", "assistant\n"]
-    return write_tokenizer(folder, sentences, phrases)
+    return write_tokenizer(folder, _SENTENCES, phrases)
 
 
 def read_captions(tokenizer: Path, canvas_hw: tuple[int, int]) -> Captions:

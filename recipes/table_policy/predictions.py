@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.windows import ClipWindows
 from recipes.vae_training import colour_weight, psnr
-from strands_cosmos3.engine.sequence import patchify, unpatchify
+from strands_cosmos3.engine.sequence import SequenceLayout, patchify, unpatchify
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
@@ -54,9 +54,7 @@ def predict_rows(
     action[:, 0, : batch.state.shape[1]] = batch.state
     noisy = torch.zeros(B, layout.tokens, 1)
     noisy[:, layout.vision_tokens + 1 :] = 1
-    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
-    time, first = discretize_timestep(torch.ones(B)), layout.vision_tokens
-    _, v = velocity(policy, vision, action, time, noisy, layout, prompts, first)
+    _, v = _at_pure_noise(policy, batch, vision, action, noisy, layout, layout.vision_tokens)
     return action[:, 1:, :width] - v[:, 1:, :width]
 
 
@@ -70,17 +68,30 @@ def predict_clips(
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
     how = FlowConfig(pure_noise_fraction=1.0, dynamics_from_frame=from_frame)
     noised = add_noise(batch, config, how, noise)
-    vision, action, noisy, sigma = (
-        tensor.to(policy.w_in.device)
-        for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
+    vision, action, noisy = (
+        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy)
     )
-    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
-    time, first = discretize_timestep(sigma), noised.layout.vision_tokens // frames
-    v, _ = velocity(policy, vision, action, time, noisy, noised.layout, prompts, first)
+    first = noised.layout.vision_tokens // frames
+    v, _ = _at_pure_noise(policy, batch, vision, action, noisy, noised.layout, first)
     clean = torch.cat([vision[:, :first], vision[:, first:] - v], dim=1)
     return torch.stack(
         [unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean]
     )[:, :C].cpu()
+
+
+def _at_pure_noise(
+    policy: TrainedPolicy,
+    batch: Batch,
+    vision: torch.Tensor,
+    action: torch.Tensor,
+    noisy: torch.Tensor,
+    layout: SequenceLayout,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the velocities of windows at noise level 1, from the token ``first`` on."""
+    prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
+    time = discretize_timestep(torch.ones(len(vision), device=vision.device))
+    return velocity(policy, vision, action, time, noisy, layout, prompts, first)
 
 
 def predicted_latents(

@@ -68,7 +68,7 @@ class ArmKeys:
                    "the pose, the state, the gripper's commands, and one camera or the rig's "
                    "three.")
             )  # fmt: skip
-        recorded = features[ACTION].info.get("embodiment") if ACTION in features else None
+        recorded = action_info(dataset).get("embodiment")
         if told and recorded != embodiment.name:
             raise ConfigError(
                 f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info "
@@ -339,6 +339,12 @@ def _instructions_of(
             f"{embodiment.name!r} are needed. Record it again: strands-cosmos3 demos --robot NAME."
         )
     return found
+
+
+def action_info(dataset: Dataset) -> Mapping[str, Any]:
+    """Return what a dataset says of its actions; nothing without such a feature."""
+    feature = dataset.spec.features.get(ACTION)
+    return {} if feature is None else feature.info
 
 
 def method_of(embodiment: Embodiment) -> Method:

@@ -41,7 +41,7 @@ from strands_cosmos3.types import Mode
 DOMAIN = "droid_lerobot"
 """Domain of the small policies of this project."""
 _MOVES = 0.1  # change of a channel, of the range 0..1, from which a pixel counts as moving
-_PICTURES = ("forward_db", "copy_frame_psnr", "vae_psnr")
+_PICTURES: tuple[str, ...] = ("forward_db", "copy_frame_psnr", "vae_psnr")
 """What is compared with true frames: predictions, the given frame, true frames through the VAE."""
 
 

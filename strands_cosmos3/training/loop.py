@@ -296,15 +296,16 @@ class Loop:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, p in self._trained.items():
-                    p.copy_(own[name])
+            self._set(own)
 
     def take_average(self) -> None:
         """Replace the weights of the model by their average."""
-        with torch.no_grad():
-            for name, p in self._trained.items():
-                p.copy_(self.ema[name])
+        self._set(self.ema)
+
+    @torch.no_grad()
+    def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, p in self._trained.items():
+            p.copy_(weights[name])
 
 
 def adamw(

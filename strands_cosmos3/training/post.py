@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.stats import ActionStats
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.datasets import ACTION, Dataset
+from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
@@ -42,6 +42,7 @@ from strands_cosmos3.training.arm_windows import (
     ArmKeys,
     ArmWindows,
     WindowConfig,
+    action_info,
     row_statistics,
     write_statistics,
 )
@@ -147,12 +148,11 @@ class PostTraining:
         """Refuse a dataset of a robot of another domain, unless the dataset or the caller says
         whose rows they are.
         """
-        stated = ACTION in data.spec.features and "embodiment" in data.spec.features[ACTION].info
-        robot = None if stated else recorded_robot(data.spec.robot_type)
-        own = (
-            None if robot is None or robot.embodiment is None else get_embodiment(robot.embodiment)
-        )
-        if robot is None or own is None or own.domain_id == self.embodiment.domain_id:
+        robot = recorded_robot(data.spec.robot_type)
+        if "embodiment" in action_info(data) or robot is None or robot.embodiment is None:
+            return
+        own = get_embodiment(robot.embodiment)
+        if own.domain_id == self.embodiment.domain_id:
             return
         named = self.embodiment.name
         said = (
@@ -243,13 +243,12 @@ class PostTraining:
             action_chunk_size=rows,
             policy_frames=frames,
         )
-        about = data.spec.features[ACTION].info if ACTION in data.spec.features else {}
         config = WindowConfig(
             space,
             found.state_row is not None,
             frames,
             rows,
-            about.get("pictures_every", how.every),
+            action_info(data).get("pictures_every", how.every),
             how.batch,
             validation_fraction=how.validation_fraction,
             seed=how.seed,
