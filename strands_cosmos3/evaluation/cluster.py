@@ -65,17 +65,9 @@ _CONNECT_S = 10.0
 _LONGEST_FOLDER = 32  # Ray's socket paths are some 70 characters longer, and limited to 107
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Resources of a cluster."""
-
-    cpus: int
-    gpus: int
-
-
 @contextmanager
-def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
-    """Provide Ray while the evaluation runs.
+def cluster(address: str | None, cpus: int) -> Iterator[int]:
+    """Provide Ray while the evaluation runs; the value is the number of its GPUs.
 
     Args:
         address: A running cluster (``host:port`` or ``auto``), or None to start Ray on this
@@ -96,7 +88,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
             "runtime_env": {"env_vars": dict(ONE_THREAD)},
         }
         with _joined(options):
-            yield _resources()
+            yield _gpus()
         return
     _remove_stale_folders()
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder())
@@ -114,7 +106,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[Resources]:
             _on_loopback(),
             _joined(options),
         ):
-            yield _resources()
+            yield _gpus()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -154,9 +146,8 @@ def _start(options: dict[str, Any]) -> None:
         raise EvaluationError(f"Ray does not start {place}: {error}") from error
 
 
-def _resources() -> Resources:
-    resources = ray.cluster_resources()
-    return Resources(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
+def _gpus() -> int:
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 @cache
@@ -226,15 +217,13 @@ def end_actor(actor: Any, pid: int, node: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def require_gpus(resources: Resources, num_gpus: int, address: str | None) -> None:
-    """Raise a ConfigError if the cluster has fewer GPUs than that."""
-    if num_gpus > resources.gpus:
+def require_gpus(gpus: int, num_gpus: int, address: str | None) -> None:
+    """Raise a ConfigError if a cluster with ``gpus`` has fewer GPUs than an evaluation wants."""
+    if num_gpus > gpus:
+        place = "on this machine" if address is None else f"in the cluster at {address}"
         raise ConfigError(
-            f"num_gpus={num_gpus}, but Ray sees {resources.gpus or 'no'} "
-            f"GPU{'s' if resources.gpus > 1 else ''} "
-            f"{'on this machine' if address is None else f'in the cluster at {address}'}. Use "
-            f"num_gpus={resources.gpus}, or "
-            "--address of a cluster that has them."
+            f"num_gpus={num_gpus}, but Ray sees {gpus or 'no'} GPU{'s' * (gpus > 1)} {place}. Use "
+            f"num_gpus={gpus}, or --address of a cluster that has them."
         )
 
 

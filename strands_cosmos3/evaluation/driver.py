@@ -43,9 +43,10 @@ class SimulatorActor:
     :meth:`open` makes it, so that a failure can give its reason.
     """
 
+    _runner: AssignmentRunner  # made by open
+
     def __init__(self, number: int):
         self._number = number
-        self._runner: AssignmentRunner | None = None
 
     def open(self, settings: Settings, replica: Any) -> Reply:
         """Make robot and policy; reply with version, process and checkpoint."""
@@ -70,7 +71,7 @@ class SimulatorActor:
         """Reply with an episode's record."""
 
         def episode() -> Any:
-            record = self._opened.run(assignment)
+            record = self._runner.run(assignment)
             record["times"]["worker"] = self._number
             return record
 
@@ -78,12 +79,7 @@ class SimulatorActor:
 
     def film(self, assignment: Assignment) -> Reply:
         """Reply with the record of the same episode again, and its video as bytes."""
-        return Reply.of(lambda: self._opened.film(assignment))
-
-    @property
-    def _opened(self) -> AssignmentRunner:
-        assert self._runner is not None, "call open first"
-        return self._runner
+        return Reply.of(lambda: self._runner.film(assignment))
 
 
 RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(SimulatorActor)

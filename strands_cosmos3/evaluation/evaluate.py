@@ -122,8 +122,8 @@ def _run(driver: Driver, address: str | None, workers: int) -> None:
         driver.run()
         return
     topology = driver.settings.topology
-    with cluster(address, workers + topology.ranks) as resources:
-        require_gpus(resources, topology.num_gpus, address)
+    with cluster(address, workers + topology.ranks) as gpus:
+        require_gpus(gpus, topology.num_gpus, address)
         with ExitStack() as stack:
             if topology.replicas:
                 from strands_cosmos3.evaluation.replica import ReplicaPool

@@ -122,9 +122,9 @@ class Condition:
                 invalid.
         """
         of_policy, of_world = _names_of(PolicyVariation), _names_of(variation)
-        for key in values:
-            if key not in ("name", *of_policy, *of_world):
-                raise UnknownNameError("key of a condition", key, ("name", *of_policy, *of_world))
+        valid = ("name", *of_policy, *of_world)
+        if unknown := [key for key in values if key not in valid]:
+            raise UnknownNameError("key of a condition", unknown[0], valid)
         if "name" not in values:
             raise ConfigError(f"a condition needs a name, got {dict(values)}.")
         try:

@@ -13,7 +13,7 @@ import ray
 from helpers import small_world
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation import driver as module
-from strands_cosmos3.evaluation.cluster import ONE_THREAD, Resources, require_gpus
+from strands_cosmos3.evaluation.cluster import ONE_THREAD, require_gpus
 from strands_cosmos3.evaluation.driver import (
     MAX_ATTEMPTS,
     Driver,
@@ -287,5 +287,5 @@ def test_gpus_that_are_not_there(local_ray):
     with pytest.raises(
         ConfigError, match=r"num_gpus=8, but Ray sees 2 GPUs on this machine\. Use num_gpus=2"
     ):
-        require_gpus(Resources(4, 2), 8, None)
-    require_gpus(Resources(4, 8), 8, None)
+        require_gpus(2, 8, None)
+    require_gpus(8, 8, None)
