@@ -104,7 +104,16 @@ class EngineBackend(Backend):
             self._chunk(request, fps, result)
             for request, (fps, result) in zip(plain, self._results(plain), strict=True)
         ]
-        futures = [_future(requests[i], chunks[i]) for i in filmed]
+        futures = [
+            replace(
+                requests[i],
+                mode=Mode.FORWARD_DYNAMICS,
+                conditioning_actions=chunks[i].action,
+                action_prefix=None,
+                prompt="",
+            )
+            for i in filmed
+        ]
         for i, (_, result) in zip(filmed, self._results(futures, own_sampling=True), strict=True):
             timing: Counter[Any] = Counter(chunks[i].timing)
             timing.update(_milliseconds(result))
@@ -181,17 +190,6 @@ class EngineBackend(Backend):
 
 def _milliseconds(result: Mapping[str, Any]) -> dict[str, float]:
     return {f"{part}_ms": ms for part, ms in result["timing"].items()}
-
-
-def _future(request: Request, chunk: ActionChunk) -> Request:
-    """Return the request for the video of a chunk's rows."""
-    return replace(
-        request,
-        mode=Mode.FORWARD_DYNAMICS,
-        conditioning_actions=chunk.action,
-        action_prefix=None,
-        prompt="",
-    )
 
 
 class NativeBackend(EngineBackend):
