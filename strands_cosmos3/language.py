@@ -7,6 +7,7 @@ by name.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class Language:
         return reader
 
 
-def _modules() -> dict[str, str]:
+@functools.cache  # reading the entry points of everything installed takes milliseconds
+def _modules() -> Mapping[str, str]:
     return {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **GRAMMARS}
 
 

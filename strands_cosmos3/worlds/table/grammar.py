@@ -204,9 +204,10 @@ def understand(text: str, language: Language) -> str:
     for pattern, reason in _REFUSALS:
         if match := pattern.search(sentence):
             raise _refusal(text, f"{reason} ({match.group()!r})", language)
-    if absent := [word for word in words if word in _OTHER_COLOURS - set(language.colours)]:
+    absent_colours, known = _OTHER_COLOURS.difference(language.colours), language.words | _NO_GOAL
+    if absent := [word for word in words if word in absent_colours]:
         raise _refusal(text, f"nothing on its table is {absent[0]}", language)
-    if unknown := [word for word in words if word not in language.words | _NO_GOAL]:
+    if unknown := [word for word in words if word not in known]:
         names = ", ".join(map(repr, dict.fromkeys(unknown[:4])))
         raise _refusal(text, f"it does not know {names}", language)
     if len(colours) > 1:
