@@ -66,6 +66,15 @@ def harness():
     made.close()
 
 
+@pytest.fixture(scope="module")
+def few_collected():
+    """A module's collections of garbage walk what the module makes, and nothing of the tests before
+    it: those that look for what is left behind are many.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """Give whole groups to workers, in the order of collection.

@@ -4,6 +4,7 @@ texts are the docstrings of their fields, sections are groups, and a default of 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -49,6 +50,7 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     return StructConstructorSpec(kind, tuple(flags))
 
 
+@functools.cache  # several commands share sections, and a source is read twice for each
 def help_texts(kind: Any) -> dict[str, str]:
     """Return the documentation of a dataclass's fields, those of its bases included, by name."""
     return {

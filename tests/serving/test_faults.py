@@ -22,6 +22,7 @@ from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import ServiceClosedError, ServiceTimeoutError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 
+pytestmark = pytest.mark.usefixtures("few_collected")
 ANYWHERE = ("kill", "restart", "hang", "drip", "garbage", "cut", "hang_up", "reset")
 
 

@@ -34,6 +34,7 @@ from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 
+pytestmark = pytest.mark.usefixtures("few_collected")
 PROMPT = (
     "put the soup in the basket. This video contains concatenated views from multiple camera "
     "perspectives. The left half shows "

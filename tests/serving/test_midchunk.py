@@ -26,6 +26,7 @@ from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.types import ActionChunk, Outcome, Request
 from strands_cosmos3.worlds.arms import Robot
 
+pytestmark = pytest.mark.usefixtures("few_collected")
 FOR_GOOD = ("kill", *HTTP)
 """No later dial is answered any better."""
 
