@@ -1,6 +1,41 @@
-"""``python -m strands_cosmos3``: the command line, e.g. under torchrun."""
+"""``strands-cosmos3`` and ``python -m strands_cosmos3``: the command line, e.g. under torchrun.
 
-from strands_cosmos3.cli import program
+Nothing but the standard library is loaded before Ctrl-C has its handler.
+"""
+
+import os
+import signal
+import sys
+from io import TextIOWrapper
+from types import FrameType
+
+
+def program() -> None:
+    """Run the command line and exit with its status."""
+    signal.signal(signal.SIGINT, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows "?"
+            stream.reconfigure(errors="replace")
+    from strands_cosmos3.cli import program as run
+
+    try:
+        run()
+    except BrokenPipeError:  # the reader, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or end at once during an import, which may turn it into another
+    error.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"strands-cosmos3: interrupted.\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
 
 if __name__ == "__main__":
     program()

@@ -82,9 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """Run :func:`main` and exit; the entry point of ``strands-cosmos3`` and ``python -m
-    strands_cosmos3``.
-    """
+    """Run :func:`main` and exit with its status."""
     if not _launched():
         sys.exit(main())
     status = 1

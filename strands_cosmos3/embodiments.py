@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameErro
 from strands_cosmos3.options import MODEL_BACKENDS, option
 from strands_cosmos3.tables import from_table, read_toml
 
-_T = TypeVar("_T")
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
@@ -418,20 +417,22 @@ def _embodiment_tables() -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _named(kind: type[_T], section: str) -> Mapping[str, _T]:
-    """The values of one section of the table, by name."""
-    return MappingProxyType(
-        {name: from_table(kind, table, name) for name, table in _TABLES[section].items()}
-    )
-
-
-GRIPPERS = _named(GripperConvention, "grippers")
+GRIPPERS: Mapping[str, GripperConvention] = MappingProxyType(
+    {
+        name: from_table(GripperConvention, table, name)
+        for name, table in _TABLES["grippers"].items()
+    }
+)
 """Units in which grippers are counted, by name."""
 MODEL_GRIPPER = GRIPPERS["fraction"]
 WIRE_GRIPPER = GRIPPERS["closed_fraction"]
 PANDA_FINGER = GRIPPERS["finger_m"]
-PRESETS = _named(Sampling, "presets")
-RIGS = _named(CameraRig, "rigs")
+PRESETS: Mapping[str, Sampling] = MappingProxyType(
+    {name: from_table(Sampling, table, name) for name, table in _TABLES["presets"].items()}
+)
+RIGS: Mapping[str, CameraRig] = MappingProxyType(
+    {name: from_table(CameraRig, table, name) for name, table in _TABLES["rigs"].items()}
+)
 JOINT_POS = _space("joint_pos")
 POSE_ABS = _space("pose_abs")
 DROID_RIG = RIGS["droid"]

@@ -509,7 +509,7 @@ class TrainingRun:
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """Content of ``transformer/config.json``."""
-        tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text())
+        tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
         size = max(
             len(tokenizer["model"]["vocab"]),
             1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
@@ -535,7 +535,7 @@ class TrainingRun:
         path = self.folder / "state_row.json"
         if not path.exists():
             write_json(path, state_row_of(self.demos).to_metadata())
-        state = StateRow.from_metadata({"state": json.loads(path.read_text())})
+        state = StateRow.from_metadata({"state": json.loads(path.read_text(encoding="utf-8"))})
         assert state is not None
         return state
 

@@ -205,7 +205,7 @@ class VaeTrainer:
             vae.register_to_config(**scale)
             frames = self._frame_statistics(encoder_of(vae))
             write_json(path, {**scale, "latent_frames": frames})
-        vae.register_to_config(**json.loads(path.read_text()))
+        vae.register_to_config(**json.loads(path.read_text(encoding="utf-8")))
         return vae
 
     def _spread_clips(self) -> list[int]:

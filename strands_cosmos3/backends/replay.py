@@ -245,7 +245,8 @@ def load_recording(path: str | Path) -> Recording:
         if file.suffix == ".json":
             return _from_droid(
                 cast(
-                    "dict[str, Any]", instance_of(json.loads(file.read_text()), dict, "an episode")
+                    "dict[str, Any]",
+                    instance_of(json.loads(file.read_text(encoding="utf-8")), dict, "an episode"),
                 )
             )
         with np.load(file, allow_pickle=False) as data:

@@ -6,16 +6,21 @@ from __future__ import annotations
 
 import functools
 from dataclasses import MISSING, Field, field, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
 from tyro.constructors import (
     ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
     StructConstructorSpec,
     StructFieldSpec,
     StructTypeInfo,
 )
+
+from strands_cosmos3.errors import UnknownNameError
 
 registry = ConstructorRegistry()
 
@@ -48,6 +53,29 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             hint = tyro.conf.Suppress[hint]
         flags.append(StructFieldSpec(declared.name, hint, default, texts.get(declared.name)))
     return StructConstructorSpec(kind, tuple(flags))
+
+
+@registry.primitive_rule
+def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Names of a Literal, optional or not; the error of another lists them, and the closest."""
+    parts = [part for part in get_args(info.type) if part is not NoneType]
+    literal = parts[0] if len(parts) == 1 else info.type
+    names = get_args(literal)
+    if get_origin(literal) is not Literal or not all(isinstance(name, str) for name in names):
+        return None
+
+    def chosen(texts: list[str]) -> str:
+        if texts[0] not in names:
+            raise UnknownNameError("choice", texts[0], names)
+        return texts[0]
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(names)}}}",
+        instance_from_str=chosen,
+        is_instance=lambda value: value is None or value in names,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @functools.cache  # several commands share sections, and a source is read twice for each

@@ -45,7 +45,7 @@ class RobotModels:
     """Extras of the package that it needs."""
 
     def run(self) -> int:
-        """List, fetch or inspect; 0."""
+        """List, fetch or inspect; 0, or 1 if the simulation does not take a robot's file."""
         if self.wheels is not None and self.action != "fetch":
             raise ConfigError(f"--wheels belongs to fetch, not to {self.action}.")
         if self.out is not None and self.action != "inspect":
@@ -66,7 +66,7 @@ class RobotModels:
                 "it out."
             )
         else:
-            lines = _checked(self.model)
+            return _check(self.model)
         Console().print(Text("\n".join(lines)), soft_wrap=True)
         return 0
 
@@ -92,19 +92,39 @@ def _listed() -> list[str]:
     return lines
 
 
-def _checked(path: Path) -> list[str]:
+def _check(path: Path) -> int:
+    """Check a robot's file: print what it lacks for a simulation, and how its joints move."""
+    from strands_cosmos3.embodiments import get_embodiment
     from strands_cosmos3.robots.catalogue import get_robot
-    from strands_cosmos3.robots.model import load_robot
+    from strands_cosmos3.robots.drive_check import drive_joints
+    from strands_cosmos3.robots.model import has_frame, load_robot
     from strands_cosmos3.sim.scene import Scene
+    from strands_cosmos3.sim.scene_builder import scene_gaps
 
     robot = get_robot(path)
     model = load_robot(robot)
-    line = f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."
+    lines = [f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."]
+    gaps = scene_gaps(robot)
     try:
-        Scene(robot=robot)
+        drives = drive_joints(robot)
+        lines += map(str, drives)
+        faults = [f"{drive.joint} does not follow." for drive in drives if not drive.follows]
+        if not gaps:
+            Scene(robot=robot)
     except (ConfigError, InputError) as error:
-        return [line, f"LimbIK takes it, the simulation does not: {error}"]
-    return [line, "LimbIK and the simulation take it."]
+        faults = [str(error)]
+    parent = get_embodiment(robot.embodiment or "droid").tool_frame.parent
+    gaps += [
+        f"limb {limb.name!r} has no frame {parent!r}, whose motion the rows are: "
+        f'frames = {{{parent} = "{limb.frame}"}}, or another body or site of the model'
+        for limb in robot.limbs
+        if not has_frame(model, limb.frame_called(parent))
+    ]
+    faults += [f"To write: {gap}." for gap in gaps]
+    verdict = "takes it, the simulation does not:" if faults else "and the simulation take it."
+    for line in (*lines, f"LimbIK {verdict}", *faults):
+        Console().print(Text(line), soft_wrap=True)
+    return 1 if faults else 0
 
 
 def _fetched(name: str, wheels: Path | None) -> list[str]:

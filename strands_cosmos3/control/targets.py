@@ -72,6 +72,7 @@ def decode_cosmos_chunk_to_targets(
     *,
     stats_domain: str | None = None,
     reanchor: bool = False,
+    frames: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return joint targets for a raw chunk, one for each of its rows, for a control loop of your
     own.
@@ -89,6 +90,8 @@ def decode_cosmos_chunk_to_targets(
         reanchor: Whether each delta starts from the pose that inverse kinematics reached in the row
             before, as in strands-robots, instead of from that row's ideal pose. The two differ only
             by the residual.
+        frames: Names of frames that the embodiment uses -> the model's bodies or sites, such as
+            ``{"hand": "tool0"}``; others have the same name in both.
 
     Returns:
         ``qpos`` [T, nq] in rad, row i after delta i, each step within joint and velocity limits at
@@ -115,6 +118,9 @@ def decode_cosmos_chunk_to_targets(
             "'pose_abs'."
         )
     stats = stats_of_domain(embodiment, stats, stats_domain)
+    tool = embodiment.tool_frame
+    tool = replace(tool, parent=(frames or {}).get(tool.parent, tool.parent))
+    embodiment = replace(embodiment, tool_frame=tool)
     chunk = ActionChunk(action_chunk, space, embodiment, fps)
     by_row = reanchor and space.name == "midtrain"
     cosmos, solution = (_solve_row_by_row if by_row else _solve)(chunk, ik_bridge, q, stats)

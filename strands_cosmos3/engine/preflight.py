@@ -127,7 +127,9 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in (
-        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ()
+        Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        if Path("/proc/meminfo").exists()
+        else ()
     ):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

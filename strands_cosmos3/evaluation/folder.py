@@ -93,7 +93,7 @@ class RunFolder:
     def _json(self, name: str) -> dict[str, Any]:
         """Return a file of this folder; empty if there is none, or it is no JSON object."""
         try:
-            values = json.loads((self.path / name).read_text())
+            values = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return values if isinstance(values, dict) else {}

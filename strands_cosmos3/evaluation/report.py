@@ -155,7 +155,7 @@ def repeat_command(settings: Settings, assignment: Assignment) -> str | None:
 def _label(model: str | None) -> str | None:
     """Return a checkpoint's own label, e.g. that its weights are random."""
     try:
-        values = json.loads(Path(model or "", "checkpoint.json").read_text())
+        values = json.loads(Path(model or "", "checkpoint.json").read_text(encoding="utf-8"))
         label = values.get("strands_cosmos3", {}).get("label")
     except (OSError, ValueError, AttributeError):
         return None

@@ -375,7 +375,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             unknown or repeated.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResourceNotFoundError(
             f"cannot read the configuration {str(path)!r} ({error.strerror})."

@@ -233,7 +233,9 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
         )
     pin = folder / f"{archive.file}.txt"
     with storing(pin):
-        pin.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n")
+        pin.write_text(
+            f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n", "utf-8"
+        )
     command = [
         sys.executable,
         "-m",

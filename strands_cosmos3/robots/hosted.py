@@ -12,6 +12,7 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.robots.actuators import position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     bodies_up_from,
@@ -23,7 +24,6 @@ from strands_cosmos3.robots.model import (
     load_robot,
     pose_of,
 )
-from strands_cosmos3.robots.servo import servo_lead_s
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 
 _JOINT, _BODY, _ACTUATOR = (
@@ -216,17 +216,20 @@ def _distance(T_expected: F64, T: F64) -> str | None:
 
 
 def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> F64 | None:
-    """[n] lag in s of the position servos that drive these joints one to one; None if they are
-    driven in another way.
+    """[n] lag in s of the position servos whose controls are these joints' angles; None if they
+    are driven in another way.
     """
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
     drives = [direct_actuators(model, joint)[:1] for joint in ids]
     if not all(drives):
         return None
     actuators = [actuator for (actuator,) in drives]
-    if (model.actuator_gear[actuators, 0] != 1).any():
+    if servo_faults(model, actuators):
         return None
-    return servo_lead_s(model, actuators, model.jnt_dofadr[ids])
+    law = position_servos(model, actuators)
+    if law.filtered.any() or (law.ctrl_per_rad != 1).any() or law.ctrl_at_zero.any():
+        return None
+    return law.lag_s(model.dof_damping[model.jnt_dofadr[ids]])
 
 
 def driven_gripper(

@@ -9,9 +9,9 @@ import numpy as np
 
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.actuators import servo_faults
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
-    are_servos,
     bodies_up_from,
     direct_actuators,
     driven_joints,
@@ -166,10 +166,10 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
             f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position "
             "servos are added."
         )
-    elif not are_servos(model, [actuator for (actuator,) in drives.values()]).all():
+    elif reasons := servo_faults(model, [actuator for (actuator,) in drives.values()]):
         notes.append(
-            f"{name}: the actuators are not position servos; give gains (kp, kd), and they become "
-            "such."
+            f"{name}: not position servos: {', '.join(reasons)}; give gains (kp, kd), and they "
+            "become such."
         )
     if unlimited := [model.joint(joint).name for joint in ids if not model.jnt_limited[joint]]:
         notes.append(
@@ -224,6 +224,10 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
         (a for a in range(model.nu) if set(driven_joints(model, a)) & set(beyond)), None
     )
     if not beyond or actuator is None:
+        notes.append(
+            f"{name}: no gripper was found; describe one in a table [limbs.gripper]. Suction is "
+            "not supported."
+        )
         return None
     joint = next((j for j in beyond if model.actuator_trnid[actuator, 0] == j), beyond[0])
     low, high = model.jnt_range[joint].tolist()

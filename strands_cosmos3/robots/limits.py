@@ -18,6 +18,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.robots.actuators import position_servos, servo_faults
 from strands_cosmos3.robots.joints import LIMIT_NAMES, HandLimits, JointLimits
 from strands_cosmos3.robots.model import (
     chain_to_body,
@@ -134,6 +135,11 @@ def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> Joint
     ids = joint_ids(model, limb.joints)
     stated = {name: np.array(values) for name, values in limb.limits.values.items()}
     limits, hand = _complete(model, ids, stated, limb.name, assumed), limb.limits.hand
+    actuators = [model.actuator(name).id for name in limb.actuators]
+    if not servo_faults(model, actuators):  # controls may not reach all of the joints' range
+        low, high = position_servos(model, actuators).reach()
+        q_min, q_max = np.maximum(low, limits.q_min), np.minimum(high, limits.q_max)
+        limits = replace(limits, q_min=q_min, q_max=q_max)
     if hand is None:
         return limits
     chain = chain_to_body(model, frame_body(model, limb), ids)
@@ -186,7 +192,7 @@ def joint_torque(model: mujoco.MjModel, joint: int) -> float | None:
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
     forces = (
-        float(model.actuator_forcerange[actuator, 1])
+        abs(float(model.actuator_gear[actuator, 0])) * float(model.actuator_forcerange[actuator, 1])
         for actuator in direct_actuators(model, joint)
         if model.actuator_forcelimited[actuator]
     )

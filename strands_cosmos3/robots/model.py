@@ -14,7 +14,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, typed
 from strands_cosmos3.collision import Obstacle
@@ -28,6 +27,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.actuators import position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
 from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_link7_flange
@@ -303,8 +303,9 @@ def _set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
         actuator = spec.actuator(name)
         if actuator is None:
             actuator = spec.add_actuator(name=name, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-        actuator.set_to_position(kp=kp, kv=kd)
-        actuator.ctrllimited = 0  # a motor's range is of torques
+        gear = actuator.gear[0]
+        actuator.set_to_position(kp=kp / gear**2, kv=kd / gear**2)
+        actuator.ctrllimited = actuator.actlimited = 0  # a motor's range is of torques
 
 
 def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
@@ -405,8 +406,12 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
                 f"gives {joint!r}."
             )
         model.jnt_range[j], model.jnt_limited[j] = (low, high), 1
-        if model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE:
-            model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = (low, high), 1
+        if servo_faults(model, [a]):
+            continue
+        servo = position_servos(model, [a])
+        if not servo.filtered.any():  # a filter is led by controls beyond the joint's range
+            ends = servo.ctrl(np.clip([[low], [high]], *servo.reach()))
+            model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = np.sort(ends[:, 0]), 1
 
 
 def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
@@ -446,6 +451,12 @@ def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     if limb.frame_type == "site":
         return int(model.site(limb.frame).bodyid[0])
     return int(model.body(limb.frame).id)
+
+
+def has_frame(model: mujoco.MjModel, name: str) -> bool:
+    """Whether the model has a body or a site of this name."""
+    kinds = (mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_SITE)
+    return any(mujoco.mj_name2id(model, kind, name) >= 0 for kind in kinds)
 
 
 def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
@@ -502,20 +513,12 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
 def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
     """Raise ConfigError unless each joint's actuator is a position servo, as a simulation needs."""
     for limb in robot.limbs:
-        servos = are_servos(model, [model.actuator(name).id for name in limb.actuators])
-        if not servos.all():
-            names = ", ".join(np.array(limb.actuators)[~servos])
+        if reasons := servo_faults(model, [model.actuator(name).id for name in limb.actuators]):
             raise ConfigError(
-                f"the actuators {names} of limb {limb.name!r} are not position servos; give the "
-                "limb gains (kp, kd), and they become such."
+                f"the actuators {', '.join(reasons)} of limb {limb.name!r} are not position "
+                "servos; give the limb gains (kp, kd), and they become such, or name others that "
+                "act on the joints directly and alone."
             )
-
-
-def are_servos(model: mujoco.MjModel, actuators: Sequence[int]) -> NDArray[np.bool_]:
-    """[n] whether actuators are position servos: their force is ``kp (ctrl - q) - kd qd``."""
-    ids = list(actuators)
-    kp = model.actuator_gainprm[ids, 0]
-    return (kp > 0) & np.isclose(model.actuator_biasprm[ids, 1], -kp)
 
 
 def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:

@@ -1,10 +1,11 @@
 """Feed-forward for MuJoCo's position actuators: references to ctrl.
 
-Such an actuator produces ``kp (ctrl - q) - kd qd``. To follow without lag, ctrl must lead the
-reference by ``(kd + damping) / kp qd`` for the velocity, and by ``(M qdd + bias - passive) / kp``
-for everything else. The velocity mode approximates M by each joint's own inertia at home; the
-computed torque takes M and the bias of the present state. A :class:`Compensation` adds what is
-known beyond the model: a delay, a payload, friction.
+Such an actuator produces ``kp (x - q) - kd qd``; ``actuators.py`` has the control of a target
+``x``. To follow without lag, ``x`` must lead the reference by ``(kd + damping) / kp qd`` for the
+velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. The velocity mode
+approximates M by each joint's own inertia at home; the computed torque takes M and the bias of the
+present state. A :class:`Compensation` adds what is known beyond the model: a delay, a payload,
+friction. An activation filter is inverted step by step.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
+from strands_cosmos3.robots.actuators import position_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
-from strands_cosmos3.robots.model import are_servos, data_at, frame_body, joint_ids, tool_in_body
+from strands_cosmos3.robots.model import data_at, frame_body, joint_ids, tool_in_body
 from strands_cosmos3.robots.spec import Limb
 
 __all__ = ["NO_COMPENSATION", "Compensation", "FeedForward", "JointServo", "Payload"]
@@ -115,6 +117,10 @@ class JointServo:
     Raises:
         ConfigError: An actuator is not a position servo, the friction is of other joints, or
             several limbs have a payload.
+
+    Attributes:
+        law: What the actuators' controls mean.
+        actuator_ids, q_address: [n] of each joint's actuator and position.
     """
 
     def __init__(
@@ -130,19 +136,16 @@ class JointServo:
                 f"{np.size(compensation.friction_nm)}."
             )
         joints = joint_ids(model, (name for limb in limbs for name in limb.joints))
-        actuators = [model.actuator(name).id for limb in limbs for name in limb.actuators]
+        self.actuator_ids = np.array(
+            [model.actuator(name).id for limb in limbs for name in limb.actuators]
+        )
+        self.q_address = model.jnt_qposadr[joints]
         self._dof_address = model.jnt_dofadr[joints]
-        self.kp: F64 = model.actuator_gainprm[actuators, 0]
-        lead_s = servo_lead_s(model, actuators, self._dof_address)
-        if lead_s is None:
-            raise ConfigError(
-                "the arm's actuators must be position servos (gain kp, bias -kp q - kd qd)."
-            )
-        self._lead_s: F64 = lead_s
-        self._kd: F64 = -model.actuator_biasprm[actuators, 2]
+        self.law = position_servos(model, self.actuator_ids)
+        self.kp: F64 = self.law.kp
+        self._lead_s: F64 = self.law.lag_s(model.dof_damping[self._dof_address])
         home_rad = np.concatenate([limb.home_rad for limb in limbs])
         self.inertia: F64 = _joint_inertia(model, joints, home_rad)
-        self.ctrl_min, self.ctrl_max = model.actuator_ctrlrange[actuators].T.copy()
         self._friction_nm: F64 = (
             model.dof_frictionloss[self._dof_address] + compensation.friction_nm
         )
@@ -172,18 +175,17 @@ class JointServo:
     def velocity_feed_forward(
         self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64 | float = 0.0
     ) -> F64:
-        """Return ctrl [..., n] = ``q + ((kd + damping) qd + inertia qdd + load) / kp``, clipped to
-        the actuators' range.
+        """Return targets [..., n] in rad, ``q + ((kd + damping) qd + inertia qdd + load) / kp``.
 
         ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a
         block is computed at once.
         """
         torque = self.inertia * qdd_rad_s2 + load_nm
-        return self._in_range(q_rad + self._lead_s * qd_rad_s + torque / self.kp)
+        return q_rad + self._lead_s * qd_rad_s + torque / self.kp
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return ctrl [..., n] = ``q + load / kp``, clipped to the actuators' range."""
-        return self._in_range(q_rad + load_nm / self.kp)
+        """Return targets [..., n] in rad, ``q + load / kp``."""
+        return q_rad + load_nm / self.kp
 
     def computed_torque(
         self,
@@ -193,27 +195,46 @@ class JointServo:
         qdd_rad_s2: F64,
         load_nm: F64 | float = 0.0,
     ) -> F64:
-        """Return ctrl [n] for one step. Call it between ``mj_step1`` and ``mj_step2``, with the
-        dynamics of the present state.
+        """Return targets [n] in rad for one step. Call it between ``mj_step1`` and ``mj_step2``,
+        with the dynamics of the present state.
 
-        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, clipped to the
-        actuators' range.
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``.
         """
         dof = self._dof_address
         self._acceleration[dof] = qdd_rad_s2
         mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
         torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
-        return self._in_range(q_rad + (self._kd * qd_rad_s + torque) / self.kp)
+        return q_rad + (self.law.kd * qd_rad_s + torque) / self.kp
 
-    def _in_range(self, ctrl: F64) -> F64:
-        """Clip to the actuators' range. A value that is not finite is an error, because MuJoCo
-        would zero every control.
+    def controls(self, targets_rad: F64, activation: F64) -> tuple[F64, F64, int]:
+        """Return ctrl [M, n] of targets [M, n] for M physics steps, inside the actuators' range.
+
+        A filter's control goes beyond its target, so that the activation arrives there in one step.
+
+        Args:
+            activation: [n] the filters' activations before the first step.
+
+        Returns:
+            The controls, the activations [n] after the last step, and the number of steps in which
+            a range clips a control.
+
+        Raises:
+            ActuatorGuardError: A target is not finite; MuJoCo would zero every control.
         """
-        if not np.isfinite(ctrl).all():
+        if not np.isfinite(targets_rad).all():
             raise ActuatorGuardError(
-                f"control {ctrl} is not finite; nothing was written to the actuators."
+                f"control {targets_rad} is not finite; nothing was written to the actuators."
             )
-        return np.clip(ctrl, self.ctrl_min, self.ctrl_max)
+        law = self.law
+        asked = law.ctrl(targets_rad)
+        ctrl = np.clip(asked, law.ctrl_min, law.ctrl_max)
+        if law.filtered.any():
+            for row, target in enumerate(asked):
+                asked[row] = activation + (target - activation) / law.step_share
+                ctrl[row] = np.clip(asked[row], law.ctrl_min, law.ctrl_max)
+                activation = activation + (ctrl[row] - activation) * law.step_share
+        clipped = np.abs(ctrl - asked) > _RANGE_SLACK_RAD * np.abs(law.ctrl_per_rad)
+        return ctrl, activation, int(clipped.any(axis=1).sum())
 
 
 @dataclass(eq=False)
@@ -253,18 +274,6 @@ class Payload:
         point = data.xpos[self._hand] + data.xmat[self._hand].reshape(3, 3) @ self._tool_m
         mujoco.mj_jac(self.model, data, jacobian, None, point, self._hand)
         return jacobian[:, self._dof], point
-
-
-def servo_lead_s(
-    model: mujoco.MjModel, actuators: list[int], dofs: NDArray[np.int32]
-) -> F64 | None:
-    """Return the lag [n] in s of position servos behind a moving target, ``(kd + damping) /
-    kp``; None for other actuators.
-    """
-    if not are_servos(model, actuators).all():
-        return None
-    damping = model.dof_damping[dofs] - model.actuator_biasprm[actuators, 2]
-    return damping / model.actuator_gainprm[actuators, 0]
 
 
 def _joint_inertia(model: mujoco.MjModel, joints: list[int], home_rad: F64) -> F64:

@@ -252,7 +252,11 @@ class Limb:
     def of_joint(self, i: int) -> dict[str, object]:
         """Return what the limb states of its i-th joint, and the joints before that."""
         limits = {name: values[i] for name, values in self.limits.values.items()}
-        own = {"joints": self.joints[: i + 1], "actuator": self.actuators[i], "home": self.home[i]}
+        own: dict[str, object] = {
+            "joints": self.joints[: i + 1],
+            "actuator": self.actuators[i],
+            "home": self.home[i],
+        }
         if self.gains is not None:
             own |= {"kp": self.gains.kp.values[i], "kd": self.gains.kd.values[i]}
         return own | limits

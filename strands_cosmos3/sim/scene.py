@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, finite_array
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.robots.actuators import position_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     LimbKinematics,
@@ -41,6 +42,7 @@ from strands_cosmos3.sim.scene_builder import (
     add_tabletop,
     cameras,
     robot_spec,
+    scene_gaps,
     view_names_of,
 )
 
@@ -133,18 +135,8 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
     first = 0
     for limb in robot.limbs:
         gripper = limb.gripper
-        if gripper is None or limb.tool is None:
-            raise ConfigError(
-                f"the scene needs arms with a gripper and a tool centre point; {robot.name!r} has "
-                f"none on {limb.name!r}."
-            )
-        if not gripper.gap_m and gripper.opening.open_value <= gripper.opening.closed_value:
-            raise ConfigError(
-                f"the gripper of limb {limb.name!r} opens from {gripper.opening.closed_value:g} to "
-                f"{gripper.opening.open_value:g}; state gap_m, the gap between its fingers, "
-                "unless they are slides that open "
-                "upwards."
-            )
+        assert gripper is not None
+        assert limb.tool is not None
         fingers = joint_ids(model, gripper.joints)
         limbs[limb.name] = SceneLimb(
             limb,
@@ -216,6 +208,8 @@ class Scene:
         self.robot = robot
         with robot.named_in_errors():
             robot.require_independent("a scene")
+            if gaps := scene_gaps(robot):
+                raise ConfigError(f"a scene of robot {robot.name!r} needs: {'; '.join(gaps)}.")
             self.view_names: tuple[str, ...] = view_names_of(robot)
             self.model: mujoco.MjModel = self._compiled(arm)
             self.limbs = _limbs_of(model := self.model, robot)
@@ -226,6 +220,7 @@ class Scene:
         self.arm_actuators = np.array(
             [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
         )
+        self.servos = position_servos(model, self.arm_actuators)
         self.gripper_actuators = np.array([limb.gripper_actuator for limb in self.limbs.values()])
         self.robot_roots = frozenset(
             int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()
@@ -322,7 +317,7 @@ class Scene:
             )
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.arm_qpos] = q
-        data.ctrl[self.arm_actuators] = q
+        self.servos.hold(data, self.arm_actuators, q)
         for limb in self.limbs.values():
             data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(float(gripper_open))
             data.ctrl[limb.gripper_actuator] = limb.gripper.command.from_fraction(

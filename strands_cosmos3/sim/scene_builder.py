@@ -68,6 +68,36 @@ def cameras(
     return {name: known[name] for name in shown}
 
 
+def scene_gaps(robot: RobotSpec) -> list[str]:
+    """Return what a robot lacks for a scene, each with the lines of its file that add it."""
+    gaps: list[str] = []
+    for limb in robot.limbs:
+        gripper = limb.gripper
+        if limb.tool is None:
+            gaps.append(
+                f"limb {limb.name!r} has no tool centre point: "
+                'tool = "tcp" and tool_m = [x, y, z], in metres in its frame'
+            )
+        if gripper is None:
+            gaps.append(
+                f"limb {limb.name!r} has no gripper: a table [limbs.gripper] with joints, "
+                "actuator, opening and command; suction is not supported"
+            )
+        elif not gripper.gap_m and gripper.opening.open_value <= gripper.opening.closed_value:
+            gaps.append(
+                f"the gripper of limb {limb.name!r} opens from {gripper.opening.closed_value:g} "
+                f"to {gripper.opening.open_value:g}: gap_m = [0.0, ...], the gap between its "
+                "fingers from closed to open, unless they are slides that open upwards"
+            )
+    known = {*AROUND, *(camera.name for camera in robot.cameras)}
+    return gaps + [
+        f'there is no camera {name!r} for the views: a table [[cameras]] with name = "{name}", '
+        "body, position_m, target_m and fovy_deg"
+        for name in view_names_of(robot)
+        if name not in known
+    ]
+
+
 def view_names_of(robot: RobotSpec) -> tuple[str, ...]:
     """Return the names of the views of a robot's embodiment; DROID's if it states none."""
     return get_embodiment(robot.embodiment or "droid").view_names

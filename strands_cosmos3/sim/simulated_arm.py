@@ -89,7 +89,7 @@ class SimulatedArm(Restorable):
         ConfigError: The limits are another arm's, or assumed where ``strict`` refuses that.
     """
 
-    STATE = ("_seed", "_ctrl_under_way", "_led_q_rad", "_before_step")
+    STATE = ("_seed", "_ctrl_under_way", "_led_q_rad", "_before_step", "_activation")
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class SimulatedArm(Restorable):
         self._seed = 0
         self._ctrl_under_way: deque[F64] = deque()
         self._led_q_rad: F64 | None = None  # angles sent last, if a delay is led
+        self._activation: F64  # of the actuators' filters, by the controls sent so far
         self._before_step: F64 | None = None  # physics before the last step; None after a reset
         self.control = ControlConfig() if control is None else control
         self.limits = self._joint_limits()
@@ -157,6 +158,7 @@ class SimulatedArm(Restorable):
         steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
         self._ctrl_under_way = deque([self.data.ctrl.copy() for _ in range(steps)])
         self._led_q_rad = self._before_step = None
+        self._activation = self.servo.law.ctrl(self.data.qpos[self.scene.arm_qpos])
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state: physics, delayed controls and executor."""
@@ -260,14 +262,16 @@ class SimulatedArm(Restorable):
         until_s = data.time + n * self.dt_s
         (q_rad, qd_rad_s), qdd_rad_s2 = self._led(*references), references[2]
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
-        arm_ctrl = self._arm_ctrl(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
+        arm_targets = self._arm_targets(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
+        arm_ctrl = None if arm_targets is None else self._controls(arm_targets)
         q, finger_q = np.empty((n, self.servo.n)), np.empty((n, len(limbs)))
         for k in range(n):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
-                ctrl = self.servo.computed_torque(
+                target = self.servo.computed_torque(
                     self._nominal_dynamics(), q_rad[k], qd_rad_s[k], qdd_rad_s2[k], load_nm[k]
                 )
+                ctrl = self._controls(target[None])[0]
                 step = mujoco.mj_step2
             else:
                 step, ctrl = mujoco.mj_step, arm_ctrl[k]
@@ -321,16 +325,32 @@ class SimulatedArm(Restorable):
             mujoco.mj_step1(self.scene.model, self._nominal)
         return self._nominal
 
-    def _arm_ctrl(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
-        """Return the controls [M, n] for references [M + 1, n], or None if they depend on the state
-        at each step.
+    def _controls(self, targets_rad: F64) -> F64:
+        """Return the controls [M, n] of the servos' targets [M, n], and count those clipped."""
+        ctrl, self._activation, n_clipped = self.servo.controls(targets_rad, self._activation)
+        if n_clipped:
+            self.executor.counters["ctrl_clipped"] += n_clipped
+        return ctrl
 
-        The servo compares ctrl with the angle at the beginning of the step, so it receives that
-        reference angle. The integrator is implicit in velocity, so it receives the reference
-        velocity at the end of the step. The acceleration acts during the step.
+    def _arm_targets(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
+        """Return the servos' targets [M, n] for references [M + 1, n], or None if they depend on
+        the state at each step.
+
+        The servo compares its target with the angle at the beginning of the step, so it receives
+        that reference angle. The integrator is implicit in velocity, so it receives the reference
+        velocity at the end of the step. The acceleration acts during the step. A filter's
+        activation acts one step after its control, so its target is of a step later.
         """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
         if self._feed_forward is FeedForward.NONE:
             return self.servo.no_feed_forward(q_rad[:-1], load_nm)
-        return self.servo.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
+        targets = self.servo.velocity_feed_forward(
+            q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm
+        )
+        late = self.servo.law.filtered & ~self.servo.law.early
+        if late.any():
+            qd_next = qd_rad_s[1:] + self.dt_s * qdd_rad_s2[1:]
+            later = self.servo.velocity_feed_forward(q_rad[1:], qd_next, qdd_rad_s2[1:], load_nm)
+            targets[:, late] = later[:, late]
+        return targets

@@ -409,7 +409,7 @@ class PostTraining:
 
     def _describe(self, target: Path) -> None:
         path = target / METADATA
-        data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         ours = {
             **data.get("strands_cosmos3", {}),
             "variant": self.checkpoint.variant.name,

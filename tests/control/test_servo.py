@@ -110,7 +110,7 @@ def test_controls_stay_in_range():
     data.qpos[:7] = HOME_Q
     mujoco.mj_step1(model, data)
     far = np.where(np.arange(7) % 2, FER.q_max, FER.q_min)
-    for ctrl in (
+    for target in (
         servo.velocity_feed_forward(
             far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10
         ),
@@ -119,8 +119,10 @@ def test_controls_stay_in_range():
             data, far, np.sign(far) * FER.velocity, np.sign(far) * FER.acceleration * 10
         ),
     ):
-        assert (ctrl >= servo.ctrl_min).all()
-        assert (ctrl <= servo.ctrl_max).all()
+        ctrl, _, n_clipped = servo.controls(target[None], HOME_Q)
+        assert (ctrl >= servo.law.ctrl_min).all()
+        assert (ctrl <= servo.law.ctrl_max).all()
+        assert n_clipped == 1
 
 
 def test_velocity_leads_by_what_the_servo_loses():

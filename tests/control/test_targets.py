@@ -20,7 +20,7 @@ from strands_cosmos3.control.targets import (
 )
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ActionSpaceError, FrameError
-from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.robots.model import load_panda, panda_path
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk
 
@@ -198,3 +198,20 @@ def test_the_policys_path_keeps_rows_that_are_only_too_fast():
     assert np.abs(dh_forward(plan.q_rad)[:, :3, 3] - T_hand[:, :3, 3]).max() < 2e-6
     np.testing.assert_allclose(plan.gripper, gripper, atol=1e-12)
     np.testing.assert_allclose(plan.t_s, np.arange(1, 33) / 45)
+
+
+@pytest.mark.parametrize("name", ["panda_hand", "flange_tool", "gripper_base"])
+def test_a_frame_has_another_name_in_the_model(name):
+    """The embodiment's ``hand`` is the model's body of any name; without the mapping it is named."""
+    q, _, raw, _ = synthetic(3)
+    spec = mujoco.MjSpec.from_file(str(panda_path()))
+    spec.body("hand").name = name
+    for pair in spec.excludes:
+        pair.bodyname1 = pair.bodyname1.replace("hand", name)
+        pair.bodyname2 = pair.bodyname2.replace("hand", name)
+    renamed = MinkIKBridge(spec.compile(), name, "body")
+    expected = decode_cosmos_chunk_to_targets(raw, DROID, BRIDGE, full(q))
+    out = decode_cosmos_chunk_to_targets(raw, DROID, renamed, full(q), frames={"hand": name})
+    np.testing.assert_array_equal(out["qpos"], expected["qpos"])
+    with pytest.raises(FrameError, match="no body 'hand'"):
+        decode_cosmos_chunk_to_targets(raw, DROID, renamed, full(q))

@@ -147,7 +147,7 @@ def test_a_robot_from_a_file_is_simulated(tmp_path):
 def test_what_a_scene_lacks_of_a_robot_names_its_file(tmp_path):
     path, arm = tmp_path / "mine.toml", UR5E.limbs[0]
     for changed, says in (
-        ({"gripper": None}, "has none on 'arm'"),
+        ({"gripper": None}, "limb 'arm' has no gripper"),
         ({"actuators": ("a", *arm.actuators[1:])}, "names the actuator a,"),
     ):
         path.write_text(write_robot(replace(UR5E, name="mine", limbs=(replace(arm, **changed),))))

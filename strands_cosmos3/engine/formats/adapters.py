@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strands_cosmos3.engine.formats.framework import add_once, is_vision, renamed
+from strands_cosmos3.engine.formats.framework import is_vision, renamed
 from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
 from strands_cosmos3.engine.formats.sources import Overlay, Renamed, WithLora
 from strands_cosmos3.engine.variants import repository_of
@@ -173,7 +173,12 @@ def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, st
         else:
             side = {"down": "A", "up": "B"}.get(factor[1], factor[1])
             stored = pairs.setdefault(f"{bare[: factor.start()]}.weight", {})
-        add_once(stored, side, key, bare)
+        if side in stored:
+            raise WeightsError(
+                f"{readable(key)} and {readable(stored[side])} are both {readable(bare)}; one is "
+                "wrong."
+            )
+        stored[side] = key
     if half := [name for name in pairs if set(pairs[name]) != {"A", "B"}]:
         raise WeightsError(
             f"{readable(half[0])} has only one of its two low-rank factors; download it again."

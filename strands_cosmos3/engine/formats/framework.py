@@ -94,20 +94,13 @@ def renamed(stored: Iterable[str], prefix: str) -> tuple[dict[str, str], tuple[s
             rest.append(key)
             continue
         name = released_name(key.removeprefix(prefix))
-        add_once(names, name, key, name)
+        if name in names:
+            raise WeightsError(
+                f"{readable(key)} and {readable(names[name])} are both {readable(name)}; one is "
+                "wrong."
+            )
+        names[name] = key
     return names, tuple(rest)
-
-
-def add_once(stored: dict[str, str], entry: str, key: str, name: str) -> None:
-    """Add the stored name ``key`` of the weight ``name``; raises WeightsError if the entry has
-    one.
-    """
-    if entry in stored:
-        raise WeightsError(
-            f"{readable(key)} and {readable(stored[entry])} are both {readable(name)}; one is "
-            "wrong."
-        )
-    stored[entry] = key
 
 
 MODEL_TYPE = "cosmos3_omni"

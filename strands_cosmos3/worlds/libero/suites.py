@@ -115,7 +115,7 @@ def load_tasks(suite: str) -> tuple[LiberoTask, ...]:
     for number in range(registered.n_tasks):
         entry = registered.get_task(number)
         problem = Path(get_path("bddl_files"), entry.problem_folder, entry.bddl_file)
-        text = problem.read_text()
+        text = problem.read_text(encoding="utf-8")
         instruction = entry.language
         if chosen.instruction == "problem":
             instruction = _section(text, "language").strip()

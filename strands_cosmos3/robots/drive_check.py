@@ -1,0 +1,102 @@
+"""Drive each joint of a robot's model a little, and measure whether it follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.robots.model import PHYSICS_HZ, load_robot, require_servos
+from strands_cosmos3.robots.servo import NO_COMPENSATION, JointServo
+from strands_cosmos3.robots.spec import RobotSpec
+
+STEP_RAD, STEP_M = 0.05, 0.02
+"""The commanded motion of a hinge and of a slide, within :data:`MOVE_S`."""
+MOVE_S, HOLD_S = 1.0, 0.5
+LARGEST_ERROR = 0.04
+"""Distance from the reference, as a share of the commanded motion, up to which a joint follows."""
+
+
+@dataclass(frozen=True)
+class JointDrive:
+    """What one joint did.
+
+    Args:
+        commanded, moved: The commanded motion, and the measured one at its end; rad or m.
+        largest_error: The largest distance of any joint from its reference meanwhile.
+        unit: ``"rad"``, or ``"m"`` of a slide.
+    """
+
+    joint: str
+    commanded: float
+    moved: float
+    largest_error: float
+    unit: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether the joint moved as commanded, and the others stayed."""
+        return self.largest_error <= LARGEST_ERROR * abs(self.commanded)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.joint}: commanded {self.commanded:+.3f} {self.unit}, moved {self.moved:+.3f}, "
+            f"at most {1e3 * self.largest_error:.2f} m{self.unit} off"
+        )
+
+
+def drive_joints(robot: RobotSpec) -> list[JointDrive]:
+    """Move each joint in turn from home, by :data:`STEP_RAD` towards the middle of its range, and
+    return what was measured.
+
+    The model is the robot's own, without gravity, as a scene compensates it; its servos are
+    commanded as in a scene.
+
+    Raises:
+        ConfigError: An actuator is not a position servo; further errors as ``load_robot``.
+    """
+    model = load_robot(robot)
+    require_servos(model, robot)
+    model.opt.timestep = 1.0 / PHYSICS_HZ
+    model.opt.integrator = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)
+    model.opt.gravity[:] = 0.0
+    robot.require_independent("driving its joints")
+    names = [joint for limb in robot.limbs for joint in limb.joints]
+    servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
+    home = np.concatenate([limb.home_rad for limb in robot.limbs])
+    return [_drive(model, servo, home, joint, name) for joint, name in enumerate(names)]
+
+
+def _drive(
+    model: mujoco.MjModel, servo: JointServo, home: F64, joint: int, name: str
+) -> JointDrive:
+    j = model.joint(name).id
+    slide = int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    low, high = model.jnt_range[j] if model.jnt_limited[j] else (-np.inf, np.inf)
+    step = STEP_M if slide else STEP_RAD
+    commanded = step if high - home[joint] >= home[joint] - low else -step
+    dt_s = float(model.opt.timestep)
+    t_s = np.arange(0.0, MOVE_S + dt_s / 2, dt_s)
+    w = np.pi / MOVE_S  # a cosine has bounded acceleration, and begins and ends at rest
+    profile = np.stack((1 - np.cos(w * t_s), w * np.sin(w * t_s), w * w * np.cos(w * t_s))) / 2
+    held = np.tile([[1.0], [0.0], [0.0]], round(HOLD_S / dt_s))
+    shape = np.concatenate((profile, held), axis=1) * commanded
+    q, qd, qdd = (np.zeros((shape.shape[1], servo.n)) for _ in range(3))
+    q[:, joint], qd[:, joint], qdd[:, joint] = shape
+    q += home
+    data = mujoco.MjData(model)
+    data.qpos[servo.q_address] = home
+    servo.law.hold(data, servo.actuator_ids, home)
+    activation = servo.law.ctrl(home)
+    targets = servo.velocity_feed_forward(q[:-1], qd[1:], qdd[:-1])
+    ctrl, _, _ = servo.controls(targets, activation)
+    largest = 0.0
+    for row, reference in zip(ctrl, q[1:], strict=True):
+        data.ctrl[servo.actuator_ids] = row
+        mujoco.mj_step(model, data)
+        error = np.abs(data.qpos[servo.q_address] - reference).max()
+        largest = max(largest, float(error) if np.isfinite(error) else np.inf)
+    moved = float(data.qpos[servo.q_address[joint]] - home[joint])
+    return JointDrive(name, commanded, moved, largest, "m" if slide else "rad")

@@ -1,0 +1,248 @@
+"""Arms that nobody here built: actuators that are accepted move as commanded, others are refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+
+from strands_cosmos3 import Robot
+from strands_cosmos3.cli import main
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.actuators import position_servos, servo_fault
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
+from strands_cosmos3.robots.drive_check import drive_joints
+from strands_cosmos3.robots.model import load_robot
+from strands_cosmos3.robots.spec import Figures, ModelPart, RobotSpec, ServoGains
+from strands_cosmos3.worlds.arms import ControlConfig
+
+UR5E = get_robot("ur5e")
+ARM = UR5E.limbs[0]
+KP, KD = (2000.0,) * 3 + (500.0,) * 3, (400.0,) * 3 + (100.0,) * 3
+REACH_RAD = 6.3
+
+ACCEPTED = ("position", "gear", "offset", "filter", "early", "scaled", "damped")
+REFUSED = {
+    "motor": "motor",
+    "velocity": "velocity servo",
+    "intvelocity": "integrates",
+    "muscle": "MUSCLE",
+    "pair": "pulls at the same joint",
+    "runaway": "positive",
+    "bent": "gain is not a constant",
+}
+
+
+def actuator(kind: str, joint: str, name: str, i: int, rng: np.random.Generator) -> str:
+    """An actuator of one kind, with random figures; its law at the joint is KP and KD."""
+    kp, kd, gear = KP[i], KD[i], 1.0
+    if kind in ("gear", "filter", "early") or (kind == "offset" and rng.random() < 0.5):
+        gear = float(rng.choice([-1.0, 1.0]) * 10 ** rng.uniform(-1, 2))
+    stiffness, damping = kp / gear**2, kd / gear**2
+    gain = stiffness * (10 ** rng.uniform(-1, 1) if kind in ("offset", "scaled") else 1.0)
+    gain *= float(rng.choice([-1.0, 1.0])) if kind == "offset" else 1.0
+    offset = float(rng.uniform(-0.3, 0.3)) * stiffness if kind == "offset" else 0.0
+    force = 150.0 / abs(gear)
+    common = f'name="{name}" joint="{joint}" gear="{gear}" forcerange="-{force} {force}"'
+    law = f'biastype="affine" gainprm="{gain}" biasprm="{offset} {-stiffness} {-damping}"'
+    ends = [(gear * x * stiffness - offset) / gain for x in (-REACH_RAD, REACH_RAD)]
+    ctrl_range = f'ctrlrange="{min(ends)} {max(ends)}"'
+    limited = ctrl_range if rng.random() < 0.5 and kind not in ("filter", "early") else ""
+    time_constant = f'dynprm="{10 ** rng.uniform(-2, -0.3)}"'
+    return {
+        "position": f'<position {common} kp="{kp}" kv="{kd}" {limited}/>',
+        "gear": f"<general {common} {law} {limited}/>",
+        "offset": f"<general {common} {law} {limited}/>",
+        "scaled": f"<general {common} {law} {limited}/>",
+        "damped": f'<position {common} kp="{kp}" kv="{kd / 2}" damping="{kd / 2}" {limited}/>',
+        "filter": f'<general {common} {law} dyntype="{rng.choice(["filter", "filterexact"])}" '
+        f"{time_constant}/>",
+        "early": f'<general {common} {law} dyntype="filterexact" actearly="true" {time_constant}/>',
+        "motor": f'<motor name="{name}" joint="{joint}" ctrlrange="-150 150"/>',
+        "velocity": f'<velocity name="{name}" joint="{joint}" kv="{kd}"/>',
+        "intvelocity": f'<intvelocity name="{name}" joint="{joint}" kp="{kp}" kv="{kd}" '
+        'actrange="-6.3 6.3"/>',
+        "muscle": f'<muscle name="{name}" joint="{joint}" lengthrange="-1 1"/>',
+        "pair": f'<position {common} kp="{kp}"/><velocity name="{name}_2" joint="{joint}" kv="9"/>',
+        "runaway": f'<general {common} biastype="affine" gainprm="{kp}" biasprm="0 {kp} 0"/>',
+        "bent": f'<general {common} gaintype="affine" biastype="affine" gainprm="{kp} 5 0" '
+        f'biasprm="0 {-kp} {-kd}"/>',
+    }[kind]
+
+
+def arm(folder: Path, kinds: Mapping[str, Any], rng: np.random.Generator) -> RobotSpec:
+    """A UR5e whose joints have actuators of these kinds."""
+    text, blocks = resource("assets/ur5e.xml").read_text(), []
+    for i, (joint, name) in enumerate(zip(ARM.joints, ARM.actuators, strict=True)):
+        text = re.sub(rf'<(position|general)[^>]*joint="{joint}"[^>]*/>', "", text)
+        blocks.append(actuator(kinds[joint], joint, name, i, rng))
+    path = folder / "arm.xml"
+    path.write_text(text.replace("<actuator>", "<actuator>" + "".join(blocks), 1))
+    return replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),))
+
+
+def random_arm(folder: Path, seed: int) -> tuple[RobotSpec, list[str]]:
+    """An arm of random accepted actuators, some with one of a refused kind; and the refused."""
+    rng = np.random.default_rng(seed)
+    kinds = {joint: str(rng.choice(ACCEPTED)) for joint in ARM.joints}
+    refused: list[str] = []
+    if rng.random() < 0.35:
+        refused = [str(rng.choice(list(REFUSED)))]
+        kinds[str(rng.choice(ARM.joints))] = refused[0]
+    return arm(folder, kinds, rng), refused
+
+
+def reach_error_mm(robot: RobotSpec, folder: Path, seed: int, feed_forward: str) -> float:
+    """Mean tracking error of a scripted reach."""
+    path = folder / "arm.toml"
+    path.write_text(write_robot(robot))
+    rollout = Robot(str(path), ControlConfig(feed_forward=feed_forward)).run_policy(
+        instruction="reach the red cube",
+        policy_config={"backend": "scripted", "embodiment": "robomind-ur"},
+        task="reach",
+        duration=8.0,
+        seed=seed,
+    )
+    assert rollout.outcome == "success"
+    assert rollout.tracking is not None
+    return rollout.tracking.mean_mm
+
+
+def check(folder: Path, seed: int) -> bool:
+    """Whether an arm is accepted; an accepted one follows, a refused one is refused by name."""
+    robot, refused = random_arm(folder, seed)
+    if refused:
+        with pytest.raises(ConfigError, match=REFUSED[refused[0]]):
+            drive_joints(robot)
+        with pytest.raises(ConfigError, match=REFUSED[refused[0]]):
+            reach_error_mm(robot, folder, seed, "velocity")
+        return False
+    assert all(drive.follows for drive in drive_joints(robot)), seed
+    assert reach_error_mm(robot, folder, seed, "velocity") < 1.0, seed
+    return True
+
+
+def test_six_random_arms_follow_or_are_refused(tmp_path):
+    assert sum(check(tmp_path, seed) for seed in (1, 2, 4, 6, 7, 9)) >= 3
+
+
+@pytest.mark.slow
+def test_two_hundred_random_arms_follow_or_are_refused(tmp_path):
+    """About eight minutes."""
+    accepted = sum(check(tmp_path, seed) for seed in range(200))
+    assert accepted >= 120
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_each_refusal_names_the_actuator_and_its_reason(tmp_path, kind):
+    kinds = dict.fromkeys(ARM.joints, "position") | {"elbow_joint": kind}
+    robot = arm(tmp_path, kinds, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match=f"elbow .*{REFUSED[kind]}.*gains"):
+        drive_joints(robot)
+
+
+@pytest.mark.parametrize("kind", ["motor", "velocity", "intvelocity", "filter", "gear", "runaway"])
+def test_gains_make_a_position_servo_of_any_actuator(tmp_path, kind):
+    """They are stiffness and damping at the joint, whatever the actuator's gear."""
+    robot = arm(tmp_path, dict.fromkeys(ARM.joints, kind), np.random.default_rng(1))
+    gains = ServoGains(Figures(KP, "tuned"), Figures(KD, "tuned"))
+    robot = replace(robot, limbs=(replace(ARM, gains=gains),))
+    model = load_robot(robot)
+    law = position_servos(model, [model.actuator(name).id for name in ARM.actuators])
+    np.testing.assert_allclose(law.kp, KP)
+    np.testing.assert_allclose(law.kd, KD)
+    assert all(drive.follows for drive in drive_joints(robot))
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_a_law_is_the_torque_that_mujoco_computes(tmp_path, kind):
+    """A target off by 0.1 rad, at a speed of 0.2 rad/s, against ``qfrc_actuator``."""
+    robot = arm(tmp_path, dict.fromkeys(ARM.joints, kind), np.random.default_rng(3))
+    model = load_robot(robot)
+    ids = np.array([model.actuator(name).id for name in ARM.actuators])
+    law, data = position_servos(model, ids), mujoco.MjData(model)
+    q, target = ARM.home_rad, ARM.home_rad + 0.01
+    data.qpos[:6], data.qvel[:6] = q, 0.2
+    law.hold(data, ids, target)
+    if law.early.any():  # the force has the activation at the step's end
+        data.ctrl[ids] = law.ctrl(target)
+    mujoco.mj_forward(model, data)
+    torque = law.kp * (target - q) - law.kd * 0.2
+    np.testing.assert_allclose(data.qfrc_actuator[:6], torque, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["filter", "early", "gear", "offset"])
+def test_an_arm_rests_at_home_after_a_reset(tmp_path, kind):
+    """A filter that began at zero would let the hand jump by 66 mm."""
+    robot = arm(tmp_path, dict.fromkeys(ARM.joints, kind), np.random.default_rng(5))
+    path = tmp_path / "arm.toml"
+    path.write_text(write_robot(robot))
+    simulated = Robot(str(path))
+    simulated.reset(0)
+    start = simulated.data.qpos[simulated.scene.arm_qpos].copy()
+    for _ in range(200):
+        mujoco.mj_step(simulated.model, simulated.data)
+    np.testing.assert_allclose(simulated.data.qpos[simulated.scene.arm_qpos], start, atol=2e-4)
+
+
+@pytest.mark.parametrize("feed_forward", ["computed_torque", "velocity"])
+def test_filters_are_led_in_both_feed_forwards(tmp_path, feed_forward):
+    robot = arm(tmp_path, dict.fromkeys(ARM.joints, "filter"), np.random.default_rng(7))
+    assert reach_error_mm(robot, tmp_path, 0, feed_forward) < 1.0
+
+
+def test_a_range_that_clips_narrows_the_joint_and_is_counted(tmp_path):
+    """Targets beyond the range of the controls are never commanded; a lead beyond it is counted."""
+    kinds = dict.fromkeys(ARM.joints, "position")
+    robot = arm(tmp_path, kinds, np.random.default_rng(9))
+    text = Path(robot.model[0].file).read_text()
+    home = ARM.home[2]
+    narrow = re.sub(
+        r'(name="elbow" [^/]*?)(ctrlrange="[^"]*")?/>',
+        rf'\1 ctrlrange="{home - 0.4} {home + 0.4}"/>',
+        text,
+    )
+    Path(robot.model[0].file).write_text(narrow)
+    path = tmp_path / "arm.toml"
+    path.write_text(write_robot(robot))
+    simulated = Robot(str(path))
+    assert simulated.limits.q_max[2] == pytest.approx(home + 0.4)
+    assert simulated.limits.q_min[2] == pytest.approx(home - 0.4)
+    targets = np.tile(ARM.home_rad, (3, 1))
+    targets[1, 2] += 0.5
+    ctrl, _, n_clipped = simulated.servo.controls(targets, ARM.home_rad)
+    assert n_clipped == 1
+    assert ctrl[1, 2] == pytest.approx(home + 0.4)
+
+
+def test_inspect_says_what_it_measured_and_what_is_missing(tmp_path, capsys):
+    good = arm(tmp_path, dict.fromkeys(ARM.joints, "gear"), np.random.default_rng(11))
+    (tmp_path / "good.toml").write_text(write_robot(good))
+    assert main(["robot", "inspect", str(tmp_path / "good.toml")]) == 0
+    printed = capsys.readouterr().out
+    assert "elbow_joint: commanded" in printed
+    assert "simulation take it" in printed
+    bare = replace(
+        good,
+        embodiment=None,
+        cameras=(),
+        limbs=(replace(ARM, gripper=None, tool=None, tool_m=(0.0, 0.0, 0.0)),),
+    )
+    (tmp_path / "bare.toml").write_text(write_robot(bare))
+    assert main(["robot", "inspect", str(tmp_path / "bare.toml")]) == 1
+    printed = capsys.readouterr().out
+    for lack in ('tool = "tcp"', "[limbs.gripper]", "suction", "frames = {hand", "[[cameras]]"):
+        assert lack in printed
+
+
+def test_a_packaged_arm_has_no_fault():
+    model = load_robot(UR5E)
+    for name in ARM.actuators:
+        assert servo_fault(model, model.actuator(name).id) is None

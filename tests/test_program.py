@@ -1,0 +1,80 @@
+"""The first minutes of a process: interrupted imports, terminals of another encoding, choices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
+
+INTERRUPTING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "strands_cosmos3", *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("name", ["strands_cosmos3.cli", "tyro", "mujoco", "numpy.linalg"])
+def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, name: str):
+    """A library that is being imported may turn KeyboardInterrupt into an error of its own."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING.format(name=name))
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    ended = run(["rollout", "--backend", "scripted"], PYTHONPATH=path)
+    assert ended.returncode == 130
+    assert ended.stderr.splitlines() == ["strands-cosmos3: interrupted."]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path, encoding: str):
+    """Files are UTF-8 whatever the locale says."""
+    file = tmp_path / "arm.toml"
+    file.write_text(write_robot(replace(get_robot("ur5e"), title="Árm – 机器人")), "utf-8")
+    ended = run(
+        ["robot", "inspect", str(file)], PYTHONIOENCODING=encoding, LC_ALL="C", PYTHONUTF8="0"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "simulation take it" in ended.stdout
+    assert not ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["rollout", "--backend", "sripted"], "Did you mean 'scripted'?"),
+        (["infer", "--mode", "polcy"], "Did you mean 'policy'?"),
+        (["serve", "--dtype", "float23"], "Did you mean 'float32'?"),
+        (["robot", "fetsh"], "Did you mean 'fetch'?"),
+    ],
+)
+def test_a_choice_has_a_suggestion_and_a_sorted_list(capsys, arguments, hint):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert hint in printed
+    names = printed.split("Valid: ")[1].split(".")[0].split(", ")
+    assert names == sorted(names)
+    assert "None" not in names
