@@ -1,11 +1,10 @@
-"""The quick test of the table policy's training: every stage runs, on made-up pictures."""
+"""The whole of the table policy's training: every stage runs, on made-up pictures."""
 
 from __future__ import annotations
 
 import json
 
 import numpy as np
-import pytest
 
 from recipes.table_policy.demos import write_demos
 from recipes.table_policy.train import main
@@ -39,7 +38,6 @@ def made_up_episode(seed: int) -> EpisodeRecord:
     )
 
 
-@pytest.mark.smoke
 def test_every_stage_of_training_runs(tmp_path, capsys):
     (tmp_path / "demos").mkdir()
     write_demos(tmp_path / "demos", [made_up_episode(seed) for seed in range(2)])

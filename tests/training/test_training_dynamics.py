@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +15,8 @@ from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.training import dynamics
 from strands_cosmos3.training.dynamics import (
     DynamicsReport,
@@ -24,7 +25,8 @@ from strands_cosmos3.training.dynamics import (
     require_video,
 )
 from strands_cosmos3.training.windows import ROWS
-from strands_cosmos3.worlds.table.demonstrations import clip_of, expert_clips
+from strands_cosmos3.worlds.table import demonstrations
+from strands_cosmos3.worlds.table.demonstrations import DemoConfig, clip_of, expert_clips
 from strands_cosmos3.worlds.table.grammar import Verb
 
 
@@ -69,6 +71,13 @@ def test_controls_are_another_clip_the_inverse_motion_and_none():
     )
 
 
+@pytest.fixture
+def short_episodes(monkeypatch):
+    """The expert's episodes are hardly longer than a chunk."""
+    monkeypatch.setattr(demonstrations, "DemoConfig", partial(DemoConfig, ticks=20))
+
+
+@pytest.mark.usefixtures("short_episodes")
 def test_the_same_seed_gives_the_same_figures_and_another_others():
     one = judge(1)
     assert judge(1) == one
@@ -85,30 +94,27 @@ def test_only_a_checkpoint_with_a_future_is_asked(tmp_path):
         require_video(folder)
 
 
-def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch):
-    asked = [
-        "evaluate",
-        "--tasks",
-        "reach",
-        "--seeds",
-        "1",
-        "--duration",
-        "0.2",
-        "--films",
-        "0",
-        "--workers",
-        "1",
-    ]
-    asked += ["--clips", "1", "--num-steps", "1", "--out", str(tmp_path / "run")]
-    # a Ray of its own
-    ran = subprocess.run(
-        [sys.executable, "-m", "strands_cosmos3", *asked], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "inverse dynamics: end points" in ran.stdout
-    figures = json.loads((tmp_path / "run/report.json").read_text())["dynamics"]
+@pytest.mark.usefixtures("short_episodes")
+def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    options = {"tasks": "reach", "seeds": "1", "duration": "0.2", "films": "0", "clips": "1"}
+    asked = ["evaluate", "--out", str(out), "--num-steps", "1", "--workers", "1", "--resume"]
+    asked += [word for name, value in options.items() for word in (f"--{name}", value)]
+    finish = RunFolder.__enter__
+
+    def finished(folder):
+        """Its only episode is played here, without Ray."""
+        for assignment in folder.settings.plan():
+            if folder.read(assignment) is None:
+                folder.write(assignment, AssignmentRunner(folder.settings).run(assignment))
+        return finish(folder)
+
+    monkeypatch.setattr(RunFolder, "__enter__", finished)
+    assert main(asked) == 0
+    assert "inverse dynamics: end points" in capsys.readouterr().out
+    figures = json.loads((out / "report.json").read_text())["dynamics"]
     assert (figures["clips"], figures["steps"]) == (1, 1)
-    assert "Dynamics" in (tmp_path / "run/report.html").read_text()
+    assert "Dynamics" in (out / "report.html").read_text()
     monkeypatch.setattr(dynamics, "judge_dynamics", None)  # not asked again
-    assert main([*asked, "--resume"]) == 0
-    assert json.loads((tmp_path / "run/report.json").read_text())["dynamics"] == figures
+    assert main(asked) == 0
+    assert json.loads((out / "report.json").read_text())["dynamics"] == figures

@@ -197,23 +197,28 @@ def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"every": 1}, r"every 8 \(now 1\)"),
-        ({"stats": "packaged"}, "stats dataset"),
-        ({"lora_rank": 2}, r"lora_rank 0 \(now 2\)"),
-        ({}, "dataset .*'episodes': 2.*now .*'episodes': 1"),
-    ],
+CHANGES = (
+    ({"every": 1}, r"every 8 \(now 1\)"),
+    ({"stats": "packaged"}, "stats dataset"),
+    ({"lora_rank": 2}, r"lora_rank 0 \(now 2\)"),
+    ({}, "dataset .*'episodes': 2.*now .*'episodes': 1"),
 )
-def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path, change, said):
+
+
+def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path):
     config = PostConfig(steps=2, batch=2, every=8)
     PostTraining(source, arm_set, tmp_path / "out", config).run(until=1)
     # longer and slower may follow
     PostTraining(source, arm_set, tmp_path / "out", replace(config, steps=3, lr=1e-5))
-    other = arm_set if change else made_up_arm(tmp_path / "other", ("open the drawer",))
-    with pytest.raises(ConfigError, match=said):
-        PostTraining(source, other, tmp_path / "out", replace(config, **change))
+    other = made_up_arm(tmp_path / "other", ("open the drawer",))
+    for change, said in CHANGES:
+        with pytest.raises(ConfigError, match=said):
+            PostTraining(
+                source,
+                arm_set if change else other,
+                tmp_path / "out",
+                replace(config, **change),
+            )
 
 
 def test_latents_of_other_windows_are_refused(tmp_path):

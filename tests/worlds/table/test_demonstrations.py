@@ -49,6 +49,16 @@ def records():
     return recorded_episodes()
 
 
+@pytest.fixture
+def unseen(monkeypatch):
+    """Nothing is drawn: for tests that look at no picture."""
+
+    def render(renderer, data, camera, paths=()):
+        return np.zeros_like(renderer._frame)
+
+    monkeypatch.setattr(Renderer, "render", render)
+
+
 def test_an_episode_follows_from_seed_and_number(records):
     with DemoCollector(DEMOS) as collector:
         again = collector.record(3, EPISODES[1])  # without having recorded the other before it
@@ -104,6 +114,7 @@ def test_poses_are_of_the_cosmos_frame(records):
     np.testing.assert_allclose(record.T_base_cosmos, expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_undisturbed_rows_are_the_experts_labels():
     """What was measured and ordered after a tick is what the expert said there, in the model's
     scale.
@@ -131,6 +142,7 @@ def test_undisturbed_rows_are_the_experts_labels():
     assert errors.grasp > 0.9
 
 
+@pytest.mark.usefixtures("unseen")
 def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     """Without drift they are what the arm does, also from rest, where labels are ahead."""
     monkeypatch.setattr(demos_module, "_PREFIX_DRIFT", (0.0,))
@@ -148,6 +160,7 @@ def test_continued_rows_begin_with_the_measured_speed(monkeypatch):
     assert errors[1].end_mm > 12
 
 
+@pytest.mark.usefixtures("unseen")
 def test_labels_take_a_cube_askew_and_the_expert_that_acts_does_so_in_most_episodes():
     """A hand 5 cm above the cube, turned by 30 degrees against it: labels and most drivers come
     down at once.
@@ -204,6 +217,7 @@ def test_a_prefix_drifts_and_the_rows_after_it_correct_it(records):
     assert np.abs(record.continued - record.labels).max() > 0.5
 
 
+@pytest.mark.usefixtures("unseen")
 def test_without_prefixes_there_are_no_labels_after_them():
     with DemoCollector(DemoConfig(ticks=4, wandering=0.0)) as collector:
         record = collector.record(3, 0)
@@ -222,6 +236,7 @@ def test_looks_are_drawn_anew_and_do_not_change_the_next_frame(records):
     assert np.abs(np.diff(frames, axis=0)).mean((1, 2, 3)).max() < np.median(differences)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_labels_of_other_looks_are_for_the_cubes_that_they_show(monkeypatch):
     """Reaching for a cube ends closer to where it is in that picture; only the cube at the hand
     stays.
@@ -433,6 +448,7 @@ def test_a_tier_is_refused_where_there_is_no_composite(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("unseen")
 def test_only_a_start_that_cannot_be_reached_leaves_an_episode_out(tmp_path, monkeypatch):
     """A resource that is missing is no such start."""
     errors = iter([MotionBoundsError("too far"), ResourceNotFoundError("no statistics")])
