@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from string import Formatter
 from typing import Any
@@ -32,7 +32,7 @@ from strands_cosmos3.checks import instance_of
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
-from strands_cosmos3.resources import contained, read_json, write_whole
+from strands_cosmos3.resources import contained, read_json, require_file, write_whole
 
 VERSION = "v3.0"
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
@@ -40,6 +40,8 @@ EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.par
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 CHUNK_SIZE = 1000
+_UNCOMMITTED = 10_000
+"""More tasks or episodes than a commit, which a killed writer may have left, adds to a file."""
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
@@ -81,6 +83,8 @@ class Info:
     data_path: str = DATA_PATH  # template
     video_path: str = VIDEO_PATH  # template
     chunk_size: int = CHUNK_SIZE  # maximum number of files in a chunk's folder
+    foreign: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why a feature of another program cannot be read, by key."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of ``meta/info.json``."""
@@ -120,20 +124,23 @@ def read_info(root: Path) -> Info:
     """Read ``meta/info.json``. Raises DatasetFormatError if it is missing, not JSON, of another
     version, or invalid.
     """
-    raw = read_json(root / INFO, DatasetFormatError, HINT)
+    raw = read_meta(root, INFO)
     version = raw.get("codebase_version")
     if version != VERSION:
         raise DatasetFormatError(
-            f"{root / INFO} has version {version!r}, but only {VERSION} is supported. LeRobot "
-            "converts older datasets: "
-            "python -m lerobot.scripts.convert_dataset_v21_to_v30."
+            f"{root / INFO} has version {version!r}, but only {VERSION} is read. LeRobot converts "
+            "v2.1 in its place: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
+            f"--repo-id=local/{root.name} --root={root} --push-to-hub=false"
         )
     try:
-        features = instance_of(raw.get("features"), dict, "features").items()
-        parsed = {
-            key: _feature_from(key, value) for key, value in features if key not in BOOKKEEPING
-        }
-        spec = DatasetSpec(_non_negative_int(raw, "fps"), parsed, raw.get("robot_type"))
+        fps, parsed, foreign = raw.get("fps"), dict[str, Feature](), dict[str, str]()
+        for key, value in instance_of(raw.get("features"), dict, "features").items():
+            if key not in BOOKKEEPING:
+                try:
+                    parsed |= DatasetSpec(1, {key: _feature_from(key, value)}).features
+                except InputError as error:
+                    foreign[key] = str(error)
+        spec = DatasetSpec(fps, parsed, raw.get("robot_type"))
         totals = {
             name: _non_negative_int(raw, name)
             for name in ("total_episodes", "total_frames", "total_tasks")
@@ -144,7 +151,14 @@ def read_info(root: Path) -> Info:
     data_path, video_path = raw.get("data_path"), raw.get("video_path") or VIDEO_PATH
     if not isinstance(data_path, str) or not isinstance(video_path, str):
         raise DatasetFormatError(f"{root / INFO}: data_path and video_path must be text.")
-    info = Info(spec, **totals, data_path=data_path, video_path=video_path, chunk_size=chunk_size)
+    info = Info(
+        spec,
+        **totals,
+        data_path=data_path,
+        video_path=video_path,
+        chunk_size=chunk_size,
+        foreign=foreign,
+    )
     file_of(root, data_path, (0, 0))
     for key in spec.cameras or {"camera": None}:
         file_of(root, video_path, (0, 0), key)
@@ -187,23 +201,62 @@ def _non_negative_int(raw: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
+def read_meta(root: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object of a dataset. Raises DatasetFormatError."""
+    return read_json(
+        contained(root / name, root, "dataset", DatasetFormatError), DatasetFormatError, HINT
+    )
+
+
 def read_table(
-    path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()
+    root: Path,
+    path: Path,
+    most_rows: int,
+    columns: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+    most_values: int | None = None,
 ) -> Any:
     """Read a parquet table: all columns, or ``columns`` and the existing ``optional`` ones.
-    Raises DatasetFormatError.
+    Raises DatasetFormatError; before anything is read, if there are more than ``most_rows``, or
+    more than ``most_values`` in ``columns``.
     """
+    contained(path, root, "dataset", DatasetFormatError)
+    require_file(path, DatasetFormatError, hint="The dataset refers to it.")
     try:
-        names = pq.read_schema(path).names
-        if missing := [name for name in columns or () if name not in names]:
-            raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
-        if columns is not None:
-            columns = [*columns, *(name for name in optional if name in names)]
-        return pq.read_table(path, columns=columns)
-    except FileNotFoundError:
-        raise DatasetFormatError(f"{path} does not exist, but the dataset refers to it.") from None
+        with pq.ParquetFile(path) as file:
+            names, n_rows = file.schema_arrow.names, file.metadata.num_rows
+            if n_rows > most_rows:
+                raise DatasetFormatError(
+                    f"{path} has {n_rows} rows, but the dataset refers to {most_rows} of them."
+                )
+            if missing := [name for name in columns or () if name not in names]:
+                raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
+            if columns is not None:
+                columns = [*columns, *(name for name in optional if name in names)]
+            if most_values is not None and _n_values(file.metadata, names, columns) > most_values:
+                raise DatasetFormatError(
+                    f"{path} has more than the {most_values} values of {', '.join(columns)} that "
+                    "the dataset refers to."
+                )
+            return file.read(columns)
     except (OSError, pa.ArrowException) as error:
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
+
+
+def _n_values(footer: Any, names: Sequence[str], columns: Sequence[str]) -> int:
+    """Number of values that a file's footer states for columns; a path begins with its column."""
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    chunks = [group.column(j) for group in groups for j in range(group.num_columns)]
+    return sum(
+        chunk.num_values
+        for chunk in chunks
+        if max(
+            (name for name in names if f"{chunk.path_in_schema}.".startswith(f"{name}.")),
+            key=len,
+            default="",
+        )
+        in columns
+    )
 
 
 @contextmanager
@@ -269,7 +322,7 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
     """
     if not info.total_tasks:
         return ()
-    table = read_table(root / TASKS)
+    table = read_table(root, root / TASKS, info.total_tasks + _UNCOMMITTED)
     name = "task" if "task" in table.column_names else "__index_level_0__"
     if not {name, "task_index"} <= set(table.column_names):
         raise DatasetFormatError(
@@ -311,7 +364,7 @@ class IndexRows:
     data: Ints
     videos: Mapping[str, Ints]
 
-    def table(self, episode: int, frame: int, number: tuple[int, int], fps: int) -> Any:
+    def table(self, episode: int, frame: int, number: tuple[int, int], fps: float) -> Any:
         """Return the parquet table for the index file of a chunk and file number; its first entry
         is the dataset's ``episode``, which begins at its ``frame``.
         """
@@ -378,13 +431,17 @@ class EpisodeIndex:
         if not n:
             return pa.table({name: pa.array([], pa.int64()) for name in names})
         optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX))
-        tables = [read_table(path, names, optional) for path in episode_files(root)]
-        if sum(table.num_rows for table in tables) < n:
+        tables, left = list[Any](), n
+        for path in episode_files(root):
+            if left > 0:
+                tables.append(read_table(root, path, left, names, optional))
+                left -= tables[-1].num_rows
+        if left:
             raise DatasetFormatError(
                 f"{self._path} lists fewer episodes than the {n} of meta/info.json."
             )
         whole = pa.concat_tables(tables, promote_options="permissive")
-        return whole.slice(0, n).combine_chunks()
+        return whole.combine_chunks()
 
     def _numbers(self, name: str, dtype: type = np.int64) -> Any:
         column = self._table.column(name)
@@ -455,7 +512,7 @@ def read_episode_stats(
     keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
     episodes: list[dict[str, Stats]] = []
     for path in episode_files(root):
-        table = read_table(path)
+        table = read_table(root, path, len(index) + _UNCOMMITTED)
         names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
         names = [(key, name) for _, key, name in names if key in keys]
         if {key for key, _ in names} != keys:

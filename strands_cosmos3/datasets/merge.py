@@ -63,7 +63,12 @@ def merge_datasets(
         raise DatasetError(f"{root} is not empty; merge into a new folder.")
     with ExitStack() as stack:
         parts = [stack.enter_context(Dataset(source)) for source in sources]
-        for part in parts[1:]:
+        for part in parts:
+            if part.info.foreign:
+                raise DatasetMismatchError(
+                    f"{part.root} has features that are not read and would be lost: "
+                    f"{', '.join(part.info.foreign)}; merge it with LeRobot."
+                )
             if differences := parts[0].spec.differences(part.spec):
                 raise DatasetMismatchError(
                     f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
@@ -207,7 +212,7 @@ class _Merge:
                 mine = np.flatnonzero((videos[:, :2] == number).all(axis=1))
                 path = files.file_of(part.root, part.info.video_path, number, key)
                 n_frames = int((videos[mine, 2] + lengths[mine]).max())
-                n_bytes, layout = path.stat().st_size, video_layout(path)
+                layout, n_bytes = video_layout(path), path.stat().st_size
                 yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)
             first_episode += len(part)
 

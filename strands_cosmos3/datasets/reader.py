@@ -19,11 +19,11 @@ from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.checks import F64, typed, whole_number
 from strands_cosmos3.datasets.arm_rows import poses_of
 from strands_cosmos3.datasets.files import (
-    HINT,
     STATS,
     EpisodeIndex,
     file_of,
     read_info,
+    read_meta,
     read_table,
     read_tasks,
 )
@@ -42,7 +42,6 @@ from strands_cosmos3.datasets.stats import Stats, column_stats
 from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
-from strands_cosmos3.resources import read_json
 
 _CACHED_COLUMNS = 64
 _LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
@@ -81,7 +80,7 @@ class Dataset:
         return self.info.spec
 
     @property
-    def fps(self) -> int:
+    def fps(self) -> float:
         """Frames per second."""
         return self.info.spec.fps
 
@@ -107,7 +106,7 @@ class Dataset:
         """
         if not (self.root / STATS).exists():
             return {}
-        raw = read_json(self.root / STATS, DatasetFormatError, HINT)
+        raw = read_meta(self.root, STATS)
         try:
             return {
                 key: {name: np.asarray(value, np.float64) for name, value in part.items()}
@@ -144,12 +143,7 @@ class Dataset:
         feature = self._numeric(key)
         if not len(self):
             return np.empty((0,) if feature.shape == (1,) else (0, *feature.shape), feature.dtype)
-        values = np.concatenate([self._file_column(number, key) for number in self._files])
-        if len(values) != self.n_frames:
-            raise DatasetFormatError(
-                f"{self.root}: column {key} has {len(values)} rows, meta/info.json {self.n_frames}."
-            )
-        return values
+        return np.concatenate([self._file_column(number, key) for number in self._files])
 
     def exact_stats(self) -> dict[str, Stats]:
         """Return the statistics of every numeric column, computed from all rows; the quantiles
@@ -158,22 +152,26 @@ class Dataset:
         return {key: column_stats(self.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
 
     def _numeric(self, key: str) -> Feature:
-        columns = {**self.spec.columns, **BOOKKEEPING}
-        if key not in columns:
-            raise UnknownNameError("numeric feature", key, columns)
-        return columns[key]
+        return self._feature("numeric feature", key, {**self.spec.columns, **BOOKKEEPING})
+
+    def _feature(self, kind: str, key: str, features: Mapping[str, Feature]) -> Feature:
+        if key in self.info.foreign:
+            raise DatasetFormatError(
+                f"feature {key!r} of {self.root} cannot be read: {self.info.foreign[key]}"
+            )
+        if key not in features:
+            raise UnknownNameError(kind, key, features)
+        return features[key]
 
     def _read_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
-        """Return the committed rows of a column of one data file, read-only."""
+        """Return a column of one data file, read-only."""
         feature, (first, end) = self._numeric(key), self._files[number]
         path = file_of(self.root, self.info.data_path, number)
-        table = read_table(path, list(dict.fromkeys((key, "index"))))
-        index = table.column("index").to_numpy()
-        if len(index) and (index[0] != first or not (np.diff(index) == 1).all()):
-            raise DatasetFormatError(
-                f"{path} begins with frame {index[0]} instead of {first}, or has gaps."
-            )
-        values = _to_numpy(table.column(key), feature, f"{path}, {key}")[: end - first]
+        columns, most_values = dict.fromkeys((key, "index")), (end - first) * (feature.shape[0] + 1)
+        table = read_table(self.root, path, end - first, list(columns), most_values=most_values)
+        if not np.array_equal(table.column("index").to_numpy(), np.arange(first, end)):
+            raise DatasetFormatError(f"{path} does not hold the frames {first} to {end - 1}.")
+        values = _to_numpy(table.column(key), feature, f"{path}, {key}")
         values.setflags(write=False)
         return values
 
@@ -261,12 +259,7 @@ class RecordedEpisode:
         chunk, file = index.data[self.index].tolist()
         number = (chunk, file)
         first = int(index.start[self.index]) - dataset._files[number][0]
-        rows = dataset._file_column(number, key)[first : first + len(self)]
-        if len(rows) != len(self):
-            raise DatasetFormatError(
-                f"{dataset.root}: the data of episode {self.index} ends after {len(rows)} frames."
-            )
-        return rows
+        return dataset._file_column(number, key)[first : first + len(self)]
 
     @typed()
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:
@@ -280,9 +273,8 @@ class RecordedEpisode:
             InputError: A frame is outside the episode.
             DatasetFormatError: The video is damaged.
         """
-        dataset, cameras, n = self.dataset, self.dataset.spec.cameras, len(self)
-        if camera not in cameras:
-            raise UnknownNameError("camera", camera, cameras)
+        dataset, n = self.dataset, len(self)
+        shape = dataset._feature("camera", camera, dataset.spec.cameras).shape
         rows = slice(None) if rows is None else rows
         numbers = [
             whole_number(row, "row", 0, n - 1)
@@ -290,7 +282,7 @@ class RecordedEpisode:
         ]
         chunk, file, first = dataset._index.videos[camera][self.index].tolist()
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
-        return dataset._videos.read(path, first, numbers, cameras[camera].shape)
+        return dataset._videos.read(path, first, numbers, shape)
 
     @typed()
     def frame(self, row: int, keys: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:

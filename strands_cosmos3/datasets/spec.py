@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, require_type, typed, whole_number
+from strands_cosmos3.checks import instance_of, positive, require_type, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
 
@@ -34,6 +34,7 @@ VIDEO = "video"
 NUMERIC = ("float32", "float64", "int64", "int32", "bool")
 MAX_SIDE_PX = 16_384
 MAX_COLUMNS = 4096
+MAX_FPS = 1000
 
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
@@ -104,22 +105,25 @@ class DatasetSpec:
     """Frame rate and features of a dataset's episodes.
 
     Args:
-        fps: Frames per second, a whole number.
+        fps: Frames per second, at most 1000; a writer needs a whole number.
         features: Features by key, without the bookkeeping columns.
         robot_type: Name of the robot, e.g. ``"panda"``.
 
     Raises:
-        InputError: The rate is not a positive whole number, a key is invalid, or there is no
-            feature.
+        InputError: The rate is not above zero, a key is invalid, or there is no feature.
         ConfigError: A key is reserved for the writer.
     """
 
-    fps: int
+    fps: float
     features: Mapping[str, Feature]
     robot_type: str | None = None
 
     def __post_init__(self) -> None:
-        whole_number(self.fps, "fps of a dataset", 1, 1000)
+        require_type(self.fps, float, "fps of a dataset")
+        rate = positive(self.fps, "fps of a dataset")
+        if rate > MAX_FPS:
+            raise InputError(f"fps of a dataset must be at most {MAX_FPS}, got {rate!r}.")
+        object.__setattr__(self, "fps", int(rate) if rate.is_integer() else rate)
         if self.robot_type is not None:
             instance_of(self.robot_type, str, "robot_type")
         for key, feature in instance_of(self.features, Mapping, "features").items():

@@ -26,6 +26,7 @@ from strands_cosmos3.checks import typed_fields, whole_number
 from strands_cosmos3.datasets.spec import Feature
 from strands_cosmos3.datasets.stats import PictureStats, Stats
 from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
+from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8]
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
@@ -61,7 +62,7 @@ class VideoConfig:
         if self.pixel_format not in _PIXEL_FORMATS:
             raise UnknownNameError("pixel format", self.pixel_format, _PIXEL_FORMATS)
 
-    def info(self, height: int, width: int, fps: int) -> dict[str, Any]:
+    def info(self, height: int, width: int, fps: float) -> dict[str, Any]:
         """Return LeRobot's description of a video stream in ``meta/info.json``."""
         return {
             "video.height": height,
@@ -82,15 +83,15 @@ class CameraWriter:
     """
 
     def __init__(
-        self, feature: Feature, fps: int, config: VideoConfig, n_frames: int | None = None
+        self, feature: Feature, fps: float, config: VideoConfig, n_frames: int | None = None
     ):
         self._bytes = io.BytesIO()
         self._container: Any = av.open(self._bytes, "w", format="mp4")
-        stream: Any = self._container.add_stream("libx264", rate=fps)
+        stream: Any = self._container.add_stream("libx264", rate=Fraction(str(fps)))
         stream.height, stream.width, stream.pix_fmt = *feature.shape[:2], config.pixel_format
         context = stream.codec_context
         context.gop_size, context.max_b_frames, context.thread_count = config.gop, 0, 1
-        context.time_base = Fraction(1, fps)
+        context.time_base = 1 / Fraction(str(fps))
         context.colorspace, context.color_range = _BT601, _LIMITED
         context.color_primaries = context.color_trc = _BT601
         context.options = {"crf": str(config.crf), "preset": config.preset}
@@ -129,7 +130,7 @@ class CameraWriter:
         self._container.close()
 
 
-def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path) -> None:
+def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Path) -> None:
     """Copy the packets of several videos with the same encoding, each given with its number of
     frames, into one file.
 
@@ -146,7 +147,7 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: int, path: Path)
                 if target is None:
                     target = out.add_stream_from_template(stream)
                     target.time_base = stream.time_base
-                shift = round(Fraction(done, fps) / stream.time_base)
+                shift = round(done / Fraction(str(fps)) / stream.time_base)
                 copied = 0
                 for packet in source.demux(stream):
                     if packet.dts is None or packet.pts is None:
@@ -187,8 +188,14 @@ def _name(part: bytes | Path) -> str:
 
 
 def _opened(part: bytes | Path) -> Any:
+    """Open an mp4. FFmpeg's other formats, e.g. its scripts, may name files anywhere; its protocols
+    are no absolute paths.
+    """
+    if isinstance(part, Path):
+        require_file(part, DatasetFormatError, hint="The dataset refers to it.")
+    source = str(part.absolute()) if isinstance(part, Path) else io.BytesIO(part)
     try:
-        container: Any = av.open(str(part) if isinstance(part, Path) else io.BytesIO(part))
+        container: Any = av.open(source, format="mp4")
     except (OSError, av.error.FFmpegError) as error:
         raise DatasetFormatError(f"{_name(part)} cannot be opened as a video: {error}.") from None
     if not container.streams.video:
@@ -202,8 +209,8 @@ class FrameReader:
     thread-safe.
     """
 
-    def __init__(self, fps: int, keep_open: int = 6):
-        self._fps, self._keep = fps, keep_open
+    def __init__(self, fps: float, keep_open: int = 6):
+        self._fps, self._keep = Fraction(str(fps)), keep_open
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._reformatter = VideoReformatter()
 
@@ -242,7 +249,7 @@ class FrameReader:
         """
         start = stream.start_time or 0
         container.seek(
-            start + round(Fraction(first + run[0], self._fps) / stream.time_base), stream=stream
+            start + round((first + run[0]) / self._fps / stream.time_base), stream=stream
         )
         rows, frames = set(run), dict[int, Any]()
         for frame in container.decode(stream):
@@ -257,8 +264,6 @@ class FrameReader:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        if not path.is_file():
-            raise DatasetFormatError(f"the video {path} is missing.")
         container = self._open[path] = _opened(path)
         container.streams.video[0].codec_context.thread_count = 1
         while len(self._open) > self._keep:

@@ -25,12 +25,13 @@ from strands_cosmos3.errors import (
     ConfigError,
     DatasetBusyError,
     DatasetError,
+    DatasetFormatError,
     DatasetMismatchError,
     InputError,
     NonFiniteError,
     ShapeError,
 )
-from strands_cosmos3.resources import UNFINISHED, locked, write_json, write_whole
+from strands_cosmos3.resources import UNFINISHED, contained, locked, write_json, write_whole
 
 Columns = Mapping[str, NDArray[Any]]
 Cameras = Mapping[str, CameraWriter]
@@ -238,6 +239,7 @@ class DatasetWriter:
     ):
         self.root = Path(root).expanduser()
         self.commit_every = whole_number(commit_every, "commit_every", 1)
+        whole_number(spec.fps, "fps of a dataset", 1)
         self.video = VideoConfig() if video is None else video
         self._pending: list[FinishedEpisode] = []
         self._recording: EpisodeWriter | None = None
@@ -255,7 +257,7 @@ class DatasetWriter:
             self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
             return info
         info = files.read_info(self.root)
-        if differences := info.spec.differences(spec):
+        if differences := info.spec.differences(spec) + list(info.foreign):
             raise DatasetMismatchError(
                 f"{self.root} has another kind of episodes: {'; '.join(differences)}. Choose "
                 "another folder."
@@ -281,7 +283,7 @@ class DatasetWriter:
                 if number is None:
                     continue
                 if int(number[1]) * info.chunk_size + int(number[2]) >= self._next_file:
-                    path.unlink()
+                    contained(path, self.root, "dataset", DatasetFormatError).unlink()
 
     @property
     def spec(self) -> DatasetSpec:

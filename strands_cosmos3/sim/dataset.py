@@ -100,7 +100,7 @@ class RolloutRecorder:
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
         self._writer = writer
         self._embodiment = get_embodiment(embodiment)
-        self._steps_a_frame = PHYSICS_HZ // writer.spec.fps
+        self._steps_a_frame = round(PHYSICS_HZ / writer.spec.fps)
 
     @contextmanager
     def recording(

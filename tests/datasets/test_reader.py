@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -13,9 +14,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.small_episodes import columns, pictures, which
-from strands_cosmos3.datasets import ACTION, STATE, Dataset, video
-from strands_cosmos3.errors import DatasetFormatError, InputError, NonFiniteError, UnknownNameError
+from helpers.small_episodes import columns, pictures, spec, which
+from strands_cosmos3.datasets import (
+    ACTION,
+    STATE,
+    Dataset,
+    DatasetWriter,
+    merge_datasets,
+    video,
+)
+from strands_cosmos3.errors import (
+    DatasetFormatError,
+    DatasetMismatchError,
+    InputError,
+    NonFiniteError,
+    UnknownNameError,
+)
 
 WRIST, EXTERIOR = "observation.images.wrist", "observation.images.exterior_1"
 
@@ -275,3 +289,137 @@ def test_an_empty_dataset_can_be_opened(write):
 def test_what_is_no_dataset_says_so(tmp_path: Path):
     with pytest.raises(DatasetFormatError, match="LeRobot v3"):
         Dataset(tmp_path)
+
+
+FOREIGN = {
+    "half": {"dtype": "float16", "shape": [2]},
+    "sound": {"dtype": "audio", "shape": [1]},
+    "cube": {"dtype": "float32", "shape": [2, 2, 2]},
+    "observation.images.depth": {"dtype": "video", "shape": [48, 64, 1]},
+    "a key": {"dtype": "int64", "shape": [1]},
+    "pose": {"dtype": "float32", "shape": [3], "names": ["x", "y"]},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_a_feature_of_another_program_is_refused_only_when_asked_for(write, key: str, tmp_path):
+    root = write([3])
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    change(root, features={**features, key: FOREIGN[key]})
+    with Dataset(root) as dataset:
+        assert dataset[0].frame(2).keys() == spec().features.keys()
+        for ask in (dataset.column, dataset[0].frames, dataset[0].__getitem__):
+            with pytest.raises(DatasetFormatError, match=f"{key!r} of .* cannot be read: "):
+                ask(key)
+    with pytest.raises(DatasetMismatchError, match=key):
+        DatasetWriter(root, spec())
+    with pytest.raises(DatasetMismatchError, match=key):
+        merge_datasets([root], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("fps", [23.976, 7.5, 59.94])
+def test_a_rate_may_have_a_fraction(write, fps: float):
+    root = write([20, 9], commit_every=2)
+    for key in (WRIST, EXTERIOR):
+        encoder = video.CameraWriter(spec().features[key], fps, video.VideoConfig())
+        for frame in [*pictures(0, 20)[key], *pictures(1, 9)[key]]:
+            encoder.add(frame)
+        (root / f"videos/{key}/chunk-000/file-000.mp4").write_bytes(encoder.finish()[0])
+        rewrite(root / INDEX, replaced(f"videos/{key}/from_timestamp", [0.0, 20 / fps]))
+    change(root, fps=fps)
+    for path in (root, root.parent / "merged"):
+        with Dataset(path) if path == root else merge_datasets([root], path) as dataset:
+            assert dataset.fps == fps
+            for k, episode in enumerate(dataset):
+                assert which(episode.frames(WRIST), k, len(episode)) == list(range(len(episode)))
+    with pytest.raises(InputError, match="whole number"):
+        DatasetWriter(root, dataset.spec)
+
+
+def longer(table: pa.Table) -> pa.Table:
+    return table.take([0] * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("file", "act", "message"),
+    [
+        (ROWS, longer, "20000 rows"),
+        (INDEX, longer, "20000 rows"),
+        ("meta/tasks.parquet", longer, "20000 rows"),
+        (ROWS, replaced("action", [[0.0] * 30_000] * 3), "more than the 33 values"),
+        (ROWS, replaced("action", [[[0.0] * 100] * 300] * 3), "more than the 33 values"),
+    ],
+)
+def test_nothing_is_read_of_a_file_with_more_than_the_dataset_counts(
+    write, file: str, act: Any, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    root, read = write([3]), pq.ParquetFile.read
+    rewrite(root / file, act)
+
+    def small(self: Any, *columns: Any) -> Any:
+        assert self.metadata.num_rows < 10
+        return read(self, *columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", small)
+    with pytest.raises(DatasetFormatError, match=message), Dataset(root) as dataset:
+        _ = dataset[0][ACTION]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "ffconcat version 1.0\nfile '{film}'\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\n{film}\n#EXT-X-ENDLIST\n",
+        "<SAMI><BODY><SYNC Start=0>{film}</SAMI>",
+    ],
+    ids=["ffconcat", "playlist", "subtitles"],
+)
+def test_a_film_is_opened_as_mp4_and_as_nothing_else(write, tmp_path: Path, script: str):
+    root = write([3])
+    film = root / f"videos/{WRIST}/chunk-000/file-000.mp4"
+    shutil.move(film, tmp_path / "film.mp4")
+    (film.parent / "link.mp4").symlink_to(tmp_path / "film.mp4")
+    film.write_text(script.format(film="link.mp4"))
+    with Dataset(root) as dataset, pytest.raises(DatasetFormatError, match="as a video"):
+        dataset[0].frames(WRIST)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "meta/info.json",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+        "meta/episodes",
+        "meta/episodes/chunk-000",
+        INDEX,
+        "meta",
+    ],
+)
+def test_links_of_the_index_that_lead_elsewhere_are_not_followed(write, tmp_path: Path, file: str):
+    root = write([3])
+    shutil.move(root / file, tmp_path / "elsewhere")
+    (root / file).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetFormatError, match="outside the dataset"), Dataset(root) as dataset:
+        _ = dataset.stats
+
+
+@pytest.mark.parametrize(
+    "file", [INDEX, ROWS, "meta/tasks.parquet", f"videos/{WRIST}/chunk-000/file-000.mp4"]
+)
+def test_pipes_are_not_opened(write, file: str):
+    root = write([3])
+    (root / file).unlink()
+    os.mkfifo(root / file)
+    with pytest.raises(DatasetFormatError, match="ordinary file"), Dataset(root) as dataset:
+        _ = dataset[0][ACTION], dataset[0].frames(WRIST)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v2.0", None])
+def test_an_older_dataset_is_told_how_to_convert(write, version: str | None):
+    root = write([3])
+    change(root, codebase_version=version)
+    command = f"convert_dataset_v21_to_v30 --repo-id=local/set --root={root} --push-to-hub=false"
+    with pytest.raises(DatasetFormatError, match=command):
+        Dataset(root)

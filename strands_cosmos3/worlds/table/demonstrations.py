@@ -233,7 +233,7 @@ class DemoCollector:
             self.composite = canvas_composite(
                 embodiment.rig, (VIEW_HW,) * len(embodiment.view_names), self.config.tier
             )
-        self.steps_per_row = PHYSICS_HZ // rollout_spec(embodiment, robot).fps
+        self.steps_per_row = round(PHYSICS_HZ / rollout_spec(embodiment, robot).fps)
         model = load_model(model_file(robot.model[0]))
         self._ik = LimbIK(robot, model=model, limits={limb.name: limits_of_arm(model, robot)})
         self._bridge = self._ik.bridges[limb.name]
