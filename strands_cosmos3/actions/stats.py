@@ -281,11 +281,10 @@ def _only_figures(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     by_block: dict[str, dict[str, Any]] = {}
     for name, block in blocks.items():
-        if isinstance(block, Mapping) and (
-            figures := {f: block[f] for f in FIGURES if isinstance(block.get(f), list)}
-        ):
+        fields = cast("dict[str, Any]", block if isinstance(block, Mapping) else {})
+        if figures := {f: fields[f] for f in FIGURES if isinstance(fields.get(f), list)}:
             by_block[name] = figures
-    first = next(iter(by_block.values()), {})
+    first: dict[str, Any] = next(iter(by_block.values()), {})
     if any(figures != first for figures in by_block.values()):
         listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
         raise StatisticsError(
@@ -308,7 +307,7 @@ def _described(data: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, ...
             f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "
             "describes."
         )
-    return domain, tuple(columns)
+    return domain, tuple(cast("list[str]", columns))
 
 
 def stats_for(

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -115,7 +115,8 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _unreadable(where: str, error: Exception) -> LayoutError:
-    reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
+    # torch's advice to load it nevertheless comes after the first sentence
+    reason = str(error).partition(". ")[0].encode("ascii", "backslashreplace").decode()[:200]
     return LayoutError(
         f"{where} is not readable ({reason}); nothing of it was run. Download it again."
     )
@@ -275,7 +276,7 @@ def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> t
     is_plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
     if not is_plain or (tensor.dtype, tensor.shape) != (dtype, chunk.shape):
         raise LayoutError(
-            f"{where} is {shown(tensor)} and not {dtype} {list(chunk.shape)}; download it again."
+            f"{where} is no plain tensor of {dtype} {list(chunk.shape)}; download it again."
         )
     return tensor
 
@@ -283,7 +284,7 @@ def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> t
 class _Window(io.RawIOBase):
     """A part of a file as a file."""
 
-    def __init__(self, file: BinaryIO, offset: int, length: int):
+    def __init__(self, file: io.BufferedReader, offset: int, length: int):
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 
     def seekable(self) -> bool:
@@ -295,10 +296,10 @@ class _Window(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         self._file.seek(self._offset + self._at)
-        data = self._file.read(min(len(buffer), max(0, self._length - self._at)))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        left = max(0, self._length - self._at)
+        count = self._file.readinto(memoryview(buffer)[:left])
+        self._at += count
+        return count
 
 
 class DcpRun(OnBase):
