@@ -279,12 +279,13 @@ def _only_figures(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The figures of the one block that has some; StatisticsError if there are several, and they
     differ.
     """
+    none: dict[str, Any] = {}
     by_block: dict[str, dict[str, Any]] = {}
     for name, block in blocks.items():
-        fields = cast("dict[str, Any]", block if isinstance(block, Mapping) else {})
+        fields = cast("dict[str, Any]", block) if isinstance(block, Mapping) else none
         if figures := {f: fields[f] for f in FIGURES if isinstance(fields.get(f), list)}:
             by_block[name] = figures
-    first: dict[str, Any] = next(iter(by_block.values()), {})
+    first = next(iter(by_block.values()), none)
     if any(figures != first for figures in by_block.values()):
         listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
         raise StatisticsError(
