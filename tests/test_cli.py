@@ -207,7 +207,7 @@ def test_a_droid_episode_is_read_as_it_is(tmp_path: Path):
 
 def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     film, report, npz = (tmp_path / f"a.{suffix}" for suffix in ("mp4", "json", "npz"))
-    files = ["--json", str(report), "--npz", str(npz), "--video", str(film)]
+    files = ["--json", str(report), "--npz", str(npz), "--video", str(film), "--film", "views"]
     arguments = [*EXPERT, "--task", "place", "--episodes", "3", *files]
     process = subprocess.Popen(
         [sys.executable, "-m", "strands_cosmos3.cli", *arguments],

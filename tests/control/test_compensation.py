@@ -193,10 +193,13 @@ def test_all_that_is_known_of_every_error_together():
 @pytest.mark.parametrize(
     "plant",
     [
-        PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005),
-        ALL_ERRORS,
+        pytest.param(
+            PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, sensor_noise_rad=0.0005),
+            id="payload and delay",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(ALL_ERRORS, id="all errors"),
     ],
-    ids=["payload and delay", "all errors"],
 )
 def test_a_short_motion_identifies_delay_and_payload(plant):
     # whatever it does now

@@ -31,6 +31,23 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 
+_originals: dict[Any, Path] = {}
+
+
+@pytest.fixture
+def write(write: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The writer's datasets, each written once and copied for every test that damages it."""
+
+    def copied(lengths: list[int], name: str = "set", first: int = 0, **options: Any) -> Path:
+        key = (tuple(lengths), first, tuple(sorted(options.items())))
+        if key not in _originals:
+            kept = tmp_path_factory.mktemp("written") / "set"
+            _originals[key] = shutil.move(write(lengths, "original", first, **options), kept)
+        return shutil.copytree(_originals[key], tmp_path / name)
+
+    return copied
+
+
 WRIST, EXTERIOR = "observation.images.wrist", "observation.images.exterior_1"
 
 

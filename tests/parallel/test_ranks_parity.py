@@ -71,7 +71,7 @@ def test_more_ranks_than_key_heads(harness, checkpoints):
     compare(harness, checkpoints["super"], 1, 4)
 
 
-@pytest.mark.parametrize("degrees", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("degrees", [(2, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("interval", [(960.0, 1001.0), (0.0, 900.0), (2000.0, 3000.0)])
 def test_guidance_on_some_steps(harness, checkpoints, degrees, interval):
     """At the first step of three, at the others, at none: one packed exchange at each step with

@@ -68,7 +68,7 @@ def test_weights_of_a_rank(harness, checkpoints, kind, tp):
     assert weight_bytes(config, tp, 4, domains=0) == sum(should.values())
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_peak_of_loading(harness, checkpoints, tmp_path_factory, tp):
     """A rank's peak is its share of what is split, all of what is not, and five per cent."""
     sizes = FactorySizes(hidden=640, layers=5, heads=8, kv_heads=2, head_dim=64, intermediate=2560)

@@ -77,7 +77,10 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
 def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp_path):
     patient = RankTimeouts(silent_s=60.0)  # the machine may be busy
     (backend,) = replicas(
-        1, write_checkpoint(tmp_path / "tiny", action_space="joint_pos"), QUICK, timeouts=patient
+        1,
+        write_checkpoint(tmp_path / "tiny", action_space="joint_pos"),
+        backend_options(device="cpu", num_steps=1, guidance_scale=1.0, image_size=256),
+        timeouts=patient,
     )
     server = serve(backend)
     address = f"ws://127.0.0.1:{server.port}"

@@ -132,7 +132,7 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_the_film(robot, tmp_path):
 
     def interrupt(robot):
         ticks.append(np.abs(robot.data.qvel[:7]).max())
-        if len(ticks) == 40:
+        if len(ticks) == 25:
             raise KeyboardInterrupt
 
     video = tmp_path / "film.mp4"
