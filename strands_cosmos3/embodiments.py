@@ -31,6 +31,8 @@ POSE9 = ("tx", "ty", "tz", "r0", "r1", "r2", "r3", "r4", "r5")
 """
 CAMERA_LIMBS = ("head", "camera")
 """Limbs that carry only a camera."""
+MODEL_SPACES = ("joint_pos", "midtrain")
+"""Names of the action spaces of checkpoints."""
 NUM_DOMAINS = 32
 """Number of domains in the model's domain-aware heads."""
 ACTION_DIM = 64

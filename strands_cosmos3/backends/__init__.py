@@ -162,7 +162,7 @@ def _model_backend(
             return DistributedBackend(model, options, action_space)
         from strands_cosmos3.backends.diffusers import DiffusersBackend
 
-        return DiffusersBackend(model, options)
+        return DiffusersBackend(model, options, action_space)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'."

@@ -36,6 +36,7 @@ class DiffusersBackend(Backend):
     Args:
         model: A checkpoint's folder or hub repository.
         options: How to load and sample. A guidance interval is not supported by the pipeline.
+        action_space: The checkpoint's action space, if neither its name nor its metadata states it.
 
     Raises:
         CheckpointError: The checkpoint cannot be loaded, or its action space is ``joint_pos``.
@@ -43,10 +44,15 @@ class DiffusersBackend(Backend):
             installed.
     """
 
-    def __init__(self, model: str | Path, options: BackendOptions | None = None):
+    def __init__(
+        self,
+        model: str | Path,
+        options: BackendOptions | None = None,
+        action_space: str | None = None,
+    ):
         self._options = options or BackendOptions()
         root = locate(as_path(model, "diffusers"))
-        checkpoint = Checkpoint.open(root)
+        checkpoint = Checkpoint.open(root, action_space=action_space)
         checkpoint.require_released("diffusers' pipeline")
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
             raise VariantError(
@@ -56,7 +62,7 @@ class DiffusersBackend(Backend):
             )
         self.info = BackendInfo(
             name="diffusers",
-            action_space=checkpoint.action_space,
+            action_space=checkpoint.require_space(),
             language=checkpoint.language,
             model_sha256=checkpoint.digest,
         )

@@ -34,6 +34,9 @@ class EngineBackend(Backend):
         engine: The engine; it is closed with the backend.
         options: How to sample.
         name: Name shown to users.
+
+    Raises:
+        ContractError: Nobody states the checkpoint's action space.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class EngineBackend(Backend):
         self.info = BackendInfo(
             name=name,
             modes=tuple(Mode),
-            action_space=engine.action_space,
+            action_space=checkpoint.require_space(),
             replan_rows=checkpoint.replan_rows,
             chunk_rows=checkpoint.chunk_rows,
             prefix_rows=checkpoint.prefix_rows,

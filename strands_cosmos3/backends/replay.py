@@ -310,7 +310,10 @@ class ReplayBackend(Backend):
     """
 
     info = BackendInfo(
-        name="replay", requires_images=False, instruction_free_actions="a recorded motion"
+        name="replay",
+        requires_images=False,
+        preferred_space="midtrain",
+        instruction_free_actions="a recorded motion",
     )
 
     def __init__(self, recording: Recording | LimbRecording):

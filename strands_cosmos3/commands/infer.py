@@ -262,7 +262,6 @@ class InferCommand:
         return Cosmos3PolicyProcessor.for_checkpoint(
             engine.checkpoint,
             domain_name=int(domain) if domain.isdigit() else domain,
-            action_space=engine.action_space,
             cond_frame_indexes=_indexes(self.condition_frames),
             action_chunk_size=self.policy.chunk_rows,
             **{name: getattr(sampling, name) for name in _SAMPLING_OF_PROCESSOR},

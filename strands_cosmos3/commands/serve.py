@@ -125,11 +125,6 @@ class ServeCommand:
             tls_key=self.tls_key,
         )
         name, backends = self._backend, self._backends()
-        space = (
-            self.policy.action_space
-            or backends[0].info.action_space
-            or ("midtrain" if name == "replay" else None)
-        )
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING,
             format="%(asctime)s %(levelname)s %(message)s",
@@ -139,7 +134,7 @@ class ServeCommand:
                 ServedPolicy(
                     backend,
                     self.embodiment,
-                    space,
+                    self.policy.action_space,
                     self.seed,
                     warm_up_message=_warm_up_message(backend),
                     libero=self.libero or None,

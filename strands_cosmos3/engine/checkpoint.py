@@ -30,7 +30,7 @@ import torch
 
 from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
 from strands_cosmos3.checks import F64
-from strands_cosmos3.embodiments import Embodiment, Sampling, get_embodiment
+from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import SAMPLING, missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
@@ -174,10 +174,12 @@ class Checkpoint:
                 "language": step.of(lambda: Language.from_metadata(metadata)),
                 "use_system_prompt": (index or {}).get("default_use_system_prompt") is True
                 and not (checked_variant and checked_variant.repo_id),
-                "action_space": step.of(lambda: _space(checked_variant, metadata, action_space))
-                if checked_variant
-                else None,
+                "action_space": None,
             }
+            if checked_variant is not None and (
+                space := step.of(lambda: _space(layout, checked_variant, metadata, action_space))
+            ):
+                parts |= {"action_space": space, "metadata": {**metadata, "action_space": space}}
         step.raise_if_any(root)
         return cls(root, **parts, layout=layout)
 
@@ -241,6 +243,17 @@ class Checkpoint:
         embodiment = get_embodiment(self.metadata["domain"])
         columns = embodiment.action_space("midtrain").columns
         return ActionStats.of_figures(embodiment.stats or embodiment.name, columns, recorded)
+
+    def require_space(self) -> str:
+        """Its action space; raises ContractError if nobody stated it."""
+        if self.action_space is None:
+            self.require_contract()
+            raise ContractError(
+                f"{self.root} does not state its action space, and neither does its name: pass "
+                "action_space= (--action-space) 'midtrain' (normalised pose deltas) or "
+                "'joint_pos' (raw joint angles with a state row), or record it in checkpoint.json."
+            )
+        return self.action_space
 
     def require_contract(self, stated_fields: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is
@@ -449,15 +462,27 @@ def _variant(
     return variant
 
 
-def _space(variant: Variant, metadata: Mapping[str, Any], expected: str | None) -> str | None:
-    recorded = metadata.get("action_space") or variant.action_space
-    if expected not in (None, "midtrain", "joint_pos"):
-        raise VariantError(f"action space {expected!r} is unknown; valid: joint_pos, midtrain.")
-    if expected and recorded and expected != recorded:
+def _space(
+    layout: Layout, variant: Variant, metadata: Mapping[str, Any], expected: str | None
+) -> str | None:
+    """The action space that the name, the metadata with the contract, and the caller agree on; None
+    if none of them states it.
+    """
+    if expected not in (None, *MODEL_SPACES):
         raise VariantError(
-            f"{expected!r} actions were requested, but this checkpoint emits {recorded!r}: "
-            "midtrain "
-            "rows are normalised pose "
-            "deltas, joint_pos rows raw joint angles; one cannot be read as the other."
+            f"action space {expected!r} is unknown; valid: {', '.join(MODEL_SPACES)}."
         )
-    return recorded or expected
+    said = {
+        f"the name {variant.name!r}": variant.action_space,
+        "its metadata": metadata.get("action_space"),
+        "the caller": expected,
+    }
+    stated = {source: space for source, space in said.items() if space}
+    if len(set(stated.values())) > 1:
+        listed = " and ".join(f"{space!r} by {source}" for source, space in stated.items())
+        raise VariantError(
+            f"{layout.root}: the action space is {listed}: midtrain rows are normalised pose "
+            "deltas, joint_pos rows raw joint angles; one cannot be read as the other. Correct "
+            "the one that is wrong."
+        )
+    return next(iter(stated.values()), None)

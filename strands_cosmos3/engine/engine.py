@@ -480,14 +480,7 @@ class Cosmos3Engine:
                 "midtrain rows are "
                 "normalised pose deltas, joint_pos rows are raw joint angles."
             )
-        space = requested or emitted
-        if space is None:
-            raise VariantError(
-                "the checkpoint does not state its action space; pass action_space='midtrain' "
-                "(normalised pose "
-                "deltas) or 'joint_pos' (raw joint angles with a state row)."
-            )
-        return space
+        return requested or self.checkpoint.require_space()
 
     def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
         state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0

@@ -219,8 +219,9 @@ class Cosmos3PolicyProcessor:
         ``options`` win.
         """
         metadata = checkpoint.metadata
+        overrides = {name: value for name, value in options.items() if value is not None}
         defaults = {
-            "action_space": checkpoint.action_space,
+            "action_space": overrides.get("action_space") or checkpoint.require_space(),
             "prompt_format": metadata.get("prompt_format", checkpoint.variant.prompt_format),
             "image_size": metadata.get("resolution_tier"),
             "composition": checkpoint.composition,
@@ -233,7 +234,6 @@ class Cosmos3PolicyProcessor:
             "action_chunk_size": metadata.get("chunk"),
             "fps": metadata.get("fps"),
         }
-        overrides = {name: value for name, value in options.items() if value is not None}
         frames = overrides.get("policy_frames")
         if frames is not None and frames not in checkpoint.policy_frames:
             trained = " or ".join(map(str, checkpoint.policy_frames))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.checks import typed, typed_fields, whole_number
-from strands_cosmos3.embodiments import NUM_DOMAINS, Sampling
+from strands_cosmos3.embodiments import MODEL_SPACES, NUM_DOMAINS, Sampling
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
 from strands_cosmos3.types import Mode
@@ -152,10 +152,10 @@ class Cosmos3ActionRequest:
             raise InputError(f"domain_id is {self.domain_id}; it must be 0..{NUM_DOMAINS - 1}.")
         if not 0 < self.fps < float("inf"):
             raise InputError(f"fps is {self.fps}; it must be a finite number above zero.")
-        if self.action_space not in (None, "midtrain", "joint_pos"):
+        if self.action_space not in (None, *MODEL_SPACES):
             raise ActionSpaceError(
-                f"action_space {self.action_space!r} is not one that a checkpoint speaks; valid: "
-                "joint_pos, midtrain."
+                f"action_space {self.action_space!r} is not one of a checkpoint; valid: "
+                f"{', '.join(MODEL_SPACES)}."
             )
         self._check_video()
         self._check_actions()

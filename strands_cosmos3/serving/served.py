@@ -129,8 +129,8 @@ class ServedPolicy:
         backend: The backend. It must not need privileged state, which never leaves the simulator's
             process.
         embodiment: The policy's embodiment.
-        action_space: ``joint_pos``, or ``midtrain``, which is sent as absolute poses. None means
-            ``joint_pos`` if available.
+        action_space: ``joint_pos``, or ``midtrain``, which is sent as absolute poses. None is the
+            backend's, else ``joint_pos`` if available.
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
@@ -154,14 +154,6 @@ class ServedPolicy:
 
     def __post_init__(self) -> None:
         self._embodiment = get_embodiment(self.embodiment)
-        travels = wire.wire_space(self._embodiment, self.action_space)
-        self._space = (
-            self._embodiment.action_space("midtrain")
-            if travels.meaning == "pose_absolute"
-            else travels
-        )
-        if self.libero is None:
-            self.libero = self._embodiment.name == libero.DOMAIN
         if not isinstance(cast("Any", self.backend), Inference):
             raise ConfigError(
                 f"{type(self.backend).__name__} is no backend; subclass "
@@ -172,6 +164,15 @@ class ServedPolicy:
                 f"backend {self.backend.info.name!r} needs the simulator's state, which never "
                 "leaves its process. Serve replay or a model backend."
             )
+        stated = self.action_space or self.backend.info.action_space_for(self._embodiment)
+        travels = wire.wire_space(self._embodiment, stated)
+        self._space = (
+            self._embodiment.action_space("midtrain")
+            if travels.meaning == "pose_absolute"
+            else travels
+        )
+        if self.libero is None:
+            self.libero = self._embodiment.name == libero.DOMAIN
 
     @property
     def about(self) -> dict[str, str]:

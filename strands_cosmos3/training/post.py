@@ -25,7 +25,7 @@ from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import weight_digests
-from strands_cosmos3.errors import ConfigError, VariantError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.robots.catalogue import recorded_robot
 from strands_cosmos3.training.adapters import (
@@ -127,10 +127,7 @@ class PostTraining:
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
         self.checkpoint.require_released("post-training")
-        if self.checkpoint.action_space is None:
-            raise VariantError(
-                "the checkpoint does not state its action space; record it in checkpoint.json."
-            )
+        self.checkpoint.require_space()
         self._require_apart()
         named = self.config.embodiment or self.checkpoint.metadata.get("domain") or "droid_lerobot"
         self.embodiment: Embodiment = get_embodiment(named)

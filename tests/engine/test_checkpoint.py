@@ -7,7 +7,7 @@ import pickle
 import shutil
 import struct
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +16,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipes.random_checkpoint import LABEL, write_checkpoint
+from strands_cosmos3 import Cosmos3Policy
+from strands_cosmos3.backends.diffusers import DiffusersBackend
+from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling, get_embodiment
-from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.checkpoint import Checkpoint, _space, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.inspect import inspect
+from strands_cosmos3.engine.formats.layout import Layout
+from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
 from strands_cosmos3.errors import (
     CheckpointError,
     ConfigError,
+    ContractError,
     DigestError,
     LayoutError,
     PreflightError,
@@ -33,6 +40,7 @@ from strands_cosmos3.errors import (
     VariantError,
     WeightsError,
 )
+from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.types import Mode
 
 INDEX = "transformer/diffusion_pytorch_model.safetensors.index.json"
@@ -392,6 +400,57 @@ def test_the_action_space_must_come_from_somewhere(copy):
     assert load(copy, action_space="joint_pos").action_space == "joint_pos"
     with pytest.raises(VariantError, match="pose_abs"):
         load(copy, action_space="pose_abs")
+
+
+@pytest.mark.parametrize("stated", ["metadata", "contract", "caller", "nobody"])
+@pytest.mark.parametrize("name", ["edge", "my-nano-policy", "snapshot 3"])
+def test_a_renamed_folder_acts_as_stated_or_not_at_all(copy, name, stated):
+    (copy / "checkpoint.json").unlink()
+    folder = copy.rename(copy.with_name(name))
+    if stated == "metadata":
+        ours = {"strands_cosmos3": {"action_space": "joint_pos"}}
+        (folder / "checkpoint.json").write_text(json.dumps(ours))
+    if stated == "contract":
+        (folder / "contract.toml").write_text('action_space = "joint_pos"')
+    said = "joint_pos" if stated == "caller" else None
+    checkpoint = Checkpoint.open(folder, action_space=said)
+    for act in (NativeBackend, DiffusersBackend):
+        expected = ContractError if stated == "nobody" else VariantError
+        if act is DiffusersBackend or stated == "nobody":  # diffusers has no joint_pos
+            with pytest.raises(expected, match="action space"):
+                act(folder, action_space=said)
+        else:
+            with closing(act(folder, action_space=said)) as backend:
+                assert backend.info.action_space == "joint_pos"
+                assert ServedPolicy(backend).about["action_space"] == "joint_pos"
+    if stated == "nobody":
+        assert inspect(folder)["missing"] == ["action_space"]
+        with pytest.raises(ContractError, match="--action-space"):
+            Cosmos3PolicyProcessor.for_checkpoint(checkpoint, domain_name="droid")
+        with pytest.raises(ContractError, match="--action-space"):
+            Cosmos3Policy(model=folder)
+    else:
+        assert checkpoint.action_space == checkpoint.metadata["action_space"] == "joint_pos"
+
+
+def test_a_server_states_the_space_of_its_backend():
+    with closing(NativeBackend(embedded_checkpoint())) as backend:
+        assert ServedPolicy(backend).about["action_space"] == "midtrain"
+
+
+@pytest.mark.parametrize(
+    ("variant", "recorded", "caller"),
+    [
+        (None, "midtrain", "joint_pos"),
+        ("nano-policy-droid", "midtrain", None),
+        ("edge", None, "joint_pos"),
+    ],
+)
+def test_two_that_state_an_action_space_must_agree(variant, recorded, caller):
+    space = VARIANTS[variant or "small-silu"]
+    layout = Layout(Path("ck"))
+    with pytest.raises(VariantError, match="'joint_pos' by"):
+        _space(layout, space, {"action_space": recorded}, caller)
 
 
 def test_digests(tmp_path):

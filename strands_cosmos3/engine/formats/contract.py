@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from strands_cosmos3.actions.stats import FIGURES, Method, figures_of
-from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment, list_embodiments
+from strands_cosmos3.embodiments import ACTION_DIM, MODEL_SPACES, get_embodiment, list_embodiments
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import ContractError, InputError, StatisticsError, UnknownNameError
 from strands_cosmos3.observe.views import TIERS
@@ -95,7 +95,7 @@ def _figures(value: Any, raw: bool = True) -> bool:
 FIELDS: Mapping[str, Field] = {
     "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
     "action_space": (
-        one_of("midtrain", "joint_pos")[0],
+        one_of(*MODEL_SPACES)[0],
         '"midtrain" (pose deltas) or "joint_pos" (joint angles)',
     ),
     "width": (whole_from(1, 64), "number of action columns, 1 to 64"),

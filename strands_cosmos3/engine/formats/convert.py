@@ -265,8 +265,6 @@ def _describe_released(
         "converted_from": layout.format,
         "sha256": dict(digests),
     }
-    if checkpoint.action_space is not None:
-        ours["action_space"] = checkpoint.action_space
     write_json(out / METADATA, {"strands_cosmos3": ours})
 
 

@@ -57,8 +57,10 @@ def inspect(
     except (CheckpointError, InputError) as error:
         return report | {"verdict": type(error).__name__, "problem": str(error)}
     lacking = missing(checkpoint.metadata)
+    if not checkpoint.needs_contract:  # the rest follows from its variant
+        lacking = ("action_space",) * ("action_space" in lacking)
     report |= _described(checkpoint, lacking)
-    if lacking if checkpoint.needs_contract else checkpoint.action_space is None:
+    if lacking:
         return report | {"verdict": "needs a contract"}
     try:
         rehearse(checkpoint)
