@@ -114,7 +114,8 @@ class ActionStats:
         )
 
     def __post_init__(self) -> None:
-        if not all(isinstance(name, str) for name in (self.domain, *self.columns)):
+        names = cast("tuple[object, ...]", (self.domain, *self.columns))
+        if not all(isinstance(name, str) for name in names):
             raise StatisticsError(
                 f"domain {self.domain!r} and columns {self.columns!r} must be names."
             )
