@@ -15,6 +15,7 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ServiceClient
 from strands_cosmos3.serving.wire import (
+    SERVED_MODEL,
     decode_reply,
     encode_request,
     encode_reset,
@@ -26,7 +27,9 @@ from strands_cosmos3.types import ActionChunk, Request
 
 
 class RemoteBackend(Backend):
-    """A backend whose inference runs at the other end of a connection."""
+    """A backend whose inference runs at the other end of a connection. After a request, its
+    ``info`` has the digest that the server states of its model.
+    """
 
     info = BackendInfo(name="service")
 
@@ -37,6 +40,9 @@ class RemoteBackend(Backend):
     def counters(self) -> Mapping[str, int]:
         """The connection's events by name, including ``reconnects``."""
         return self._client.counters
+
+    def _answered_by(self, model: object) -> None:
+        self.info = replace(self.info, model_sha256=model if isinstance(model, str) else None)
 
     def cancel(self) -> bool:
         """Break off an exchange under way in another thread."""
@@ -112,6 +118,7 @@ class ServiceBackend(RemoteBackend):
 
         def message(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
             nonlocal sent
+            self._answered_by(metadata.get(SERVED_MODEL))
             sent = (
                 request
                 if self._asked_space is not None
@@ -176,6 +183,7 @@ class LiberoServiceBackend(RemoteBackend):
 
         def message(info: Mapping[str, object]) -> Mapping[str, object]:
             libero.require_width(info, requests[0])
+            self._answered_by(info.get("checkpoint"))
             return {"items": items} if batch else items[0]
 
         return self._client.exchange(

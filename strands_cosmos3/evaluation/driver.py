@@ -183,9 +183,9 @@ class Driver:
         self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
         self._last_reply_s = time.monotonic()
-        self._model_sha256: str | None = next(
-            (r["model_sha256"] for r in self.records.values() if r.get("model_sha256")), None
-        )
+        self._answered_by = {
+            r.get("model_sha256") for r in self.records.values() if r["times"].get("answer_ms")
+        }
 
     @property
     def missing(self) -> int:
@@ -293,8 +293,10 @@ class Driver:
             return
         slot.pending, slot.job = None, None
         if reply.kind == "error":
-            moment = f"in episode {job.assignment.label}" if job else "while a worker started"
-            raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} {moment})")
+            if job is None:
+                reply.unwrap()
+            else:
+                raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} in {job.label})")
         if reply.kind == "lost":
             if job is not None:
                 self._requeue(job)
@@ -304,8 +306,10 @@ class Driver:
             slot.failed_starts = 0
             self._register(slot, reply.value)
         elif job.film:
+            self.require_same(reply.value[0]["model_sha256"])
             self._store_film(job.assignment, *reply.value)
         else:
+            self.require_same(reply.value["model_sha256"])
             self._store(job, reply.value)
 
     def _register(self, slot: _Slot, worker: dict[str, Any]) -> None:
@@ -317,14 +321,18 @@ class Driver:
                 f"a worker runs version {worker['version']} of this package, the driver "
                 f"{__version__}."
             )
-        if self._model_sha256 is None:
-            self._model_sha256 = worker["model_sha256"]
-        elif worker["model_sha256"] != self._model_sha256:
+        if worker["model_sha256"] is not None:  # a service has not been asked
+            self.require_same(worker["model_sha256"])
+
+    def require_same(self, model_sha256: str | None) -> None:
+        """Raise a ConfigError unless the stored episodes were answered by the same."""
+        if different := self._answered_by - {model_sha256}:
             raise ConfigError(
-                f"the episodes in {self.folder.path} were run with another checkpoint (SHA-256 "
-                f"{self._model_sha256[:12]}..., now {str(worker['model_sha256'])[:12]}...); choose "
+                f"the episodes in {self.folder.path} were run with another checkpoint or policy "
+                f"(SHA-256 {str(different.pop())[:12]}, now {str(model_sha256)[:12]}); choose "
                 "another --out."
             )
+        self._answered_by.add(model_sha256)
 
     def _store(self, job: _Job, record: Record) -> None:
         record["times"]["attempt"] = job.attempts
@@ -335,7 +343,7 @@ class Driver:
         self.progress.films += 1
         stored = without_times(self.records[assignment.key])
         if film:
-            equal = all(stored[name] == value for name, value in without_times(record).items())
+            equal = all(stored.get(name) == value for name, value in without_times(record).items())
             self.folder.write_film(assignment, film, equal)
 
     def _replace_dead(self, slot: _Slot) -> None:

@@ -15,6 +15,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.evaluation.cluster import cluster, require_gpus
 from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.policies import source_sha256
 from strands_cosmos3.evaluation.report import Report, make_report, write_report
 from strands_cosmos3.evaluation.settings import Settings
 
@@ -49,10 +50,12 @@ def evaluate(
             started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    check_model(settings)
+    answers = check_model(settings)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
+        if answers is not None:
+            driver.require_same(answers)
         folder.write_start({**(facts or {}), "started": _now()})
         started_s = time.monotonic()
         try:
@@ -67,16 +70,19 @@ def evaluate(
     return report, driver.progress
 
 
-def check_model(settings: Settings) -> None:
-    """Read the headers of a checkpoint in a folder here, or of one that replicas will divide.
+def check_model(settings: Settings) -> str | None:
+    """Read the headers of a checkpoint in a folder here, or of one that replicas will divide, or
+    another project's policy; return its digest, None if only a worker knows.
 
     Raises:
         CheckpointError: They cannot be read, or are of another domain than the world's rows.
-        ConfigError: The checkpoint cannot be divided so.
+        ConfigError: The checkpoint cannot be divided so, or the policy cannot be imported.
     """
     model, topology = settings.policy.model, settings.topology
+    if settings.policy.policy is not None:
+        return source_sha256(settings.policy.policy)
     if model is None or not (topology.replicas or Path(model).is_dir()):
-        return  # a hub repository is read by whoever loads it
+        return None  # a hub repository is read by whoever loads it
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.engine.formats.acting import require_domain
     from strands_cosmos3.parallel.mesh import require_tp_size
@@ -85,6 +91,7 @@ def check_model(settings: Settings) -> None:
     require_domain(checkpoint, get_embodiment(settings.embodiment))
     if topology.replicas:
         require_tp_size(checkpoint.config, topology.tp_size)
+    return checkpoint.digest
 
 
 def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:

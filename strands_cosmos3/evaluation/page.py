@@ -66,7 +66,7 @@ def _head(report: Mapping[str, Any]) -> dict[str, Any]:
         "robot": "; ".join(filter(None, notes)),
         "policy": ", ".join(filter(None, policy)),
         "options": ", ".join(f"{name} {value}" for name, value in options.items()) or "presets",
-        "SHA-256 of the checkpoint": report["model_sha256"],
+        "SHA-256 of checkpoint or policy": report["model_sha256"],
         "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task "
         f"and condition, seed {settings['seed']}, at most {settings['duration']:g} s, "
         f"{settings['control_frequency']:g} Hz",

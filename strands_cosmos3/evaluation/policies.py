@@ -6,17 +6,27 @@ The condition is applied between the policy and its backend, so scene and judge 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import AdaptedBackend, Backend
-from strands_cosmos3.errors import BackendError, ConfigError, EvaluationError, ServiceChunkError
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    Cosmos3Error,
+    EvaluationError,
+    ServiceChunkError,
+)
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.options import options_of, with_options
@@ -36,14 +46,18 @@ class PolicySource:
 
     def __init__(self, settings: Settings, engine: Any = None):
         self._settings, self._options, self._engine = settings, settings.policy, engine
-        self._foreign = None if self._options.policy is None else load_policy(self._options.policy)
+        name = self._options.policy
+        self._foreign = None if name is None else load_policy(name)
+        self._source_sha256 = None if name is None else source_sha256(name)
         self._backend_key: tuple[int | None, bool] = self._options.sampling.num_steps, True
         self._backend = self._open(*self._backend_key) if self._foreign is None else None
 
     @property
     def model_sha256(self) -> str | None:
-        """Digest of the checkpoint, if there is one."""
-        return None if self._backend is None else self._backend.info.model_sha256
+        """Digest of what answers: the checkpoint, a policy's source, or what a service has stated
+        since it was asked.
+        """
+        return self._source_sha256 if self._backend is None else self._backend.info.model_sha256
 
     def policy(
         self, condition: Condition, arguments: Mapping[str, Any]
@@ -193,22 +207,27 @@ class ConditionedPolicy(Policy):
             for key, value in observation_dict.items()
         }
         started = time.perf_counter()
-        steps = list(self._inner.get_actions_sync(observation, instruction, **kwargs))
+        with _blamed(BackendError, f"policy {self.provider_name} raised"):
+            steps = list(self._inner.get_actions_sync(observation, instruction, **kwargs))
         self.answer_ms.append((time.perf_counter() - started) * 1e3)
         return steps
 
     def set_robot_state_keys(self, robot_state_keys: list[str]) -> None:
         """Pass the names on."""
-        self._member("set_robot_state_keys")(robot_state_keys)
+        self._call("set_robot_state_keys", robot_state_keys)
 
     def set_control_frequency(self, hz: float) -> None:
         """Pass the rate on."""
         super().set_control_frequency(hz)
-        self._member("set_control_frequency")(hz)
+        self._call("set_control_frequency", hz)
 
     def reset(self, seed: int | None = None) -> None:
         """Start a new episode."""
-        self._member("reset")(seed)
+        self._call("reset", seed)
+
+    def _call(self, name: str, value: Any) -> None:
+        with _blamed(BackendError, f"policy {self.provider_name} raised in {name}"):
+            self._member(name)(value)
 
     def _member(self, name: str) -> Any:
         """The object's member of that name, else the contract's default."""
@@ -220,18 +239,41 @@ def load_policy(name: str) -> Any:
     arguments.
 
     Raises:
-        ConfigError: It cannot be imported, or what it makes has no ``get_actions_sync``.
+        ConfigError: It cannot be made, or what it makes has no ``get_actions_sync``.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        policy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"policy {name!r} cannot be made ({error}); give module:name of a class or function."
-        ) from None
+    with _blamed(ConfigError, _UNMADE.format(name)):
+        policy = _factory(name)()
     if not hasattr(policy, "get_actions_sync"):
         raise ConfigError(
             f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, "
             "instruction)."
         )
     return policy
+
+
+def source_sha256(name: str) -> str:
+    """Return the SHA-256 of the files of ``module:name``: where it is named, and where it is
+    defined. Errors: as :func:`load_policy`.
+    """
+    with _blamed(ConfigError, _UNMADE.format(name)):
+        modules = name.partition(":")[0], _factory(name).__module__
+        files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
+        contents = (Path(file).read_bytes() for file in sorted(filter(None, files)))
+        return hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+def _factory(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@contextmanager
+def _blamed(kind: type[Cosmos3Error], what: str) -> Iterator[None]:
+    """Raise whatever another project's code raises as an error of this package."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise kind(f"{what} {error!r}.") from error
+
+
+_UNMADE = "policy {!r} cannot be made (give module:name of a class or function without arguments):"

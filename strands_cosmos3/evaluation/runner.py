@@ -14,9 +14,9 @@ from typing import Any
 
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
+    BackendError,
     ControlError,
     NonFiniteError,
-    ServiceChunkError,
     ShapeError,
 )
 from strands_cosmos3.evaluation.folder import Record
@@ -25,8 +25,9 @@ from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.types import Outcome, Rollout
 
-UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, ServiceChunkError)
-"""Errors of a first answer that count as the policy's failure, not the evaluation's."""
+UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, BackendError)
+"""Errors of a first answer that count as the policy's failure, not the evaluation's, unless a
+server or replica is lost."""
 
 
 class AssignmentRunner:
@@ -43,7 +44,7 @@ class AssignmentRunner:
 
     @property
     def model_sha256(self) -> str | None:
-        """Digest of the checkpoint, if there is one."""
+        """Digest of what answers, as far as it is known."""
         return self._policies.model_sha256
 
     def run(self, assignment: Assignment) -> Record:
@@ -87,6 +88,7 @@ class AssignmentRunner:
             record = failed_record(assignment, f"{type(error).__name__}: {error}")
         if monitor.lost is not None:
             raise monitor.lost
+        record["model_sha256"] = self.model_sha256
         record["times"] |= {
             "wall_s": round(time.perf_counter() - wall_s, 6),
             "cpu_s": round(time.process_time() - cpu_s, 6),

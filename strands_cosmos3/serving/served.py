@@ -194,7 +194,9 @@ class ServedPolicy:
             if session.protocol == "vllm-omni"
             else {}
         )
-        return {wire.SERVED_SPACE: self._space.name} | theirs
+        digest = self.backend.info.model_sha256
+        ours = {wire.SERVED_SPACE: self._space.name, wire.SERVED_MODEL: digest}
+        return {name: value for name, value in ours.items() if value} | theirs
 
     def info(self) -> dict[str, Any]:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not

@@ -53,6 +53,7 @@ POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat",
 ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
 SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
 QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
+SERVED_MODEL = "cosmos3/model_sha256"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
 optional.
 """

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from helpers import small_world
-from strands_cosmos3.errors import ConfigError, EvaluationError
+from strands_cosmos3.errors import ConfigError, EvaluationError, InputError
 from strands_cosmos3.evaluation import driver as module
 from strands_cosmos3.evaluation.cluster import ONE_THREAD, require_gpus
 from strands_cosmos3.evaluation.driver import (
@@ -205,7 +205,7 @@ def test_a_worker_that_cannot_start_says_why(local_ray, tmp_path):
     settings = make_settings(
         {"tasks": "reach", "seeds": 1, "backend": "service", "dialect": "klingon"}
     )
-    with pytest.raises(EvaluationError, match=r"klingon.*while a worker started"):
+    with pytest.raises(InputError, match="klingon"):
         run(tmp_path / "run", 1, settings)
 
 

@@ -91,7 +91,10 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp
         assert (
             decode(unlucky.recv(timeout=10))
             == decode(other.recv(timeout=10))
-            == {"cosmos3/action_space": "joint_pos"}
+            == {
+                "cosmos3/action_space": "joint_pos",
+                "cosmos3/model_sha256": backend.info.model_sha256,
+            }
         )
         pid = backend.engine.ranks.handles[0].pid
         os.kill(pid, signal.SIGSTOP)  # so that it cannot answer before it is killed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,22 @@ def test_a_server_that_comes_back_is_dialled_again(serve, connect):
     serve(port=first.port)
     assert service.infer(request()).action.shape == (4, 8)
     assert service._client.counters["reconnects"] == 2  # the one that failed, the one that did not
+
+
+def test_the_digest_of_the_model_that_answers_is_the_latest_server_s(serve, connect):
+    port, told = None, []
+    service = None
+    for digest in ("a" * 64, "b" * 64, None):
+        backend = Echo()
+        backend.info = replace(backend.info, model_sha256=digest)
+        server = serve(backend, **({} if port is None else {"port": port}))
+        port, service = server.port, service or connect(server.port)
+        service.infer(request())
+        told.append(service.info.model_sha256)
+        server.__exit__(None, None, None)
+        with pytest.raises(ServiceUnavailableError):
+            service.infer(request())
+    assert told == ["a" * 64, "b" * 64, None]
 
 
 def test_a_token_is_shown_in_either_scheme_and_its_lack_is_named(serve, connect):
