@@ -27,7 +27,7 @@ libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scr
 test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
 	$(VENV)-libero/bin/python -m pytest -m libero tests/worlds/libero tests/evaluation/test_libero_evaluation.py tests/test_examples.py \
-	  tests/recipes/test_libero_policy.py
+	  tests/recipes/test_libero_policy.py tests/recipes/test_libero_demos.py
 
 libero-policy: $(VENV)-libero/.train  ## a small policy for LIBERO from nothing, in out/libero-policy; again, to go on. TINY=1: a trial run in minutes
 	$(VENV)-libero/bin/python -m recipes.libero_policy --out $(OUT)/libero-policy$(if $(TINY),-tiny --tiny) --workers $(WORKERS)

@@ -71,7 +71,7 @@ class LiberoRecipe:
         seed, workers = ("--seed", str(options.seed)), ("--workers", str(options.workers))
         return [
             command_step(
-                *("demos", "demos", "--world", f"libero/{SUITE}", "--out", "demos"),
+                *("demos", "recipes.libero_policy.demos", "--suite", SUITE, "--out", "demos"),
                 *("--episodes", str(self.episodes), *seed),
                 unrecorded=workers,
             ),

@@ -7,11 +7,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+from abc import ABC, abstractmethod
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 
@@ -37,15 +38,8 @@ _OPTIONS = (*_LARGEST, "tier")
 
 
 @dataclass(frozen=True)
-class Demos:
-    """Record demonstrations of the scripted expert to train on.
-
-    The result is a LeRobot v3 dataset.
-
-    Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the
-    expert's unperturbed answer for each goal (reach, pick and place in the bin, three colours).
-    Start an interrupted run again to resume it.
-    """
+class Recording(ABC):
+    """Episodes that processes record in parts, which become one dataset."""
 
     out: Path
     """Folder of the dataset. It appears when all episodes are recorded."""
@@ -53,64 +47,24 @@ class Demos:
     """Upload the dataset to this repository of the Hugging Face hub, e.g. me/demos; a new one is
     private.
     """
-    robot: str = "panda"
-    """The robot: panda, for the bundled policy's recipe, or another one that `rollout`
-    simulates, or the .toml file of one, for post-training (docs/post_training.md): pictures,
-    rows and rate of its embodiment, on the table of rollouts.
-    """
-    tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
-    """Tasks that the expert pursues and, for another robot, answers for."""
-    hand_yaw: Literal["cube", "home"] = "cube"
-    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras
-    that do not show the cube's yaw. The hand then also descends gradually, without a stop above
-    the cube.
-    """
-    ticks: int = 60
-    """Rows of the longest episode, twice that for the bin. Many short episodes show more
-    layouts.
-    """
-    world: str = "table"
-    """table, or libero/libero_object or a variant of it: both views and rows of the libero domain,
-    with the expert asked for several objects of each layout (docs/libero.md). The options from
-    --perturbed on belong to the table.
-    """
     episodes: int = 1200
     """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
     workers: int = 1
     """Number of processes; use one per core."""
     seed: int = 0
     """Seed of everything random. The number of workers does not change the episodes."""
-    perturbed: float = 0.4
-    """Fraction of chunks that are perturbed."""
-    wandering: float = 0.15
-    """Fraction of episodes that move at random."""
-    distractors: float = 0.25
-    """Fraction of episodes with additional cubes of other colours and sizes."""
-    close: float = 0.35
-    """Fraction of episodes in which cubes may be 6 cm apart."""
-    visual_randomization: float = 1.0
-    """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
-    looks_randomization: float = 1.0
-    """The highest scale for the second picture of each labelled frame, which only the bundled
-    policy's recipe has.
-    """
-    prefix_rows: int = 0
-    """Longest action prefix for which the bundled policy's recipe gets labels of its own
-    (docs/bundled_policy.md); 0: none.
-    """
-    tier: int = 128
-    """Resolution tier of the composites."""
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Extras of the package that it needs."""
-        return ("libero",) if self._suite else ("sim", "data")
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError for options that contradict each other."""
 
-    @property
-    def _suite(self) -> str:
-        """The suite of LIBERO; empty on the table."""
-        world, _, suite = self.world.partition("/")
-        return suite if world == "libero" else ""
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common with the one begun."""
+
+    @abstractmethod
+    def record(self, root: Path, episodes: range) -> None:
+        """Record episodes as a new dataset, in a worker process."""
 
     def run(self) -> int:
         """Record and merge the episodes."""
@@ -120,34 +74,14 @@ class Demos:
         whole_number(self.episodes, "--episodes", 1)
         whole_number(self.workers, "--workers", 1)
         seed_number(self.seed, "--seed")
-        whole_number(self.ticks, "--ticks", 2)
         require_writable_folder(self.out, "--out")
         require_repository(self.push)
         if self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"--out {str(self.out)!r} is not empty; choose another folder.")
-        for name, largest in _LARGEST.items():
-            if not 0 <= getattr(self, name) <= largest:
-                raise ConfigError(
-                    f"{_flag(name)} must be from 0 to {largest}, got {getattr(self, name)}."
-                )
-        if not self.tasks:
-            raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
-        if self.tier not in TIERS:
-            raise ConfigError(
-                f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}."
-            )
-        if self._suite:
-            self._check_suite()
-        elif self.world == Demos.world:
-            self._check_robot()
-        else:
-            raise ConfigError(
-                f"--world {self.world} has no demonstrations; choose table or libero/libero_object."
-            )
+        self.check()
         console = Console()
         parts = self.out.with_name(f".{self.out.name}.parts-seed{self.seed}")
-        names = ("seed", "world", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
-        keep_settings(parts / "options.json", {name: getattr(self, name) for name in names})
+        keep_settings(parts / "options.json", self.settings())
         with locked(parts, "--out"):
             self._record(parts, console)
         with Dataset(self.out) as dataset:
@@ -187,16 +121,82 @@ class Demos:
         merge_datasets(list(roots.values()), self.out).close()
         shutil.rmtree(parts)
 
-    def _check_suite(self) -> None:
-        from strands_cosmos3.worlds.libero.demonstrations import demo_of
+    def episodes_of(self, first: int) -> range:
+        """Return the episodes of the part that starts with ``first``."""
+        return range(first, min(first + _BATCH, self.episodes))
 
-        for name in ("robot", *_OPTIONS):
-            if (value := getattr(self, name)) != getattr(Demos, name):
+
+@dataclass(frozen=True)
+class Demos(Recording):
+    """Record demonstrations of the scripted expert to train on.
+
+    The result is a LeRobot v3 dataset.
+
+    Tables, colours, light, cameras, start poses and wordings are random. Every fourth frame has the
+    expert's unperturbed answer for each goal (reach, pick and place in the bin, three colours).
+    Start an interrupted run again to resume it.
+    """
+
+    robot: str = "panda"
+    """The robot: panda, for the bundled policy's recipe, or another one that `rollout`
+    simulates, or the .toml file of one, for post-training (docs/post_training.md): pictures,
+    rows and rate of its embodiment, on the table of rollouts.
+    """
+    tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
+    """Tasks that the expert pursues and, for another robot, answers for."""
+    hand_yaw: Literal["cube", "home"] = "cube"
+    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras
+    that do not show the cube's yaw. The hand then also descends gradually, without a stop above
+    the cube.
+    """
+    ticks: int = 60
+    """Rows of the longest episode, twice that for the bin. Many short episodes show more
+    layouts.
+    """
+    perturbed: float = 0.4
+    """Fraction of chunks that are perturbed."""
+    wandering: float = 0.15
+    """Fraction of episodes that move at random."""
+    distractors: float = 0.25
+    """Fraction of episodes with additional cubes of other colours and sizes."""
+    close: float = 0.35
+    """Fraction of episodes in which cubes may be 6 cm apart."""
+    visual_randomization: float = 1.0
+    """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
+    looks_randomization: float = 1.0
+    """The highest scale for the second picture of each labelled frame, which only the bundled
+    policy's recipe has.
+    """
+    prefix_rows: int = 0
+    """Longest action prefix for which the bundled policy's recipe gets labels of its own
+    (docs/bundled_policy.md); 0: none.
+    """
+    tier: int = 128
+    """Resolution tier of the composites."""
+
+    extras: ClassVar[tuple[str, ...]] = ("sim", "data")
+    """Extras of the package that it needs."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that determine an episode."""
+        names = ("seed", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
+        return {name: getattr(self, name) for name in names}
+
+    def check(self) -> None:
+        """Raise ConfigError for values that a robot or the table does not take."""
+        whole_number(self.ticks, "--ticks", 2)
+        for name, largest in _LARGEST.items():
+            if not 0 <= getattr(self, name) <= largest:
                 raise ConfigError(
-                    f"{_flag(name)} {value} belongs to the table, not to {self.world}; leave it "
-                    "out."
+                    f"{_flag(name)} must be from 0 to {largest}, got {getattr(self, name)}."
                 )
-        demo_of(self._suite, self.seed, 0)
+        if not self.tasks:
+            raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
+        if self.tier not in TIERS:
+            raise ConfigError(
+                f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}."
+            )
+        self._check_robot()
 
     def _check_robot(self) -> None:
         from strands_cosmos3.sim.dataset import rollout_spec
@@ -234,46 +234,34 @@ class Demos:
         turns = self.hand_yaw == "cube"
         return DemoConfig(robot=self.robot, ticks=self.ticks, goals=goals, turns=turns, **options)
 
-    def episodes_of(self, first: int) -> range:
-        """Return the episodes of the part that starts with ``first``."""
-        return range(first, min(first + _BATCH, self.episodes))
+    def record(self, root: Path, episodes: range) -> None:
+        """Record episodes of the table; ConfigError if no start of them was reachable."""
+        from strands_cosmos3.datasets import DatasetWriter
+        from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
+
+        config = self.config()
+        collector = _collector(config)
+        drawn = [(episode, collector.record(self.seed, episode)) for episode in episodes]
+        records = [(episode, record) for episode, record in drawn if record is not None]
+        if not records:
+            raise ConfigError(
+                f"episodes {episodes[0]} to {episodes[-1]} of seed {self.seed} have no reachable "
+                f"start; give another --seed, or --episodes of at least {episodes[-1] + 2}."
+            )
+        spec = demo_spec(records[0][1].frames.shape[1:3], config)
+        with DatasetWriter(root, spec, commit_every=_BATCH, video=VIDEO) as writer:
+            for episode, record in records:
+                add_record(writer, record, self.seed, episode)
 
 
-def record_part(options: Demos, root: Path, first: int) -> None:
-    """Record one part as a dataset, unless it exists, in a worker process. Raises ConfigError if
-    no start was reachable.
-    """
+def record_part(options: Recording, root: Path, first: int) -> None:
+    """Record one part as a dataset, unless it exists, in a worker process."""
     if root.exists():
         return
     hidden = root.with_name(f".{root.name}.unfinished")
     shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
-    episodes = options.episodes_of(first)
-    if options._suite:
-        from strands_cosmos3.worlds.libero.demonstrations import record_libero
-
-        record_libero(hidden, options._suite, options.seed, episodes)
-    else:
-        _record_table(hidden, options, episodes)
+    options.record(hidden, options.episodes_of(first))
     os.replace(hidden, root)
-
-
-def _record_table(root: Path, options: Demos, episodes: range) -> None:
-    from strands_cosmos3.datasets import DatasetWriter
-    from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
-
-    config = options.config()
-    collector = _collector(config)
-    drawn = [(episode, collector.record(options.seed, episode)) for episode in episodes]
-    records = [(episode, record) for episode, record in drawn if record is not None]
-    if not records:
-        raise ConfigError(
-            f"episodes {episodes[0]} to {episodes[-1]} of seed {options.seed} have no reachable "
-            f"start; give another --seed, or --episodes of at least {episodes[-1] + 2}."
-        )
-    spec = demo_spec(records[0][1].frames.shape[1:3], config)
-    with DatasetWriter(root, spec, commit_every=_BATCH, video=VIDEO) as writer:
-        for episode, record in records:
-            add_record(writer, record, options.seed, episode)
 
 
 @cache

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `mak
 
 import torch
 
+from recipes.libero_policy import demos as libero_demos
 from recipes.libero_policy.recipe import (
     card,
     main,
@@ -28,7 +29,6 @@ from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.post import PostTraining
-from strands_cosmos3.worlds.libero import demonstrations as libero_demos
 from strands_cosmos3.worlds.libero.simulation import CAMERAS, side_by_side
 
 SENTENCES = (
@@ -40,7 +40,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Two episodes as `demos --world libero/libero_object` writes them: the views differ in colour, and
+    """Two episodes as `recipes.libero_policy.demos` writes them: the views differ in colour, and
     change every 6 frames.
     """
     root, rng = tmp_path_factory.mktemp("libero") / "demos", np.random.default_rng(0)

@@ -1,5 +1,5 @@
-"""Demonstrations of the scripted expert on LIBERO as a LeRobot v3 dataset, with labels as NVIDIA's
-checkpoints emit them.
+"""``python -m recipes.libero_policy.demos``: demonstrations of the scripted expert on LIBERO as a
+LeRobot v3 dataset, with labels as NVIDIA's checkpoints emit them.
 
 Frames are 20 a second: both views as policies are trained on them, and the row [10] of the action
 that follows, in the controller's units and not normalised. There is no state, because the
@@ -13,16 +13,22 @@ random motion ends, and noise is added to what is executed but not to what is re
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tyro
 
 from strands_cosmos3.actions.controller_rows import encode_actions
+from strands_cosmos3.commands.demos import Recording
+from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.datasets import ACTION, DatasetWriter
 from strands_cosmos3.datasets.spec import DONE, SUCCESS, VIDEO, DatasetSpec, Feature, camera_key
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.worlds.libero.expert import LiberoExpert
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, OPEN, LiberoConfig
 from strands_cosmos3.worlds.libero.simulation import (
@@ -45,6 +51,26 @@ _LAYOUTS_A_SCENE = 2  # consecutive ones, because a scene takes seconds to load
 _WANDER_STEPS = 20  # at most, before the first frame
 # deviation of the translation's noise, in the controller's units, and its decay a step
 _NOISE, _NOISE_KEPT = 0.25, 0.8
+
+
+@dataclass(frozen=True)
+class LiberoRecording(Recording):
+    """Record demonstrations of the scripted expert on LIBERO (docs/libero.md)."""
+
+    suite: str = "libero_object"
+    """libero_object or a variant of it, such as libero_object_swap."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a suite that the expert cannot solve."""
+        demo_of(self.suite, self.seed, 0)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that determine an episode."""
+        return {"seed": self.seed, "suite": self.suite}
+
+    def record(self, root: Path, episodes: range) -> None:
+        """Record episodes as a new dataset."""
+        record_libero(root, self.suite, self.seed, episodes)
 
 
 def libero_spec(config: LiberoConfig) -> DatasetSpec:
@@ -151,3 +177,16 @@ def _wander(world: LiberoSimulation, rng: np.random.Generator) -> None:
     steps = int(rng.integers(1, _WANDER_STEPS + 1))
     for step in range(steps):
         world.step([*direction, 0, 0, 0, OPEN], look=step == steps - 1)
+
+
+def main() -> int:
+    """Record demonstrations by the command line; return an exit status."""
+    try:
+        return tyro.cli(LiberoRecording, registry=registry).run()
+    except Cosmos3Error as error:
+        print(f"demos: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

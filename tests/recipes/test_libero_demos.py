@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("libero", reason="LIBERO has an environment of its own: make test-libero")
 
+from recipes.libero_policy.demos import TARGETS_A_LAYOUT, demo_of, record_libero
 from strands_cosmos3.actions.controller_rows import decode_rows
 from strands_cosmos3.datasets import ACTION, Dataset
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.worlds.libero.demonstrations import TARGETS_A_LAYOUT, demo_of, record_libero
 from strands_cosmos3.worlds.libero.protocol import LiberoConfig
 
 pytestmark = pytest.mark.libero
