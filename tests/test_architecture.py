@@ -10,6 +10,8 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
 BASE = {
     "errors",
@@ -128,10 +130,23 @@ def package_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@functools.cache  # four tests read the whole package
+def nodes(source: str) -> list[ast.AST]:
+    """Every node of a file's syntax."""
+    return list(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    """Half a million nodes are not kept for the tests of other modules."""
+    yield
+    nodes.cache_clear()
+
+
 def imported(path: Path) -> list[str]:
     """Every module that a file imports, at its top or inside its functions."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -245,7 +260,7 @@ def test_the_functions_on_the_way_from_an_observation_to_a_torque_exist():
 def test_no_broad_except_but_at_the_seams():
     broad = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.ExceptHandler) and (
                 node.type is None
                 or (
@@ -291,7 +306,7 @@ def probes(source: str) -> list[int]:
     and except AttributeError.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         called = (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
@@ -339,7 +354,7 @@ def branches_on_names(source: str, names: set[str]) -> list[int]:
     is data.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         compared = (
             node
             if isinstance(node, ast.Compare)

@@ -781,13 +781,13 @@ def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
 
 @pytest.mark.parametrize("how", ["sleep", "spin"])
 def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
-    """A process of its own at a small scale: 3 s of inference, pings every 0.4 s that must be
+    """A process of its own at a small scale: 2 s of inference, pings every 0.4 s that must be
     answered in 0.4 s.
     """
-    _, port = spawn("-m", "helpers.slow_server", "3", how)
+    _, port = spawn("-m", "helpers.slow_server", "2", how)
     with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
         client.send(encode(observation()))
-        took, end = list[float](), time.monotonic() + 2.5
+        took, end = list[float](), time.monotonic() + 1.5
         while time.monotonic() < end:
             started = time.monotonic()
             assert get(port, "/healthz") == (200, "OK\n")
