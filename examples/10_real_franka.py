@@ -53,9 +53,15 @@ class FrankaArm:
     have taken beyond the joints' range or velocity limit.
     """
 
-    dt_s = 2e-3
+    dt_s = STREAM_S  # between two references of the loop
 
     def __init__(self, franky, host, limits, compensation=NO_COMPENSATION):
+        if self.dt_s > STREAM_S:
+            raise ConfigError(
+                f"dt_s={self.dt_s:g}: Franka takes a reference each {STREAM_S:g} s, and longer "
+                "steps, interpolated, exceed the limits of acceleration and jerk, at which its "
+                f"joint-position interface stops; use dt_s={STREAM_S:g}."
+            )
         self.franky, self.limits, self.compensation, self.clipped = franky, limits, compensation, 0
         self.robot, self.gripper = franky.Robot(host), franky.Gripper(host)
         self.max_width_m = self.gripper.max_width

@@ -65,6 +65,30 @@ class Circling:
         return JointTrajectory(q, t_s, np.full(16, 0.2))
 
 
+@pytest.mark.parametrize("dt_s", [2e-3, 1.25e-3, 1 / 300])
+def test_references_below_1_khz_are_refused(monkeypatch, dt_s):
+    monkeypatch.setattr(real_franka.FrankaArm, "dt_s", dt_s)
+    with pytest.raises(ConfigError, match=r"joint-position interface.*use dt_s=0\.001"):
+        real_franka.FrankaArm(fake_franky, "fake", FER)
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("limits", [FER, ControlConfig("fr3", 0.3).joint_limits()])
+def test_what_is_sent_each_millisecond_holds_acceleration_and_jerk(arm, limits, offset):
+    goal = HOME_Q + np.array([0.3, -0.2, 0.2, 0.3, -0.4, 0.4, 0.5])
+    block = planned(limits, HOME_Q, goal, lambda at: at.rests)
+    arm.rows = block.q_rad, block.qd_rad_s, 0.0
+    sent = np.stack(
+        [
+            arm.reference_at(1e-3 * (row + offset))[0]
+            for row in range(round(len(block) * arm.dt_s * 1e3))
+        ]
+    )
+    for order, bound in ((2, limits.acceleration), (3, limits.jerk)):
+        rate = np.abs(np.diff(sent, n=order, axis=0)) / 1e-3**order
+        assert (rate <= 1.02 * bound).all()
+
+
 def test_the_loop_drives_it(arm, monkeypatch):
     monkeypatch.setattr(real_franka, "BUFFER_S", 0.4)  # the machine that runs this may be busy
     loop = ControlLoop(
@@ -92,7 +116,7 @@ def test_an_open_fraction_is_a_share_of_the_gripper_s_width(arm):
     assert arm.joint_state()[2] == 1.0
     for wanted in (0.0, 0.75):
         for _ in range(15):
-            arm.execute(still(5, gripper=np.full(5, wanted)), JointState.at_rest(HOME_Q))
+            arm.execute(still(10, gripper=np.full(10, wanted)), JointState.at_rest(HOME_Q))
     assert arm.gripper.commands == [("grasp", 0.0), ("move", 0.75 * 0.08)]
     assert arm.joint_state()[2] == 0.75
 
@@ -191,7 +215,7 @@ def test_blocks_that_come_a_little_late_are_followed_without_a_jolt(arm, monkeyp
     executor, plan, from_s = Executor(FER, arm.dt_s, HOME_Q), [HOME_Q[None]], 0.0
     executor.accept(JointTrajectory(HOME_Q[None] + 0.3, np.array([0.4])))
     for _ in range(30):
-        before, block = executor.reference, executor.advance(10)
+        before, block = executor.reference, executor.advance(20)
         arm.execute(block, before)
         from_s = arm.rows[2] if len(plan) == 1 else from_s
         plan.append(block.q_rad)
