@@ -87,7 +87,7 @@ def image_array(
             letter if n is None else str(n)
             for letter, n in zip("NHWC"[-len(shape) :], shape, strict=True)
         )
-        got = f"{array.dtype} {list(array.shape)}"
+        got = f"{array.dtype} {list(array.shape)}{_picture_remedy(array, shape)}"
         raise ShapeError(f"{name} must be uint8 of shape [{required}] and not be empty, got {got}.")
     if max(array.shape[-3:-1]) > MAX_IMAGE_SIDE:
         got = f"{array.shape[-3]} x {array.shape[-2]}"
@@ -95,6 +95,16 @@ def image_array(
             f"{name} is {got} pixels; at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE} are accepted."
         )
     return array
+
+
+def _picture_remedy(array: NDArray[Any], shape: tuple[int | None, ...]) -> str:
+    """The line of code that makes a picture's pixels uint8 and its channels the last axis."""
+    turned = array.ndim == len(shape) >= 3 and array.shape[-3] == 3 != array.shape[-1]
+    line = "np.moveaxis(picture, -3, -1)" if turned else "picture"
+    if array.dtype.kind == "f":
+        scaled = "" if array.size and np.abs(array).max() > 1 else " * 255"
+        line = f"({line}{scaled}).round().astype(np.uint8)"
+    return "" if line == "picture" else f"; convert it: {line}"
 
 
 def trailing(

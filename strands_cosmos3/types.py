@@ -33,6 +33,7 @@ from strands_cosmos3.checks import (
     open_fractions,
     positive,
     rigid,
+    seed_number,
     whole_number,
 )
 from strands_cosmos3.collision import CollisionReport
@@ -238,6 +239,7 @@ class Request:
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
+        seed_number(self.seed)
         whole_number(self.decode_frames or 0, "decode_frames", 0)
         instance_of(self.images, Mapping, "images")
         _set(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strands_cosmos3.checks import typed, typed_fields, whole_number
+from strands_cosmos3.checks import seed_number, typed, typed_fields, whole_number
 from strands_cosmos3.embodiments import MODEL_SPACES, NUM_DOMAINS, Sampling
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
@@ -142,6 +142,7 @@ class Cosmos3ActionRequest:
 
     def __post_init__(self) -> None:
         typed_fields(self)
+        seed_number(self.seed)
         object.__setattr__(self, "mode", Mode.parse(self.mode))
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
             if getattr(self, name) < 1:

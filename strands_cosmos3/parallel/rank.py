@@ -176,10 +176,13 @@ def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) 
     try:
         return RankStatus(kind, payload=work() or b"")
     except Exception as error:  # whatever it was, the group decides for all ranks
-        message = str(error).strip()
+        name, message = type(error).__name__, str(error).strip()
         if not isinstance(error, Cosmos3Error):
             message = message.split("\n")[0] or "no message"
-        return RankStatus("error", error=(type(error).__name__, message))
+            # the request's fault, not the process': the rank accepts the next one
+            if isinstance(error, ArithmeticError | LookupError | TypeError | ValueError):
+                name, message = "BackendError", f"inference failed ({name}: {message})."
+        return RankStatus("error", error=(name, message))
 
 
 _CLOSE_S = 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
@@ -30,6 +31,7 @@ from strands_cosmos3.types import ActionChunk, Request
 
 logger = logging.getLogger(__name__)
 
+_MAX_SESSIONS = 1024  # of one connection
 _HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
 
 
@@ -48,17 +50,34 @@ class Inference(Protocol):
 
 
 @dataclass
+class Episode:
+    """The running episode of a ``session_id``."""
+
+    # on the monotonic clock; None before the first request
+    started_s: float | None = None
+    calls: int = 0  # inferences
+
+
+@dataclass
 class Session:
     """State of one connection, or of one LIBERO request."""
 
     protocol: Literal["openpi", "vllm-omni", "libero"] = "openpi"
-    name: str = ""  # the ``session_id`` on vLLM-Omni's path
-    # start of the episode on the monotonic clock; None before the first request
-    started_s: float | None = None
-    calls: int = 0  # inferences of the episode
+    # by ``session_id``, the last used one at the end
+    episodes: OrderedDict[str, Episode] = field(default_factory=OrderedDict[str, Episode])
     # from the last request's arrival to the departure of its reply
     previous_total_ms: float | None = None
     bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
+
+    def episode(self, name: str) -> Episode:
+        """Return a session's episode; without a name that of the session asked last. Beyond 1024,
+        the one idle for longest is forgotten.
+        """
+        name = name or next(reversed(self.episodes), "")
+        self.episodes[name] = self.episodes.pop(name, None) or Episode()
+        if len(self.episodes) > _MAX_SESSIONS:
+            self.episodes.popitem(last=False)
+        return self.episodes[name]
 
     @property
     def survives_errors(self) -> bool:
@@ -108,6 +127,7 @@ class _PendingInference:
 
     message: Mapping[str, Any]
     session: Session
+    episode: Episode
     request: Request
 
 
@@ -235,7 +255,7 @@ class ServedPolicy:
             except RanksError as error:
                 # its processes are gone: asking again for each would start and lose them again
                 return [_refusal(error)] * len(pending)
-            except Exception:
+            except BaseException:
                 logger.info(
                     "a batch failed; its requests are inferred for one by one", exc_info=True
                 )
@@ -259,18 +279,12 @@ class ServedPolicy:
         session = message.session
         if isinstance(message.frame, Mapping):
             request = libero.decode_request(message.frame, self.seed)
-            return _PendingInference(message.frame, session, request)
+            return _PendingInference(message.frame, session, Episode(), request)
         content = self._read(message.frame)
-        endpoint = content.get(wire.ENDPOINT)
-        if session.protocol == "vllm-omni":
-            wire.require_vllm_address(content)
+        name, endpoint = wire.session_of(content), content.get(wire.ENDPOINT)
         if endpoint == "reset":
-            return self._reset(session)
-        if session.protocol == "vllm-omni":
-            if (name := content.get(wire.SESSION) or session.name or "default") != session.name:
-                session.name, session.started_s, session.calls = name, None, 0
-            session.bare = True
-        session.bare |= endpoint == "infer"
+            return self._reset(session, name)
+        session.bare |= endpoint == "infer" or session.protocol == "vllm-omni"
         return self._pending(content, session)
 
     def _read(self, frame: bytes | str) -> Mapping[str, Any]:
@@ -281,27 +295,30 @@ class ServedPolicy:
             raise WireFormatError(f"a request must be a map, got {type(message).__name__}.")
         return cast("dict[str, Any]", message)
 
-    def _reset(self, session: Session) -> Answer:
+    def _reset(self, session: Session, name: str) -> Answer:
         self.backend.reset(None)
-        session.started_s, session.calls = None, 0
+        episode = session.episode(name)
+        episode.started_s, episode.calls = None, 0
         reply = wire.reset_reply(session.bare and session.protocol == "openpi")
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
     def _pending(self, message: Mapping[str, Any], session: Session) -> _PendingInference:
-        now = time.monotonic()
-        if session.started_s is None:
-            session.started_s = now
-        default = self.seed + session.calls
+        now, episode = time.monotonic(), session.episode(wire.session_of(message))
+        if episode.started_s is None:
+            episode.started_s = now
+        default = (self.seed + episode.calls) % 2**32
         request = wire.decode_request(
             message,
             self._embodiment,
             self._space,
             images=self.backend.info.requires_images,
             compose=self.backend.compose,
-            seed=wire.vllm_seed(message, default) if session.protocol == "vllm-omni" else default,
-            t_motion_s=now - session.started_s,
+            seed=wire.read_seed(message, wire.VLLM_SEED, default)
+            if session.protocol == "vllm-omni"
+            else default,
+            t_motion_s=now - episode.started_s,
         )
-        return _PendingInference(message, session, request)
+        return _PendingInference(message, session, episode, request)
 
     def _infer(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         started_s = time.monotonic()
@@ -323,7 +340,7 @@ class ServedPolicy:
             self._reply(item, chunk, infer_s) for item, chunk in zip(pending, chunks, strict=True)
         ]
         for item in pending:
-            item.session.calls += 1
+            item.episode.calls += 1
         return answers
 
     def _reply(self, pending: _PendingInference, chunk: ActionChunk, infer_s: float) -> Answer:

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.actions.rotations import matrix_to_quaternion, quaternion_to_matrix, se3
-from strands_cosmos3.checks import F64, finite_array, image_array, of_grippers
+from strands_cosmos3.checks import (
+    F64,
+    LARGEST,
+    finite_array,
+    image_array,
+    of_grippers,
+    seed_number,
+    trailing,
+)
 from strands_cosmos3.embodiments import (
     JOINT_POS,
     POSE_ABS,
@@ -36,6 +44,7 @@ from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
     InputError,
+    InstructionError,
     ObservationError,
     ServiceChunkError,
     ServiceRefusedError,
@@ -83,6 +92,9 @@ _STATE_KEYS = (
 _PICTURES = ("observation/wrist_image", "observation/exterior_image")
 _UNIT_TOLERANCE = 1e-2
 _MAX_ROWS = 1024
+_MIN_IMAGE_SIDE = 16  # pixels of one latent patch
+_MAX_SESSION_CHARACTERS = 256
+_LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
 """Longer prompts are refused before they reach a model: its time grows with the square of their
@@ -277,6 +289,8 @@ def decode_request(
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
+    if images and not prompt.strip():
+        raise InstructionError(f"{PROMPT!r} is missing or blank; send the instruction as text.")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise InputError(
             f"{PROMPT!r} has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are read."
@@ -291,8 +305,10 @@ def decode_request(
         gripper=_read_gripper(message, embodiment, sent not in (JOINT_POS, POSE_ABS)),
         limb_poses={} if pose is None else {embodiment.limbs[0].name: pose},
         composite=composite,
-        seed=int(_number(message.get(SEED, seed), SEED)),
-        t_motion_s=_number(message.get(MOTION_CLOCK, t_motion_s), MOTION_CLOCK),
+        seed=read_seed(message, SEED, seed),
+        t_motion_s=_scalar(message, MOTION_CLOCK, _LARGEST_S)
+        if MOTION_CLOCK in message
+        else t_motion_s,
         images=views,
     )
 
@@ -323,32 +339,49 @@ def _read_gripper(
     them.
     """
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
-    if n > 1 and np.size(message.get(GRIPPER, ())) > 1:
+    if n > 1 and GRIPPER in message and _numbers(message, GRIPPER).size > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
     closed = 0.0 if optional and GRIPPER not in message else _last_number(message, GRIPPER)
     return of_grippers(np.full(n, WIRE_GRIPPER.to_fraction(closed)))
 
 
-def _number(value: Any, key: str) -> float:
-    # no infinity, NaN or integer that is too long
-    in_range = type(value) in (int, float) and abs(value) < 1e300
-    return float(value if in_range else finite_array(value, repr(key), ()))
+def read_seed(message: Mapping[str, Any], key: str, default: int) -> int:
+    """Return the noise seed under a key, or the default if it has none. InputError unless it is a
+    whole number from 0 to 2**32 - 1.
+    """
+    if message.get(key) is None:
+        return default
+    number = _scalar(message, key, np.inf)
+    whole = number.is_integer() and abs(number) < 2**64
+    return seed_number(int(number) if whole else number, repr(key))
+
+
+def _numbers(message: Mapping[str, Any], key: str, largest: float = LARGEST) -> F64:
+    """The numbers under a key, of any shape: real, finite, of a plausible size, no truth values."""
+    numbers = trailing(message[key], repr(key), (), largest)
+    if np.asarray(message[key]).dtype == np.bool_:
+        raise InputError(f"{key!r} must be numbers, got {short(message[key])}.")
+    return numbers
+
+
+def _scalar(message: Mapping[str, Any], key: str, largest: float) -> float:
+    return float(finite_array(_numbers(message, key, largest), repr(key), ()))
 
 
 def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:
     """Return the last row [n] of [n] or [T, n]."""
-    value = np.asarray(message[key])
-    return finite_array(value[-1] if value.ndim == 2 and len(value) else value, repr(key), (n,))
+    value = _numbers(message, key)
+    return finite_array(value[-1] if value.ndim == 2 else value, repr(key), (n,))
 
 
 def _last_number(message: Mapping[str, Any], key: str) -> float:
     """Return the last value of a scalar, [T] or [T, 1]."""
     if key not in message:
         raise _missing(message, key)
-    value = np.asarray(message[key])
-    if value.ndim > 2 or (value.ndim == 2 and value.shape[1] != 1) or value.size == 0:
+    value = _numbers(message, key)
+    if value.ndim > 2 or (value.ndim == 2 and value.shape[1] != 1):
         raise ShapeError(f"{key!r} must be a number, [T] or [T, 1], got {list(value.shape)}.")
-    return _number(value.reshape(-1)[-1], key)
+    return float(value.reshape(-1)[-1])
 
 
 def _read_pictures(
@@ -380,7 +413,15 @@ def _read_pictures(
 
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
-    return image_array(as_uint8(message[key]), repr(key))
+    value = message[key]
+    # as_uint8 takes no ragged lists
+    picture = image_array(as_uint8(value) if isinstance(value, np.ndarray) else value, repr(key))
+    if min(picture.shape[:2]) < _MIN_IMAGE_SIDE:
+        got = f"{picture.shape[0]} x {picture.shape[1]}"
+        raise ShapeError(
+            f"{key!r} is {got} pixels; send at least {_MIN_IMAGE_SIDE} x {_MIN_IMAGE_SIDE}."
+        )
+    return picture
 
 
 def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> ObservationError:
@@ -556,24 +597,23 @@ def encode_reset(session_id: str) -> dict[str, Any]:
     return {ENDPOINT: "reset", SESSION: session_id}
 
 
-def require_vllm_address(message: Mapping[str, Any]) -> None:
-    """Raise InputError unless a message to vLLM-Omni's path names an endpoint that there is, and
-    a session by its text.
+def session_of(message: Mapping[str, Any]) -> str:
+    """Return the name of a message's session, or empty. Raises InputError unless that is text or a
+    whole number, and the endpoint one that there is.
     """
-    endpoint, session = message.get(ENDPOINT, "infer"), message.get(SESSION, "")
-    if endpoint not in ("infer", "reset"):
+    endpoint, session = message.get(ENDPOINT), message.get(SESSION)
+    if endpoint is not None and str(endpoint) not in ("infer", "reset"):
         raise InputError(f"{ENDPOINT!r} must be 'infer' or 'reset', got {short(endpoint)!r:.80}.")
-    if session is not None and not isinstance(session, str):
-        raise InputError(f"{SESSION!r} must be text, got {type(session).__name__}.")
-
-
-def vllm_seed(message: Mapping[str, Any], default: int) -> int:
-    """Return the noise seed that a message to vLLM-Omni's path has. Raises InputError if it is
-    no number.
-    """
-    return (
-        default if message.get(VLLM_SEED) is None else int(_number(message[VLLM_SEED], VLLM_SEED))
-    )
+    name = "" if session is None else str(session)
+    if (
+        not isinstance(session, str | int | np.integer | None)
+        or len(name) > _MAX_SESSION_CHARACTERS
+    ):
+        raise InputError(
+            f"{SESSION!r} must be text, got {type(session).__name__}; at most "
+            f"{_MAX_SESSION_CHARACTERS} characters are read."
+        )
+    return name
 
 
 def vllm_error(message: str) -> dict[str, str]:
