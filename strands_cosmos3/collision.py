@@ -40,7 +40,7 @@ class CollisionOutcome(StrEnum):
     CLEAR = "clear"
     TOUCHING = "touching"  # two bodies touch at the start; no row brings them closer
     AVOIDED = "avoided"  # the rows were solved again, around a collision
-    STOPPED = "stopped"  # the rows from ``held_from`` on hold the arm before a collision
+    STOPPED = "stopped"  # the rows from ``held_from_row`` on hold the arm before a collision
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class CollisionReport:
         bodies: Names of the two bodies; a geometry of the world goes by its own name.
         depth_m: How deep they would lie in each other at that row or on the way to it; below zero,
             their distance.
-        held_from: First row that holds the arm; None if none does.
+        held_from_row: First row that holds the arm; None if none does.
     """
 
     outcome: CollisionOutcome = CollisionOutcome.UNCHECKED
     row: int | None = None
     bodies: tuple[str, str] | None = None
     depth_m: float = 0.0
-    held_from: int | None = None
+    held_from_row: int | None = None
 
     def __str__(self) -> str:
         if self.bodies is None:
@@ -74,14 +74,16 @@ class CollisionReport:
         )
         done = {
             "avoided": "; avoided",
-            "stopped": f"; the arm holds from row {self.held_from} on",
+            "stopped": f"; the arm holds from row {self.held_from_row} on",
         }.get(self.outcome, "")
         return f"{first!r} and {second!r} would be {near} {where}{done}"
 
     def later(self, rows: int) -> CollisionReport:
         """The same report, its rows counted from ``rows`` rows earlier."""
-        row, held_from = (None if n is None else n + rows for n in (self.row, self.held_from))
-        return replace(self, row=row, held_from=held_from)
+        row, held_from_row = (
+            None if n is None else n + rows for n in (self.row, self.held_from_row)
+        )
+        return replace(self, row=row, held_from_row=held_from_row)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
@@ -92,5 +94,5 @@ class CollisionReport:
             "row": self.row,
             "bodies": bodies,
             "depth_mm": depth_mm,
-            "held_from": self.held_from,
+            "held_from": self.held_from_row,
         }

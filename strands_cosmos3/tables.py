@@ -135,8 +135,11 @@ def _lines(value: Any, path: str) -> list[str]:
 def toml_value(value: Any) -> str:
     """Return a value as TOML writes it: a mapping, a list, a string, a number, True or False."""
     if isinstance(value, Mapping):
-        items = (f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items())
-        return "{" + ", ".join(items) + "}"
+        items = (
+            f"{key if key.isidentifier() else toml_value(key)} = {toml_value(item)}"
+            for key, item in value.items()
+        )
+        return f"{{ {', '.join(items)} }}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)

@@ -229,8 +229,8 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
     if not isinstance(source, Path):
         source = instance_of(source, str, "source of statistics")
         if not (source.endswith(".json") or "/" in source or "\\" in source):
-            stats = _packaged(_domain_of(source))
-            if domain is not None and _domain_of(domain) != stats.domain:
+            stats = _packaged(_stats_domain(source))
+            if domain is not None and _stats_domain(domain) != stats.domain:
                 raise StatisticsError(
                     f"{source!r} names statistics of {stats.domain!r}, not of {domain!r}."
                 )
@@ -245,7 +245,7 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
     figures = figures_of(data, path)
     if "schema" in data:
         name, columns = _described(data, path)
-        if domain is not None and name != domain and name != _domain_of(domain):
+        if domain is not None and name != domain and name != _stats_domain(domain):
             raise StatisticsError(f"{str(path)!r} holds statistics of {name!r}, not of {domain!r}.")
         width = data.get("single_arm_columns", len(columns))
         width = instance_of(width, int, f"single_arm_columns of {str(path)!r}")
@@ -255,7 +255,7 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
                 f"{str(path)!r} does not name the domain of its statistics, and its name is not "
                 f"one of cosmos-framework's ({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
             )
-        name = _domain_of(path.stem if domain is None else domain)
+        name = _stats_domain(path.stem if domain is None else domain)
         columns = get_embodiment(name).action_space("midtrain").columns
         width = len(columns)
         if name == "umi" and len(figures["q01"]) == 2 * width:
@@ -322,7 +322,7 @@ def stats_for(
     """
     embodiment = get_embodiment(embodiment)
     if stats is None:
-        stats = _packaged(_has_stats(embodiment))
+        stats = _packaged(_require_stats(embodiment))
     elif isinstance(stats, str | Path):
         stats = load_action_stats(stats)
     stats = instance_of(stats, ActionStats, "stats")
@@ -355,7 +355,7 @@ def stats_of_domain(
         StatisticsError: ``domain`` is not the embodiment's, or is missing beside a mapping, or the
             mapping lacks a figure.
     """
-    if domain is not None and _domain_of(domain) != embodiment.stats:
+    if domain is not None and _stats_domain(domain) != embodiment.stats:
         raise StatisticsError(
             f"stats_domain={domain!r} does not describe embodiment {embodiment.name!r}, which "
             f"needs {embodiment.stats!r}."
@@ -370,7 +370,7 @@ def stats_of_domain(
             "statistics interchangeable."
         )
     columns = embodiment.action_space("midtrain").columns
-    return ActionStats(_has_stats(embodiment), columns, stats["q01"], stats["q99"])
+    return ActionStats(_require_stats(embodiment), columns, stats["q01"], stats["q99"])
 
 
 @typed()
@@ -463,7 +463,7 @@ def _quantile_map(q01: Any, q99: Any) -> Affine:
     return ActionStats("the caller", columns, q01, q99).normalizer()
 
 
-def _has_stats(embodiment: Embodiment) -> str:
+def _require_stats(embodiment: Embodiment) -> str:
     if embodiment.stats is None:
         have = ", ".join(name for name in list_embodiments() if get_embodiment(name).stats)
         raise StatisticsError(
@@ -472,9 +472,9 @@ def _has_stats(embodiment: Embodiment) -> str:
     return embodiment.stats
 
 
-def _domain_of(name: str) -> str:
+def _stats_domain(name: str) -> str:
     key = instance_of(name, str, "domain").strip().lower()
-    return _has_stats(get_embodiment(_UPSTREAM_DOMAINS.get(key, key)))
+    return _require_stats(get_embodiment(_UPSTREAM_DOMAINS.get(key, key)))
 
 
 @cache

@@ -182,8 +182,8 @@ class CollisionCheck:
         report = self.examine(q_start, q_rad)
         if report.row is None:
             return q_rad, report
-        rows, held_from = self.hold(q_start, q_rad[: report.row], len(q_rad))
-        return rows, replace(report, held_from=held_from)
+        rows, held_from_row = self.hold(q_start, q_rad[: report.row], len(q_rad))
+        return rows, replace(report, held_from_row=held_from_row)
 
     def _report(self, outcome: CollisionOutcome, row: int | None, distance: F64) -> CollisionReport:
         worst = int(np.argmin(distance))

@@ -77,15 +77,16 @@ class PreparedMotion:
     """A planned motion on the physics clock, and the reference that it continues: step ``step`` of
     the plan ``of``.
 
-    Steps ``n_head`` to ``n_motion`` of ``block`` follow the rows, which are reached at the steps
-    ``knot_step``; a stop comes before (if the rows could only be followed from rest) and after.
+    Steps ``head_end`` to ``motion_end`` of ``block`` follow the rows, which are reached at the
+    steps ``knot_step``; a stop comes before, if the rows could only be followed from rest, and
+    after.
     """
 
     of: ReferenceBlock
     step: int
     block: ReferenceBlock
-    n_head: int
-    n_motion: int
+    head_end: int
+    motion_end: int
     knot_step: NDArray[np.int_]
     motion: PlannedMotion
 
@@ -96,7 +97,7 @@ class Takeover:
 
     Args:
         plan, step: The plan that is being followed, and the step at which the next one is to begin.
-        n_head, n_motion: Steps between which it follows rows; at the others it brakes or rests.
+        head_end, motion_end: Steps between which it follows rows; at the others it brakes or rests.
         motion_s: Time on the motion's clock at that step.
         gripper: Open fraction at that step, [] or [G].
     """
@@ -105,8 +106,8 @@ class Takeover:
     dt_s: float
     plan: ReferenceBlock
     step: int
-    n_head: int
-    n_motion: int
+    head_end: int
+    motion_end: int
     motion_s: float
     gripper: F64
 
@@ -139,9 +140,9 @@ class Takeover:
         """Return the stop from this reference, which is row 0. A plan that brakes already goes
         on.
         """
-        if self.n_head <= self.step < self.n_motion:
+        if self.head_end <= self.step < self.motion_end:
             return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
-        last = len(self.plan) - 1 if self.step >= self.n_motion else self.n_head
+        last = len(self.plan) - 1 if self.step >= self.motion_end else self.head_end
         block = self.plan.rows(min(self.step, last), last + 1)
         return replace(
             block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan)
@@ -218,7 +219,7 @@ class Executor(Restorable):
 
     STATE = (
         *("state", "counters", "_gripper", "_knot_step", "_motion_from_s", "_plan"),
-        *("_n_head", "_n_motion", "_cursor", "_history", "_before"),
+        *("_head_end", "_motion_end", "_cursor", "_history", "_before"),
     )
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
@@ -234,14 +235,14 @@ class Executor(Restorable):
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
         still = ReferenceBlock(q[None], zeros, zeros, self._gripper[None], np.array([np.nan]))
-        self._plan, self._n_head, self._n_motion, self._cursor = still, 0, 0, 0
+        self._plan, self._head_end, self._motion_end, self._cursor = still, 0, 0, 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
 
-    def _follow(self, plan: ReferenceBlock, n_head: int = 0, n_motion: int = 0) -> None:
+    def _follow(self, plan: ReferenceBlock, head_end: int = 0, motion_end: int = 0) -> None:
         """Switch to a new plan, whose row 0 is the present reference."""
         self._motion_from_s += self._nominal_now_s()
-        self._plan, self._n_head, self._n_motion, self._cursor = plan, n_head, n_motion, 0
+        self._plan, self._head_end, self._motion_end, self._cursor = plan, head_end, motion_end, 0
         self._before = 0, self._gripper, self._history
 
     @property
@@ -288,7 +289,7 @@ class Executor(Restorable):
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
         gripper = np.asarray(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
         return Takeover(
-            self.limits, self.dt_s, plan, step, self._n_head, self._n_motion, motion_s, gripper
+            self.limits, self.dt_s, plan, step, self._head_end, self._motion_end, motion_s, gripper
         )
 
     def steps_until(self, prepared: PreparedMotion) -> int:
@@ -315,11 +316,11 @@ class Executor(Restorable):
             raise ControlError(
                 "the motion was planned from another reference than the present one; plan it again."
             )
-        self._follow(prepared.block, prepared.n_head, prepared.n_motion)
+        self._follow(prepared.block, prepared.head_end, prepared.motion_end)
         self._knot_step = prepared.knot_step
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
-        self.counters["restarts"] += prepared.n_head > 0
+        self.counters["restarts"] += prepared.head_end > 0
         self.counters["limited_by_joint_end"] += not prepared.motion.smooth
         return prepared.motion
 
@@ -376,7 +377,7 @@ class Executor(Restorable):
         self._history = np.concatenate((self._history, block.q_rad))[-3:]
         self._cursor += n_steps
         self._gripper = np.asarray(block.gripper[-1])
-        if self.state is ExecutorState.RUNNING and self._cursor > self._n_motion:
+        if self.state is ExecutorState.RUNNING and self._cursor > self._motion_end:
             self.state = ExecutorState.HOLD
             self.counters["holds"] += 1
         elif self.state is ExecutorState.STOPPING and self._cursor >= len(self._plan):

@@ -382,9 +382,9 @@ class MinkIKBridge:
         if passed == len(targets):
             return replace(around, collision=replace(report, outcome=CollisionOutcome.AVOIDED))
         free = around.q_rad[:passed] if passed > report.row else solution.q_rad[: report.row]
-        rows, held_from = check.hold(q, free, len(targets))
+        rows, held_from_row = check.hold(q, free, len(targets))
         stopped = self._account(targets, q, rows[:, self.q_address], bounds, solution.iterations)
-        return replace(stopped, collision=replace(report, held_from=held_from))
+        return replace(stopped, collision=replace(report, held_from_row=held_from_row))
 
     def _around(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution, first: int

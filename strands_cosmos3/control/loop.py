@@ -369,7 +369,7 @@ class ControlLoop(Restorable):
 
     STATE = (
         *("counters", "error", "_pending", "_planning", "_ticks_ahead", "_latencies"),
-        *("_rows_passed", "_rows_merged", "_due_at_once", "_n_rows", "_row_s"),
+        *("_rows_passed", "_rows_merged", "_due_at_once", "_rows_remaining", "_row_s"),
         *("_failures", "_not_before_s", "_moved_s"),
     )
 
@@ -403,7 +403,7 @@ class ControlLoop(Restorable):
         self._rows_passed = 0  # rows of the present chunk that had passed when it was accepted
         self._rows_merged = 0  # 1 if the first of the remaining rows was due at once
         self._due_at_once = False  # whether the chunk's own first row was
-        self._n_rows = 0  # rows of the present chunk that remained then
+        self._rows_remaining = 0  # rows of the present chunk that remained then
         self._row_s = 0.0
         self._failures = 0
         self._not_before_s = self._moved_s = -float("inf")
@@ -532,7 +532,7 @@ class ControlLoop(Restorable):
             return True
         expected_s = self._expected_s()
         lead = ceil(expected_s / self.arm.dt_s) + self.substeps if expected_s > 0 else 0
-        return executor.steps_to_row(self._n_rows - 1) < self.substeps + lead
+        return executor.steps_to_row(self._rows_remaining - 1) < self.substeps + lead
 
     def _request(self, now_s: float) -> None:
         q_departure, reference, latency = (
@@ -561,8 +561,8 @@ class ControlLoop(Restorable):
             return None
         under_way = executor.rows_reached
         nearly = executor.steps_to_row(under_way) * self.arm.dt_s < self._row_s / 2
-        first = min(under_way + nearly, self._n_rows)
-        rows = min(ceil(expected_s / self._row_s - 1e-6), self._n_rows - first)
+        first = min(under_way + nearly, self._rows_remaining)
+        rows = min(ceil(expected_s / self._row_s - 1e-6), self._rows_remaining - first)
         if rows <= 0:
             return None
         # the next chunk then begins with the row that has just been reached
@@ -673,11 +673,11 @@ class ControlLoop(Restorable):
     ) -> None:
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
-        self._n_rows, self._rows_merged = (
+        self._rows_remaining, self._rows_merged = (
             len(motion.nominal_s) - 1,
             len(rest.t_s) - len(motion.nominal_s) + 1,
         )
-        self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._n_rows
+        self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._rows_remaining
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
         """Count a failure and pause before the next request; before the first motion, raise it."""

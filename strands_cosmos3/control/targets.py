@@ -100,8 +100,8 @@ def decode_cosmos_chunk_to_targets(
         ``clamped``, rows at a limit; ``off_pose`` [T], rows more than 1 mm off;
         ``tracking_error``: mean_mm, max_mm, mean_deg, max_deg of the IK residual (strands-robots'
             name); ``collision``: a
-        :class:`~strands_cosmos3.collision.CollisionReport`. From its ``held_from`` on, rows stop
-        the arm ahead of a collision.
+        :class:`~strands_cosmos3.collision.CollisionReport`. From its ``held_from_row`` on, rows
+        stop the arm ahead of a collision.
 
     Raises:
         ActionSpaceError: The rows are joint angles, or of another width.

@@ -50,8 +50,8 @@ LEAST_PERIOD_S = 1e-4  # of references
 START_TOLERANCE_RAD = 0.02  # a measured start may lie a little outside the range that targets keep
 _SLOWEST = 2.0  # times as long as straight lines with halts; these are better then
 _MAX_PASSES = 60
-_NEARLY = 1.0002  # of a joint's limit, for which passes aim
-_EXACTLY = 1 + 1e-9  # of it, for rounding: no plan is taken that uses more
+_NEARLY_FACTOR = 1.0002  # of a joint's limit, for which passes aim
+_EXACTLY_FACTOR = 1 + 1e-9  # of it, for rounding: no plan is taken that uses more
 _ROUNDING_RAD = 8e-15  # beyond a joint's end, likewise
 _RAMP = 1.5
 _START_RAMP = 3.0  # times the shortest in which the start's acceleration can become the spline's
@@ -434,7 +434,7 @@ class _Bounds:
         low, high = braking_range(q, v, a, limits)
         return cls(
             tolerance * np.maximum(limits.velocity, fastest(v, a, limits)),
-            np.maximum(tolerance * limits.acceleration, np.abs(a) * _EXACTLY),
+            np.maximum(tolerance * limits.acceleration, np.abs(a) * _EXACTLY_FACTOR),
             tolerance * limits.jerk,
             np.minimum(limits.q_min - beyond_rad, low - start_rad),
             np.maximum(limits.q_max + beyond_rad, high + start_rad),
@@ -461,10 +461,10 @@ class _Allowed:
             speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits))
             stop = float(stop_strain(q, v, a, limits, _STOP_SHARE)[0])
         return cls(
-            _Bounds.at(start, limits, _NEARLY, RANGE_TOLERANCE_RAD, 1e-12),
-            _Bounds.at(start, limits, _EXACTLY, _ROUNDING_RAD, _ROUNDING_RAD),
-            min(max(_HAND_SHARE, speed * _EXACTLY), _NEARLY),
-            min(max(_HAND_SHARE, hand * _EXACTLY), _NEARLY),
+            _Bounds.at(start, limits, _NEARLY_FACTOR, RANGE_TOLERANCE_RAD, 1e-12),
+            _Bounds.at(start, limits, _EXACTLY_FACTOR, _ROUNDING_RAD, _ROUNDING_RAD),
+            min(max(_HAND_SHARE, speed * _EXACTLY_FACTOR), _NEARLY_FACTOR),
+            min(max(_HAND_SHARE, hand * _EXACTLY_FACTOR), _NEARLY_FACTOR),
             min(max(_STOP_SHARE, stop * 1.001), 1.0),
         )
 

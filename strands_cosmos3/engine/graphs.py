@@ -33,7 +33,7 @@ _Groups = tuple[slice, slice]
 _K = TypeVar("_K")
 
 
-class _Prompts:
+class _PromptBuffer:
     """Memory of fixed address for the prompts of all branches."""
 
     def __init__(self, texts: _Texts, tokens: int):
@@ -54,7 +54,7 @@ class _Prompts:
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[torch.Tensor, ...]  # that a replay overwrites
-    prompts: _Prompts
+    prompts: _PromptBuffer
     head: ActionHead  # a copy, for all domains
     run: Callable[[], Velocities]  # what was captured; holds all that the graph reads
     outputs: Velocities
@@ -90,7 +90,7 @@ class VelocityRunner:
                 transformer.velocity, fullgraph=True, dynamic=False, backend=compiler
             )
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
-        self._prompts: OrderedDict[Hashable, _Prompts] = OrderedDict()
+        self._prompts: OrderedDict[Hashable, _PromptBuffer] = OrderedDict()
         self._pool: Any = None
 
     def __call__(
@@ -115,7 +115,7 @@ class VelocityRunner:
         if not self._padded:
             return self._run(inputs, texts, head, groups)
         tokens = -(-max(text.tokens for text in texts) // BUCKET) * BUCKET
-        prompts = _kept(self._prompts, (len(texts), tokens), lambda: _Prompts(texts, tokens))
+        prompts = _kept(self._prompts, (len(texts), tokens), lambda: _PromptBuffer(texts, tokens))
         if not self._capture:
             return self._run(inputs, prompts.load(texts), head, groups)
         with torch.cuda.device(self._device):
@@ -146,7 +146,7 @@ class VelocityRunner:
         self,
         inputs: tuple[torch.Tensor, ...],
         texts: _Texts,
-        prompts: _Prompts,
+        prompts: _PromptBuffer,
         head: ActionHead,
         groups: _Groups,
     ) -> Velocities:
@@ -166,7 +166,7 @@ class VelocityRunner:
         self,
         changing: tuple[torch.Tensor, ...],
         texts: _Texts,
-        prompts: _Prompts,
+        prompts: _PromptBuffer,
         head: ActionHead,
         groups: _Groups,
     ) -> _Captured:

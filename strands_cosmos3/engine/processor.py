@@ -110,8 +110,8 @@ class Cosmos3PolicyProcessor:
             takes both.
         raw_action_dim: Used action channels; needed with an integer domain id.
         action_chunk_size: Rows of an answer. fps: Their rate.
-        image_size: Resolution tier: 256, 480, 704 or 720 (128 for this project's small
-            checkpoints).
+        image_size: NVIDIA's name of the resolution tier: 256, 480, 704 or 720 (128 for this
+            project's small checkpoints); ``canvas_hw`` has its pixels for each aspect ratio.
         prompt_format: ``json`` or ``plain``. view_point: ``ego_view``, ``third_person_view``,
             ``wrist_view``, ``concat_view``, ``top_down_2d_view`` or ``video_game_view``.
         use_system_prompt: Whether diffusers' system prompt precedes both captions.

@@ -330,8 +330,8 @@ def resolve_mapping(
         observed,
         commanded,
         replace(cameras, mapped=views),
-        _units(observed, limbs, observed_gripper),
-        _units(commanded, limbs, commanded_gripper),
+        _gripper_units(observed, limbs, observed_gripper),
+        _gripper_units(commanded, limbs, commanded_gripper),
     )
 
 
@@ -384,7 +384,7 @@ def _missing_of(keys: Sequence[str]) -> str:
     return f", none for {', '.join(CANONICAL[len(keys) :])}"
 
 
-def _units(
+def _gripper_units(
     keys: Mapping[str, str], limbs: Sequence[Limb], unit: str | GripperConvention | None
 ) -> dict[str, GripperConvention]:
     """The unit of each gripper, by its canonical name: the given one; or that of its finger joint,

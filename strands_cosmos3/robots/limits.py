@@ -236,8 +236,8 @@ def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
         data = data_at(model, ids, q)
         T = np.stack([FRANKA_CHAIN.first(n).frames(q[:n]) for n in range(1, len(q) + 1)])
         axis = T[:, :3, 2]
-        off_axis = np.cross(data.xanchor[ids] - T[:, :3, 3], axis)
-        if max(np.abs(off_axis).max(), np.abs(data.xaxis[ids] - axis).max()) > _SAME_AXIS:
+        axis_offset_m = np.cross(data.xanchor[ids] - T[:, :3, 3], axis)
+        if max(np.abs(axis_offset_m).max(), np.abs(data.xaxis[ids] - axis).max()) > _SAME_AXIS:
             return False
     return True
 

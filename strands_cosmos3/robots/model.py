@@ -287,8 +287,8 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
 
 def _move(spec: mujoco.MjSpec, by_m: tuple[float, float, float]) -> None:
     world = spec.worldbody
-    for part in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
-        part.pos = np.add(part.pos, by_m)
+    for child in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
+        child.pos = np.add(child.pos, by_m)
 
 
 def _set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:

@@ -53,7 +53,7 @@ MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
 _MAX_MARKS = 2**16  # of punctuation outside text, which bounds a JSON message's values
 _IMAGE_SIZE = 256
-_VIEWS = VIEW_SENTENCES["concat"]
+_VIEW_SENTENCE = VIEW_SENTENCES["concat"]
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -151,7 +151,7 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
         ).astype(np.uint8)
     embodiment = get_embodiment(DOMAIN)
     space = embodiment.action_space()
-    instruction = prompt.partition(_VIEWS)[0].strip()
+    instruction = prompt.partition(_VIEW_SENTENCE)[0].strip()
     return Request(
         embodiment,
         space,

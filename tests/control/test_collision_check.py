@@ -99,7 +99,7 @@ def test_the_arm_is_held_before_it_meets_itself():
     assert report.row <= np.flatnonzero(ORACLE.deepest_m(free.q_rad) > 0)[0]
     assert "hand" in report.bodies
     assert -CLEARANCE_M < report.depth_m < 0.05
-    held = report.held_from
+    held = report.held_from_row
     assert 5 < held < len(T)
     assert (solution.q_rad[held:] == solution.q_rad[held - 1]).all()
     assert ORACLE.deepest_m(between(HOME_Q, solution.q_rad[:, :7])).max() == 0
@@ -119,9 +119,9 @@ def test_the_spline_does_not_swing_past_the_row_that_is_held():
         q = path[phase::18]
         rows, report = BRIDGE.collisions.stop(full(HOME_Q), q)
         assert report.outcome == "stopped"
-        if phase % 6 and report.held_from == report.row:
+        if phase % 6 and report.held_from_row == report.row:
             continue
-        earlier += report.row - report.held_from
+        earlier += report.row - report.held_from_row
         motion = plan_motion(
             JointState.at_rest(HOME_Q), rows[:, :7], np.arange(1, len(q) + 1) * DT_S, FER, 1 / 600
         )
@@ -141,7 +141,7 @@ def test_the_way_between_two_rows_is_checked():
     assert not ORACLE.deepest_m([before, after]).any()
     assert ORACLE.contacts((before + after) / 2)[0][:2] == (5, 8)
     rows, report = BRIDGE.collisions.stop(full(before), np.stack((full(before), full(after))))
-    assert (report.outcome, report.row, report.held_from) == ("stopped", 1, 1)
+    assert (report.outcome, report.row, report.held_from_row) == ("stopped", 1, 1)
     assert set(report.bodies) == {"link5", "hand"}
     assert (rows[1] == rows[0]).all()
 
@@ -190,7 +190,7 @@ def test_a_collision_is_avoided_with_the_redundant_joint():
             free = FREE.solve(T, full(q), DT_S)
             assert ORACLE.deepest_m(between(q, free.q_rad[:, :7])).max() > -CLEARANCE_M
             assert (solution.residual_m < free.residual_m + DETOUR_M).all()
-            assert solution.collision.held_from is None
+            assert solution.collision.held_from_row is None
             step = np.abs(np.diff(np.vstack((q, solution.q_rad[:, :7])), axis=0))
             assert (step <= FER.velocity * DT_S * 1.001).all()
 
@@ -377,7 +377,7 @@ def test_decoding_reports_it():
         rows.append([*pose[:3, 3], *quat[1:], quat[0], 0.2])
     out = decode_cosmos_chunk_to_targets(rows, DROID, BRIDGE, full(HOME_Q), action_space="pose_abs")
     assert out["collision"].outcome is CollisionOutcome.STOPPED
-    held = out["collision"].held_from
+    held = out["collision"].held_from_row
     assert out["qpos"].shape == (40, 9)
     assert (out["qpos"][held:] == out["qpos"][held - 1]).all()
     missed_mm = (
@@ -398,7 +398,7 @@ def test_joint_rows_are_stopped_too():
     rows = np.column_stack((free.q_rad[:, :7], np.full(40, 0.2)))
     chunk = ActionChunk(rows, DROID.action_space("joint_pos"), DROID)
     plan = LimbIK("panda").follow(chunk, full(HOME_Q))
-    held = plan.collision.held_from
+    held = plan.collision.held_from_row
     assert plan.collision.outcome == "stopped"
     assert np.array_equal(plan.q_rad[:held], rows[:held, :7])
     assert (plan.q_rad[held:] == plan.q_rad[held - 1]).all()
@@ -431,4 +431,4 @@ def test_an_arm_that_is_folded_at_mid_range_is_still_checked():
     rows = np.linspace(start, start + np.array([0, 0, 0, 1.35, 0, 0, 0]), 33)[1:]
     report = bridge.solve(np.stack([bridge.ee_pose(row) for row in rows]), start, 1 / 15).collision
     assert report.outcome == "stopped"
-    assert report.held_from is not None
+    assert report.held_from_row is not None

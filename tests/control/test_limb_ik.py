@@ -253,8 +253,8 @@ def test_two_arms_that_would_meet_are_held_together(dual):
     report = found.collision
     assert report.outcome is CollisionOutcome.STOPPED
     assert {body.split("_")[0] for body in report.bodies} == {"left", "right"}
-    assert 0 < report.held_from <= report.row
-    held = found.q_rad[report.held_from :, dual.q_address]
+    assert 0 < report.held_from_row <= report.row
+    held = found.q_rad[report.held_from_row :, dual.q_address]
     np.testing.assert_array_equal(held, np.repeat(held[:1], len(held), axis=0))
     assert dual.collisions.distances(found.q_rad).min() > 0
     assert found.residual_m[1, -1] > 1e-3

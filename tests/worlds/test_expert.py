@@ -231,14 +231,16 @@ def _over_the_table(robot, aside_m=0.0, turned_rad=0.0, height_m=0.3):
 def test_a_cruising_hand_starts_with_the_speed_that_it_would_reach(robot):
     """One from rest ramps up by 3.2 mm a row; from full speed both answer alike."""
     request = _over_the_table(robot)
-    rest, cruise = (_steps_mm(request, cruises=cruises)[0] for cruises in (False, True))
+    rest, cruise = (_steps_mm(request, starts_cruising=cruises)[0] for cruises in (False, True))
     np.testing.assert_allclose(np.linalg.norm(rest[:4], axis=1), [3.2, 6.4, 9.6, 12.5], atol=0.01)
     np.testing.assert_allclose(np.linalg.norm(cruise[:4], axis=1), 12.5, atol=0.01)
     moving = replace(
         request,
         privileged={**request.privileged, "tcp_twist": np.array([0, 0, -0.0125 * 15, 0, 0, 0])},
     )
-    np.testing.assert_allclose(_steps_mm(moving)[0], _steps_mm(moving, cruises=True)[0], atol=1e-6)
+    np.testing.assert_allclose(
+        _steps_mm(moving)[0], _steps_mm(moving, starts_cruising=True)[0], atol=1e-6
+    )
 
 
 def test_a_hand_that_takes_cubes_askew_comes_down_before_it_has_turned(robot):
@@ -305,7 +307,7 @@ def test_fingers_come_down_where_they_clear_the_cube(robot, cube_deg, room_m, de
     )
     at = replace(request, limb_poses={"arm": tcp}, privileged={**request.privileged, "tcp": tcp})
     at = _with_cube_turned(at, np.deg2rad(cube_deg))
-    assert (_steps_mm(at, askew=True, cruises=True)[0][0, 2] < 0) == descends
+    assert (_steps_mm(at, askew=True, starts_cruising=True)[0][0, 2] < 0) == descends
 
 
 def test_a_hand_beside_a_cube_rises_before_a_finger_pushes_it(robot):

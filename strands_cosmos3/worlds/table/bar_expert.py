@@ -51,12 +51,13 @@ class BarHand(Hand):
     def T_base_cosmos(self) -> F64:
         return se3_inverse(self.T_world_base) @ self.T_world_tcp @ self.T_tcp_cosmos
 
-    def rise(self, v: F64) -> None:
-        self.v, self.w, self.p = v, np.zeros(3), self.p + v
+    def move_by(self, step_m: F64) -> None:
+        """Move by [3] in one row, without turning."""
+        self.v, self.w, self.p = step_m, np.zeros(3), self.p + step_m
 
     def stay(self, opening: float, width_m: float) -> None:
         """Stand still and move the fingers, with something of that width between them."""
-        self.rise(np.zeros(3))
+        self.move_by(np.zeros(3))
         self.move_fingers(opening, width_m / self.gap_m)
 
 
@@ -157,7 +158,7 @@ class Lift(BarHands):
         v = np.array([0.0, 0.0, float(np.mean([hand.v[2] for hand in hands]))])
         v = approach(v, left, _LIFT_M, _LIFT_CHANGE_M)
         for hand in hands:
-            hand.rise(v)
+            hand.move_by(v)
         self.bar[:3, 3] += v
 
 
@@ -196,7 +197,7 @@ class HandOver(BarHands):
     def _bring(self, hand: BarHand) -> float:
         """Bring the bar to where the hands meet."""
         left = np.zeros(3) if self.squeezes() else _MEETING_M - self.bar[:3, 3]
-        hand.rise(approach(hand.v, left, _LIFT_M, _LIFT_CHANGE_M))
+        hand.move_by(approach(hand.v, left, _LIFT_M, _LIFT_CHANGE_M))
         self.bar[:3, 3] += hand.v
         return 0.0
 

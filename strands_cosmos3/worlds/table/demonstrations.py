@@ -180,7 +180,7 @@ class PerturbedExpert(Backend):
         request: Request,
         goal: int,
         state: Mapping[str, F64] | None = None,
-        cruises: bool = False,
+        starts_cruising: bool = False,
         drift: F64 | None = None,
         askew: bool = False,
     ) -> ActionChunk:
@@ -189,7 +189,7 @@ class PerturbedExpert(Backend):
         """
         privileged = {**(request.privileged or {}), **self._yaw, **(state or {})}
         request = replace(request, instruction=plain(goal), privileged=privileged)
-        return self.expert.plan(request, cruises, drift, askew)
+        return self.expert.plan(request, starts_cruising, drift, askew)
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -348,7 +348,7 @@ class DemoCollector:
         turning to them; for others it answers as if the arm stood still.
         """
         if self.config.embodiment.rig is not None:
-            return self.expert.answer(request, goal, cruises=True, askew=True).action
+            return self.expert.answer(request, goal, starts_cruising=True, askew=True).action
         return self.expert.answer(request, goal, {"tcp_twist": np.zeros(6)}).action
 
     def continuation(self, request: Request, goal: int, rows: int, rng: np.random.Generator) -> F64:

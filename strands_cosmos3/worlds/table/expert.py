@@ -172,13 +172,17 @@ class ScriptedBackend(Backend):
         return self.plan(request)
 
     def plan(
-        self, request: Request, cruises: bool = False, drift: F64 | None = None, askew: bool = False
+        self,
+        request: Request,
+        starts_cruising: bool = False,
+        drift: F64 | None = None,
+        askew: bool = False,
     ) -> ActionChunk:
         """Return :meth:`infer`'s rows under other conditions.
 
         Args:
-            cruises: Whether the first row has the speed that the hand would reach, whatever the
-                measured one.
+            starts_cruising: Whether the first row has the full speed of the approach, as if the
+                hand had reached it already, whatever the measured speed.
             drift: [n, 6] added to the first n rows, in metres and radians in world axes; the rows
                 after them correct it.
             askew: Whether the hand takes cubes without turning to their yaw, which a small picture
@@ -193,7 +197,7 @@ class ScriptedBackend(Backend):
             return bar_chunk(request, partial(HandOver, taker=goal.to or "right"))
         state = self._state(request, goal)
         world = _world_from_state(state, request, self.turns, self.funnel)
-        world.cruises, world.askew = cruises, askew
+        world.starts_cruising, world.askew = starts_cruising, askew
         assert request.T_base_cosmos is not None  # _state checked it
         T_world_cosmos = state.get("base", np.eye(4)) @ request.T_base_cosmos
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ T_world_cosmos

@@ -33,7 +33,7 @@ class Hand:
     v: F64  # metres per row
     w: F64  # radians per row
     opening: float  # open fraction
-    cruises: bool = False  # whether the next row has the speed that the hand would reach
+    starts_cruising: bool = False  # whether the next row has the speed that the hand would reach
 
     @property
     def T_world_tcp(self) -> F64:
@@ -47,8 +47,8 @@ class Hand:
         limits = self.limits
         step = to - self.p, limits.step_m, limits.step_change_m
         turn = rotation_vector(self.R, R_to), limits.turn_rad, limits.turn_change_rad
-        if self.cruises:
-            self.v, self.w, self.cruises = cruise(*step), cruise(*turn), False
+        if self.starts_cruising:
+            self.v, self.w, self.starts_cruising = cruise(*step), cruise(*turn), False
         else:
             self.v, self.w = approach(self.v, *step), approach(self.w, *turn)
         self.p, self.R = self.p + self.v, rotate(self.R, self.w)

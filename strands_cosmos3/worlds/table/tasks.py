@@ -111,7 +111,7 @@ class CubeHistory:
             self._gripped, self.held = None, False
         lay_m = self.lay_m
         if now.gripped:
-            if not self.held and lay_m is not None and _apart(now.position_m, lay_m) < NUDGE_M:
+            if not self.held and lay_m is not None and _distance_m(now.position_m, lay_m) < NUDGE_M:
                 self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
             self._gripped = now
         elif (
@@ -120,7 +120,7 @@ class CubeHistory:
             self.held, self.released = False, self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
             self.lay_m = now.position_m
-            if now.speed_m_s < REST_M_S and _apart(tcp_m, now.position_m) >= REACH_M:
+            if now.speed_m_s < REST_M_S and _distance_m(tcp_m, now.position_m) >= REACH_M:
                 self.alone_m = now.position_m
 
 
@@ -159,11 +159,11 @@ def _reach(at: Situation) -> bool:
         lay is None
         or not now.supported
         or now.speed_m_s >= REST_M_S
-        or _apart(now.position_m, lay) >= DISTURBED_M
+        or _distance_m(now.position_m, lay) >= DISTURBED_M
     ):
         return False
     tcp = at.data.site_xpos[at.scene.only.tcp_site]
-    return _apart(tcp, now.position_m) < REACH_M and _apart(tcp, lay) < REACH_M
+    return _distance_m(tcp, now.position_m) < REACH_M and _distance_m(tcp, lay) < REACH_M
 
 
 def _pick(at: Situation) -> bool:
@@ -193,14 +193,14 @@ def _stack(at: Situation) -> bool:
     off, taken, let_go = (
         p - base.position_m for p in (at.now.position_m, taken_m, released.position_m)
     )
-    level = _aside(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
-    lay_there = _aside(taken) < edge and taken[2] > edge / 2
+    level = _horizontal_m(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
+    lay_there = _horizontal_m(taken) < edge and taken[2] > edge / 2
     return (
         level
         and at.scene.bodies[onto].id in at.now.force_n
-        and _aside(let_go) < RELEASE_ASIDE_M
+        and _horizontal_m(let_go) < RELEASE_ASIDE_M
         and not lay_there
-        and _apart(base.position_m, base_m) < DISTURBED_M
+        and _distance_m(base.position_m, base_m) < DISTURBED_M
         and released.speed_m_s < RELEASE_M_S
         and _left_at_rest(at.now)
         and _left_at_rest(base)
@@ -211,11 +211,11 @@ def _left_at_rest(cube: CubeState) -> bool:
     return cube.supported and cube.speed_m_s < REST_M_S and not cube.robot_touches
 
 
-def _apart(a: F64, b: F64) -> float:
+def _distance_m(a: F64, b: F64) -> float:
     return float(np.linalg.norm(a - b))
 
 
-def _aside(offset: F64) -> float:
+def _horizontal_m(offset: F64) -> float:
     """Horizontal length of an offset [3]."""
     return float(np.linalg.norm(offset[:2]))
 

@@ -203,9 +203,9 @@ def _require_labels_that_take_a_cube_askew(turning):
         np.testing.assert_array_equal(
             collector.continuation(request, goal, 0, np.random.default_rng(0)), askew
         )
-        answer = expert.answer(request, goal, cruises=True, askew=True).action
+        answer = expert.answer(request, goal, starts_cruising=True, askew=True).action
         np.testing.assert_array_equal(collector.answer(request, goal), answer)
-        assert not np.array_equal(answer, expert.answer(request, goal, cruises=True).action)
+        assert not np.array_equal(answer, expert.answer(request, goal, starts_cruising=True).action)
 
 
 def test_a_prefix_drifts_and_the_rows_after_it_correct_it(records):
