@@ -49,7 +49,7 @@ class SimulatorActor:
         self._number = number
 
     def open(self, settings: Settings, replica: Any) -> Reply:
-        """Make robot and policy; reply with version, process and checkpoint."""
+        """Make robot and policy; reply with version and process."""
 
         def make() -> dict[str, Any]:
             engine = None
@@ -62,7 +62,6 @@ class SimulatorActor:
                 "version": __version__,
                 "pid": os.getpid(),
                 "node": ray.get_runtime_context().get_node_id(),
-                "model_sha256": self._runner.model_sha256,
             }
 
         return Reply.of(make)
@@ -321,8 +320,6 @@ class Driver:
                 f"a worker runs version {worker['version']} of this package, the driver "
                 f"{__version__}."
             )
-        if worker["model_sha256"] is not None:  # a service has not been asked
-            self.require_same(worker["model_sha256"])
 
     def require_same(self, model_sha256: str | None) -> None:
         """Raise a ConfigError unless the stored episodes were answered by the same."""

@@ -58,7 +58,7 @@ class RunFolder:
                     f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
                     "already; add --resume to continue with them, or choose another --out."
                 )
-            start = self._json("run.json")
+            start = _json(self.path / "run.json")
             if start and start.get("format") != FORMAT:
                 raise ConfigError(
                     f"{self.path} was written by another version of this package, whose episodes "
@@ -89,14 +89,6 @@ class RunFolder:
         for hidden in self.path.rglob(".*"):
             if hidden.suffix in (".json", ".html", ".mp4"):
                 hidden.unlink(missing_ok=True)
-
-    def _json(self, name: str) -> dict[str, Any]:
-        """Return a file of this folder; empty if there is none, or it is no JSON object."""
-        try:
-            values = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""
@@ -130,10 +122,7 @@ class RunFolder:
         path = self.episode_path(assignment)
         if not path.exists():
             return None
-        try:
-            record = read_json(path, EvaluationError, "")
-        except EvaluationError:
-            record = {}
+        record = _json(path)
         if record.get("checksum") != _checksum(record):
             self.damaged.append(path)
             return None
@@ -179,7 +168,7 @@ class RunFolder:
 
     def read_dynamics(self) -> Record | None:
         """Return the stored figures of dynamics, or None if there are none of these settings."""
-        stored = self._json("dynamics.json")
+        stored = _json(self.path / "dynamics.json")
         return stored if stored.get("identity") == self.settings.dynamics_identity() else None
 
     def write_dynamics(self, figures: Mapping[str, Any]) -> None:
@@ -199,6 +188,14 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty if there is none, or it is damaged."""
+    try:
+        return read_json(path, EvaluationError, "")
+    except EvaluationError:
+        return {}
 
 
 def without_times(record: Record) -> Record:

@@ -42,11 +42,6 @@ class AssignmentRunner:
         self._policies = PolicySource(settings, engine)
         self.session = settings.get_world().open(settings.robot, task=settings.tasks[0])
 
-    @property
-    def model_sha256(self) -> str | None:
-        """Digest of what answers, as far as it is known."""
-        return self._policies.model_sha256
-
     def run(self, assignment: Assignment) -> Record:
         """Run an episode and return its record; ``times`` contains everything that depends on
         wall-clock time.
@@ -88,7 +83,7 @@ class AssignmentRunner:
             record = failed_record(assignment, f"{type(error).__name__}: {error}")
         if monitor.lost is not None:
             raise monitor.lost
-        record["model_sha256"] = self.model_sha256
+        record["model_sha256"] = self._policies.model_sha256
         record["times"] |= {
             "wall_s": round(time.perf_counter() - wall_s, 6),
             "cpu_s": round(time.process_time() - cpu_s, 6),

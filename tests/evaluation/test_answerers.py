@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.evaluation.driver import Driver
+from strands_cosmos3.errors import CheckpointError, ConfigError, RenderError
+from strands_cosmos3.evaluation import driver as module_of_driver
+from strands_cosmos3.evaluation.cluster import Reply
+from strands_cosmos3.evaluation.driver import Driver, _Job, _Slot
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.policies import load_policy, source_sha256
@@ -175,3 +177,40 @@ def test_a_service_with_another_model_does_not_continue(tmp_path, stored, now):
         driver.require_same(stored)
         with pytest.raises(ConfigError, match="another checkpoint or policy"):
             driver.require_same(now)
+
+
+@pytest.fixture
+def replied(tmp_path, monkeypatch):
+    """replied(reply, job): what a driver does with a worker's reply, where one episode is stored."""
+    settings = make_settings({"tasks": "reach", "seeds": 3, "backend": "service", "films": 0})
+    store(tmp_path, settings, "a" * 64, episodes=1)
+
+    def process(reply, job=None):
+        monkeypatch.setattr(module_of_driver.ray, "get", lambda reference: reply)
+        with RunFolder(tmp_path, settings, resume=True) as folder:
+            driver = Driver(folder, 1)
+            driver._process(_Slot(0, None, None, job))
+            return driver.records
+
+    process.assignment = settings.plan()[1]
+    return process
+
+
+@pytest.mark.parametrize("film", [False, True])
+@pytest.mark.parametrize("digest", ["b" * 64, None])
+def test_what_answered_is_compared_with_each_episode(replied, film, digest):
+    def reply(digest):
+        record = failed_record(replied.assignment, "") | {"model_sha256": digest}
+        return Reply("done", (record, b"") if film else record)
+
+    with pytest.raises(ConfigError, match="another checkpoint or policy"):
+        replied(reply(digest), _Job(replied.assignment, film))
+    if not film:
+        stored = replied(reply("a" * 64), _Job(replied.assignment))
+        assert stored[replied.assignment.key]["model_sha256"] == "a" * 64
+
+
+@pytest.mark.parametrize("kind", [ConfigError, CheckpointError, RenderError])
+def test_why_a_worker_cannot_start_keeps_its_type(replied, kind):
+    with pytest.raises(kind, match=r"^no policy$"):
+        replied(Reply("error", error=(kind.__name__, "no policy")))
