@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -216,6 +217,8 @@ class MappedTensor:
 
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_WEIGHTS = re.compile(r"\.safetensors(\.index(\.\w+)?\.json)?$")
+_SHARD = re.compile(r"-\d+-of-\d+\.(\w+\.)?safetensors$")
 _MAX_HEADER_BYTES = 4 << 20  # twenty times that of the largest released checkpoint
 _MAX_TENSORS = 20_000
 STEM = "diffusion_pytorch_model"
@@ -260,6 +263,7 @@ class WeightFiles(WeightSource):
     Args:
         folder, root: The folder of the files, and that of the checkpoint.
         stem: Name of the file, or of the index, without its suffix.
+        beside: What the names of other safetensors files begin with that would be ignored.
 
     Raises:
         LayoutError: There are no safetensors files, an index or header is unreadable, or a path
@@ -267,9 +271,9 @@ class WeightFiles(WeightSource):
         WeightsError: An index and the headers disagree.
     """
 
-    def __init__(self, folder: Path, root: Path, stem: str = STEM):
+    def __init__(self, folder: Path, root: Path, stem: str = STEM, beside: str = ""):
         self.folder, self._root = folder, root
-        self._file_of = self._locate(stem)
+        self._file_of = self._locate(stem, beside)
         self.shapes, self.dtypes = {}, {}
         names: dict[Path, set[str]] = {}
         for key, file in self._file_of.items():
@@ -282,18 +286,26 @@ class WeightFiles(WeightSource):
         """All weight files."""
         return tuple(sorted(set(self._file_of.values())))
 
-    def _locate(self, stem: str) -> dict[str, Path]:
+    def _locate(self, stem: str, beside: str) -> dict[str, Path]:
         if not self.folder.is_dir():
             raise LayoutError(f"{self.folder} is not a folder; a Cosmos 3 checkpoint has one.")
-        index = self.folder / f"{stem}.safetensors.index.json"
-        if os.path.lexists(index):
-            return self._from_index(index)
-        single = self.folder / f"{stem}.safetensors"
-        if single.exists():
-            inside(single, self._root)
-            with opened(single) as file:
-                return dict.fromkeys(file.keys(), single)
-        pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
+        names = sorted(path.name for path in self.folder.iterdir() if path.name[0] != ".")
+        held = [name for name in names if name.startswith(beside) and _WEIGHTS.search(name)]
+        mine = [name for name in held if name.startswith(stem) and not _SHARD.search(name)]
+        pickled = [name for name in names if Path(name).suffix in _PICKLED]
+        if mine:
+            main = self.folder / mine[0]
+            # of several, none is read
+            file_of = {} if len(mine) > 1 else self._of_main(main)
+            counted = {main.name, *(path.name for path in file_of.values())}
+            every = (*mine, *held, *(name for name in pickled if name.startswith(stem)))
+            if surplus := [name for name in dict.fromkeys(every) if name not in counted]:
+                raise LayoutError(
+                    f"{self.folder} holds {', '.join(map(readable, surplus[:4]))} beside "
+                    f"{readable(main.name)}; only one of them is loaded: keep the one that counts, "
+                    "and move the other."
+                )
+            return file_of
         if pickled:
             raise LayoutError(
                 f"{self.folder} holds pickled weights ({', '.join(pickled)}), which can run code "
@@ -301,8 +313,15 @@ class WeightFiles(WeightSource):
                 "only safetensors are loaded. Convert them first."
             )
         raise LayoutError(
-            f"{self.folder} holds neither {single.name} nor {index.name}; is the download complete?"
+            f"{self.folder} holds neither {stem}.safetensors nor {stem}.safetensors.index.json, "
+            f"only {', '.join(held[:4]) or 'other files'}; is the download complete?"
         )
+
+    def _of_main(self, main: Path) -> dict[str, Path]:
+        if main.suffix == ".json":
+            return self._from_index(main)
+        with opened(inside(main, self._root)) as file:
+            return dict.fromkeys(file.keys(), main)
 
     def _from_index(self, index: Path) -> dict[str, Path]:
         weight_map = read_config(index, self._root).get("weight_map")

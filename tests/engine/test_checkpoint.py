@@ -556,3 +556,70 @@ def test_both_dynamics_have_the_steps_that_they_record_and_a_policy_its_own():
     assert (
         same.resolve_sampling(domain, "midtrain", Sampling(), Mode.FORWARD_DYNAMICS).num_steps == 3
     )
+
+
+TRANSFORMER = "transformer"
+SINGLE = "diffusion_pytorch_model.safetensors"
+SHARDS = [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+
+
+def in_one_file(copy):
+    """Leave one weight file in the transformer's folder, instead of shards and their index."""
+    folder = copy / TRANSFORMER
+    weights = {}
+    for path in folder.glob("*.safetensors"):
+        weights |= load_file(path)
+        path.unlink()
+    (copy / INDEX).unlink(missing_ok=True)
+    save_file(weights, folder / SINGLE)
+    return folder, weights
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        "diffusion_pytorch_model.bf16.safetensors",
+        "diffusion_pytorch_model-00002-of-00003.fp16.safetensors",
+        "model.safetensors",
+        "diffusion_pytorch_model.bin",
+        "diffusion_pytorch_model.safetensors.index.bf16.json",
+        "ema.safetensors",
+    ],
+)
+@pytest.mark.parametrize("part", [TRANSFORMER, "vae"])
+def test_a_second_weight_file_is_never_ignored(copy, part, twin):
+    in_one_file(copy)
+    path = copy / part / twin
+    if twin.endswith(".json"):
+        path.write_text(json.dumps({"weight_map": {"x": SHARDS[0]}}))
+    else:
+        save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(LayoutError) as caught:
+        load(copy)
+    assert twin in str(caught.value)
+    assert SINGLE in str(caught.value)
+
+
+@pytest.mark.parametrize("also_gone", [False, True])
+def test_new_weights_beside_an_older_index_are_told_apart(copy, also_gone):
+    """Whether the older shards are still there or not."""
+    _, weights = in_one_file(copy)
+    (copy / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, SHARDS[0])}))
+    if not also_gone:
+        save_file(weights, copy / TRANSFORMER / SHARDS[0])
+    with pytest.raises(
+        LayoutError, match=rf"index.json.* beside .*{SINGLE}|{SINGLE}.* beside .*index.json"
+    ):
+        load(copy)
+
+
+@pytest.mark.parametrize("variant", ["bf16", "fp16", "ema"])
+def test_the_only_weights_are_found_by_their_variant(copy, variant):
+    folder, _ = in_one_file(copy)
+    (folder / SINGLE).rename(folder / f"diffusion_pytorch_model.{variant}.safetensors")
+    (folder / "._diffusion_pytorch_model.safetensors").write_bytes(b"of a file manager")
+    load(copy).close()
+    (folder / "pytorch_model.safetensors").write_bytes(b"")
+    (folder / f"diffusion_pytorch_model.{variant}.safetensors").unlink()
+    with pytest.raises(LayoutError, match=r"only pytorch_model\.safetensors"):
+        load(copy)

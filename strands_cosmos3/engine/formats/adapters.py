@@ -60,14 +60,7 @@ class Adapter(OnBase):
     format = "adapter"
 
     def weights(self) -> WeightSource:
-        stem = self._stem()
-        files = WeightFiles(self.root, self.root, stem)
-        counted = {*files.files, self.root / f"{stem}.safetensors"}
-        if surplus := sorted(path.name for path in set(self.root.glob("*.safetensors")) - counted):
-            raise LayoutError(
-                f"{self.root} holds {shown(surplus[:4])} beside {stem}.safetensors; keep the one "
-                "that counts."
-            )
+        files = WeightFiles(self.root, self.root, self._stem())
         base = self._base().weights()
         whole, factors = _sorted(files)
         names, self.skipped = renamed(whole, "")

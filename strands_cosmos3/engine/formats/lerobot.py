@@ -238,7 +238,7 @@ class LeRobotPolicy(OnBase):
         return config
 
     def _stored(self) -> WeightFiles:
-        self._files = self._files or WeightFiles(self.root, self.root, "model")
+        self._files = self._files or WeightFiles(self.root, self.root, "model", "model")
         return self._files
 
     def _prefix(self, part: str) -> str:
