@@ -183,7 +183,7 @@ class Driver:
         self._busy_since_s: float | None = None
         self._last_reply_s = time.monotonic()
         self._answered_by = {
-            r.get("model_sha256") for r in self.records.values() if r["times"].get("answer_ms")
+            r.get("model_sha256") for r in self.records.values() if "hung" not in r["times"]
         }
 
     @property
