@@ -19,6 +19,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)  # in a wheel, in a checkout
 _HUB_FOLDERS = ("models--", "datasets--")
 _MAX_JSON_BYTES = 8 << 20
+_LFS_POINTER, _MOST_OF_A_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 UNFINISHED = ".*.part*"
@@ -71,12 +72,19 @@ def require_file(
     """
     try:
         status = path.stat()
+        tiny = stat.S_ISREG(status.st_mode) and status.st_size < _MOST_OF_A_POINTER
+        start = path.read_bytes() if tiny else b""
     except FileNotFoundError:
         raise error(f"{path} does not exist. {hint}") from None
     except (OSError, ValueError) as reason:  # a loop of links, a NUL in the name
         raise error(f"{shown(str(path))} cannot be read ({reason}). {hint}") from None
     if not stat.S_ISREG(status.st_mode):
         raise error(f"{path} is not an ordinary file; it was not opened. {hint}")
+    if start.startswith(_LFS_POINTER):
+        raise error(
+            f"{path} is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or "
+            "`hf download`."
+        )
     if most_bytes is not None and status.st_size > most_bytes:
         raise error(f"{path} has {status.st_size} bytes; at most {most_bytes} are read. {hint}")
 

@@ -41,6 +41,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn,
 }
 """Those that are read, some of which are dequantised before they are loaded."""
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CHECK_BLOCK = 1 << 22
 
 
@@ -77,14 +78,15 @@ class WeightSource(ABC):
         shapes or dtypes differ.
         """
         stored, required = set(self.shapes), set(expected)
-        problems = [
+        missing = [
             f"missing: {key}" for key in sorted(required - stored) if not key.startswith(optional)
         ]
-        problems += [
+        surplus = [
             f"surplus: {readable(key)}"
             for key in sorted(stored - required)
             if not key.startswith(optional)
         ]
+        problems: list[str] = []
         for key in sorted(stored & required):
             if self.shapes[key] != tuple(expected[key]):
                 problems.append(
@@ -96,11 +98,11 @@ class WeightSource(ABC):
                     f"{key} is stored as {shown(self.dtypes[key])}; only {', '.join(DTYPES)} are "
                     "loaded"
                 )
-        if problems:
-            first = "; ".join(problems[:12]) + ("; ..." if len(problems) > 12 else "")
-            raise WeightsError(
-                f"{len(problems)} weights of {self.folder} do not fit its config: {first}."
-            )
+        # some of each kind: a foreign name says more than twelve that it replaced
+        first = [*missing[:8], *surplus[:4], *problems][:12]
+        if count := len(missing) + len(surplus) + len(problems):
+            listed = "; ".join(first) + ("; ..." if count > len(first) else "")
+            raise WeightsError(f"{count} weights of {self.folder} do not fit its config: {listed}.")
 
     def read_into(
         self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None
@@ -154,6 +156,18 @@ def require_finite(tensor: torch.Tensor, key: str) -> None:
 def readable(key: str) -> str:
     """A weight's name as messages show it."""
     return key if key.isprintable() and len(key) < 80 else shown(key)
+
+
+def unwrapped(key: str, stored: dict[str, str]) -> str:
+    """A weight's name without what torch.compile, DDP, FSDP and checkpointing add to it; its stored
+    name is added to ``stored``. Raises WeightsError if another weight has that name.
+    """
+    name = ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+    if (other := stored.setdefault(name, key)) != key:
+        raise WeightsError(
+            f"{readable(key)} and {readable(other)} are both {readable(name)}; one is wrong."
+        )
+    return name
 
 
 class MappedFile:
@@ -275,6 +289,7 @@ class WeightFiles(WeightSource):
         self.folder, self._root = folder, root
         self._file_of = self._locate(stem, beside)
         self.shapes, self.dtypes = {}, {}
+        self._stored: dict[str, str] = {}  # by the name without wrappers
         names: dict[Path, set[str]] = {}
         for key, file in self._file_of.items():
             names.setdefault(file, set()).add(key)
@@ -342,8 +357,8 @@ class WeightFiles(WeightSource):
                 raise WeightsError(
                     f"{path} {_difference(mine, stored)} against its index; download it again."
                 )
-            for key in mine:
-                view = file.get_slice(key)
+            for stored_name in sorted(mine):
+                view, key = file.get_slice(stored_name), unwrapped(stored_name, self._stored)
                 self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
     def parts(
@@ -354,17 +369,17 @@ class WeightFiles(WeightSource):
         """
         by_file: dict[Path, list[str]] = {}
         for key, (name, _) in requests.items():
-            by_file.setdefault(self._file_of[name], []).append(key)
+            by_file.setdefault(self._file_of[self._stored[name]], []).append(key)
         for path, keys in sorted(by_file.items()):
             with opened(inside(path, self._root)) as file:
                 for key in sorted(keys):
                     name, index = requests[key]
-                    whole = not self.shapes[name]
+                    stored, whole = self._stored[name], not self.shapes[name]
                     yield (
                         key,
-                        file.get_tensor(name)
+                        file.get_tensor(stored)
                         if whole
-                        else file.get_slice(name)[slice(None) if index == () else index],
+                        else file.get_slice(stored)[slice(None) if index == () else index],
                     )
 
 

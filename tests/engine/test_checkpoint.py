@@ -623,3 +623,48 @@ def test_the_only_weights_are_found_by_their_variant(copy, variant):
     (folder / f"diffusion_pytorch_model.{variant}.safetensors").unlink()
     with pytest.raises(LayoutError, match=r"only pytorch_model\.safetensors"):
         load(copy)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "b" * 64 + "\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    "name", [SHARD, VAE, "model_index.json", "vae/config.json", "scheduler/scheduler_config.json"]
+)
+def test_a_git_lfs_pointer_is_named(copy, name):
+    (copy / name).write_text(POINTER)
+    with pytest.raises(CheckpointError, match=f"{Path(name).name}.*git lfs pull"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "module.{}",
+        "_fsdp_wrapped_module.{}",
+        "_orig_mod.module.{}",
+        "{}._checkpoint_wrapped_module",
+    ],
+)
+def test_names_of_wrapped_modules_fit(copy, wrapper):
+    folder, weights = in_one_file(copy)
+    first = "layers.0"
+    inner = {
+        (
+            wrapper.format(key)
+            if wrapper.endswith("{}")
+            else key.replace(first, wrapper.format(first))
+        ): value
+        for key, value in weights.items()
+    }
+    save_file(inner, folder / SINGLE)
+    with closing(load(copy)) as engine:
+        assert set(engine.checkpoint.weights.shapes) == set(weights)
+    save_file({f"ours.{key}": value for key, value in weights.items()}, folder / SINGLE)
+    with pytest.raises(WeightsError, match=r"surplus: ours\.") as caught:
+        load(copy)
+    assert "missing: " in str(caught.value)
+    twice = {**weights, "module.norm.weight": weights["norm.weight"].clone()}
+    save_file(twice, folder / SINGLE)
+    with pytest.raises(WeightsError, match="are both"):
+        load(copy)

@@ -26,7 +26,8 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
-from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.formats.dcp import DcpRun, model_folder
+from strands_cosmos3.engine.formats.detect import kind_of, open_layout
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
@@ -429,3 +430,25 @@ def opened_files():
         yield seen
     finally:
         active[0] = False
+
+
+@pytest.mark.parametrize(
+    ("complete", "words"),
+    [
+        ([20], None),
+        ([20, 40], "iter_000000020.*iter_000000040.*complete"),
+        ([], "none is complete"),
+    ],
+)
+def test_a_run_without_its_latest_file(checkpoints, tmp_path, complete, words):
+    for step in (20, 40):
+        folder = tmp_path / f"checkpoints/iter_{step:09d}/model"
+        folder.mkdir(parents=True)
+        if step in complete:
+            (folder / ".metadata").write_bytes(b"")
+    assert kind_of(tmp_path) is DcpRun
+    if words is None:
+        assert model_folder(tmp_path).parent.name == "iter_000000020"
+    else:
+        with pytest.raises(LayoutError, match=words):
+            model_folder(tmp_path)

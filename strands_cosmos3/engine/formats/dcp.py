@@ -33,6 +33,7 @@ from strands_cosmos3.engine.weight_files import (
     inside,
     readable,
     taken,
+    unwrapped,
 )
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import require_file, shown
@@ -75,6 +76,7 @@ def _record(name: str) -> type[Record]:
 
 METADATA = ".metadata"
 LATEST = "checkpoints/latest_checkpoint.txt"
+STEPS = "checkpoints/iter_*"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARCHIVE_EXTRA = 1 << 20  # of an archive beside its numbers
 _NAME_OF = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -188,16 +190,19 @@ class DcpFiles(WeightSource):
 
     def _read(self, metadata: Record) -> None:
         places = {}
+        stored: dict[str, str] = {}
         for index, info in metadata.fields["storage_data"].items():
             places[index.fields["fqn"], tuple(index.fields["offset"] or ())] = info.fields
         for name, entry in metadata.fields["state_dict_metadata"].items():
             if not isinstance(name, str) or entry.kind != "TensorStorageMetadata":
                 continue
             shape, dtype = _sizes(entry.fields["size"]), entry.fields["properties"].fields[0]
+            blocks = [chunk.fields for chunk in entry.fields["chunks"]]
+            chunks = [self._chunk(name, block, places, dtype) for block in blocks]
+            name = unwrapped(name, stored)
             self.shapes[name], self._dtype_of[name] = shape, dtype
             self.dtypes[name] = _NAME_OF.get(dtype, str(dtype))
-            blocks = [chunk.fields for chunk in entry.fields["chunks"]]
-            self._chunks[name] = [self._chunk(name, block, places, dtype) for block in blocks]
+            self._chunks[name] = chunks
             if not _tiles(self._chunks[name], shape):
                 raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover "
                                    f"{list(shape)} once; a rank's "
@@ -323,8 +328,8 @@ class DcpRun(OnBase):
 
 
 def model_folder(root: Path) -> Path:
-    """The folder with ``.metadata``: of a run the latest checkpoint's; raises LayoutError if
-    there is none.
+    """The folder with ``.metadata``: of a run the latest checkpoint's, or its only complete one;
+    raises LayoutError if there is none.
     """
     if (root / LATEST).is_file():
         require_file(inside(root / LATEST, root), LayoutError, 4096)
@@ -334,12 +339,16 @@ def model_folder(root: Path) -> Path:
                 f"{root / LATEST} names {shown(name)}, no checkpoint such as iter_000000100."
             )
         return root / "checkpoints" / name / "model"
-    folder = next(
-        (folder for folder in (root, root / "model") if os.path.lexists(folder / METADATA)), None
-    )
-    if folder is None:
+    folders = [
+        folder
+        for folder in (root, root / "model", *sorted(root.glob(f"{STEPS}/model")))
+        if os.path.lexists(folder / METADATA)
+    ]
+    if len(folders) != 1:
+        listed = ", ".join(str(folder.relative_to(root)) for folder in folders)
         raise LayoutError(
-            f"{root} is no distributed checkpoint: it has neither {METADATA}, model/{METADATA} "
-            f"nor {LATEST}."
+            f"{root} has neither {METADATA}, model/{METADATA} nor {LATEST}, and of the steps "
+            f"{STEPS} {listed or 'none'} {'are' if folders else 'is'} complete; pass the folder of "
+            "one step."
         )
-    return folder
+    return folders[0]
