@@ -71,7 +71,7 @@ class InferCommand:
     """What to predict."""
     action_file: Path | None = None
     """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a
-    nested list.
+    nested list. Their unit is the model's: normalised rows for midtrain, rad for joint_pos.
     """
     state: tuple[float, ...] = ()
     """The state that a checkpoint starts from. joint_pos: seven joint angles in rad and the

@@ -6,6 +6,7 @@ Each call resolves mode and domain anew, with everything that follows from them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_acti
 from strands_cosmos3.checks import finite_array, typed, whole_number
 from strands_cosmos3.embodiments import (
     MODEL_GRIPPER,
+    POSE9,
     ActionSpace,
     CameraRig,
     Embodiment,
@@ -472,8 +474,18 @@ class Cosmos3PolicyProcessor:
 
     def _in_model_units(self, rows: np.ndarray, call: CallSettings) -> np.ndarray:
         affine = self._affine(call)
-        if affine is not None or not call.space.state_row:
-            return rows if affine is None else affine(rows)
+        if affine is not None:
+            return affine(rows)
+        if not call.space.state_row:
+            moves = [i for i, name in enumerate(call.space.columns) if name in POSE9[:3]]
+            if call.space.normalized and 0 < np.abs(rows[:, moves]).max(initial=0) < _SMALLEST_MOVE:
+                warnings.warn(
+                    f"every translation of the given rows is below {_SMALLEST_MOVE} of the model's "
+                    "scale, as raw metres are: they must be normalised; give metres with "
+                    "action_stats_path.",
+                    stacklevel=2,
+                )
+            return rows
         return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
 
     def _prefix(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
@@ -531,6 +543,7 @@ class Cosmos3PolicyProcessor:
         return torch.from_numpy(padded).float().to(self._device)
 
 
+_SMALLEST_MOVE = 0.01
 _KNOWN = (
     "images",
     "task",

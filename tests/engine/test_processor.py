@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -503,3 +504,18 @@ def test_results_without_an_action(plain):
         plain.postprocess({"pixels": 1})
     with pytest.raises(ShapeError):
         plain.postprocess(torch.zeros(1, 16, 9))
+
+
+@pytest.mark.parametrize(
+    ("largest", "warned"), [(0.009, True), (1e-4, True), (0.0, False), (0.3, False)]
+)
+@pytest.mark.parametrize("domain", ["droid_lerobot", "bridge_orig_lerobot", "umi"])
+def test_raw_metres_where_normalised_rows_are_due(make, domain, largest, warned):
+    rows = np.full((16, 10), 0.5)
+    rows[:, :3] = 0
+    rows[3, 1] = -largest
+    given = {**call(picture()), "mode": "forward_dynamics", "cond_action": rows}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(domain_name=domain, action_chunk_size=16).preprocess(given)
+    assert any("normalised" in str(warning.message) for warning in caught) == warned
