@@ -73,7 +73,7 @@ def test_an_option_that_is_added_is_everywhere(with_an_added_option):
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     for command, text in seen["help"].items():
-        assert "--juggled {None}|INT Number of cubes to juggle." in text, command
+        assert "--juggled INT Number of cubes to juggle." in text, command
     assert seen["toml"] == seen["policy"] == 3
     assert seen["report"]["juggled"] == 3
     assert "--juggled 3 belongs to --backend native or scripted, not to service" in seen["refused"]

@@ -16,6 +16,7 @@ import pytest
 import tyro
 
 from helpers.environments import ROOT
+from recipes.libero_policy.demos import LiberoRecording
 from recipes.libero_policy.recipe import TINY as LIBERO_TINY
 from recipes.libero_policy.recipe import LiberoRecipe
 from recipes.pipeline import PipelineOptions, PipelineStep, command_step, read_json, run_steps
@@ -99,8 +100,12 @@ def test_every_command_can_be_parsed_and_workers_change_none(make):
             assert arguments[0] in COMMANDS
             _parsed(arguments)
         elif program == "python":
-            assert arguments[:2] == ["-m", "recipes.table_policy.train"]
-            assert tyro.cli(TrainOptions, args=arguments[2:]).run.seed == 3
+            assert arguments[0] == "-m"
+            if arguments[1] == "recipes.libero_policy.demos":
+                assert tyro.cli(LiberoRecording, args=arguments[2:]).seed == 3
+            else:
+                assert arguments[1] == "recipes.table_policy.train"
+                assert tyro.cli(TrainOptions, args=arguments[2:]).run.seed == 3
 
 
 def test_ctrl_c_reaches_the_step_once_and_it_ends_by_itself(tmp_path: Path):

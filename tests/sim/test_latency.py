@@ -15,7 +15,7 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER
 from strands_cosmos3.sim import pacing
-from strands_cosmos3.sim.film import VideoRecorder
+from strands_cosmos3.sim.film import RolloutTrace
 from strands_cosmos3.types import Outcome
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
@@ -70,10 +70,9 @@ def test_a_predicted_world_begins_with_its_observation(robot):
     assert len(since_s) > 1
     # a motion that was stretched has come less far
     assert all(0.4 < since <= 0.5 + 1e-6 for since in since_s[1:])
-    film = VideoRecorder(robot.scene, None, 50.0)
-    film.show_prediction(np.arange(9), 0.3)
-    film.frame(robot.data)
-    assert film._predicted_frame() == 4  # 0.32 s at 15 frames a second
+    trace = RolloutTrace(robot.scene, points=2)
+    trace.predict(np.arange(9), from_s=-0.3)
+    assert trace.predicted(0.02) == 4  # 0.32 s at 15 frames a second
 
 
 @pytest.mark.slow
