@@ -133,7 +133,8 @@ def read_info(root: Path) -> Info:
             f"--repo-id=local/{root.name} --root={root} --push-to-hub=false"
         )
     try:
-        fps, parsed, foreign = raw.get("fps"), dict[str, Feature](), dict[str, str]()
+        fps: Any = raw.get("fps")
+        parsed, foreign = dict[str, Feature](), dict[str, str]()
         for key, value in instance_of(raw.get("features"), dict, "features").items():
             if key not in BOOKKEEPING:
                 try:
@@ -233,9 +234,10 @@ def read_table(
                 raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
             if columns is not None:
                 columns = [*columns, *(name for name in optional if name in names)]
-            if most_values is not None and _n_values(file.metadata, names, columns) > most_values:
+            read = columns or names
+            if most_values is not None and _n_values(file.metadata, names, read) > most_values:
                 raise DatasetFormatError(
-                    f"{path} has more than the {most_values} values of {', '.join(columns)} that "
+                    f"{path} has more than the {most_values} values of {', '.join(read)} that "
                     "the dataset refers to."
                 )
             return file.read(columns)

@@ -413,9 +413,10 @@ def _read_pictures(
 
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
-    value = message[key]
+    value: Any = message[key]
     # as_uint8 takes no ragged lists
-    picture = image_array(as_uint8(value) if isinstance(value, np.ndarray) else value, repr(key))
+    converted = as_uint8(cast("NDArray[Any]", value)) if isinstance(value, np.ndarray) else value
+    picture = image_array(converted, repr(key))
     if min(picture.shape[:2]) < _MIN_IMAGE_SIDE:
         got = f"{picture.shape[0]} x {picture.shape[1]}"
         raise ShapeError(
@@ -601,14 +602,13 @@ def session_of(message: Mapping[str, Any]) -> str:
     """Return the name of a message's session, or empty. Raises InputError unless that is text or a
     whole number, and the endpoint one that there is.
     """
-    endpoint, session = message.get(ENDPOINT), message.get(SESSION)
+    endpoint: Any = message.get(ENDPOINT)
+    session: Any = message.get(SESSION)
     if endpoint is not None and str(endpoint) not in ("infer", "reset"):
         raise InputError(f"{ENDPOINT!r} must be 'infer' or 'reset', got {short(endpoint)!r:.80}.")
     name = "" if session is None else str(session)
-    if (
-        not isinstance(session, str | int | np.integer | None)
-        or len(name) > _MAX_SESSION_CHARACTERS
-    ):
+    kinds = (str, int, np.integer, type(None))
+    if not issubclass(type(session), kinds) or len(name) > _MAX_SESSION_CHARACTERS:
         raise InputError(
             f"{SESSION!r} must be text, got {type(session).__name__}; at most "
             f"{_MAX_SESSION_CHARACTERS} characters are read."

@@ -117,6 +117,8 @@ class Adapter(OnBase):
         self, config: Mapping[str, Any], files: WeightFiles, factors: Mapping[str, tuple[str, str]]
     ) -> float:
         stated = {name: config[name] for name in (*_RANK, *_ALPHA) if name in config}
+        rank: Any
+        alpha: Any
         rank, alpha = (
             next((stated[name] for name in names if name in stated), None)
             for names in (_RANK, _ALPHA)
