@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ from strands_cosmos3.errors import (
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
+OFF_POSE_BOUND_M = 0.01  # and one that misses it by more than that is not executed, by default
 
 _T = TypeVar("_T")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -437,6 +438,20 @@ class PoseTrajectory:
             )
 
 
+class ArmGeometry(Protocol):
+    """What is known of an arm besides its joints: where its hands are, and what it would meet."""
+
+    def limb_poses(self, q_rad: F64) -> Mapping[str, F64]:
+        """By limb, the poses [M, 4, 4] of its driven frame in its base, at joint angles [M, n]."""
+        ...
+
+    def examine(self, q_rad: F64) -> CollisionReport:
+        """Report the first of joint angles [M, n] that comes too close to something, there or on
+        the way from those before; the first is the start.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class JointTrajectory:
     """Joint angles for an arm, with an account of how well they serve the poses they came from.
@@ -456,6 +471,10 @@ class JointTrajectory:
         t_capture_s: The observation's time stamp.
         collision: What the check of the rows against the arm itself and its static surroundings
             found.
+        held: [T] whether the row holds the arm, because it or one before it would miss its pose by
+            more than the arm may.
+        arm: The arm's geometry, with which the motion through the rows is checked as well; None if
+            it is not known.
     """
 
     q_rad: F64
@@ -468,6 +487,8 @@ class JointTrajectory:
     clamped: NDArray[np.bool_] | None = None
     t_capture_s: float = 0.0
     collision: CollisionReport = field(default_factory=CollisionReport)
+    held: NDArray[np.bool_] | None = None
+    arm: ArmGeometry | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None, None))
@@ -484,6 +505,7 @@ class JointTrajectory:
             for name, value, default in (
                 ("converged", self.converged, True),
                 ("clamped", self.clamped, False),
+                ("held", self.held, False),
             )
         }
         gripper = None if self.gripper is None else open_fractions(self.gripper, n)

@@ -1,24 +1,140 @@
 """Blend a chunk that was inferred while the arm moved into the present motion.
 
 Rows are timed from the chunk's observation; those whose time has passed on arrival are dropped. The
-others seldom continue the present reference exactly, so the offset is added to them and faded out.
+others seldom continue the present reference exactly, so the offset is added to them and faded out,
+slowly enough that the hand is hardly faster than it is now or in the chunk. Where the chunk is too
+short for that, the arm brakes, and the next chunk departs from where it rests.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 
 import numpy as np
 from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeStubs]
 
-from strands_cosmos3.actions.rotations import interpolate_poses
+from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
 from strands_cosmos3.checks import F64
+from strands_cosmos3.control.executor import PreparedMotion, Takeover
 from strands_cosmos3.control.stops import JointState
 from strands_cosmos3.robots.joints import JointLimits
-from strands_cosmos3.types import JointTrajectory, PoseTrajectory
+from strands_cosmos3.types import ArmGeometry, JointTrajectory, PoseTrajectory
 
+SPEED_MARGIN = np.array([0.1, 0.5])
+"""By how much, in m/s and rad/s, the hand may be faster in a blend than before and from row to
+row.
+"""
 _NOW_S = 1e-6
-_BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped")
+_LONGER = 1.5  # each blend that is tried, than the one before
+_MOST_BLENDS = 6
+# where the arm rests already, the rows take longer, again and again
+_SLOWER, _MOST_SLOWER = 1.25, 6
+_MOMENT_S = np.array([0.0, 1e-3])
+_BY_ROW = ("q_rad", "residual_m", "residual_rad", "converged", "clamped", "held")
+
+
+class Seam(StrEnum):
+    """How a chunk joins the motion under way. All but ``blended`` are counted as
+    ``seam_<outcome>``.
+    """
+
+    BLENDED = "blended"  # within ``blend_s``
+    SLOWED = "slowed"  # over a longer time, because the hand would have been too fast
+    BRAKED = "braked"  # not at all: the arm brakes, and the next chunk departs from there
+
+
+def join_chunk(
+    trajectory: JointTrajectory,
+    q_departure: F64,
+    elapsed_s: float,
+    takeover: Takeover,
+    blend_s: float,
+    arm: ArmGeometry | None = None,
+) -> tuple[PreparedMotion, Seam] | None:
+    """Plan the motion through a chunk's rows that remain ``elapsed_s`` after its observation, from
+    a reference in the near future; None if all have passed.
+
+    With an ``arm``, whose geometry is known, a blend makes the hand faster than both its present
+    speed and that from row to row of the chunk by at most :data:`SPEED_MARGIN`: it takes longer
+    than ``blend_s``, or the arm brakes, or starts slowly if it rests. Other arguments as of
+    :func:`blend_chunk`; errors as of :meth:`Takeover.prepare`.
+    """
+    reference, limits = takeover.reference, takeover.limits
+    rest = blend_chunk(trajectory, q_departure, elapsed_s, reference, limits, blend_s)
+    if rest is None:
+        return None
+    prepared, seam = takeover.motion_through(rest), Seam.BLENDED
+    chunk = _spline(q_departure, trajectory)
+    if arm is None or not _contradicts(arm, reference, chunk, elapsed_s, blend_s):
+        return takeover.without_collision(prepared), seam
+    most = _most_speeds(arm, reference, chunk)
+    # the first one is tried already, unless the chunk came in time and was not blended
+    blends_s = blend_s * _LONGER ** np.arange(elapsed_s > _NOW_S, _MOST_BLENDS)
+    for longer_s in blends_s[blends_s < rest.t_s[-1]]:
+        if not _too_fast(arm, prepared, takeover.dt_s, most):
+            break
+        rest = _blended(trajectory, q_departure, elapsed_s, reference, limits, longer_s)
+        assert rest is not None  # it lasts longer than the blend
+        prepared, seam = takeover.motion_through(rest), Seam.SLOWED
+    else:
+        for _ in range(_MOST_SLOWER):
+            if not _too_fast(arm, prepared, takeover.dt_s, most):
+                break
+            if not reference.rests:
+                prepared, seam = takeover.brake(rest), Seam.BRAKED
+                break
+            rest = replace(rest, t_s=rest.t_s * _SLOWER)
+            prepared, seam = takeover.motion_through(rest), Seam.SLOWED
+    return takeover.without_collision(prepared), seam
+
+
+def _too_fast(arm: ArmGeometry, prepared: PreparedMotion, dt_s: float, most: F64) -> bool:
+    steps = prepared.sampled(dt_s)
+    at_s = steps.astype(np.float64) * dt_s
+    return bool((_hand_speeds(arm, prepared.block.q_rad[steps], at_s) > most).any())
+
+
+def _contradicts(
+    arm: ArmGeometry, reference: JointState, chunk: CubicSpline, elapsed_s: float, blend_s: float
+) -> bool:
+    """Whether blending may make the hand faster than it is along the chunk by more than the margin:
+    the offset's Hermite reaches 1.5 times its mean speed, and the velocities of an arm that moves
+    differ.
+    """
+    now = reference.q_rad + np.outer(_MOMENT_S, reference.qd_rad_s)
+    for T in arm.limb_poses(np.vstack((now, chunk(elapsed_s + _MOMENT_S)))).values():
+        R, apart = T[:, :3, :3], T[:2, :3, 3] - T[2:, :3, 3]
+        turn, turn_of_chunk = R[0].T @ R[1], R[2].T @ R[3]
+        offset = np.array([np.linalg.norm(apart[0]), geodesic_angle(R[0], R[2])])
+        change = np.array(
+            [np.linalg.norm(apart[1] - apart[0]), geodesic_angle(turn, turn_of_chunk)]
+        )
+        differs = 0.0 if reference.rests else change / _MOMENT_S[1]
+        if (1.5 * offset / blend_s + differs > SPEED_MARGIN).any():
+            return True
+    return False
+
+
+def _most_speeds(arm: ArmGeometry, reference: JointState, chunk: CubicSpline) -> F64:
+    """[2] speeds of the hand that a blend may reach."""
+    rows_s: F64 = chunk.x
+    now = _hand_speeds(arm, reference.q_rad + np.outer(_MOMENT_S, reference.qd_rad_s), _MOMENT_S)
+    return np.maximum(now, _hand_speeds(arm, chunk(rows_s), rows_s)) + SPEED_MARGIN
+
+
+def _hand_speeds(arm: ArmGeometry, q_rad: F64, t_s: F64) -> F64:
+    """[2] greatest speed of a hand, in m/s and in rad/s, between joint angles [M, n] at times
+    [M].
+    """
+    speeds = [
+        (
+            np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1) / np.diff(t_s),
+            geodesic_angle(T[:-1, :3, :3], T[1:, :3, :3]) / np.diff(t_s),
+        )
+        for T in arm.limb_poses(q_rad).values()
+    ]
+    return np.max(speeds, axis=(0, 2))
 
 
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:
@@ -71,6 +187,17 @@ def blend_chunk(
     """
     if elapsed_s <= _NOW_S:
         return trajectory
+    return _blended(trajectory, q_departure, elapsed_s, reference, limits, blend_s)
+
+
+def _blended(
+    trajectory: JointTrajectory,
+    q_departure: F64,
+    elapsed_s: float,
+    reference: JointState,
+    limits: JointLimits,
+    blend_s: float,
+) -> JointTrajectory | None:
     rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None

@@ -6,19 +6,22 @@ limits and holds. Every reference that it hands out is finite and within the lim
 and of the hand.
 
 Planning (:meth:`Takeover.prepare`) reads nothing that changes, so that it can run on another
-thread; :meth:`Executor.take_up` switches to the result.
+thread; :meth:`Executor.take_up` switches to the result. Where the arm's geometry is known, the
+references that may be executed are what is checked for collisions, their final stop included.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, open_fractions
+from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+from strands_cosmos3.control.holding import hold_rows
 from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
@@ -29,6 +32,7 @@ from strands_cosmos3.types import JointTrajectory
 _LIMIT_SLACK_RAD = 1e-6
 _RATE_SLACK = 1.001
 _ROUNDING_RAD = 1e-14
+_SAMPLE_S = 0.01  # between references whose geometry is computed
 
 
 class ExecutorState(StrEnum):
@@ -77,18 +81,38 @@ class PreparedMotion:
     """A planned motion on the physics clock, and the reference that it continues: step ``step`` of
     the plan ``of``.
 
-    Steps ``head_end`` to ``motion_end`` of ``block`` follow the rows, which are reached at the
-    steps ``knot_step``; a stop comes before, if the rows could only be followed from rest, and
-    after.
+    Steps ``head_end`` to ``motion_end`` of ``block`` follow the rows of ``trajectory``, which are
+    reached at the steps ``knot_step``; a stop comes before, if the rows could only be followed from
+    rest, and after. Without a ``motion`` it follows none of them: it brakes and holds.
     """
 
     of: ReferenceBlock
     step: int
     block: ReferenceBlock
-    head_end: int
-    motion_end: int
-    knot_step: NDArray[np.int_]
-    motion: PlannedMotion
+    trajectory: JointTrajectory
+    head_end: int = 0
+    motion_end: int = 0
+    knot_step: NDArray[np.int_] = field(default_factory=lambda: np.zeros(1, dtype=int))
+    motion: PlannedMotion | None = None
+
+    def sampled(self, dt_s: float) -> NDArray[np.int_]:
+        """[M] steps about 10 ms apart, the first and the last included."""
+        stride = max(1, round(_SAMPLE_S / dt_s))
+        return np.append(np.arange(0, len(self.block) - 1, stride), len(self.block) - 1)
+
+    def examine(self, dt_s: float) -> CollisionReport:
+        """Report the first reference that comes too close to something, by the row that it is on
+        the way to; T is the stop after the last row.
+        """
+        assert self.trajectory.arm is not None
+        steps = self.sampled(dt_s)
+        report = self.trajectory.arm.examine(self.block.q_rad[steps])
+        if report.row is None:
+            return report
+        # a first row due now is merged into the start
+        merged = len(self.trajectory.t_s) - (len(self.knot_step) - 1)
+        reached = int(np.searchsorted(self.knot_step[1:], int(steps[report.row + 1])))
+        return replace(report, row=reached + merged)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +142,36 @@ class Takeover:
         return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
 
     def prepare(self, trajectory: JointTrajectory) -> PreparedMotion:
-        """Plan a trajectory from this reference.
+        """Plan a trajectory from this reference, as :meth:`motion_through`, and
+        :meth:`without_collision`.
+        """
+        return self.without_collision(self.motion_through(trajectory))
+
+    def without_collision(self, prepared: PreparedMotion) -> PreparedMotion:
+        """Return a motion; where it or its stop would collide, one whose rows from an earlier one
+        on hold the arm, as its trajectory's ``collision`` says.
+
+        Raises:
+            ControlError: Even braking now would collide.
+        """
+        trajectory = prepared.trajectory
+        if trajectory.arm is None:
+            return prepared
+        first = found = prepared.examine(self.dt_s)
+        held_from, fewer = len(trajectory.t_s), 1
+        while found.row is not None:
+            if held_from == 0 or prepared.motion is None:
+                raise ControlError(f"no stop before a collision was found: {first}.")
+            held_from, fewer = max(min(found.row, held_from - fewer), 0), 2 * fewer
+            rest = trajectory.q_rad[held_from - 1] if held_from else self.braking().q_rad[-1]
+            report = replace(first, outcome=CollisionOutcome.STOPPED, held_from_row=held_from)
+            held = replace(hold_rows(trajectory, held_from, rest), collision=report)
+            prepared = self.motion_through(held)
+            found = prepared.examine(self.dt_s)
+        return prepared
+
+    def motion_through(self, trajectory: JointTrajectory) -> PreparedMotion:
+        """Plan a motion through the rows of a trajectory.
 
         Raises:
             MotionBoundsError: It has too many rows, or would take too long.
@@ -134,7 +187,11 @@ class Takeover:
         except ControlError:
             head = self.braking()
             motion = plan_motion(JointState.at_rest(head.q_rad[-1]), *how)
-        return self._on_the_clock(motion, trajectory.gripper, head)
+        return self._on_the_clock(motion, trajectory, head)
+
+    def brake(self, trajectory: JointTrajectory) -> PreparedMotion:
+        """Return the stop from this reference as a motion, in place of a trajectory's."""
+        return PreparedMotion(self.plan, self.step, self.braking(), trajectory)
 
     def braking(self) -> ReferenceBlock:
         """Return the stop from this reference, which is row 0. A plan that brakes already goes
@@ -172,12 +229,12 @@ class Takeover:
             )
 
     def _on_the_clock(
-        self, motion: PlannedMotion, gripper: F64 | None, head: ReferenceBlock | None
+        self, motion: PlannedMotion, trajectory: JointTrajectory, head: ReferenceBlock | None
     ) -> PreparedMotion:
         """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this
         reference.
         """
-        spline, dt_s = motion.spline, self.dt_s
+        spline, dt_s, gripper = motion.spline, self.dt_s, trajectory.gripper
         n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
         gripper_rows = _held(self.gripper, n_rows) if gripper is None else gripper[-n_rows:]
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
@@ -197,7 +254,7 @@ class Takeover:
         block = _joined([*(() if head is None else (head,)), body, tail])
         knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
         return PreparedMotion(
-            self.plan, self.step, block, n_head, n_head + n_motion, knot_step, motion
+            self.plan, self.step, block, trajectory, n_head, n_head + n_motion, knot_step, motion
         )
 
 
@@ -211,10 +268,10 @@ class Executor(Restorable):
 
     Attributes:
         state: State of the reference.
-        counters: ``chunks`` accepted, ``holds`` (the motion ended), ``restarts`` (chunks that could
-            only be followed after a stop), ``limited_by_joint_end`` (chunks whose rows lie so near
-            a joint's end that no spline through them would stay inside its range), ``stops``,
-            ``faults``.
+        counters: ``chunks`` accepted, ``holds`` (the motion ended, or one that only brakes was
+            taken up), ``restarts`` (chunks that could only be followed after a stop),
+            ``limited_by_joint_end`` (chunks whose rows lie so near a joint's end that no spline
+            through them would stay inside its range), ``stops``, ``faults``.
     """
 
     STATE = (
@@ -281,6 +338,11 @@ class Executor(Restorable):
         """
         return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
 
+    @property
+    def steps_to_rest(self) -> int:
+        """Physics steps until the arm rests, if nothing else is taken up before."""
+        return max(len(self._plan) - 1 - self._cursor, 0)
+
     def takeover(self, steps: int = 0) -> Takeover:
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan
         from.
@@ -303,9 +365,9 @@ class Executor(Restorable):
             else -1
         )
 
-    def take_up(self, prepared: PreparedMotion) -> PlannedMotion:
+    def take_up(self, prepared: PreparedMotion) -> PlannedMotion | None:
         """Follow a prepared motion from the next step on, in place of the present one, which
-        continues after an error.
+        continues after an error. None if it only brakes: HOLD.
 
         Raises:
             ControlError: The executor is in FAULT, or the motion does not continue the present
@@ -318,6 +380,10 @@ class Executor(Restorable):
             )
         self._follow(prepared.block, prepared.head_end, prepared.motion_end)
         self._knot_step = prepared.knot_step
+        if prepared.motion is None:
+            self.state = ExecutorState.HOLD
+            self.counters["holds"] += 1
+            return None
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
         self.counters["restarts"] += prepared.head_end > 0
@@ -329,7 +395,9 @@ class Executor(Restorable):
         :meth:`take_up`.
         """
         self._require_no_fault()
-        return self.take_up(self.takeover().prepare(trajectory))
+        motion = self.take_up(self.takeover().prepare(trajectory))
+        assert motion is not None  # it follows rows
+        return motion
 
     def _require_no_fault(self) -> None:
         if self.state is ExecutorState.FAULT:
@@ -465,7 +533,7 @@ def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
     rest = [blocks[0], *(block.rows(1, len(block)) for block in blocks[1:])]
     return ReferenceBlock(
         *(
-            np.concatenate([vars(block)[field.name] for block in rest])
-            for field in fields(ReferenceBlock)
+            np.concatenate([vars(block)[column.name] for block in rest])
+            for column in fields(ReferenceBlock)
         )
     )

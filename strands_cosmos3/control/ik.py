@@ -29,6 +29,8 @@ from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import is_franka, limits_of
 from strands_cosmos3.robots.model import joints_to, pose_of
 from strands_cosmos3.robots.panda import HOME_Q
+from strands_cosmos3.robots.spec import ROTATION_WEIGHT_M
+from strands_cosmos3.robots.spec import rotation_weight_m as weight_of_rotation
 from strands_cosmos3.types import ErrorSummary
 
 __all__ = ["METHODS", "IKSolution", "Method", "MinkIKBridge"]
@@ -39,7 +41,7 @@ POSITION_TOLERANCE_M = 1e-6
 ROTATION_TOLERANCE_RAD = float(np.deg2rad(1e-4))
 # a row that misses by more, in metres and radians together, calls for a second pass over the chunk
 ROW_TOLERANCE = 1e-3
-_HOPELESS = 0.1  # a pose that far off is out of reach, and no second pass helps
+_HOPELESS = 0.1  # a pose that far off, as a limb weighs it, is out of reach: no second pass helps
 _LEAD_ROWS = 8  # rows before a collision from which on a way around it is sought
 # how much farther a row may miss its pose to avoid a collision
 DETOUR_M, DETOUR_RAD = 0.01, float(np.deg2rad(5))
@@ -123,10 +125,9 @@ class IKSolution:
         """Return the rows from ``first`` to before ``last``."""
         return replace(self, **{name: getattr(self, name)[first:last] for name in _BY_ROW})
 
-    @property
-    def worst(self) -> float:
-        """Greatest residual of a row, in metres and radians together."""
-        return float(np.hypot(self.residual_m, self.residual_rad).max())
+    def worst(self, rotation_m: float = 1.0) -> float:
+        """Greatest residual of a row, in metres; a radian counts as ``rotation_m``."""
+        return float(np.hypot(self.residual_m, rotation_m * self.residual_rad).max())
 
 
 class MinkIKBridge:
@@ -152,6 +153,9 @@ class MinkIKBridge:
             (:mod:`strands_cosmos3.control.collision_check`).
         solver: Solver of the quadratic program, of those that qpsolvers finds installed; None is
             ``daqp``.
+        rotation_weight_m: Distance that weighs as much as a radian where position and rotation
+            cannot both be met; None is 1 m, as mink weighs them, and for fewer than six joints 10
+            mm. A robot's limb has its own (:class:`~strands_cosmos3.robots.spec.Limb`).
 
     Attributes:
         collisions: The check; None if it is off or the model has no collision geometry.
@@ -175,6 +179,7 @@ class MinkIKBridge:
         check_collisions: bool = True,
         posture_rad: F64 | None = None,
         solver: str | None = None,
+        rotation_weight_m: float | None = None,
     ):
         self.model = model
         self.solver = "daqp" if solver is None else solver
@@ -188,6 +193,8 @@ class MinkIKBridge:
             raise FrameError(
                 f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."
             )
+        weight_m = weight_of_rotation(rotation_weight_m, len(self._joints), default=1.0)
+        self._rotation_m = positive(weight_m, "rotation_weight_m")
         self.q_address = model.jnt_qposadr[self._joints].astype(np.intp)
         self.dof_address = dof_address = model.jnt_dofadr[self._joints].astype(np.intp)
         self.limits = limits_of(model, self._joints, limits, self.body_id)
@@ -212,7 +219,9 @@ class MinkIKBridge:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
         check = CollisionCheck(model, self._joints) if check_collisions else None
         self.collisions = check if check is not None and len(check.pairs) else None
-        self._lm = LevenbergMarquardt(model, [self.frame], self.q_address, self.dof_address)
+        self._lm = LevenbergMarquardt(
+            model, [self.frame], self.q_address, self.dof_address, [self._rotation_m]
+        )
 
     def _home(self) -> F64:
         key = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, "home")
@@ -284,8 +293,8 @@ class MinkIKBridge:
         method = self.method if method is None else _method(method)
         bounds = StepBounds.of(self.limits, q[self.q_address], dt_s)
         solution = self._row_by_row(targets, q, bounds, method, self._mink_limits)
-        if method == "auto" and ROW_TOLERANCE < solution.worst < _HOPELESS:
-            solution = self._look_ahead(targets, q, bounds, solution)
+        if method == "auto" and solution.worst() > ROW_TOLERANCE:
+            solution = self._second_pass(targets, q, bounds, solution)
         return (
             solution
             if self.collisions is None
@@ -343,18 +352,32 @@ class MinkIKBridge:
                 break
         return IKSolution(rows, residual_m, residual_rad, clamped, iterations).rows(0, n)
 
-    def _look_ahead(
+    def _second_pass(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
     ) -> IKSolution:
-        """Solve all rows at once, from that solution and from rest; the better one is returned."""
+        """Solve the rows by the quadratic program alone, which may go around a singular pose on the
+        side that the fast solver did not, then all at once, from the best solution so far and from
+        rest; the best one is returned.
+        """
+        most = np.tile((solution.residual_m.max(), np.inf), (len(targets), 1))
+        by_program = self._row_by_row(targets, q, bounds, "mink", self._mink_limits, most)
+        if len(by_program.q_rad) == len(targets):
+            solution = self._better(solution, by_program)
+        if solution.worst() <= ROW_TOLERANCE or solution.worst(ROTATION_WEIGHT_M) >= _HOPELESS:
+            return solution
         start = q[self.q_address]
         seeds = [solution.q_rad[:, self.q_address], np.repeat(start[None], len(targets), axis=0)]
         angles = look_ahead(self._lm, targets, q, start, seeds, bounds)
         ahead = self._account(targets, q, angles, bounds, solution.iterations)
-        better = (
-            ahead.residual_m.max() <= solution.residual_m.max() and ahead.worst < solution.worst
-        )
-        return ahead if better else solution
+        return self._better(solution, ahead)
+
+    def _better(self, first: IKSolution, second: IKSolution) -> IKSolution:
+        """The first solution, unless the second one's worst row is nearer, its position at least
+        as near.
+        """
+        nearer = second.residual_m.max() <= first.residual_m.max()
+        metres = self._rotation_m
+        return second if nearer and second.worst(metres) < first.worst(metres) else first
 
     def _account(
         self, targets: F64, q: F64, angles: F64, bounds: StepBounds, iterations: NDArray[np.int_]
@@ -407,26 +430,34 @@ class MinkIKBridge:
             angles, [(residual_m, residual_rad)], spent = self._lm.solve(
                 [target], q, posture_step(self.posture_rad, q[self.q_address])
             )
-            reached = residual_m <= POSITION_TOLERANCE_M and residual_rad <= ROTATION_TOLERANCE_RAD
-            if reached and (angles > lower).all() and (angles < upper).all():
+            inside = (angles > lower).all() and (angles < upper).all()
+            if inside and _reached(residual_m, residual_rad):
                 return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
-        q, residual_m, residual_rad, iterations = self._step_mink(target, q, lower, upper, limits)
-        return (
-            q,
-            residual_m,
-            residual_rad,
-            bool(at_bound(q[self.q_address], lower, upper).any()),
-            spent + iterations,
-        )
+        before, box = q, (lower, upper)
+        q, residual_m, residual_rad, iterations = self._step_mink(target, q, box, limits, 1.0)
+        # beside obstacles both count alike, lest the hand is turned into them
+        if len(limits) == 1 and not _reached(residual_m, residual_rad) and self._rotation_m != 1.0:
+            spent += iterations
+            q, residual_m, residual_rad, iterations = self._step_mink(
+                target, before, box, limits, self._rotation_m
+            )
+        at_a_bound = bool(at_bound(q[self.q_address], lower, upper).any())
+        return q, residual_m, residual_rad, at_a_bound, spent + iterations
 
     def _step_mink(
-        self, target: F64, q: F64, lower: F64, upper: F64, limits: list[mink.Limit]
+        self,
+        target: F64,
+        q: F64,
+        box: tuple[F64, F64],
+        limits: list[mink.Limit],
+        rotation_m: float,
     ) -> tuple[F64, float, float, int]:
         """Gauss-Newton by quadratic programs. Each step is halved until the residual falls,
         which distant targets need.
         """
-        self._box.lower_rad, self._box.upper_rad = lower, upper
+        self._box.lower_rad, self._box.upper_rad = lower, upper = box
         configuration, task = self._configuration, self._task
+        task.set_orientation_cost(rotation_m)
         # Without this the program would move fingers, or free bodies such as cubes, out of the
         # arm's way.
         constraints = self._frozen if len(limits) > 1 else []
@@ -440,11 +471,11 @@ class MinkIKBridge:
             # body twist: metres, then radians
             x, y, z, u, v, w = task.compute_error(configuration).tolist()
             distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
-            now = distance * distance + angle * angle
+            now = distance * distance + (rotation_m * angle) ** 2
             if now < cost:
                 stalled = now > _STALL_RATIO * cost
                 best, cost = configuration.q, now
-                done = distance <= POSITION_TOLERANCE_M and angle <= ROTATION_TOLERANCE_RAD
+                done = _reached(distance, angle)
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break
                 tasks: list[mink.Task] = [task] if iteration else [task, self._posture]
@@ -466,6 +497,10 @@ class MinkIKBridge:
         # the twist's length is not the distance
         [(residual_m, residual_rad)] = self._lm.residual([target], best)
         return best, residual_m, residual_rad, iteration
+
+
+def _reached(distance_m: float, angle_rad: float) -> bool:
+    return distance_m <= POSITION_TOLERANCE_M and angle_rad <= ROTATION_TOLERANCE_RAD
 
 
 def posture_step(posture_rad: F64, angles_rad: F64) -> F64:

@@ -3,8 +3,9 @@
 Each iteration solves ``(J W J^T + lambda I) y = e``, ``dq = W J^T y`` (Wampler 1986) with the
 frames' errors e [6 L] and Jacobians J [6 L, n] stacked. The system is 6 L wide, whatever the number
 of joints. lambda falls after a step that reduced the error and grows otherwise. The metric W says
-how readily a joint turns. Numpy's call overhead dominates the cost for a single frame: buffers are
-reused, and scalars are Python floats.
+how readily a joint turns. Within bounds, where a pose may be out of reach, a radian counts as so
+many metres as the limb says. Numpy's call overhead dominates the cost for a single frame: buffers
+are reused, and scalars are Python floats.
 
 Legend: L frames, n joints of all limbs (each once), nq the model's configuration.
 """
@@ -84,6 +85,8 @@ class LevenbergMarquardt:
     Args:
         frames: Of each frame its kind (``"body"``, ``"site"`` or ``"geom"``) and its id.
         q_address, dof_address: [n] addresses of the joints in qpos and qvel.
+        rotation_m: Of each frame, the metres that weigh as much as a radian in a box; a pose that
+            is met has no error to weigh.
         weight: [n] diagonal of W in a box; a joint of weight zero stays where it is. None is the
             identity.
     """
@@ -94,12 +97,14 @@ class LevenbergMarquardt:
         frames: Sequence[tuple[str, int]],
         q_address: NDArray[np.intp],
         dof_address: NDArray[np.intp],
+        rotation_m: Sequence[float],
         weight: F64 | None = None,
     ):
         self.model = model
         self.data = mujoco.MjData(model)
         self._q_indices, self._dof_indices = _as_slice(q_address), _as_slice(dof_address)
         self._weight = np.ones(len(q_address)) if weight is None else weight
+        self._metric = np.repeat([[1.0, metres] for metres in rotation_m], 3)
         size = 6 * len(frames)
         self._error, self._J, self._identity = (
             np.zeros(size),
@@ -149,18 +154,19 @@ class LevenbergMarquardt:
         """
         self._start(T_world_frame, q_rad)
         angles_rad = q_rad[self._q_indices]
-        cost, reached = self._evaluate(angles_rad)
+        metric = None if box is None else self._metric
+        cost, reached = self._evaluate(angles_rad, metric)
         damping, iteration = _LAMBDA_MIN, 0
         last = _MAX_ITERATIONS if box is None else _MAX_ITERATIONS_IN_BOX
         while not (reached or iteration == last or damping > _LAMBDA_MAX):
             iteration += 1
             self_motion = self_motion_rad if iteration == 1 else None
             trial = (
-                angles_rad + self._step(self._update_jacobian(), damping, self_motion)
+                angles_rad + self._step(self._error, self._update_jacobian(), damping, self_motion)
                 if box is None
                 else self._step_inside(damping, self_motion, angles_rad, box)
             )
-            trial_cost, trial_reached = self._evaluate(trial)
+            trial_cost, trial_reached = self._evaluate(trial, metric)
             if trial_cost < cost:
                 angles_rad, cost, reached = trial, trial_cost, trial_reached
                 damping = max(damping * 0.1, _LAMBDA_MIN)
@@ -172,21 +178,21 @@ class LevenbergMarquardt:
     def linearize(
         self, T_world_frame: Sequence[F64], q_rad: F64, angles_rad: F64
     ) -> tuple[F64, F64]:
-        """Return the error [6 L] (m, rad, in world axes) of angles [n] and its Jacobian [6 L, n];
-        other joints as in ``q_rad``.
+        """Return the weighted error [6 L] (m, in world axes) of angles [n] and its Jacobian [6 L,
+        n]; other joints as in ``q_rad``.
         """
         self._start(T_world_frame, q_rad)
         self._evaluate(angles_rad)
-        return self._error.copy(), self._update_jacobian().copy()
+        return self._metric * self._error, self._metric[:, None] * self._update_jacobian()
 
     def _start(self, T_world_frame: Sequence[F64], q_rad: F64) -> None:
         self.data.qpos[:] = q_rad
         for frame, target in zip(self._frames, T_world_frame, strict=True):
             frame.aim(target)
 
-    def _evaluate(self, angles_rad: F64) -> tuple[float, bool]:
-        """Update the error at angles [n]; return its square and whether every frame has reached
-        its target.
+    def _evaluate(self, angles_rad: F64, metric: F64 | None = None) -> tuple[float, bool]:
+        """Update the error at angles [n]; return its square, weighted by a metric [6 L] if any, and
+        whether every frame has reached its target.
         """
         self.data.qpos[self._q_indices] = angles_rad
         mujoco.mj_kinematics(self.model, self.data)
@@ -196,7 +202,7 @@ class LevenbergMarquardt:
             cost += position_sq + rotation_sq
             if position_sq > _POSITION_TOLERANCE_SQ or rotation_sq > _ROTATION_TOLERANCE_SQ:
                 reached = False
-        return cost, reached
+        return cost if metric is None else float(np.sum((metric * self._error) ** 2)), reached
 
     def _residuals(self) -> list[tuple[float, float]]:
         squares = [frame.squares for frame in self._frames]
@@ -210,9 +216,14 @@ class LevenbergMarquardt:
         return self._J[:, self._dof_indices]
 
     def _step(
-        self, J: F64, damping: float, self_motion_rad: F64 | None, weight: F64 | None = None
+        self,
+        error: F64,
+        J: F64,
+        damping: float,
+        self_motion_rad: F64 | None,
+        weight: F64 | None = None,
     ) -> F64:
-        """Return the damped least-squares step [n] for the error.
+        """Return the damped least-squares step [n] for an error [6 L] and its Jacobian.
 
         With a self-motion z it is ``z + W J^T (J W J^T + lambda I)^-1 (e - J z)``, which adds z's
         projection on the null space.
@@ -220,7 +231,7 @@ class LevenbergMarquardt:
         JW = J if weight is None else J * weight
         system = JW @ J.T
         system += damping * self._identity
-        error = self._error if self_motion_rad is None else self._error - J @ self_motion_rad
+        error = error if self_motion_rad is None else error - J @ self_motion_rad
         _, y, info = _cholesky_solve(system, error)
         if info != 0:  # singular to working precision
             y = np.linalg.solve(system + 1e-6 * self._identity, error)
@@ -232,13 +243,14 @@ class LevenbergMarquardt:
         """Return the angles [n] after a step inside the box; joints that it would take out stop
         there, and the others do without them.
         """
-        (low, high), J = box, self._update_jacobian()
+        (low, high), error = box, self._metric * self._error
+        J = self._metric[:, None] * self._update_jacobian()
         stopped = np.zeros_like(angles_rad)  # steps of the joints that have weight zero
         weight, step = self._weight, stopped
         for _ in angles_rad:
             free = weight > 0
             motion = 0.0 if self_motion_rad is None else self_motion_rad
-            step = self._step(J, damping, np.where(free, motion, stopped), weight)
+            step = self._step(error, J, damping, np.where(free, motion, stopped), weight)
             outside = free & ((angles_rad + step < low) | (angles_rad + step > high))
             if not outside.any():
                 break

@@ -23,6 +23,7 @@ from strands_cosmos3.actions.decode import LimbPoses, decode_joint_chunk
 from strands_cosmos3.checks import F64, of_grippers, rigid
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
+from strands_cosmos3.control.holding import hold_rows
 from strands_cosmos3.control.ik import IKSolution, MinkIKBridge, posture_step
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds
@@ -32,9 +33,15 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
-from strands_cosmos3.robots.model import base_pose, joint_ids, load_robot
-from strands_cosmos3.robots.spec import Limb, RobotSpec, join_arms
-from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory
+from strands_cosmos3.robots.model import (
+    LimbKinematics,
+    base_pose,
+    joint_ids,
+    kinematics_of,
+    load_robot,
+)
+from strands_cosmos3.robots.spec import Limb, RobotSpec, join_arms, rotation_weight_m
+from strands_cosmos3.types import OFF_POSE_BOUND_M, ActionChunk, JointTrajectory, PoseTrajectory
 
 __all__ = ["MAX_STRETCH", "LimbIK", "LimbPlan", "LimbSolution"]
 
@@ -95,6 +102,30 @@ class LimbPlan:
     solution: LimbSolution
 
 
+@dataclass(frozen=True, eq=False)
+class LimbGeometry:
+    """The geometry of a robot's limbs (an :class:`~strands_cosmos3.types.ArmGeometry`); joints
+    other than theirs, such as fingers, stay as in ``q`` [nq].
+    """
+
+    ik: LimbIK
+    q: F64
+
+    def limb_poses(self, q_rad: F64) -> dict[str, F64]:
+        """As :meth:`ArmGeometry.limb_poses`."""
+        return {
+            name: kinematics.forward(q_rad[:, columns])
+            for name, (columns, kinematics) in self.ik.kinematics.items()
+        }
+
+    def examine(self, q_rad: F64) -> CollisionReport:
+        """As :meth:`ArmGeometry.examine`."""
+        rows = np.repeat(self.q[None], len(q_rad), axis=0)
+        rows[:, self.ik.q_address] = q_rad
+        check = self.ik.collisions
+        return CollisionReport() if check is None else check.examine(rows[0], rows[1:])
+
+
 class LimbIK:
     """Forward and inverse kinematics of a robot's limbs. Poses of a limb are in its own base.
 
@@ -107,6 +138,8 @@ class LimbIK:
             to 1 (as all others).
         limits: By the limb's name, limits in place of the robot's, as :class:`MinkIKBridge` takes
             them.
+        off_pose_bound_m: Distance from its pose up to which a row of a plan is executed; the first
+            that misses it by more, and those after it, hold the arm.
 
     Attributes:
         limits: Limits of all joints, limb by limb, for :func:`control.trajectory.plan_motion`.
@@ -128,8 +161,9 @@ class LimbIK:
         model: mujoco.MjModel | None = None,
         shared_weight: float = 0.0,
         limits: Mapping[str, JointLimits | None] | None = None,
+        off_pose_bound_m: float = OFF_POSE_BOUND_M,
     ):
-        self.robot = get_robot(robot)
+        self.robot, self._off_pose_bound_m = get_robot(robot), off_pose_bound_m
         self.model = load_robot(self.robot) if model is None else model
         if not 0 <= shared_weight <= 1:
             raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
@@ -143,6 +177,7 @@ class LimbIK:
                 limits=limits[limb.name],
                 posture_rad=limb.home_rad,
                 check_collisions=check_collisions and alone,
+                rotation_weight_m=rotation_weight_m(limb.rotation_weight_m, len(limb.joints)),
             )
             for limb in limbs
         }
@@ -169,7 +204,24 @@ class LimbIK:
         joints = joint_ids(self.model, self.robot.joints)
         frames = [bridge.frame for bridge in self.bridges.values()]
         dof_address = self.model.jnt_dofadr[joints].astype(np.intp)
-        return LevenbergMarquardt(self.model, frames, self.q_address, dof_address, self._weight)
+        rotation_m = [
+            rotation_weight_m(limb.rotation_weight_m, len(limb.joints)) for limb in self.robot.limbs
+        ]
+        return LevenbergMarquardt(
+            self.model, frames, self.q_address, dof_address, rotation_m, self._weight
+        )
+
+    @cached_property
+    def kinematics(self) -> Mapping[str, tuple[list[int], LimbKinematics]]:
+        """By limb, the columns of its joints among all, and its kinematics."""
+        joints = self.robot.joints
+        return {
+            limb.name: (
+                [joints.index(joint) for joint in limb.joints],
+                kinematics_of(self.model, limb),
+            )
+            for limb in self.robot.limbs
+        }
 
     def _home(self) -> F64:
         q, model = np.array(self.model.qpos0), self.model
@@ -308,7 +360,8 @@ class LimbIK:
 
         Rows that are too fast are kept, up to :data:`MAX_STRETCH`; the executor stretches time for
         all limbs at once. Rows from the first in collision on hold the arms before it, and
-        ``collision`` says so.
+        ``collision`` says so; so do those from the first on that misses its pose by more than
+        ``off_pose_bound_m``, which are ``held``.
 
         Raises:
             ConfigError: The robot and the chunk's embodiment have different limbs.
@@ -342,8 +395,24 @@ class LimbIK:
             np.asarray(solution.clamped.any(axis=0)),
             t_capture_s,
             solution.collision,
+            arm=LimbGeometry(self, q_anchor),
         )
-        return LimbPlan(trajectory, cosmos, solution)
+        return LimbPlan(self._on_pose(trajectory, q_anchor[self.q_address]), cosmos, solution)
+
+    def _on_pose(self, trajectory: JointTrajectory, q_rad: F64) -> JointTrajectory:
+        """Hold the arm, at first at angles [n], from the first row on that is too far from its
+        pose; rows that a collision holds are accounted for already.
+        """
+        assert trajectory.residual_m is not None  # JointTrajectory fills it
+        off = np.flatnonzero(
+            trajectory.residual_m[: trajectory.collision.held_from_row] > self._off_pose_bound_m
+        )
+        if not len(off):
+            return trajectory
+        first = int(off[0])
+        rest = trajectory.q_rad[first - 1] if first else q_rad
+        held = np.arange(len(trajectory.t_s)) >= first
+        return replace(hold_rows(trajectory, first, rest), held=held)
 
     def follow(
         self, chunk: ActionChunk, q_anchor: F64, t_capture_s: float = 0.0
@@ -356,9 +425,10 @@ class LimbIK:
         trajectory = replace(decode_joint_chunk(chunk), t_capture_s=t_capture_s)
         if trajectory.q_rad.shape[1] != len(self.q_address):
             return trajectory  # the executor rejects it
-        rows = np.repeat(q_anchor[None], len(trajectory.q_rad), axis=0)
-        rows[:, self.q_address] = trajectory.q_rad
+        trajectory = replace(trajectory, arm=LimbGeometry(self, q_anchor))
         if self.collisions is None:
             return trajectory
+        rows = np.repeat(q_anchor[None], len(trajectory.q_rad), axis=0)
+        rows[:, self.q_address] = trajectory.q_rad
         rows, collision = self.collisions.stop(q_anchor, rows)
         return replace(trajectory, q_rad=rows[:, self.q_address], collision=collision)

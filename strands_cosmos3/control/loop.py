@@ -23,7 +23,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
-from strands_cosmos3.control.chunk_blending import blend_chunk, seam_speed
+from strands_cosmos3.control.chunk_blending import Seam, join_chunk, seam_speed
 from strands_cosmos3.control.executor import (
     Executor,
     ExecutorState,
@@ -71,6 +71,8 @@ _COUNTERS = (
         for outcome in CollisionOutcome
         if outcome is not CollisionOutcome.CLEAR
     ),
+    *(f"seam_{outcome}" for outcome in Seam if outcome is not Seam.BLENDED),
+    "off_pose_held",
 )
 ANCHOR_TOLERANCE_RAD = 0.05
 """Distance of a joint from its reference, up to which a chunk departs from the reference: ten
@@ -167,7 +169,7 @@ class LoopConfig:
             a number, or a callable that returns one, delivers the chunk that much later, whatever
             inference takes; None delivers it once it is there.
         blend_s: Time over which the offset between an arriving chunk and the motion under way fades
-            out.
+            out, unless that would make the hand too fast.
         retry_s, longest_retry_s: First and longest pause after a failed inference; the pause
             doubles each time.
         anchor_tolerance_rad: If every joint is this close to its reference, a chunk departs from
@@ -280,12 +282,12 @@ class PendingInference:
 
 @dataclass(frozen=True, eq=False)
 class PendingPlan:
-    """The planning of a chunk under way: the reference it starts from, and the remaining rows
-    and their motion, if any.
+    """The planning of a chunk under way: the reference it starts from, and the motion through the
+    remaining rows, if any.
     """
 
     takeover: Takeover
-    result: Future[tuple[JointTrajectory, PreparedMotion] | None]
+    result: Future[tuple[PreparedMotion, Seam] | None]
 
 
 def _work(calls: _Calls) -> None:
@@ -360,7 +362,10 @@ class ControlLoop(Restorable):
             ``abandoned_inferences`` (inferences that had not ended when the loop was closed),
             ``anchored_on_measurement`` (inferences requested while the arm was too far from its
             reference to depart from there); of the accepted chunks ``collision_stopped``,
-            ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`).
+            ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`), and
+            ``off_pose_held``, rows that hold the arm because they would miss their pose;
+            ``seam_slowed`` (chunks that were blended in over a longer time, for the hand's speed)
+            and ``seam_braked`` (chunks for which the arm braked instead).
         error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
@@ -593,6 +598,8 @@ class ControlLoop(Restorable):
         self._latencies.append(latency_s)
         if taken_up:
             self._failures, self.error, self._not_before_s = 0, None, -float("inf")
+            if self.executor.state is ExecutorState.HOLD:  # it braked, and is asked again at rest
+                self._not_before_s = now_s + self.executor.steps_to_rest * self.arm.dt_s
         else:
             self.counters["expired"] += 1
 
@@ -617,20 +624,26 @@ class ControlLoop(Restorable):
             )
         if in_real_time and not self._planning.result.done():
             return None
-        takeover, prepared = self._planning.takeover, self._result_of(self._planning.result)
-        if prepared is None:
+        takeover, planned = self._planning.takeover, self._result_of(self._planning.result)
+        if planned is None:
             return False
-        rest, motion = prepared
-        if (steps := executor.steps_until(motion)) != 0:
+        prepared, seam = planned
+        if (steps := executor.steps_until(prepared)) != 0:
             if steps < 0:  # planning took longer than expected
                 self._ticks_ahead += 1
                 self._planning = self._plan_ahead(plan, pending, self._ticks_ahead)
             return None
-        begun = executor.rows_begun
-        executor.take_up(motion)
-        self._follow_rows(plan, rest, motion.motion)
-        if plan.collision.outcome is not CollisionOutcome.CLEAR:
-            self.counters[f"collision_{plan.collision.outcome}"] += 1
+        begun, rest = executor.rows_begun, prepared.trajectory
+        motion = executor.take_up(prepared)
+        if seam is not Seam.BLENDED:
+            self.counters[f"seam_{seam}"] += 1
+        if motion is None:
+            return True
+        self._follow_rows(plan, rest, motion)
+        if rest.collision.outcome is not CollisionOutcome.CLEAR:
+            self.counters[f"collision_{rest.collision.outcome}"] += 1
+        assert rest.held is not None  # JointTrajectory fills it
+        self.counters["off_pose_held"] += int(rest.held.sum())
         if self._on_accepted is not None:
             latency_ms, since_s = (
                 (self.arm.now_s() - pending.requested_s) * 1e3,
@@ -640,7 +653,7 @@ class ControlLoop(Restorable):
             timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
             self._on_accepted(
-                AcceptedChunk(rest, motion.motion, *timing, pending.q_reference_rad, anchors),
+                AcceptedChunk(rest, motion, *timing, pending.q_reference_rad, anchors),
                 begun,
             )
         return True
@@ -650,21 +663,15 @@ class ControlLoop(Restorable):
     ) -> PendingPlan:
         """Plan a chunk on the worker's thread, from the reference some ticks ahead."""
         takeover, blend_s = self.executor.takeover(ticks * self.substeps), self.config.blend_s
+        tolerance_rad = self.config.anchor_tolerance_rad
 
-        def prepare() -> tuple[JointTrajectory, PreparedMotion] | None:
-            chunk, since_s = (
-                instance_of(plan, JointTrajectory, "plan"),
-                takeover.motion_s - pending.motion_s,
-            )
-            rest = blend_chunk(
-                chunk,
-                pending.q_departure_rad,
-                since_s,
-                takeover.reference,
-                takeover.limits,
-                blend_s,
-            )
-            return None if rest is None else (rest, takeover.prepare(rest))
+        def prepare() -> tuple[PreparedMotion, Seam] | None:
+            chunk = instance_of(plan, JointTrajectory, "plan")
+            since_s = takeover.motion_s - pending.motion_s
+            # to where a pushed arm is already, the reference may go as fast as it can
+            off = np.abs(pending.q_departure_rad - pending.q_reference_rad).max() > tolerance_rad
+            arm = None if off else chunk.arm
+            return join_chunk(chunk, pending.q_departure_rad, since_s, takeover, blend_s, arm)
 
         return PendingPlan(takeover, self._worker.submit(prepare))
 

@@ -34,7 +34,7 @@ class PolicyArm:
 
     Args:
         robot: The robot.
-        options: Its model, limits, obstacles and lead. Without obstacles, they are what
+        options: Its model, limits, obstacles, lead and bound. Without obstacles, they are what
             :meth:`surround` tells.
 
     Raises:
@@ -63,9 +63,11 @@ class PolicyArm:
             model = load_with_obstacles(arm_model, robot, obstacles)
         if alone:
             of_limb = limits_of_arm(model, robot) if limits is None else limits
-            self._ik = LimbIK(robot, model=model, limits={robot.limbs[0].name: of_limb})
+            limbs = {robot.limbs[0].name: of_limb}
         else:
-            self._ik = LimbIK(robot, model=model)
+            limbs = None
+        bound_m = self._options.off_pose_bound_m
+        self._ik = LimbIK(robot, model=model, limits=limbs, off_pose_bound_m=bound_m)
         self._all_limits = self._ik.limits if alone or limits is None else limits
 
     def surround(self, obstacles: Sequence[Obstacle]) -> None:
@@ -146,15 +148,20 @@ class PolicyArm:
 
     @staticmethod
     def account(plan: JointTrajectory) -> dict[str, Any]:
-        """For ``last_rollout``: ``collision``, the report of the check, and ``off_pose_mm``, row
-        -> mm where over 1 mm off.
+        """For ``last_rollout``: ``collision``, the report of the check, ``off_pose_mm``, row -> mm
+        where over 1 mm off, and ``off_pose_held``, the number of rows that hold the arm for it.
         """
         assert plan.residual_m is not None  # JointTrajectory fills it
         off_pose_mm = {
             int(row): float(plan.residual_m[row] * 1e3)
             for row in np.flatnonzero(plan.residual_m > OFF_POSE_M)
         }
-        return {"collision": plan.collision.to_dict(), "off_pose_mm": off_pose_mm}
+        assert plan.held is not None  # JointTrajectory fills it
+        return {
+            "collision": plan.collision.to_dict(),
+            "off_pose_mm": off_pose_mm,
+            "off_pose_held": int(plan.held.sum()),
+        }
 
     def steps(
         self, plan: JointTrajectory, observation: Observation, hz: float | None

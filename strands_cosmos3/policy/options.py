@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strands_cosmos3.backends.options import BackendOptions, SamplingOptions, ServiceOptions
-from strands_cosmos3.checks import instance_of, typed_fields, whole_number
+from strands_cosmos3.checks import instance_of, positive, typed_fields, whole_number
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.engine.options import EngineOptions
@@ -27,6 +27,7 @@ from strands_cosmos3.options import (
 )
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.robots.joints import JointLimits
+from strands_cosmos3.types import OFF_POSE_BOUND_M
 
 _OPTION_OF_ARGUMENT = {"actions_per_step": "replan_rows"}
 
@@ -50,6 +51,10 @@ class ArmOptions:
     """Boxes (:class:`~strands_cosmos3.collision.Obstacle`) to keep off; None is those of our Robot,
     else none.
     """
+    off_pose_bound_m: float = OFF_POSE_BOUND_M
+    """Distance from its pose up to which a row is executed; the first that misses it by more, and
+    those after it, hold the arm (``off_pose_held``).
+    """
     cameras: Sequence[str] | None = None
     """Names of the robot's cameras, if known, so that a missing view is an error of the
     constructor.
@@ -66,6 +71,7 @@ class ArmOptions:
 
     def __post_init__(self) -> None:
         typed_fields(self)
+        positive(self.off_pose_bound_m, "off_pose_bound_m")
         if isinstance(self.cameras, str):
             raise InputError(f"cameras must be a list of names, got {self.cameras!r}.")
         model = self.arm_model  # compared by name, because importing MuJoCo takes time

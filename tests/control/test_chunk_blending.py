@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from helpers.ideal_arm import DT, FPS, sway
-from strands_cosmos3.control.chunk_blending import blend_chunk, drop_elapsed, seam_speed
+from helpers.lines import line
+from strands_cosmos3.control.chunk_blending import (
+    Seam,
+    blend_chunk,
+    drop_elapsed,
+    join_chunk,
+    seam_speed,
+)
 from strands_cosmos3.control.executor import Executor
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.types import JointTrajectory, PoseTrajectory
@@ -95,3 +103,88 @@ def test_short_chunks(n, at_once):
     late = blend_chunk(plan, sway([0.0])[0], 0.04, JointState.at_rest(sway([0.04])[0]), FER, 0.4)
     left = int((plan.t_s > 0.04).sum())
     assert late is None if left == 0 else len(late.t_s) == left
+
+
+@pytest.fixture(scope="module")
+def ik():
+    return LimbIK("panda", check_collisions=False)
+
+
+def full(q):
+    return np.r_[q, 0.04, 0.04]
+
+
+def under_way(ik, velocity_m_s, at_s):
+    """An executor that has followed a line for so long, and its reference at some earlier time."""
+    executor = Executor(FER, DT, HOME_Q)
+    executor.accept(ik.follow(line(velocity_m_s, rows=32), full(HOME_Q)))
+    executor.advance(round(at_s / DT))
+    return executor
+
+
+def fastest_m_s(q_rad):
+    return np.linalg.norm(np.diff(dh_forward(q_rad)[:, :3, 3], axis=0), axis=1).max() / DT
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.35, 0.7])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((0.0, 0.25, 0.0), (0.0, -0.25, 0.0)),
+        ((0.15, 0.0, 0.1), (-0.1, 0.15, 0.0)),
+        ((0.0, 0.0, -0.2), (0.3, 0.0, 0.0)),
+    ],
+)
+def test_a_contradicting_chunk_does_not_throw_the_hand(ik, before, after, late_s):
+    executor = under_way(ik, before, 1.0)
+    departure = executor.reference.q_rad
+    executor.advance(round(late_s / DT))
+    chunk = ik.follow(line(after), full(departure))
+    takeover = executor.takeover()
+    most_m_s = max(np.linalg.norm(before), np.linalg.norm(after)) + 0.1
+    blended = takeover.prepare(blend_chunk(chunk, departure, late_s, takeover.reference, FER, 0.4))
+    assert late_s < 0.2 or fastest_m_s(blended.block.q_rad) > most_m_s  # this is what it is about
+    prepared, seam = join_chunk(chunk, departure, late_s, takeover, 0.4, chunk.arm)
+    assert fastest_m_s(prepared.block.q_rad) < most_m_s + 0.002
+    assert seam is not Seam.BLENDED or late_s < 0.2
+    executor.take_up(prepared)
+    assert executor.state == ("hold" if seam is Seam.BRAKED else "running")
+    executor.advance(3000)
+    assert executor.reference.rests  # and every reference on the way was within limits
+
+
+@pytest.mark.parametrize("velocity", [(0.0, 0.25, 0.0), (0.1, -0.1, 0.05), (0.0, 0.0, -0.3)])
+@pytest.mark.parametrize("late_s", [0.02, 0.2, 0.6])
+def test_a_chunk_that_agrees_is_blended_as_ever(ik, velocity, late_s):
+    executor = under_way(ik, velocity, 0.8)
+    departure = executor.reference.q_rad
+    executor.advance(round(late_s / DT))
+    chunk, takeover = ik.follow(line(velocity), full(departure)), executor.takeover()
+    ever = takeover.prepare(blend_chunk(chunk, departure, late_s, takeover.reference, FER, 0.4))
+    prepared, seam = join_chunk(chunk, departure, late_s, takeover, 0.4, chunk.arm)
+    assert seam is Seam.BLENDED
+    assert np.array_equal(prepared.block.q_rad, ever.block.q_rad)
+
+
+def test_a_small_contradiction_takes_a_longer_blend(ik):
+    executor = under_way(ik, (0.0, 0.1, 0.0), 0.8)
+    departure = executor.reference.q_rad
+    executor.advance(round(0.8 / DT))
+    chunk, takeover = ik.follow(line(rows=32), full(departure)), executor.takeover()  # stay
+    prepared, seam = join_chunk(chunk, departure, 0.8, takeover, 0.4, chunk.arm)
+    assert seam is Seam.SLOWED
+    assert fastest_m_s(prepared.block.q_rad) < 0.202
+    there = dh_forward(np.stack((departure, prepared.block.q_rad[-1])))[:, :3, 3]
+    assert np.linalg.norm(there[1] - there[0]) < 0.01  # it goes where the chunk wants it
+
+
+def test_a_late_turn_does_not_spin_the_hand(ik):
+    executor = Executor(FER, DT, HOME_Q)
+    executor.accept(ik.follow(line(turn_rad_s=(0, 0, 0.8), rows=32), full(HOME_Q)))
+    executor.advance(600)
+    departure = executor.reference.q_rad
+    executor.advance(240)
+    chunk, takeover = ik.follow(line(turn_rad_s=(0, 0, -0.8)), full(departure)), executor.takeover()
+    prepared, seam = join_chunk(chunk, departure, 0.4, takeover, 0.4, chunk.arm)
+    assert seam is not Seam.BLENDED
+    assert np.abs(prepared.block.qd_rad_s).max() < 1.31

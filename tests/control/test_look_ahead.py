@@ -10,6 +10,7 @@ import qpsolvers
 from motions import elbow_straight_chunk, feasible_chunk, hard_chunk
 from strands_cosmos3.actions.rotations import interpolate_poses
 from strands_cosmos3.control.ik import ROW_TOLERANCE, MinkIKBridge
+from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.control.look_ahead import LIMIT_MARGIN_RAD, StepBounds, solve_banded_program
 from strands_cosmos3.control.targets import decode_cosmos_chunk_to_targets
 from strands_cosmos3.embodiments import get_embodiment
@@ -128,7 +129,7 @@ def test_the_pass_takes_a_step_that_a_row_cannot():
         solution.residual_m.max()
         < 0.6 * np.linalg.norm(dh_forward(q_far)[:3, 3] - T[0, :3, 3]) * 0.02 / 1.02
     )
-    assert solution.worst < ROW_TOLERANCE * 5
+    assert solution.worst() < ROW_TOLERANCE * 5
     assert_within_bounds(HOME_Q, solution.q_rad)
 
 
@@ -160,3 +161,49 @@ def test_the_banded_program_is_a_dense_ones(seed):
     assert np.abs(d.ravel() - dense).max() < 1e-5
     active = np.isclose(np.abs(np.diff(np.vstack((q[0], q[1:] + d)), axis=0)), reach, atol=1e-5)
     assert active.any()  # a bound is met
+
+
+def through_a_straight_elbow(ik, seed):
+    """[T, nq] configurations of a UR5e that stretches its elbow, and bends it again."""
+    rng = np.random.default_rng(seed)
+    rows = int(rng.choice([16, 32])) + 1
+    s, shift_rad = np.linspace(0, 1, rows), rng.uniform(-0.4, 0.4, 6)
+    sway = [
+        rng.uniform(0.05, 0.4)
+        * np.sin(2 * np.pi * rng.uniform(0.2, 0.8) * s + rng.uniform(0, 6.28))
+        for _ in range(6)
+    ]
+    q = np.repeat(ik.home[None], rows, axis=0)
+    q[:, ik.q_address] = ik.robot.home_rad + shift_rad + np.stack(sway, axis=1)
+    ends = rng.uniform(0.0, 0.6, 2) * np.array([1, rng.choice([-1, 1])])
+    q[:, ik.q_address[2]] = np.linspace(*ends, rows)
+    return q
+
+
+@pytest.mark.filterwarnings("ignore:robot 'ur5e' does not state every limit")
+@pytest.mark.parametrize("seed", [20, 53, 67, 95, 133, 272, 377])
+def test_an_elbow_that_is_straight_at_mid_range_is_passed(seed):
+    """The fast solver takes the other side and ends up to 0.2 m off; the quadratic program alone
+    goes through.
+    """
+    ik = LimbIK("ur5e", check_collisions=False)
+    of_limb, limb = ik.bridges["arm"], ik.robot.limb()
+    alone = MinkIKBridge(
+        ik.model, limb.frame, limb.frame_type, of_limb.limits, check_collisions=False
+    )
+    alone.posture_rad = limb.home_rad
+    q = through_a_straight_elbow(ik, seed)
+    T = np.stack([alone.ee_pose(row) for row in q[1:]])
+    for bridge in (of_limb, alone):
+        assert bridge.solve(T, q[0], None, "mink").residual_m.max() < ROW_TOLERANCE
+        assert bridge.solve(T, q[0], None).residual_m.max() < ROW_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("seed", "chunk", "dt_s"), [(3, 5, None), (20, 24, None), (20, 24, DT_S), (7, 9, DT_S)]
+)
+def test_a_limb_lets_a_straight_elbow_turn_rather_than_miss(seed, chunk, dt_s):
+    q, T = elbow_straight(seed, chunk + 1)[chunk]
+    solution = LimbIK("panda", check_collisions=False).bridges["arm"].solve(T, full(q), dt_s)
+    assert solution.residual_m.max() < 0.0015
+    assert solution.residual_rad.max() < 0.08

@@ -155,6 +155,7 @@ def test_last_rollout(policy, spy):
         "action_space",
         "collision",
         "off_pose_mm",
+        "off_pose_held",
     }
     assert last["collision"]["outcome"] == "clear"
     assert last["off_pose_mm"] == {}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from strands_cosmos3.control.chunk_blending import blend_chunk
+from strands_cosmos3.control.chunk_blending import join_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import FER
@@ -134,9 +134,9 @@ def test_rows_that_were_refused_are_not_committed(robot, monkeypatch):
 
     def refuse_the_third(plan, *arguments):
         calls.append(plan)
-        return None if len(calls) == 3 else blend_chunk(plan, *arguments)
+        return None if len(calls) == 3 else join_chunk(plan, *arguments)
 
-    monkeypatch.setattr("strands_cosmos3.control.loop.blend_chunk", refuse_the_third)
+    monkeypatch.setattr("strands_cosmos3.control.loop.join_chunk", refuse_the_third)
     with Cosmos3Policy(
         backend=backend, robot="panda", options={"chunk_rows": 32}, actions_per_step=10
     ) as policy:

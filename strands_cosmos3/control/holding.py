@@ -1,0 +1,33 @@
+"""Rows that hold the arm, in place of those that must not be followed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from strands_cosmos3.actions.rotations import geodesic_angle
+from strands_cosmos3.checks import F64
+from strands_cosmos3.types import JointTrajectory
+
+
+def hold_rows(trajectory: JointTrajectory, first: int, q_rad: F64) -> JointTrajectory:
+    """Return a trajectory whose rows from ``first`` on hold the arm at angles [n]; they are
+    accounted for against their own poses.
+    """
+    assert trajectory.converged is not None  # JointTrajectory fills it
+    held = np.arange(len(trajectory.t_s)) >= first
+    residuals = np.zeros((2, len(held)))
+    if trajectory.arm is not None:
+        now = trajectory.arm.limb_poses(q_rad[None])
+        for name, poses in trajectory.limb_poses.items():
+            T, away = poses.T_base_frame, now[name][0, :3, 3] - poses.T_base_frame[:, :3, 3]
+            turned = geodesic_angle(now[name][0, :3, :3], T[:, :3, :3])
+            residuals = np.maximum(residuals, (np.linalg.norm(away, axis=1), turned))
+    return replace(
+        trajectory,
+        q_rad=np.where(held[:, None], q_rad, trajectory.q_rad),
+        residual_m=np.where(held, residuals[0], trajectory.residual_m),
+        residual_rad=np.where(held, residuals[1], trajectory.residual_rad),
+        converged=trajectory.converged & ~held,
+    )
