@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -77,6 +78,7 @@ class PolicyServer:
         self._tls = self.config.tls()
         # connections without a request under way
         self._idle_since: dict[ServerConnection, float] = {}
+        self._places: Counter[str] = Counter()  # open connections by token's owner or address
         self._undecided: weakref.WeakSet[HttpProtocol] = weakref.WeakSet()
         self._libero = bool(self._policies[0].libero)
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
@@ -244,7 +246,7 @@ class PolicyServer:
 
     def _check_handshake(self, head: RequestHead) -> Reply | None:
         """Refuse a WebSocket of a client that may not connect."""
-        return self._get(head.path, head.headers) or self._full()
+        return self._get(head.path, head.headers) or self._full(head.headers)
 
     def _get(self, path: str, headers: Headers) -> Reply | None:
         """The reply to a GET request for the server's state, or from a stranger."""
@@ -287,7 +289,13 @@ class PolicyServer:
     def _no_web_pages(self) -> Reply:
         return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
 
-    def _full(self) -> Reply | None:
+    def _full(self, headers: Headers) -> Reply | None:
+        owner = self._name_of(headers, "")
+        if owner and self._places[owner] >= self.config.places_per_token:
+            return self._refused(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"This token has {self._places[owner]} connections, as many as it may.\n",
+            )
         if self.metrics.clients < self.config.max_clients or self._evict_idle():
             return None
         return self._refused(
@@ -331,7 +339,7 @@ class PolicyServer:
             return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if self._stop.is_set():
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
-        return self._full()
+        return self._full(head.headers)
 
     async def _http(
         self, refusal: Reply | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -342,12 +350,13 @@ class PolicyServer:
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
-        counted = 0
+        counted, owner = 0, ""
 
         def check_request(head: RequestHead) -> Reply | None:
-            nonlocal counted
+            nonlocal counted, owner
             if (reply := refusal or self._check_http_request(head)) is None:
-                counted = 1
+                counted, owner = 1, self._name_of(head.headers, "")
+                self._places[owner] += 1
                 self.metrics.clients += 1
                 self.metrics.connections += 1
             return reply
@@ -363,6 +372,7 @@ class PolicyServer:
             )
         finally:
             self.metrics.clients -= counted
+            self._places[owner] -= counted
             self._requests.discard(task)
 
     async def _predict(
@@ -435,6 +445,7 @@ class PolicyServer:
         name = self._name_of(client.request.headers, str(client.remote_address[0]))
         left = asyncio.ensure_future(client.wait_closed())
         self.metrics.clients += 1
+        self._places[name] += 1
         self.metrics.connections += 1
         try:
             await client.send(encode(self._policies[0].metadata(session)))
@@ -455,6 +466,7 @@ class PolicyServer:
             left.cancel()
             self._idle_since.pop(client, None)
             self.metrics.clients -= 1
+            self._places[name] -= 1
 
     async def _exchange(
         self,

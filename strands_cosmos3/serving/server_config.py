@@ -156,6 +156,12 @@ class ServerConfig:
             return None
         return Tokens({"any client": self.token} if isinstance(self.token, str) else self.token)
 
+    @property
+    def places_per_token(self) -> int:
+        """Connections that one token may have: half of all, if there are several tokens."""
+        several = self.tokens is not None and len(self.tokens.by_client) > 1
+        return max(1, self.max_clients // 2) if several else self.max_clients + 1
+
     def tls(self) -> ssl.SSLContext | None:
         """Load certificate and key, if there are any. Raises ConfigError if they cannot be used."""
         if self.tls_cert is None:

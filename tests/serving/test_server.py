@@ -862,3 +862,25 @@ def test_nothing_is_left_behind():
     ):
         ask(client, observation())
     until(lambda: threading.active_count() == before)
+
+
+@pytest.mark.parametrize("places", [2, 4, 7])
+def test_one_token_of_several_takes_half_of_the_places_at_most(serve, places):
+    tokens = {name: name + TOKEN for name in ("fleet", "single")}
+    server = serve(token=tokens, max_clients=places)
+
+    def entered(name):
+        headers = {"Authorization": f"Bearer {tokens[name]}"}
+        return dial(server.port, additional_headers=headers)
+
+    with ExitStack() as held:
+        for _ in range(places // 2):
+            held.enter_context(entered("fleet"))
+        with pytest.raises(InvalidStatus) as refused, entered("fleet"):
+            pass
+        assert refused.value.response.status_code == 503
+        with entered("single") as client:
+            assert "action" in ask(client, observation())
+    until(lambda: server.metrics.clients == 0)
+    with entered("fleet"):
+        pass
