@@ -216,6 +216,9 @@ class CameraRig:
         view_hw: (height, width) in pixels to which each view is letterboxed before composition.
         boxes: Place of each view in the composite: (top, left, height, width) in pixels.
         layout: Sentence of a caption that describes the composite, or empty.
+
+    Raises:
+        InputError: Not every view has one key and one box.
     """
 
     views: tuple[str, ...]
@@ -223,6 +226,13 @@ class CameraRig:
     view_hw: tuple[int, int]
     boxes: tuple[tuple[int, int, int, int], ...]
     layout: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.views) == len(self.wire_names) == len(self.boxes):
+            raise InputError(
+                f"a rig needs one of wire_names and one of boxes for each view; views "
+                f"{list(self.views)} have {len(self.wire_names)} and {len(self.boxes)}."
+            )
 
     @property
     def composite_hw(self) -> tuple[int, int]:

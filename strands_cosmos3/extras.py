@@ -64,6 +64,11 @@ OF_BACKEND = {
 """Backend -> extras that it needs; the others need none."""
 
 
+def of_world(world: str | None) -> tuple[str, ...]:
+    """Return the extras that a world needs, by its name."""
+    return ("libero",) if (world or "").startswith("libero") else ()
+
+
 def pip_command(extras: Iterable[str]) -> str:
     """Return the command that installs some extras."""
     return f"pip install 'strands-cosmos3[{','.join(extras)}]'"

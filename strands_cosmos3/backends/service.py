@@ -73,8 +73,7 @@ class ServiceBackend(RemoteBackend):
 
     Raises:
         UnknownNameError: No such dialect.
-        ConfigError: The dialect is ``libero``, which :class:`~.libero_service.LiberoServiceBackend`
-            has.
+        ConfigError: The dialect is ``libero``, which :class:`LiberoServiceBackend` has.
     """
 
     def __init__(

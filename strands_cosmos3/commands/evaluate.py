@@ -22,7 +22,7 @@ from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.embedded import TASKS, WORLD, embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.policy_settings import POLICY_OPTIONS, PolicySettings
-from strands_cosmos3.extras import OF_BACKEND, needed_by
+from strands_cosmos3.extras import OF_BACKEND, needed_by, of_world
 from strands_cosmos3.options import options_of, section, with_options
 
 if TYPE_CHECKING:
@@ -147,8 +147,7 @@ class EvaluateCommand:
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
         backend = self.policy.backend or ("native" if self.policy.policy is None else "python")
-        libero = ("libero",) if (self.world or "").startswith("libero") else ()
-        return ("sim", *OF_BACKEND.get(backend, ()), "scale", *libero)
+        return ("sim", *OF_BACKEND.get(backend, ()), "scale", *of_world(self.world))
 
     def run(self) -> int:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after
@@ -190,12 +189,14 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
     if options["backend"] != "native" or options.get("model") is not None:
         return
     from strands_cosmos3.robots.catalogue import get_robot
+    from strands_cosmos3.worlds.world import get_world
 
-    robot = get_robot(options.get("robot", "panda"))
+    world = options.get("world", WORLD)
+    robot = get_robot(options.get("robot") or get_world(world).robots[0])
     tasks = options.setdefault("tasks", ",".join(TASKS))
     if not isinstance(tasks, str | list):
         return  # make_settings raises
-    embodiment, world = robot.embodiment or "droid", options.get("world", WORLD)
+    embodiment = robot.embodiment or "droid"
     for task in tasks.split(",") if isinstance(tasks, str) else tasks:
         checkpoint = embedded_checkpoint(embodiment, robot.name, str(task).strip(), world)
         options["model"] = str(checkpoint)

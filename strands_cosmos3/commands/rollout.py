@@ -28,7 +28,7 @@ from strands_cosmos3.commands.flags import from_environment
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.extras import OF_BACKEND
+from strands_cosmos3.extras import OF_BACKEND, of_world
 from strands_cosmos3.options import (
     ENGINE_BACKENDS,
     MODEL_BACKENDS,
@@ -263,7 +263,8 @@ class RolloutCommand:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", *OF_BACKEND.get(self._backend, ()), *self.files.extras)
+        needed = *OF_BACKEND.get(self._backend, ()), *of_world(self.world), *self.files.extras
+        return ("sim", *needed)
 
     def run(self) -> int:
         """Run it; returns 0 if every judged episode succeeded, else 1."""

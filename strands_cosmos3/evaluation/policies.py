@@ -72,15 +72,11 @@ class PolicySource:
             foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
             return foreign, foreign
         backend = ConditionedBackend(self._backend_for(condition), condition)
-        chosen, names = self._options, options_of(PolicyOptions)
-        options = PolicyOptions(
-            action_space=chosen.action_space,
-            chunk_rows=chosen.chunk_rows,
-            replan_rows=replan_rows,
-            borrow_domain=chosen.borrow_domain,
-            arm=chosen.arm,
+        names = options_of(PolicyOptions)
+        options = with_options(
+            replace(self._options.without_backend, replan_rows=replan_rows),
+            {name: value for name, value in arguments.items() if name in names},
         )
-        options = with_options(options, {k: v for k, v in arguments.items() if k in names})
         rest = {name: value for name, value in arguments.items() if name not in names}
         return Cosmos3Policy(backend=backend, options=options, **rest), backend
 

@@ -127,7 +127,7 @@ class ReplicaPool:
 
 
 class ReplicaClient:
-    """A replica's actor, as ``parallel.engine.RankGroupEngine`` uses a group of ranks."""
+    """A replica's actor, as ``parallel.rank_engine.RankGroupEngine`` uses a group of ranks."""
 
     def __init__(self, replica: Any):
         self._replica = replica

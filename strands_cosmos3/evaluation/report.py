@@ -20,6 +20,8 @@ from strands_cosmos3.robots.catalogue import get_robot
 
 Report = dict[str, Any]
 _EMBED_BYTES = 32 * 2**20  # further videos are linked, to keep the page small
+# what of a PolicyVariation `rollout` repeats; of a text only that it asks for the goal
+_REPEATED = {"num_steps", "replan_rows", "latency_s", "limit_s", "text"}
 
 
 def make_report(
@@ -114,7 +116,7 @@ def repeat_command(settings: Settings, assignment: Assignment) -> str | None:
     condition, policy, topology = assignment.condition, settings.policy, settings.topology
     world = settings.get_world()
     repeatable = (
-        condition.policy.images is None
+        condition.policy.identity().keys() <= _REPEATED
         and not condition.world.identity()
         and assignment.goal_instruction == assignment.policy_instruction
         and world.task(assignment.task, settings.robot).starts is None

@@ -6,9 +6,9 @@ from them. Importing this loads no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from strands_cosmos3.backends.options import BackendOptions, SamplingOptions, ServiceOptions
 from strands_cosmos3.checks import instance_of, positive, typed_fields, whole_number
@@ -186,10 +186,17 @@ class PolicyOptions:
 
     @property
     def for_backend(self) -> BackendOptions:
-        """The part that backends read."""
-        return BackendOptions(
-            sampling=self.sampling,
-            engine=self.engine,
-            parallel=self.parallel,
-            service=self.service,
-        )
+        """The part that backends read: the fields that ``BackendOptions`` has too."""
+        return BackendOptions(**{name: getattr(self, name) for name in _OF_BACKENDS})
+
+    @property
+    def without_backend(self) -> Self:
+        """The options of a policy whose backend is made already: without what makes one."""
+        unset = PolicyOptions()
+        names = ("backend", "model", *_OF_BACKENDS)
+        return replace(self, **{name: getattr(unset, name) for name in names})
+
+
+_OF_BACKENDS = {part.name for part in fields(PolicyOptions)} & {
+    part.name for part in fields(BackendOptions)
+}

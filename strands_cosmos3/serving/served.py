@@ -209,14 +209,8 @@ class ServedPolicy:
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
-        theirs = (
-            wire.vllm_metadata(self._embodiment, self._space)
-            if session.protocol == "vllm-omni"
-            else {}
-        )
-        digest = self.backend.info.model_sha256
-        ours = {wire.SERVED_SPACE: self._space.name, wire.SERVED_MODEL: digest}
-        return {name: value for name, value in ours.items() if value} | theirs
+        digest, vllm = self.backend.info.model_sha256, session.protocol == "vllm-omni"
+        return wire.encode_metadata(self._embodiment, self._space, digest, vllm)
 
     def info(self) -> dict[str, Any]:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
@@ -347,16 +341,9 @@ class ServedPolicy:
         session = pending.session
         if session.protocol == "libero":
             return Answer(libero.encode_reply(chunk), "ok", infer_s)
-        rows = wire.encode_rows(chunk, pending.request)
-        timing = {"infer_ms": infer_s * 1e3}
-        if session.previous_total_ms is not None:
-            timing["prev_total_ms"] = session.previous_total_ms
-        reply: Any = {"action": rows, "actions": rows, "server_timing": timing}
-        if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
-            reply[wire.QUANTILES] = np.stack(chunk.quantiles)
-        if isinstance(request_id := pending.message.get(wire.REQUEST_ID), int | str):
-            reply[wire.REQUEST_ID] = request_id
-        return Answer(encode(rows if session.bare else reply, self.limits), "ok", infer_s)
+        times_ms = infer_s * 1e3, session.previous_total_ms
+        reply = wire.encode_reply(chunk, pending.request, pending.message, times_ms, session.bare)
+        return Answer(encode(reply, self.limits), "ok", infer_s)
 
     def _some_message(self) -> dict[str, Any]:
         """A synthetic request: gray pictures and an arm at rest."""

@@ -75,7 +75,10 @@ VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = (
 _VLLM_JOINTS = "joint_position"  # what vLLM-Omni calls joint_pos
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
-_ROBOARENA_EXTERIORS = ("observation/exterior_image_0_left", "observation/exterior_image_1_left")
+_FROM_ZERO = {
+    "observation/exterior_image_1_left": "observation/exterior_image_0_left",
+    "observation/exterior_image_2_left": "observation/exterior_image_1_left",
+}
 _STATE_KEYS = (
     PROMPT,
     JOINTS,
@@ -178,7 +181,7 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
     return "joint_pos"
 
 
-def vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
+def _vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
     """Return what vLLM-Omni calls ``policy_server_config``, for clients that came to its path."""
     rig = embodiment.rig
     height, width = (256, 256) if rig is None else rig.composite_hw
@@ -253,7 +256,10 @@ def _sent_pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.u
 
 
 def _keys(rig: CameraRig, numbered_from_zero: bool) -> tuple[str, ...]:
-    return (rig.wire_names[0], *_ROBOARENA_EXTERIORS) if numbered_from_zero else rig.wire_names
+    """The rig's keys; roboarena numbers DROID's exterior cameras from 0."""
+    if not numbered_from_zero:
+        return rig.wire_names
+    return tuple(_FROM_ZERO.get(name, name) for name in rig.wire_names)
 
 
 def decode_request(
@@ -390,7 +396,7 @@ def _read_pictures(
     """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
     if rig is not None:
-        keys = _keys(rig, _ROBOARENA_EXTERIORS[0] in message)
+        keys = _keys(rig, "observation/exterior_image_0_left" in message)
         missing = [key for key in keys if key not in message]
         if not missing:
             views = {
@@ -428,6 +434,40 @@ def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
 def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> ObservationError:
     have = ", ".join(str(name)[:60] for name in list(message)[:16]) or "nothing"
     return ObservationError(f"the observation lacks {key!r}; it has: {have}.{remedy}")
+
+
+def encode_metadata(
+    embodiment: Embodiment, space: ActionSpace, model_sha256: str | None, vllm: bool
+) -> dict[str, Any]:
+    """Return the first frame of a connection; ``vllm`` is whether it came to vLLM-Omni's path."""
+    ours = {SERVED_SPACE: space.name, SERVED_MODEL: model_sha256}
+    theirs = _vllm_metadata(embodiment, space) if vllm else {}
+    return {name: value for name, value in ours.items() if value} | theirs
+
+
+def encode_reply(
+    chunk: ActionChunk,
+    request: Request,
+    message: Mapping[str, Any],
+    times_ms: tuple[float, float | None],
+    bare: bool,
+) -> Any:
+    """Return the reply to a message that :func:`decode_request` read: a map, or for a ``bare`` one
+    only the rows. Errors: as :func:`encode_rows`.
+
+    ``times_ms`` are of this inference and of the connection's previous request, if there was one.
+    """
+    rows = encode_rows(chunk, request)
+    if bare:
+        return rows
+    timing = dict(zip(("infer_ms", "prev_total_ms"), times_ms, strict=True))
+    timing = {name: time_ms for name, time_ms in timing.items() if time_ms is not None}
+    reply: dict[str, Any] = {"action": rows, "actions": rows, "server_timing": timing}
+    if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
+        reply[QUANTILES] = np.stack(chunk.quantiles)
+    if isinstance(request_id := message.get(REQUEST_ID), int | str):
+        reply[REQUEST_ID] = request_id
+    return reply
 
 
 def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:

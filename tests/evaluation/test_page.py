@@ -3,15 +3,18 @@
 import json
 import re
 import shlex
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
+from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
 from strands_cosmos3.evaluation.report import make_report, repeat_command, write_report
 from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.statistics import wilson
+from strands_cosmos3.worlds import varied
 
 VOID = {"meta", "line", "circle", "rect", "link", "br", "img"}
 
@@ -155,6 +158,18 @@ def test_a_command_is_only_given_where_it_repeats_the_episode():
     assert command(dtype="bfloat16") is None, "rollout cannot set it"
     for condition in ("blank", "swapped", "light=2"):
         assert command(conditions=condition) is None
+
+
+def test_no_command_is_given_under_a_condition_that_rollout_does_not_know():
+    @dataclass(frozen=True)
+    class Lossy(PolicyVariation):
+        lost_frames: int | None = varied(1, 9)
+
+    settings = make_settings({"tasks": "reach", "seeds": 1, "model": "c"})
+    (assignment,) = settings.plan()
+    lossy = Condition("lossy", Lossy(lost_frames=1))
+    assert repeat_command(settings, assignment) is not None
+    assert repeat_command(settings, replace(assignment, condition=lossy)) is None
 
 
 def test_dynamics_stand_beside_what_they_are_measured_against(tmp_path):

@@ -24,6 +24,8 @@ import contextlib, io, json
 from pathlib import Path
 from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.cli import main
+from strands_cosmos3.evaluation.plan import Condition
+from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import make_settings, read_toml
 
 def printed(*arguments):
@@ -35,11 +37,13 @@ def printed(*arguments):
 
 Path("e.toml").write_text("[model]\\njuggled = 3")
 policy = Cosmos3Policy(robot="panda", backend="scripted", options={"juggled": 3})
+evaluated = PolicySource(make_settings({"backend": "scripted", "juggled": 3}))
 print(json.dumps({
     "help": {name: printed(name, "--help") for name in ("rollout", "view", "evaluate", "serve", "infer")},
     "toml": make_settings(read_toml(Path("e.toml"))).policy.juggled,
     "report": make_settings(read_toml(Path("e.toml"))).to_dict()["policy"],
     "policy": policy.options.juggled,
+    "evaluated": evaluated.policy(Condition(), {"robot": "panda"})[0].options.juggled,
     "refused": printed("rollout", "--backend", "service", "--juggled", "3"),
 }))
 """
@@ -74,7 +78,7 @@ def test_an_option_that_is_added_is_everywhere(with_an_added_option):
     seen = json.loads(done.stdout.splitlines()[-1])
     for command, text in seen["help"].items():
         assert "--juggled INT Number of cubes to juggle." in text, command
-    assert seen["toml"] == seen["policy"] == 3
+    assert seen["toml"] == seen["policy"] == seen["evaluated"] == 3
     assert seen["report"]["juggled"] == 3
     assert "--juggled 3 belongs to --backend native or scripted, not to service" in seen["refused"]
 

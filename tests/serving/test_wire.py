@@ -4,6 +4,8 @@ error that names them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
+    InputError,
     ObservationError,
     ServiceChunkError,
     ServiceRefusedError,
@@ -90,6 +93,26 @@ def test_dialects_differ_as_documented():
     assert not any(key.startswith("cosmos3/") for key in keys["vllm-omni"] | keys["roboarena"])
     with pytest.raises(UnknownNameError, match="roboarena"):
         wire.get_dialect("klingon")
+
+
+def test_any_rig_s_own_names_travel_to_roboarena():
+    two = replace(
+        DROID.rig,
+        views=DROID.rig.views[:2],
+        wire_names=DROID.rig.wire_names[:2],
+        boxes=DROID.rig.boxes[:2],
+    )
+    named = replace(DROID.rig, wire_names=("observation/front", "observation/l", "observation/r"))
+    for rig, exterior in ((two, "observation/exterior_image_0_left"), (named, "observation/r")):
+        embodiment = replace(DROID, rig=rig)
+        views = {view: picture(100, 100) for view in rig.views}
+        sent = replace(request(images=views), embodiment=embodiment)
+        message = wire.encode_request(sent, wire.get_dialect("roboarena"), "s", 1)
+        assert exterior in message
+        read = wire.decode_request(message, embodiment, JOINT_POS, images=True)
+        assert set(read.images) == set(rig.views)
+    with pytest.raises(InputError, match="one of boxes for each view"):
+        replace(DROID.rig, views=DROID.rig.views[:2])
 
 
 def test_the_simulator_s_state_is_never_sent():

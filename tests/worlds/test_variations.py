@@ -4,7 +4,7 @@ policy and gone afterwards.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ pytest.importorskip("mujoco")
 
 from strands_cosmos3.robots.catalogue import PANDA, get_robot, write_robot
 from strands_cosmos3.robots.spec import Workspace
-from strands_cosmos3.worlds import Start, get_world
+from strands_cosmos3.worlds import Start, get_world, varied
 from strands_cosmos3.worlds.table.grammar import parse_instruction
 from strands_cosmos3.worlds.table.scene import CLOSE_M
 from strands_cosmos3.worlds.table.world import TableVariation
@@ -36,6 +36,21 @@ def session():
 def wrist_m(session, start) -> np.ndarray:
     session.reset(start)
     return session.robot.model.cam("wrist").pos.copy()
+
+
+def test_what_is_added_to_a_variation_makes_another_scene():
+    @dataclass(frozen=True)
+    class Hazy(TableVariation):
+        haze: float | None = varied(0, 1)
+
+    def key(variation):
+        return TABLE.scene_key(PANDA, "pick", variation)
+
+    values = {"light": 0.5, "table": "wood", "camera_cm": 2.0, "cubes_mm": 30.0, "close": True}
+    values |= {"crowded": True, "haze": 0.5}
+    assert set(values) == {option.name for option in fields(Hazy)}
+    same = {name for name, value in values.items() if key(Hazy(**{name: value})) == key(Hazy())}
+    assert same == {"camera_cm", "close"}, "these two are applied in one scene"
 
 
 def test_the_wrist_camera_is_displaced_in_each_episode_and_not_afterwards(session):

@@ -407,9 +407,13 @@ def _carry(world: _World, goal: Goal) -> float:
     else:
         if goal.verb is Verb.PLACE:
             below, above_m, lower_m = world.bin, -_BELOW_RIM_M, _LOWER_INTO_BIN_M
-        else:
-            below, lower_m = world.cubes[goal.onto or goal.cube], _LOWER_ONTO_CUBE_M
+        elif goal.verb is Verb.STACK and goal.onto is not None:
+            below, lower_m = world.cubes[goal.onto], _LOWER_ONTO_CUBE_M
             above_m = _STACK_GAP * world.edge_m
+        else:
+            raise BackendError(
+                f"the scripted expert cannot carry a cube to {goal.verb}; write how in _carry."
+            )
         # from the cube to the hand, since the grasp may be off centre
         offset = world.p - world.cubes[goal.cube]
         place = np.array([*below[:2], below[2] + above_m]) + offset

@@ -177,10 +177,10 @@ class TableWorld(ArmWorld):
         return ScriptedBackend()
 
     def scene_key(self, robot: RobotSpec, task: str | None, variation: Variation) -> Hashable:
-        """Return bar, table, light and cubes; the camera moves in the same scene."""
-        change = _of_table(variation)
-        look = change.table, change.light, change.cubes_mm, change.crowded
-        return *look, bar_for(task, robot)
+        """Return the variation and the bar; :meth:`arrange` applies ``camera_cm`` and ``close``
+        within one scene.
+        """
+        return replace(_of_table(variation), camera_cm=None, close=False), bar_for(task, robot)
 
     def scene(
         self,
