@@ -66,7 +66,7 @@ def endless_fails():
 
 def hostile_frame(rng):
     """A good request with a strange value, key, length or byte."""
-    message = observation(**{"observation/image": picture(8, 8), "cosmos3/request_id": 1})
+    message = observation(**{"observation/image": picture(16, 16), "cosmos3/request_id": 1})
     for _ in range(rng.randrange(3)):
         message[rng.choice([*message, "video", "endpoint", "session_id"])] = rng.choice(
             ODD + ARRAYS

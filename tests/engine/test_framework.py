@@ -105,6 +105,7 @@ def test_a_composed_picture_precedes_views(released):
     message = {key: picture(i, (360, 640), "uint8") for i, key in enumerate(KEYS)} | {
         wire.JOINTS: np.zeros(7),
         wire.GRIPPER: 0,
+        wire.PROMPT: "pick up the red cube",
     }
     whole = picture(9, DROID_RIG.composite_hw, "uint8")
     read = wire.decode_request(
