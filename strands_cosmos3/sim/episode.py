@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from strands_cosmos3.backends.replay import LimbRecording
@@ -30,7 +31,7 @@ def physics_steps_per_tick(control_frequency: float) -> int:
     whole.
     """
     steps = PHYSICS_HZ / positive(control_frequency, "control frequency")
-    if steps < 1 or abs(steps - round(steps)) > 1e-9:
+    if not 1 <= steps < inf or abs(steps - round(steps)) > 1e-9:
         valid = [str(hz) for hz in range(10, PHYSICS_HZ + 1) if PHYSICS_HZ % hz == 0]
         raise ConfigError(
             f"a control frequency of {control_frequency:g} Hz is not a whole number of physics "

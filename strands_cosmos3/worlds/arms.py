@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import se3_between, so3_log
 from strands_cosmos3.backends.replay import LimbRecording
-from strands_cosmos3.checks import F64, positive, seed_number, typed
+from strands_cosmos3.checks import F64, instance_of, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.errors import (
@@ -304,7 +304,8 @@ class Robot(SimulatedArm):
         self._judges(start, options)  # errors before a policy is made
         if policy is not None:
             return self.run_episode(policy, start, options, layout=layout, on_tick=tick)
-        config = self._policy_config(robot_name, policy_config or {})
+        arguments = {} if policy_config is None else policy_config
+        config = self._policy_config(robot_name, instance_of(arguments, Mapping, "policy_config"))
         with create_policy(policy_provider, **config) as owned:
             return self.run_episode(owned, start, options, layout=layout, on_tick=tick)
 
