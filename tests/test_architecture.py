@@ -257,6 +257,22 @@ def test_the_functions_on_the_way_from_an_observation_to_a_torque_exist():
         )
 
 
+def test_the_files_of_the_ten_changes_exist():
+    root = PACKAGE.parent
+    page = (root / "docs/architecture.md").read_text()
+    section = page[page.index("## Ten changes") : page.index("## Five error figures")]
+    paths = {
+        path
+        for path in re.findall(r"`([\w./]+)`", section)
+        if re.search(r"/$|\.(py|toml|md)$", path) and path != "model.xml"
+    }
+    assert len(paths) > 40
+    elsewhere = ("tests/", "docs/", "examples/", "assets/")
+    for path in paths:
+        assert ((root if path.startswith(elsewhere) else PACKAGE) / path).exists(), path
+    assert re.findall(r"### (\d+)\.", section) == [str(number) for number in range(1, 11)]
+
+
 def test_no_broad_except_but_at_the_seams():
     broad = []
     for path in FILES:
