@@ -31,6 +31,8 @@ _REMEDY = (
     f"or set MUJOCO_GL to one of {', '.join(GL_BACKENDS)}."
 )
 _MAX_GEOMS = 2000
+_PROCESSES: set[int] = set()
+"""The process that made an OpenGL context, and those that it was forked from after they did."""
 
 
 def choose_gl(backend: str | None = None) -> str:
@@ -55,8 +57,22 @@ def choose_gl(backend: str | None = None) -> str:
     raise RenderError(f"no OpenGL library for drawing without a display; {_REMEDY}")
 
 
+def _require_unforked() -> None:
+    """Raise RenderError in a child that was forked after a picture was drawn: it would wait for
+    OpenGL's threads, which stayed in its parent.
+    """
+    if _PROCESSES - {os.getpid()}:
+        raise RenderError(
+            "this process was forked after its parent drew, which OpenGL does not survive; use "
+            "spawn: multiprocessing.get_context('spawn'), or gymnasium.make_vec(..., 'async', "
+            "vector_kwargs={'context': 'spawn'})."
+        )
+
+
 def _make_context(backend: str, height: int, width: int) -> Any:
     """Make an OpenGL context of that backend and make it current."""
+    _require_unforked()
+    _PROCESSES.add(os.getpid())
     try:
         context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
         context.make_current()
@@ -189,6 +205,7 @@ class Renderer:
 
     def _index(self, kind: str, name: str, names: list[str]) -> int:
         """The index of a name among those of the model's cameras or textures."""
+        _require_unforked()
         if self._gpu is None:
             raise RenderError("this renderer is closed; make another.")
         if name not in names:

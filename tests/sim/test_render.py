@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import signal
 import subprocess
 import sys
 
@@ -258,3 +259,27 @@ def test_errors_and_closing(scene, data):
     for _ in range(3):
         with Renderer(scene.model, 16, 16) as again:
             again.render(data, "wrist")
+
+
+@pytest.mark.parametrize("way", ["a new one", "the parent's picture", "the parent's texture"])
+def test_a_child_forked_after_a_picture_is_told_to_spawn(scene, data, renderer, way: str):
+    renderer.render(data, "wrist")
+    ends, begins = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # the fault is to wait for ever
+        try:
+            if way == "a new one":
+                Renderer(scene.model, 16, 16)
+            elif way == "the parent's picture":
+                renderer.render(data, "wrist")
+            else:
+                renderer.upload_texture(scene.model.tex(0).name)
+        except RenderError as error:
+            os.write(begins, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(begins)
+    with os.fdopen(ends) as said:
+        assert "use spawn" in said.read()
+    os.waitpid(child, 0)
