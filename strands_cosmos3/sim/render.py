@@ -31,7 +31,7 @@ _REMEDY = (
     f"or set MUJOCO_GL to one of {', '.join(GL_BACKENDS)}."
 )
 _MAX_GEOMS = 2000
-_PROCESSES: set[int] = set()
+_DRAWERS: set[int] = set()
 """The process that made an OpenGL context, and those that it was forked from after they did."""
 
 
@@ -59,20 +59,19 @@ def choose_gl(backend: str | None = None) -> str:
 
 def _require_unforked() -> None:
     """Raise RenderError in a child that was forked after a picture was drawn: it would wait for
-    OpenGL's threads, which stayed in its parent.
+    OpenGL's threads, which its parent kept.
     """
-    if _PROCESSES - {os.getpid()}:
+    if _DRAWERS - {os.getpid()}:
         raise RenderError(
             "this process was forked after its parent drew, which OpenGL does not survive; use "
-            "spawn: multiprocessing.get_context('spawn'), or gymnasium.make_vec(..., 'async', "
-            "vector_kwargs={'context': 'spawn'})."
+            "spawn, e.g. gymnasium.make_vec(..., 'async', vector_kwargs={'context': 'spawn'})."
         )
 
 
 def _make_context(backend: str, height: int, width: int) -> Any:
     """Make an OpenGL context of that backend and make it current."""
     _require_unforked()
-    _PROCESSES.add(os.getpid())
+    _DRAWERS.add(os.getpid())
     try:
         context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
         context.make_current()

@@ -124,14 +124,23 @@ def test_history_without_a_state_row(checkpoints):
     )
 
 
-def test_a_state_before_known_actions(folders):
-    """Forward dynamics: every row is given, the state included, and the last known one repeats."""
+@pytest.mark.parametrize(
+    ("known_rows", "history"),
+    [(1, 0), (3, 0), (1, 2), (4, 1)],
+    ids=["state", "prefix", "history", "both"],
+)
+def test_a_state_before_known_actions(folders, known_rows, history):
+    """Forward dynamics: every row is given, history and state included. Known actions count
+    instead of a prefix's rows in the chunk, and the last one repeats.
+    """
     known = torch.from_numpy(np.random.RandomState(3).randn(CHUNK - 2, 8)).float()
-    question = asked(folders, "joint_pos", mode="forward_dynamics", cond_action=known, **POLICY)
-    given = torch.cat([question.action_prefix, known, known[-1:].expand(2, -1)])
+    actions = {"mode": "forward_dynamics", "cond_action": known}
+    question = asked(folders, "joint_pos", known_rows, history, **actions, **POLICY)
+    before = question.action_prefix[: 1 + history]
+    rows = torch.cat([before, known, known[-1:].expand(2, -1)])
     folder = folders["joint_pos"]
     assert (
-        apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), given))) <= TOLERANCE
+        apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), rows))) <= TOLERANCE
     )
 
 

@@ -7,6 +7,7 @@ from strands_cosmos3.embodiments import DROID_RIG, CameraRig
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
 from strands_cosmos3.observe.views import (
     TIERS,
+    as_uint8,
     canvas_composite,
     canvas_hw,
     compose,
@@ -187,6 +188,30 @@ def test_letterbox_centres_wide_pictures_too():
     assert (made[100:260] == 200).all()
     assert not made[:100].any()
     assert not made[260:].any()
+
+
+@pytest.mark.parametrize(
+    ("hw", "top", "left"),
+    [((78, 70), 0, 158), ((97, 70), 0, 190), ((60, 125), 26, 0), ((71, 330), 111, 0)],
+)
+def test_an_odd_padding_is_smaller_at_the_top_and_on_the_left(hw, top, left):
+    view = np.full((*hw, 3), 200, np.uint8)
+    content = letterbox(view, (360, 640)).any(-1)
+    assert (content.any(1).argmax(), content.any(0).argmax()) == (top, left)
+    assert 0 <= content.any(1)[::-1].argmax() - top <= 1
+    assert 0 <= content.any(0)[::-1].argmax() - left <= 1
+    one_view = CameraRig(("wrist",), ("wrist",), (360, 640), ((0, 0, 360, 640),), "")
+    require_equal_canvases({"wrist": view}, one_view, 128)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int16, np.int64])
+def test_a_picture_of_at_most_one_may_have_either_scale(dtype):
+    unit = np.zeros((2, 3, 3), dtype)
+    unit[0, 0, 0] = 1
+    assert as_uint8(unit) is unit
+    unit[1, 1, 1] = 2
+    assert np.array_equal(as_uint8(unit), unit.astype(np.uint8))
+    assert as_uint8(unit).dtype == np.uint8
 
 
 def test_floats_and_bytes_agree():

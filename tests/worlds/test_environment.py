@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 
 import strands_cosmos3.environments  # noqa: F401 - registers
 from strands_cosmos3.control.ik import MinkIKBridge
-from strands_cosmos3.errors import ConfigError, InputError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, RenderError, UnknownNameError
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import T_hand_tcp
 from strands_cosmos3.worlds.arms import Robot
@@ -49,6 +49,28 @@ def test_pictures_are_the_policys_views():
         assert env.observation_space.contains(observation)
         assert env.render().shape == (180, 960, 3)
         assert (env.render()[:, :320] == observation[env.robot.scene.view_names[0]]).all()
+
+
+def test_several_processes_draw_unless_they_were_forked_after_a_picture():
+    with WorldEnv("reach") as drawn:
+        drawn.reset(seed=1)
+    blind = gymnasium.make_vec(TABLE, 2, "async", task="reach", pictures=False)
+    assert blind.reset(seed=1)[0]["joint_pos"].shape == (2, 7)
+    blind.close()
+    seeing = gymnasium.make_vec(TABLE, 2, "async", task="reach")
+    seeing.reset_async(seed=1)
+    with pytest.raises(RenderError, match=r"vector_kwargs=\{'context': 'spawn'\}"):
+        seeing.reset_wait(timeout=20)  # the fault is to wait for ever
+    seeing.close(terminate=True)
+
+
+@pytest.mark.slow
+def test_spawned_processes_draw_whatever_their_parent_drew():
+    with WorldEnv("reach") as drawn:
+        picture = drawn.reset(seed=1)[0]["wrist"]
+    envs = gymnasium.make_vec(TABLE, 2, "async", {"context": "spawn"}, task="reach")
+    assert (envs.reset(seed=[1, 1])[0]["wrist"] == picture).all()
+    envs.close()
 
 
 def test_an_action_is_where_the_joints_go(env):
