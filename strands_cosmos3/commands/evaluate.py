@@ -89,8 +89,8 @@ class EvaluateCommand:
     """Rows of the report, separated by commas: plain, blank (black images), swapped (the policy's
     instruction has another goal), shuffled (a random goal), paraphrased (held-out wordings), random
     (meaningless text), steps=N, replan=N, latency=S, limit=S, and what can be varied in the world,
-    on the table light=F, table=NAME, camera=CM, cubes=MM, close, crowded; combined with +, e.g.
-    swapped+replan=8. Default: plain. See docs/evaluation.md.
+    on the table light=F, table=NAME, camera=CM, mount=SEED, cubes=MM, close, crowded;
+    combined with +, e.g. swapped+replan=8. Default: plain. See docs/evaluation.md.
     """
     instruction: str | None = None
     """For a single task: another instruction; on the table e.g. "grab the {a} cube", where {a} and

@@ -10,8 +10,9 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
@@ -212,12 +213,21 @@ def _free_body(
 
 def add_camera(spec: mujoco.MjSpec, camera: Camera) -> None:
     """Add a camera to its body."""
-    back = np.subtract(camera.position_m, camera.target_m)
-    back /= np.linalg.norm(back)
-    right = np.cross(camera.up, back)
+    spec.body(camera.body).add_camera(
+        name=camera.name,
+        pos=camera.position_m,
+        quat=camera_quat(np.subtract(camera.position_m, camera.target_m), camera.up),
+        fovy=camera.fovy_deg,
+    )
+
+
+def camera_quat(back: ArrayLike, up: ArrayLike) -> F64:
+    """Return the quaternion wxyz of a camera that looks against ``back`` [3], with ``up`` [3] up in
+    the picture.
+    """
+    back = np.asarray(back) / np.linalg.norm(back)
+    right = np.cross(up, back)
     right /= np.linalg.norm(right)
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, np.column_stack([right, np.cross(back, right), back]).reshape(9))
-    spec.body(camera.body).add_camera(
-        name=camera.name, pos=camera.position_m, quat=quat, fovy=camera.fovy_deg
-    )
+    return quat

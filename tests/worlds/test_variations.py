@@ -47,10 +47,10 @@ def test_what_is_added_to_a_variation_makes_another_scene():
         return TABLE.scene_key(PANDA, "pick", variation)
 
     values = {"light": 0.5, "table": "wood", "camera_cm": 2.0, "cubes_mm": 30.0, "close": True}
-    values |= {"crowded": True, "haze": 0.5}
+    values |= {"crowded": True, "haze": 0.5, "mount": 7}
     assert set(values) == {option.name for option in fields(Hazy)}
     same = {name for name, value in values.items() if key(Hazy(**{name: value})) == key(Hazy())}
-    assert same == {"camera_cm", "close"}, "these two are applied in one scene"
+    assert same == {"camera_cm", "mount", "close"}, "these are applied in one scene"
 
 
 def test_the_wrist_camera_is_displaced_in_each_episode_and_not_afterwards(session):
@@ -60,6 +60,25 @@ def test_the_wrist_camera_is_displaced_in_each_episode_and_not_afterwards(sessio
     np.testing.assert_allclose(np.linalg.norm(np.array(moved_m) - nominal_m, axis=1), 0.02)
     assert len({tuple(place) for place in np.round(moved_m, 6).tolist()}) == 4
     np.testing.assert_array_equal(wrist_m(session, plain), nominal_m)
+
+
+def test_a_mount_displaces_and_turns_the_wrist_camera_alike_in_all_episodes(session):
+    def pose(start):
+        session.reset(start)
+        camera = session.robot.model.cam("wrist")
+        return camera.pos.copy(), camera.quat.copy()
+
+    (plain,) = starts(n=1)
+    nominal_m, nominal_quat = pose(plain)
+    (at_m, quat), again = (pose(start) for start in starts("mount=7", n=2))
+    np.testing.assert_array_equal(again[0], at_m)
+    np.testing.assert_array_equal(again[1], quat)
+    assert 0.03 <= np.linalg.norm(at_m - nominal_m) <= 0.04
+    assert 2 <= np.rad2deg(2 * np.arccos(abs(quat @ nominal_quat))) <= 5
+    other_m, _ = pose(starts("mount=8", n=1)[0])
+    assert np.linalg.norm(other_m - at_m) > 0.001
+    assert pose(plain)[0].tolist() == nominal_m.tolist()
+    assert pose(plain)[1].tolist() == nominal_quat.tolist()
 
 
 def test_another_robots_wrist_camera_is_displaced():

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strands_cosmos3.actions.rotations import se3, so3_exp
+from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError, InstructionError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.scene import Layout, Scene
-from strands_cosmos3.sim.scene_builder import view_names_of
+from strands_cosmos3.sim.scene_builder import camera_quat, view_names_of
 from strands_cosmos3.worlds.arms import ArmWorld, Robot
 from strands_cosmos3.worlds.table.appearance import LARGEST_LIGHT, TABLES
 from strands_cosmos3.worlds.table.grammar import (
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 
 _WRIST = "wrist"
 _OFFSET_STREAM = 17  # of the seed, for the direction of the wrist camera's displacement
+_MOUNT_STREAM = 18  # of the mount's seed
+_MOUNT_M, _MOUNT_DEG = (0.03, 0.04), (2.0, 5.0)
+"""Ranges of a mount's displacement and rotation."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,10 @@ class TableVariation(Variation):
     Args:
         light, table: Factor on all lights, and one of
             :data:`~strands_cosmos3.worlds.table.appearance.TABLES`.
-        camera_cm: Displacement of the wrist camera in a random direction.
+        camera_cm: Displacement of the wrist camera in a random direction, another one in each
+            episode.
+        mount: Seed of the wrist camera's mount: one displacement by 3 to 4 cm and rotation by 2 to
+            5 degrees for all episodes.
         cubes_mm: Edge of the cubes, 40 by default.
         close: Whether another cube stands 6.5 cm from the goal's, centre to centre.
         crowded: Whether there are two more cubes, of other colours.
@@ -68,6 +76,7 @@ class TableVariation(Variation):
     light: float | None = varied(0.05, LARGEST_LIGHT)
     table: str | None = field(default=None, metadata={"names": tuple(TABLES)})
     camera_cm: float | None = varied(0, 20, "camera")
+    mount: int | None = varied(0, 2**31 - 1, whole=True)
     cubes_mm: float | None = varied(20, 60, "cubes")
     close: bool = False
     crowded: bool = False
@@ -160,9 +169,9 @@ class TableWorld(ArmWorld):
         """Raise ConfigError for a variation that changes nothing of what a policy sees or does."""
         spec, change = get_robot(robot or self.robots[0]), _of_table(variation)
         views = view_names_of(spec)
-        if change.camera_cm is not None and _WRIST not in views:
+        if (change.camera_cm, change.mount) != (None, None) and _WRIST not in views:
             raise ConfigError(
-                f"camera moves the wrist camera, but the pictures of {spec.name!r} are "
+                f"camera and mount move the wrist camera, but the pictures of {spec.name!r} are "
                 f"{', '.join(views)}; leave it out, or use light=F or table=NAME."
             )
         if len(spec.limbs) > 1 and (change.cubes_mm is not None or change.close or change.crowded):
@@ -177,10 +186,11 @@ class TableWorld(ArmWorld):
         return ScriptedBackend()
 
     def scene_key(self, robot: RobotSpec, task: str | None, variation: Variation) -> Hashable:
-        """Return the variation and the bar; :meth:`arrange` applies ``camera_cm`` and ``close``
-        within one scene.
+        """Return the variation and the bar; :meth:`arrange` applies ``camera_cm``, ``mount`` and
+        ``close`` within one scene.
         """
-        return replace(_of_table(variation), camera_cm=None, close=False), bar_for(task, robot)
+        within = replace(_of_table(variation), camera_cm=None, mount=None, close=False)
+        return within, bar_for(task, robot)
 
     def scene(
         self,
@@ -213,16 +223,33 @@ class TableWorld(ArmWorld):
         rng = np.random.default_rng([start.seed, _OFFSET_STREAM])
         direction = rng.normal(0, 1, 3)
         offset_m = direction / np.linalg.norm(direction) * (change.camera_cm or 0.0) / 100
+        mount = _mount(change.mount)
         # where it is when nothing displaces it
         wrist = scene.cameras().get(_WRIST)
         if wrist is not None:
+            back, up = (
+                mount[:3, :3] @ axis
+                for axis in (np.subtract(wrist.position_m, wrist.target_m), np.array(wrist.up))
+            )
             for plant in (scene.model, robot.model):
-                plant.cam_pos[plant.cam(_WRIST).id] = np.array(wrist.position_m) + offset_m
+                camera = plant.cam(_WRIST).id
+                plant.cam_pos[camera] = np.array(wrist.position_m) + offset_m + mount[:3, 3]
+                plant.cam_quat[camera] = camera_quat(back, up)
         if not change.close:
             return None
         layout = scene.sample_layout(np.random.default_rng(start.seed))
         goal = parse_instruction(start.instruction or get_task(start.task or "pick").instruction)
         return bring_close(layout, goal.cube, rng, scene.robot.workspace)
+
+
+def _mount(seed: int | None) -> F64:
+    """Return the displacement [4, 4] of a mount's camera in the hand's axes; None is none."""
+    if seed is None:
+        return np.eye(4)
+    rng = np.random.default_rng([seed, _MOUNT_STREAM])
+    shift, turn = (axis / np.linalg.norm(axis) for axis in rng.normal(size=(2, 3)))
+    shift[0] = abs(shift[0])  # away from the hand, which would hide the fingers
+    return se3(so3_exp(turn * np.deg2rad(rng.uniform(*_MOUNT_DEG))), shift * rng.uniform(*_MOUNT_M))
 
 
 def _of_table(variation: Variation) -> TableVariation:
