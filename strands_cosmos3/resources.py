@@ -103,11 +103,20 @@ def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any
     """
     require_file(path, error, _MAX_JSON_BYTES, hint)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_int64)
-    except (OSError, ValueError, RecursionError) as reason:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read as JSON ({reason}). {hint}") from None
+    return json_object(text, str(path), error, hint)
+
+
+def json_object(text: str, where: str, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:
+    """The JSON object of a text; ``error`` if it is none."""
+    try:
+        value = json.loads(text, parse_int=_int64)
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{where} cannot be read as JSON ({reason}). {hint}") from None
     if not isinstance(value, dict):
-        raise error(f"{path} must hold a JSON object, got {type(value).__name__}. {hint}")
+        raise error(f"{where} must hold a JSON object, got {type(value).__name__}. {hint}")
     return value
 
 

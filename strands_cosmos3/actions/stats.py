@@ -245,21 +245,23 @@ def load_action_stats(source: str | Path, domain: str | None = None) -> ActionSt
     figures = figures_of(data, path)
     if "schema" in data:
         name, columns = _described(data, path)
-        if domain is not None and name != domain and name != _stats_domain(domain):
-            raise StatisticsError(f"{str(path)!r} holds statistics of {name!r}, not of {domain!r}.")
         width = data.get("single_arm_columns", len(columns))
         width = instance_of(width, int, f"single_arm_columns of {str(path)!r}")
     else:
-        if domain is None and path.stem not in _UPSTREAM_DOMAINS:
+        named = _UPSTREAM_DOMAINS.get(path.stem, domain)
+        if named is None:
             raise StatisticsError(
-                f"{str(path)!r} does not name the domain of its statistics, and its name is not "
-                f"one of cosmos-framework's ({', '.join(_UPSTREAM_DOMAINS)}); pass domain=."
+                f"{str(path)!r} does not name the domain of its statistics; call it as "
+                f"cosmos-framework does: {', '.join(sorted(_UPSTREAM_DOMAINS))}; or pass domain= "
+                "to load_action_stats."
             )
-        name = _stats_domain(path.stem if domain is None else domain)
+        name = _stats_domain(named)
         columns = get_embodiment(name).action_space("midtrain").columns
         width = len(columns)
         if name == "umi" and len(figures["q01"]) == 2 * width:
             columns = (*columns, *(f"second_{column}" for column in columns))
+    if domain is not None and name != domain and name != _stats_domain(domain):
+        raise StatisticsError(f"{str(path)!r} holds statistics of {name!r}, not of {domain!r}.")
     return ActionStats.of_figures(name, columns, figures).first(width)
 
 
@@ -360,6 +362,8 @@ def stats_of_domain(
             f"stats_domain={domain!r} does not describe embodiment {embodiment.name!r}, which "
             f"needs {embodiment.stats!r}."
         )
+    if domain is not None and isinstance(stats, str | Path):
+        return load_action_stats(stats, domain)
     if not isinstance(stats, Mapping):
         return stats
     if domain is None or not {"q01", "q99"} <= stats.keys():

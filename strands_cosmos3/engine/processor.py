@@ -204,11 +204,7 @@ class Cosmos3PolicyProcessor:
         self._state_row, self._policy_frames = state_row, policy_frames
         self._prefix_rows = prefix_rows
         self._method: Method = action_normalization
-        self._stats = (
-            load_action_stats(action_stats_path)
-            if isinstance(action_stats_path, str | Path)
-            else action_stats_path
-        )
+        self._stats = action_stats_path
         self._tokens = PromptTokenizer(tokenizer_name_or_path)
         self._last: CallSettings | None = None
         if self._domain[0] is not None:
@@ -438,13 +434,16 @@ class Cosmos3PolicyProcessor:
                 "de-normalised. "
                 "Statistics belong to 'midtrain' rows: leave action_stats_path unset."
             )
-        if call.embodiment.stats != self._stats.domain or call.raw_action_dim != self._stats.width:
+        if isinstance(self._stats, str | Path):
+            self._stats = load_action_stats(self._stats, call.embodiment.stats)
+        stats = self._stats
+        if call.embodiment.stats != stats.domain or call.raw_action_dim != stats.width:
             raise StatisticsError(
-                f"statistics of {self._stats.domain!r} ({self._stats.width} columns) do not fit "
-                f"{call.embodiment.name!r} "
-                f"({call.raw_action_dim} columns, statistics {call.embodiment.stats!r})."
+                f"statistics of {stats.domain!r} ({stats.width} columns) do not fit "
+                f"{call.embodiment.name!r} ({call.raw_action_dim} columns, statistics "
+                f"{call.embodiment.stats!r})."
             )
-        return self._stats.normalizer(self._method)
+        return stats.normalizer(self._method)
 
     def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
         task = _text(raw, ("task", "prompt"), "'task' or 'prompt'")

@@ -186,16 +186,13 @@ class MappedFile:
             self._header: dict[str, Any] = json.loads(file.read(size))
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._start = 8 + size
+        self.keys, self.metadata = self._checked.keys, self._checked.metadata
 
     def __enter__(self) -> MappedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._map.close()
-
-    def keys(self) -> list[str]:
-        """Names of the tensors."""
-        return self._checked.keys()
 
     def get_slice(self, name: str) -> MappedTensor:
         """A tensor, of which parts can be read."""

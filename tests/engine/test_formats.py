@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import checkpoint_formats as formats
 from helpers import damaged_formats as damaged
@@ -362,6 +363,152 @@ def test_a_lerobot_folder_brings_its_statistics(pairs, checkpoints, tmp_path):
     report = inspect(folder, checkpoints["silu"])
     assert report["verdict"] == "needs a contract"
     assert report["missing"] == ["statistics", "gripper", "prompt_format"]
+
+
+LAYER = "layers.0.mlp_moe_gen.down_proj"
+GAUSSIAN = {"peft_type": "LORA", "target_modules": ["up_proj"], "init_lora_weights": "gaussian"}
+ADAPTERS = {
+    "diffusers' pipeline": ({"r": 4, "lora_alpha": 3, **GAUSSIAN}, "transformer.", 3 / 4, 3 / 4),
+    "diffusers' model": ({"r": 4, "lora_alpha": 2, "use_rslora": True}, "", 1.0, 1.0),
+    "an alpha by layer": (
+        {"r": 4, "lora_alpha": 8, "alpha_pattern": {LAYER[7:]: 2.0, "down_proj": 4}},
+        None,
+        1 / 2,
+        2.0,
+    ),
+    "alphas that overlap": (
+        {"r": 4, "lora_alpha": 8, "alpha_pattern": {"down_proj": 4, f"^{LAYER}": 2}},
+        None,
+        1.0,
+        2.0,
+    ),
+    "every rank by layer": (
+        {
+            "r": 9,
+            "lora_alpha": 8,
+            "rank_pattern": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), 4),
+        },
+        None,
+        2.0,
+        2.0,
+    ),
+    "a saved module": (
+        {"rank": 4, "alpha": 8, "modules_to_save": ["proj_in"], "use_dora": False},
+        None,
+        2.0,
+        2.0,
+    ),
+}
+
+
+def peft_adapter(base, folder, config, prefix, **whole):
+    """An adapter with its config in the header, its names after ``prefix``, or in a file (None)."""
+    formats.adapter(base, folder, "peft")
+    file = folder / "adapter_model.safetensors"
+    weights = {**load_file(file), **whole}
+    metadata = None
+    if prefix is None:
+        formats.write_json(folder / "adapter_config.json", config)
+    else:
+        (folder / "adapter_config.json").unlink()
+        metadata = {
+            "lora_adapter_metadata": json.dumps({f"{prefix}{k}": v for k, v in config.items()})
+        }
+    save_file(weights, file, metadata)
+    return weights
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_scales_of_adapters_of_other_trainers(checkpoints, tmp_path, name):
+    config, prefix, scale, up_scale = ADAPTERS[name]
+    base = checkpoints["silu"]
+    released = formats.weights_of(base)
+    saved = {key: released[key] + 1 for key in ("proj_in.weight", "proj_in.bias")}
+    whole = {f"base_model.model.{key}": w for key, w in saved.items()}
+    stored = peft_adapter(
+        base, tmp_path / "c", config, prefix, **(whole if "modules_to_save" in config else {})
+    )
+    source = open_layout(tmp_path / "c", base).weights()
+    for module, factor in ((LAYER, scale), (LAYER.replace("down", "up"), up_scale)):
+        key = f"{module}.weight"
+        read = {key: torch.empty(source.shapes[key])}
+        source.read_into(read)
+        a, b = (stored[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB")
+        torch.testing.assert_close(read[key], released[key].float() + factor * b @ a)
+    if "modules_to_save" in config:
+        read = {key: torch.empty(w.shape) for key, w in saved.items()}
+        source.read_into(read)
+        assert all(torch.equal(read[key], w.float()) for key, w in saved.items())
+
+
+VECTOR = {f"base_model.model.{LAYER}.lora_magnitude_vector": torch.ones(4)}
+OTHER_ADAPTERS = {
+    "DoRA without its config": ({}, "", VECTOR, "use_dora = True: not implemented"),
+    "DoRA beside a plain config": (
+        {"r": 4, "lora_alpha": 8},
+        None,
+        {f"base_model.model.{LAYER}.lora_magnitude_vector.weight": torch.ones(4)},
+        "use_dora = True: not implemented",
+    ),
+    "DoRA whose config denies it": (
+        {"r": 4, "lora_alpha": 8, "use_dora": False},
+        "transformer.",
+        VECTOR,
+        "use_dora = True: not implemented",
+    ),
+    "an expression": (
+        {"r": 4, "lora_alpha": 8, "alpha_pattern": {".*up_proj": 2}},
+        "",
+        {},
+        "alpha_pattern .*no expressions",
+    ),
+    "a pattern that is a number": (
+        {"r": 4, "lora_alpha": 8, "rank_pattern": 4},
+        None,
+        {},
+        "rank_pattern = 4",
+    ),
+    "a rank in words": (
+        {"r": 4, "lora_alpha": 8, "rank_pattern": {"up_proj": "4"}},
+        None,
+        {},
+        "r='4'",
+    ),
+    "half a saved module": (
+        {"r": 4, "lora_alpha": 8, "modules_to_save": ["proj_in"]},
+        "transformer.",
+        {"base_model.model.proj_in.bias": torch.ones(64)},
+        "modules_to_save = 'proj_in': its weights are not all",
+    ),
+    "a text encoder too": (
+        {"r": 4, "lora_alpha": 8, "text_encoder.r": 4},
+        "",
+        {},
+        "text_encoder.r = 4: not implemented",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ADAPTERS)
+def test_other_adapters_are_refused_by_name(checkpoints, tmp_path, name):
+    config, prefix, more, message = OTHER_ADAPTERS[name]
+    peft_adapter(checkpoints["silu"], tmp_path / "c", config, prefix, **more)
+    with pytest.raises(LayoutError, match=message):
+        open_layout(tmp_path / "c", checkpoints["silu"]).weights()
+
+
+def test_the_config_of_an_adapter_is_one_sound_object(checkpoints, tmp_path):
+    base, folder = checkpoints["silu"], tmp_path / "c"
+    weights = peft_adapter(base, folder, {"r": 4, "lora_alpha": 8}, "")
+    (folder / "lora_config.json").write_text('{"r": 4, "lora_alpha": 16}')
+    with pytest.raises(LayoutError, match=r"lora_config.json and lora_adapter_metadata of"):
+        open_layout(folder, base).weights()
+    (folder / "lora_config.json").unlink()
+    for text, message in (("[1]", "JSON object, got list"), ("[" * 9999, "cannot be read as")):
+        metadata = {"lora_adapter_metadata": text}
+        save_file(weights, folder / "adapter_model.safetensors", metadata)
+        with pytest.raises(LayoutError, match=message):
+            open_layout(folder, base).weights()
 
 
 @pytest.fixture(scope="module")

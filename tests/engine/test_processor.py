@@ -320,6 +320,29 @@ def test_denormalisation_and_the_way_back(make, method, tmp_path):
     np.testing.assert_allclose(bound[:, :10], z[0, :3], atol=2e-5)
 
 
+@pytest.mark.parametrize("domain", ["droid_lerobot", "fractal", "bridge_orig_lerobot"])
+def test_a_file_that_names_no_domain_is_of_the_processors(make, domain, tmp_path):
+    """The seven keys of a file of NVIDIA's processor, under a name of one's own."""
+    ones = np.ones(10)
+    figures = {"mean": 0 * ones, "std": ones, "min": -4 * ones, "max": 4 * ones}
+    figures |= {"q01": -2 * ones, "q99": 2 * ones}
+    content = {name: value.tolist() for name, value in figures.items()}
+    raw = {"q01": (-3 * ones).tolist(), "q99": (3 * ones).tolist()}
+    source = tmp_path / "mine.json"
+    source.write_text(json.dumps({**content, "global_raw": raw}))
+    for method, scale in (("meanstd", 1), ("quantile", 2), ("quantile_rot", 3), ("minmax", 4)):
+        processor = make(domain_name=domain, action_stats_path=source, action_normalization=method)
+        processor.preprocess(call(picture()))
+        physical = processor.postprocess(torch.full((1, 16, 10), 0.5))["action"]
+        np.testing.assert_allclose(physical, 0.5 * scale)
+    of_call = make(domain_name=None, action_stats_path=source)
+    of_call.preprocess(call(picture(), domain_name=domain))
+    np.testing.assert_allclose(of_call.postprocess(torch.ones(1, 16, 10))["action"], 2)
+    named = source.rename(tmp_path / "umi_lerobot_stats.json")
+    with pytest.raises(StatisticsError, match="of 'umi', not of"):
+        make(domain_name=domain, action_stats_path=named)
+
+
 def test_without_statistics_the_scale_stays(plain):
     action = torch.randn(1, 16, 64)
     plain.preprocess(call(picture()))

@@ -104,7 +104,7 @@ class WithLora(WeightSource):
     Args:
         base: The weights W [out, in].
         adapter: The factors. factors: Name of W -> names of A [rank, in] and B [out, rank].
-        scale: lora_alpha / rank.
+        scales: Name of W -> scale.
 
     Raises WeightsError if an adapter has no weight to change, or another shape.
     """
@@ -114,9 +114,9 @@ class WithLora(WeightSource):
         base: WeightSource,
         adapter: WeightSource,
         factors: Mapping[str, tuple[str, str]],
-        scale: float,
+        scales: Mapping[str, float],
     ):
-        self.base, self.adapter, self.factors, self.scale = base, adapter, dict(factors), scale
+        self.base, self.adapter, self.factors, self.scales = base, adapter, dict(factors), scales
         self.folder, self.shapes, self.dtypes = adapter.folder, base.shapes, base.dtypes
         for name, (a, b) in self.factors.items():
             shape, A, B = base.shapes.get(name), adapter.shapes[a], adapter.shapes[b]
@@ -145,4 +145,4 @@ class WithLora(WeightSource):
         for factor, stored in (("A", a), ("B", b)):
             require_finite(factors[factor], stored)
         # ``part`` may be the file itself
-        return (factors["B"].float() @ factors["A"].float()).mul_(self.scale).add_(part)
+        return (factors["B"].float() @ factors["A"].float()).mul_(self.scales[name]).add_(part)
