@@ -12,7 +12,7 @@ Shape suffixes: B batch, C channels, T frames, H W height and width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -246,26 +246,31 @@ class ChannelNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with one head among the positions of each frame."""
+    """Self-attention with one head among the positions of each frame.
+
+    Attributes:
+        all_columns: From keys and values of the columns here, [..., W], to those of all columns:
+            ranks that share the width exchange them.
+    """
 
     def __init__(self, channels: int):
         super().__init__()
         self.norm = ChannelNorm(channels, 2)
         self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.proj = nn.Conv2d(channels, channels, 1)
+        self.all_columns: Callable[[torch.Tensor], torch.Tensor] = lambda memory: memory
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         B, C, T, H, W = x_BCTHW.shape
         frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
-        qkv = (
-            self.to_qkv(self.norm(frames))
-            .reshape(B * T, 1, 3 * C, -1)
-            .permute(0, 1, 3, 2)
-            .contiguous()
+        query, memory = self.to_qkv(self.norm(frames)).split([C, 2 * C], dim=1)
+        q, k, v = (
+            t.flatten(2).transpose(1, 2)[:, None].contiguous()
+            for t in (query, *self.all_columns(memory).chunk(2, dim=1))
         )
-        attended = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))
-        attended = attended.squeeze(1).permute(0, 2, 1).reshape(B * T, C, H, W)
-        return self.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
+        attended = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2)
+        projected = self.proj(attended.reshape(B * T, C, H, W))
+        return projected.view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
 
 
 class ResidualBlock(nn.Module):

@@ -337,12 +337,7 @@ class _Parent:
 
     def send(self, status: RankStatus) -> None:
         """Send a status; end this process if the parent is gone."""
-        header = {
-            "kind": status.kind,
-            "progress": status.progress,
-            "step": status.step,
-            "error": status.error,
-        }
+        header = {name: value for name, value in vars(status).items() if name != "payload"}
         try:
             with self._sending:
                 self._connection.send_bytes(_pack(header, status.payload))

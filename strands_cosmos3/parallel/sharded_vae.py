@@ -15,16 +15,21 @@ Shape suffixes: B batch, C channels, T frames, H height, W this rank's width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from strands_cosmos3.engine.parallel_context import Vae
-from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, Attention, CausalConv3d, Past
+from strands_cosmos3.engine.wan import (
+    SPATIAL_COMPRESSION,
+    Attention,
+    CausalConv3d,
+    DoublingConv2d,
+    Downsample,
+)
 from strands_cosmos3.parallel.collectives import Group
 
 TILE_MARGIN = 4
@@ -59,61 +64,13 @@ class HaloExchange:
         before, after = (zeros if column is None else column for column in (from_left, from_right))
         return torch.cat([before, x, after] if left else [x, after], dim=-1)
 
+    def hook(self, left: bool) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        """Return a hook before a module's forward that widens its first argument."""
+        return lambda _, args: (self.widen(args[0], left), *args[1:])
 
-class HaloConv(nn.Module):
-    """A causal convolution, three columns wide, whose width padding (its own is removed) is the
-    neighbours' columns.
-    """
-
-    def __init__(self, inner: CausalConv3d, halo: HaloExchange):
-        super().__init__()
-        padding: Any = inner.padding
-        in_time, in_height, _ = padding
-        inner.padding = (in_time, in_height, 0)
-        self.inner = inner
-        self._halo = halo
-
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
-        return self.inner(self._halo.widen(x, left=True), past)
-
-
-class Widen(nn.Module):
-    """Adds the neighbours' columns to x [..., W], before a convolution in two dimensions."""
-
-    def __init__(self, halo: HaloExchange, left: bool):
-        super().__init__()
-        self._halo = halo
-        self._left = left
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._halo.widen(x, self._left)
-
-
-class GatheredAttention(nn.Module):
-    """The middle block's attention in each frame: this rank's queries over all keys and values."""
-
-    def __init__(self, inner: Attention, halo: HaloExchange):
-        super().__init__()
-        self.inner = inner
-        self._halo = halo
-
-    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
-        if self._halo.widths is None:
-            return self.inner(x_BCTHW)
-        B, C, T, H, W = x_BCTHW.shape
-        frames = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(B * T, C, H, W)
-        query, memory = self.inner.to_qkv(self.inner.norm(frames)).split([C, 2 * C], dim=1)
-        keys, values = self._halo.group.gather_widths(memory, self._halo.widths, "attention").chunk(
-            2, dim=1
-        )
-        q, k, v = (
-            t.flatten(2).transpose(1, 2)[:, None].contiguous() for t in (query, keys, values)
-        )
-        attended = (
-            F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(B * T, C, H, W)
-        )
-        projected = self.inner.proj(attended).view(B, T, C, H, W).permute(0, 2, 1, 3, 4)
-        return projected + x_BCTHW
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [..., W] of all columns of the image."""
+        return x if self.widths is None else self.group.gather_widths(x, self.widths, "attention")
 
 
 class ShardedVae:
@@ -218,23 +175,15 @@ def _blended(
 
 
 def _parallelize(model: nn.Module, halo: HaloExchange) -> None:
-    """Insert a halo exchange before every layer that reads beyond a column."""
-    for owner in list(model.modules()):
-        for name, child in list(owner.named_children()):
-            if isinstance(child, CausalConv3d) and child.kernel_size[2] == 3:
-                setattr(owner, name, HaloConv(child, halo))
-            elif isinstance(child, Attention):
-                setattr(owner, name, GatheredAttention(child, halo))
-            elif name == "resample" and isinstance(child, nn.Sequential):
-                setattr(owner, name, _widened(child, halo))
-
-
-def _widened(resample: nn.Sequential, halo: HaloExchange) -> nn.Sequential:
-    before, conv = resample
-    assert isinstance(conv, nn.Conv2d)
-    assert conv.kernel_size == (3, 3)
-    if conv.stride[1] == 1:  # doubles the size; padding of one on every side
-        conv.padding = (1, 0)
-        return nn.Sequential(before, Widen(halo, left=True), conv)
-    # halves the width: padded right and below
-    return nn.Sequential(Widen(halo, left=False), nn.ZeroPad2d((0, 0, 0, 1)), conv)
+    """Have every layer that reads beyond a column take it from the neighbours instead of padding
+    it.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.all_columns = halo.gather
+        elif isinstance(module, Downsample):  # pads one column and one row
+            module.resample[0] = nn.ZeroPad2d((0, 0, 0, 1))
+            module.resample.register_forward_pre_hook(halo.hook(left=False))
+        elif isinstance(module, CausalConv3d | DoublingConv2d) and module.kernel_size[-1] == 3:
+            module.padding = (*module.padding[:-1], 0)
+            module.register_forward_pre_hook(halo.hook(left=True))
