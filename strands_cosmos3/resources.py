@@ -1,4 +1,6 @@
-"""Files: packaged data, JSON, atomic output, and paths that must stay inside a folder."""
+"""Files: packaged data, JSON, atomic output, and paths that must stay inside a folder; and what is
+closed after use.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ import os
 import reprlib
 import shutil
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError, StorageError
 
@@ -24,6 +27,20 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 UNFINISHED = ".*.part*"
 """Glob pattern of the files that a killed :func:`write_whole` leaves behind."""
+
+
+class Closeable(ABC):
+    """What is closed after use; as a context manager, at the end of its block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def resource(relative: str) -> Path:

@@ -42,12 +42,13 @@ from strands_cosmos3.datasets.stats import Stats, column_stats
 from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
+from strands_cosmos3.resources import Closeable
 
 _CACHED_COLUMNS = 64
 _LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
 
 
-class Dataset:
+class Dataset(Closeable):
     """A dataset, open for reading.
 
     Data is read and decoded on demand; recently read columns and opened videos are cached. An
@@ -181,12 +182,6 @@ class Dataset:
     def close(self) -> None:
         """Close the videos. Idempotent; reading opens them again."""
         self._videos.close()
-
-    def __enter__(self) -> Dataset:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:

@@ -31,7 +31,14 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
-from strands_cosmos3.resources import UNFINISHED, contained, locked, write_json, write_whole
+from strands_cosmos3.resources import (
+    UNFINISHED,
+    Closeable,
+    contained,
+    locked,
+    write_json,
+    write_whole,
+)
 
 Columns = Mapping[str, NDArray[Any]]
 Cameras = Mapping[str, CameraWriter]
@@ -204,7 +211,7 @@ def _checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[A
     return column.reshape(n) if width == 1 else column
 
 
-class DatasetWriter:
+class DatasetWriter(Closeable):
     """Adds episodes to a new or an existing dataset.
 
     Episodes become visible in commits of ``commit_every``. A commit writes one data file, one video
@@ -447,12 +454,6 @@ class DatasetWriter:
     def _require_open(self) -> None:
         if self._lock is None:
             raise ConfigError(f"the writer of {self.root} is closed.")
-
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _described(spec: DatasetSpec, video: VideoConfig) -> DatasetSpec:

@@ -55,6 +55,7 @@ from strands_cosmos3.errors import (
     ShapeError,
     VariantError,
 )
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.types import Mode
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class TextCache:
 OnStep = Callable[[int, int], None]
 
 
-class Cosmos3Engine:
+class Cosmos3Engine(Closeable):
     """Cosmos 3 action inference on one device, or as one of several ranks that all make the same
     calls.
 
@@ -329,12 +330,6 @@ class Cosmos3Engine:
         self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
         self._closed = True
-
-    def __enter__(self) -> Cosmos3Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @typed()
     def action_head(self, domain: int) -> ActionHead:

@@ -83,30 +83,26 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
         )
     if address is not None:
         _check_address(address)
-        options: dict[str, Any] = {
-            "address": address,
-            "runtime_env": {"env_vars": dict(ONE_THREAD)},
-        }
-        with _joined(options):
-            yield _gpus()
+        with _joined(address=address, runtime_env={"env_vars": dict(ONE_THREAD)}) as gpus:
+            yield gpus
         return
     _remove_stale_folders()
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder())
-    options = {
-        "num_cpus": cpus,
-        "include_dashboard": False,
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "_temp_dir": folder,
-        "_node_ip_address": "127.0.0.1",
-        "_system_config": {"worker_niceness": 0},  # Ray's default slows the workers down
-    }
+    joined = _joined(
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
+        _system_config={"worker_niceness": 0},  # Ray's default slows the workers down
+    )
     try:
         with (
             _environment({**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
             _on_loopback(),
-            _joined(options),
+            joined as gpus,
         ):
-            yield _gpus()
+            yield gpus
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,27 +123,20 @@ def _check_address(address: str) -> None:
 
 
 @contextmanager
-def _joined(options: dict[str, Any]) -> Iterator[None]:
+def _joined(address: str | None = None, **options: Any) -> Iterator[int]:
+    """Start or join Ray; the value is the number of its GPUs."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        _start(options)
-        yield
+        try:
+            ray.init(address, **options, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            # Ray reports a failed start with many types, bare Exception among them
+            place = "on this machine" if address is None else f"at {address!r}"
+            raise EvaluationError(f"Ray does not start {place}: {error}") from error
+        yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, handler)
-
-
-def _start(options: dict[str, Any]) -> None:
-    try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        # Ray reports a failed start with many types, bare Exception among them
-        place = f"at {options['address']!r}" if "address" in options else "on this machine"
-        raise EvaluationError(f"Ray does not start {place}: {error}") from error
-
-
-def _gpus() -> int:
-    return int(ray.cluster_resources().get("GPU", 0))
 
 
 @cache
@@ -180,16 +169,14 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables for Ray's processes. They do not affect this process, whose libraries are
     loaded already.
     """
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _short_folder() -> str:

@@ -153,11 +153,13 @@ class _Job:
 
 
 class Driver:
-    """Runs the episodes that are missing from a folder on a number of simulators, which share
-    ``replicas`` if given.
+    """Runs the episodes that are missing from a folder on a number of simulators.
 
-    ``report`` is called several times a second with the progress. ``records`` holds the stored
-    episodes by key.
+    ``report`` is called several times a second with the progress.
+
+    Attributes:
+        records: The stored episodes by key.
+        replicas: What the simulators share, if anything; set before :meth:`run`.
     """
 
     def __init__(
@@ -165,9 +167,9 @@ class Driver:
         folder: RunFolder,
         workers: int,
         report: Callable[[Progress], None] | None = None,
-        replicas: ReplicaPool | None = None,
     ):
-        self.folder, self.settings, self.replicas = folder, folder.settings, replicas
+        self.folder, self.settings = folder, folder.settings
+        self.replicas: ReplicaPool | None = None
         self.plan = self.settings.plan()
         self.records = folder.read_all(self.plan)
         self.progress = Progress(

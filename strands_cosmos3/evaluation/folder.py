@@ -16,24 +16,32 @@ an episode whose file was damaged or edited is run again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.resources import read_json, write_json, write_whole
+from strands_cosmos3.resources import (
+    UNFINISHED,
+    Closeable,
+    locked,
+    read_json,
+    require_creatable,
+    write_json,
+    write_whole,
+)
 
 FORMAT = 2
 """Of the records and of what identifies them."""
 Record = dict[str, Any]
 
 
-class RunFolder:
+class RunFolder(Closeable):
     """The folder of one evaluation, created and locked against others; ``resume`` allows one with
     episodes.
 
@@ -47,48 +55,28 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
         self.path, self.settings = Path(path), settings
-        self._lock: IO[str] | None = None
         self.damaged: list[Path] = []
-        try:
-            self._lock_folder()
-            self._remove_unfinished()
-            stored = list(self.path.glob("episodes/*/*/*.json"))
-            if stored and not resume:
-                raise ConfigError(
-                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
-                    "already; add --resume to continue with them, or choose another --out."
-                )
-            start = _json(self.path / "run.json")
-            if start and start.get("format") != FORMAT:
-                raise ConfigError(
-                    f"{self.path} was written by another version of this package, whose episodes "
-                    "are not comparable; choose another --out."
-                )
-        except ConfigError:
-            self.close()
-            raise
+        require_creatable(self.path / "run.json", "--out")
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.path, "--out"))
+            for unfinished in self.path.rglob(UNFINISHED):
+                unfinished.unlink(missing_ok=True)
+            self._check_stored(resume)
+            self._lock = stack.pop_all()
 
-    def _lock_folder(self) -> None:
-        try:
-            (self.path / "episodes").mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    def _check_stored(self, resume: bool) -> None:
+        stored = list(self.path.glob("episodes/*/*/*.json"))
+        if stored and not resume:
             raise ConfigError(
-                f"another evaluation is writing to {self.path}; wait for it, or choose another "
-                "--out."
-            ) from None
-        except OSError as error:
+                f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
+                "already; add --resume to continue with them, or choose another --out."
+            )
+        start = _json(self.path / "run.json")
+        if start and start.get("format") != FORMAT:
             raise ConfigError(
-                f"--out {str(self.path)!r} cannot be written ({error.strerror}); choose another "
-                "place."
-            ) from None
-
-    def _remove_unfinished(self) -> None:
-        """Remove hidden files that a killed process left half-written."""
-        for hidden in self.path.rglob(".*"):
-            if hidden.suffix in (".json", ".html", ".mp4"):
-                hidden.unlink(missing_ok=True)
+                f"{self.path} was written by another version of this package, whose episodes are "
+                "not comparable; choose another --out."
+            )
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""
@@ -179,15 +167,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._lock.close()
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array
 from strands_cosmos3.errors import ConfigError, RenderError, UnknownNameError
+from strands_cosmos3.resources import Closeable
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
 _LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
@@ -112,7 +113,7 @@ class Polyline:
         object.__setattr__(self, "points_m", finite_array(self.points_m, "points_m", (None, 3)))
 
 
-class Renderer:
+class Renderer(Closeable):
     """Draws a model's state off screen, ``height`` x ``width`` pixels, with an OpenGL context of
     its own.
 
@@ -219,12 +220,6 @@ class Renderer:
         if self._context is not None:
             self._context.free()
         self._gpu = self._context = None
-
-    def __enter__(self) -> Renderer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.sim.film import RolloutTrace, ViewCameras, observed_picture
 from strands_cosmos3.sim.interrupt import interrupt_requested
 from strands_cosmos3.sim.pacing import Pacer
@@ -24,7 +25,7 @@ _TRAIL_POINTS = 400
 _TOLERANCE_S = 1.0
 
 
-class LiveView:
+class LiveView(Closeable):
     """Feeds a :class:`LivePage` from a robot that runs a policy: pass :meth:`on_tick` and the
     object itself as audience.
 
@@ -135,9 +136,3 @@ class LiveView:
         """Free the renderer."""
         if self._cameras is not None:
             self._cameras.close()
-
-    def __enter__(self) -> LiveView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

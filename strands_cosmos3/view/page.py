@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.origins import only_own_pages, require_origins
@@ -213,7 +214,7 @@ def require_loopback(address: str, expose: bool) -> None:
         )
 
 
-class LivePage:
+class LivePage(Closeable):
     """A page that shows one robot's scene.
 
     Args:
@@ -386,12 +387,6 @@ class LivePage:
             self.server.flush()
             with redirect_stdout(io.StringIO()):
                 self.server.stop()
-
-    def __enter__(self) -> LivePage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

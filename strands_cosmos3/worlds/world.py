@@ -33,6 +33,7 @@ from strands_cosmos3.errors import (
     InstructionError,
     UnknownNameError,
 )
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
 
 if TYPE_CHECKING:  # a world can be asked for its tasks without a simulator
@@ -258,7 +259,7 @@ class SessionState:
     values: Mapping[str, Any] = field(repr=False)
 
 
-class Session(ABC):
+class Session(Closeable):
     """A world opened in this process, for one episode at a time. A context manager.
 
     A state that is saved in a run, by its ``on_tick``, includes the policy and the inference under
@@ -332,14 +333,8 @@ class Session(ABC):
     def draw(self) -> dict[str, NDArray[np.uint8]]:
         """Return the policy's views as they are now, [H, W, 3] by name."""
 
-    def close(self) -> None:  # noqa: B027 - optional for implementers
+    def close(self) -> None:
         """Free all resources; closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class World(ABC):

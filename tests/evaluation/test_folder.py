@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_is_removed_and_run_again(tmp_path):
         folder.write(PLAN[0], record(PLAN[0]))
         folder.write(PLAN[1], record(PLAN[1]))
         path = folder.episode_path(PLAN[1])
-    half = path.with_name(".00002.4711.json")
+    half = path.with_name(".00002.4711.part.json")
     half.write_text('{"succ')
     path.write_text(path.read_text()[:100])
     with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
@@ -93,7 +93,7 @@ def test_more_seeds_and_rows_go_on_in_the_same_folder(tmp_path):
 
 
 def test_one_evaluation_at_a_time(folder):
-    with pytest.raises(ConfigError, match="another evaluation is writing"):
+    with pytest.raises(ConfigError, match="another process writes to"):
         RunFolder(folder.path, SETTINGS, resume=True)
 
 

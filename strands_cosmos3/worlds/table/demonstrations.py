@@ -29,6 +29,7 @@ from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.observe.views import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.robots.catalogue import get_robot, model_file
 from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
@@ -219,7 +220,7 @@ class PerturbedExpert(Backend):
         )
 
 
-class DemoCollector:
+class DemoCollector(Closeable):
     """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that
     made it.
     """
@@ -371,12 +372,6 @@ class DemoCollector:
             scene.renderer.close()
         self._scenes.clear()
         self._policy.close()
-
-    def __enter__(self) -> DemoCollector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class EpisodeRecorder:
