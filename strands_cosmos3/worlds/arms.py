@@ -117,6 +117,12 @@ class ArmWorld(World):
         """
         return None
 
+    def potential(self, robot: Robot, start: Start) -> float | None:
+        """Return how far the task of an episode has come
+        (:meth:`~strands_cosmos3.worlds.world.Session.potential`); None is not known.
+        """
+        return None
+
     def embodiment(self, robot: str | None = None) -> str:
         """Return the name of the embodiment whose rows drive a robot."""
         return get_robot(robot or self.robots[0]).embodiment or DOMAIN
@@ -537,24 +543,49 @@ class ArmSession(Session):
         observation = self.robot.observation(self.draw() if images else None)
         return observation.anchored(self.robot.executor.reference.q_rad)
 
-    def execute(self, plan: JointTrajectory | ActionChunk, rows: int | None = None) -> Executed:
+    def execute(
+        self, plan: JointTrajectory | ActionChunk, rows: int | None = None, ticks: int = 1
+    ) -> Executed:
         """Execute rows of a plan; errors as of :class:`~strands_cosmos3.worlds.world.Session`."""
         if not isinstance(plan, JointTrajectory):
             raise ConfigError("an arm follows joint angles; make the policy with robot=.")
         robot, executor, from_s = self.robot, self.robot.executor, self.robot.now_s()
-        steps = physics_steps_per_tick(self.world.control_frequency_hz)
+        tick = physics_steps_per_tick(self.world.control_frequency_hz)
         motion = executor.accept(plan)
         last = min(rows or len(plan.t_s), len(motion.nominal_s) - 1) - 1
         try:
             while True:
-                before = executor.reference
-                robot.execute(executor.advance(steps), before)
+                before, left = executor.reference, executor.steps_to_row(last) // tick
+                robot.execute(executor.advance(tick * max(min(ticks, left), 1)), before)
                 success = self._judge is not None and self._judge.succeeded(robot.data)
-                if success or executor.steps_to_row(last) < steps:
+                if success or executor.steps_to_row(last) < tick:
                     return Executed(success, robot.now_s() - from_s)
         except ControlError as error:
             executor.fault(followed=not isinstance(error, ActuatorGuardError))
             return Executed(False, robot.now_s() - from_s, str(error))
+
+    def potential(self) -> float | None:
+        """Return how far the task has come, as the world says."""
+        return None if self.start.task is None else self.world.potential(self.robot, self.start)
+
+    def plain_views(self) -> Mapping[str, NDArray[np.uint8]] | None:
+        """Return the views without the episode's variation, unless that is another scene."""
+        plain = replace(self.start, variation=self.world.variation())
+        keys = {
+            self.world.scene_key(self._spec, start.task, start.variation)
+            for start in (plain, self.start)
+        }
+        if len(keys) > 1:
+            return None
+        try:
+            self._move_cameras(plain)
+            return self.draw()
+        finally:
+            self._move_cameras(self.start)
+
+    def _move_cameras(self, start: Start) -> None:
+        self.world.arrange(self.robot, start)
+        mujoco.mj_camlight(self.robot.model, self.robot.data)
 
     def save(self, policy: Policy | None = None) -> SessionState:
         """Return the complete state. In a run's ``on_tick``, that of the run and its policy."""

@@ -310,16 +310,33 @@ class Session(Closeable):
         """Return the observation now, with pictures if a policy needs them."""
 
     @abstractmethod
-    def execute(self, plan: JointTrajectory | ActionChunk, rows: int | None = None) -> Executed:
+    def execute(
+        self, plan: JointTrajectory | ActionChunk, rows: int | None = None, ticks: int = 1
+    ) -> Executed:
         """Execute what a policy's ``plan`` returned, without drawing.
 
         Args:
             plan: A joint trajectory; in a world without joint control the chunk of actions.
             rows: How many of its rows; None is all.
+            ticks: Control ticks between two looks at the goal: fewer looks are cheaper, and the
+                motion is the same.
 
         Raises:
             Cosmos3Error: It cannot be executed; nothing has moved.
         """
+
+    def potential(self) -> float | None:
+        """Return how far the task has come, about 1 for a step of it such as a grasp; its
+        difference between two states is a reward that no detour increases. None: the world does
+        not say.
+        """
+        return None
+
+    def plain_views(self) -> Mapping[str, NDArray[np.uint8]] | None:
+        """Return the views of the present state in the world as it is, without the episode's
+        variation; None where that is another scene.
+        """
+        return None
 
     def save(self, policy: Policy | None = None) -> SessionState:
         """Return the complete state: the world's, and the policy's if one is given."""

@@ -74,7 +74,7 @@ class SmallSession(Session):
     def observation(self, images=True):
         return Observation(np.zeros(7), 1.0)
 
-    def execute(self, plan, rows=None):
+    def execute(self, plan, rows=None, ticks=1):
         return Executed(False, 0.0)
 
     def draw(self):

@@ -289,7 +289,9 @@ class LiberoSession(Session):
         simulation = self._ready(images)
         return _observation(simulation, {"image": side_by_side(self._views())} if images else {})
 
-    def execute(self, plan: JointTrajectory | ActionChunk, rows: int | None = None) -> Executed:
+    def execute(
+        self, plan: JointTrajectory | ActionChunk, rows: int | None = None, ticks: int = 1
+    ) -> Executed:
         """Execute normalised rows of the ``libero`` domain."""
         actions, simulation = _actions_of(plan)[:rows], self._ready(False)
         success, before = False, simulation.steps

@@ -29,6 +29,7 @@ from strands_cosmos3.worlds.table.grammar import (
     sentences,
     worded,
 )
+from strands_cosmos3.worlds.table.potential import cube_potential
 from strands_cosmos3.worlds.table.scene import (
     DEFAULT_CUBES,
     DISTRACTORS,
@@ -216,6 +217,18 @@ class TableWorld(ArmWorld):
         """Return the judge of an episode."""
         assert isinstance(scene, TableScene)
         return TableJudge(get_task(task), scene, parse_instruction(instruction))
+
+    def potential(self, robot: Robot, start: Start) -> float | None:
+        """Return how far an episode with cubes has come; None with a bar."""
+        scene, task = robot.scene, get_task(start.task or "pick")
+        if task.bar is not None:
+            return None
+        assert isinstance(scene, TableScene)
+        lay = self.arrange(robot, start)
+        if lay is None:
+            lay = scene.sample_layout(np.random.default_rng(start.seed))
+        goal = parse_instruction(start.instruction or task.instruction)
+        return cube_potential(scene, robot.data, goal, lay)
 
     def arrange(self, robot: Robot, start: Start) -> Layout | None:
         """Displace the wrist camera, and bring a cube close to the goal's."""

@@ -1,0 +1,64 @@
+"""How far a task with cubes has come: a potential, whose differences reward a policy.
+
+Before the grasp it falls with the hand's way to the goal's cube, and with every push that moves a
+cube; so neither a distance that closes because the cube is shoved nor a detour pays. A grasp adds
+1, lifting up to 1 more, and carrying to the target up to 2. What was delivered and let go of has
+the highest value.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from strands_cosmos3.checks import F64
+from strands_cosmos3.sim.scene import Layout
+from strands_cosmos3.worlds.table.grammar import Goal, Verb
+from strands_cosmos3.worlds.table.scene import TableScene
+from strands_cosmos3.worlds.table.tasks import LIFT_M, CubeState, cube_state
+
+_WAY_M = 0.10  # of the hand to the cube that counts 1
+_ASIDE = 2.0  # what a horizontal metre counts in terms of a vertical one: align, then descend
+_PUSH_M = 0.05  # of a cube that counts 1
+_CARRY_M = 0.6  # longest way to a target
+_DELIVERED = 5.0
+
+
+def cube_potential(scene: TableScene, data: mujoco.MjData, goal: Goal, lay: Layout) -> float:
+    """Return the potential of a goal; ``lay`` is where the cubes lay when the episode began."""
+    cube = cube_state(scene, data, goal.cube)
+    pushed_m = {
+        name: float(np.linalg.norm(data.xpos[scene.bodies[name].id][:2] - xy_m))
+        for name, xy_m in zip(lay.names, lay.xy_m, strict=True)
+    }
+    own_m = pushed_m.pop(goal.cube)
+    others = -sum(pushed_m.values()) / _PUSH_M
+    if _delivered(scene, data, goal, cube):
+        return _DELIVERED + others
+    if cube.gripped and goal.verb is not Verb.REACH:
+        lifted = (cube.position_m[2] - scene.cubes[goal.cube].edge_m / 2) / LIFT_M
+        return 1.0 + float(np.clip(lifted, 0, 1)) + _carried(scene, data, goal, cube) + others
+    off = data.site_xpos[scene.only.tcp_site] - cube.position_m
+    way_m = float(np.linalg.norm(off * (_ASIDE, _ASIDE, 1.0)))
+    return others - way_m / _WAY_M - own_m / _PUSH_M
+
+
+def _delivered(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) -> bool:
+    """Return whether the cube lies where it was to be brought, and the hand has let go."""
+    if cube.robot_touches:
+        return False
+    if goal.verb is Verb.PLACE:
+        return scene.bin.contains(cube.position_m)
+    return goal.onto is not None and scene.bodies[goal.onto].id in cube.force_n
+
+
+def _carried(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) -> float:
+    """Return 0..2 for the way of a held cube to its target; 0 where there is none."""
+    if goal.verb is Verb.PICK:
+        return 0.0
+    onto = goal.onto
+    target_m: F64 = (
+        np.array(scene.bin.center_m) if onto is None else data.xpos[scene.bodies[onto].id][:2]
+    )
+    way_m = float(np.linalg.norm(cube.position_m[:2] - target_m))
+    return 2.0 * (1.0 - min(way_m / _CARRY_M, 1.0))

@@ -1,0 +1,131 @@
+"""Chunks that are executed from one saved state, physics only: what reinforcement learning
+compares.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.worlds import Start, get_world
+from strands_cosmos3.worlds.table.world import TableVariation
+
+TABLE = get_world("table")
+PICK = "pick up the red cube"
+
+
+@pytest.fixture(scope="module")
+def driven():
+    with TABLE.open(task="pick") as session:
+        options = {"replan_rows": 16, **session.policy_options()}
+        with Cosmos3Policy(
+            backend=TABLE.expert(), options=options, **session.policy_arguments()
+        ) as policy:
+            yield session, policy
+
+
+def begin(driven, chunks: int = 0, **variation) -> None:
+    session, policy = driven
+    session.reset(Start("pick", 3, 0, PICK, TableVariation(**variation)))
+    policy.reset(3)
+    for _ in range(chunks):
+        session.execute(policy.plan(session.observation(images=False), PICK))
+
+
+def outcome(session) -> tuple[np.ndarray, ...]:
+    """Everything that a chunk left: the physics, contact forces and the potential."""
+    data, scene = session.robot.data, session.robot.scene
+    forces = [scene.forces_on(data, body.id) for body in scene.bodies.values()]
+    flat = np.array([v for by_body in forces for force in by_body.values() for v in force])
+    state = np.array([data.time, *data.qpos, *data.qvel, *data.ctrl, *data.qacc_warmstart])
+    return state, flat, np.array([session.potential()])
+
+
+def test_a_branch_with_the_original_chunk_is_the_original_with_contacts(driven):
+    session, policy = driven
+    begin(driven)
+    touched = 0
+    for _ in range(5):
+        state = session.save(policy)
+        plan = policy.plan(session.observation(images=False), PICK)
+        original, after = session.execute(plan), outcome(session)
+        touched += after[1].size > 9
+        session.execute(policy.plan(session.observation(images=False), PICK), 3)  # another branch
+        session.restore(state, policy)
+        again = policy.plan(session.observation(images=False), PICK)
+        # success is seen at a look; where there is none, fewer looks change nothing
+        assert session.execute(again, ticks=1 if original.success else 4) == original
+        for ours, theirs in zip(outcome(session), after, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert touched, "some chunks end with the cube between the fingers"
+
+
+def test_a_branch_is_cheap(driven):
+    session, policy = driven
+    begin(driven, chunks=1)
+    state = session.save(policy)
+    plan = policy.plan(session.observation(images=False), PICK)
+    costs_s = []
+    for _ in range(8):
+        before_s = time.process_time()
+        session.restore(state, policy)
+        session.execute(plan, ticks=4)
+        session.potential()
+        costs_s.append(time.process_time() - before_s)
+    assert min(costs_s) < 0.060
+
+
+def test_the_potential_rises_with_the_task_and_falls_with_a_push(driven):
+    session, policy = driven
+    begin(driven)
+    values, ended = [session.potential()], False
+    while not ended:
+        ended = session.execute(policy.plan(session.observation(images=False), PICK)).ended
+        values.append(session.potential())
+    assert values[-1] == pytest.approx(2.0, abs=0.1)
+    assert np.diff(values).min() > -0.05, "no step of the expert is punished"
+    begin(driven)
+    before, body = session.potential(), session.robot.scene.bodies["cube_green"]
+    session.robot.data.qpos[body.qpos] += 0.05
+    session.robot.data.xpos[body.id, 0] += 0.05
+    assert session.potential() == pytest.approx(before - 1.0)
+
+
+def test_the_plain_views_are_those_without_the_mount(driven):
+    session, _ = driven
+    begin(driven, chunks=1)
+    plain = session.draw()["wrist"]
+    begin(driven, chunks=1, mount=7)
+    moved = session.draw()["wrist"]
+    assert (moved != plain).any()
+    np.testing.assert_array_equal(session.plain_views()["wrist"], plain)
+    np.testing.assert_array_equal(session.draw()["wrist"], moved)
+    begin(driven, light=0.5)
+    assert session.plain_views() is None
+
+
+@pytest.mark.parametrize(("task", "text", "most"), [
+    ("reach", "reach the red cube", 0.0),
+    ("place", "place the red cube in the bin", 5.0),
+    ("stack", "stack the red cube on the blue cube", 5.0),
+])  # fmt: skip
+def test_other_tasks_have_potentials_that_their_experts_climb(driven, task, text, most):
+    session, policy = driven
+    session.reset(Start(task, 3, 0, text))
+    policy.reset(3)
+    first, ended = session.potential(), False
+    while not ended:
+        ended = session.execute(policy.plan(session.observation(images=False), text)).ended
+    assert session.potential() == pytest.approx(most, abs=0.5)
+    assert session.potential() > first + 1.0
+
+
+def test_a_bar_has_none():
+    with TABLE.open("dual_panda", task="lift_bar") as session:
+        session.reset(Start("lift_bar"))
+        assert session.potential() is None
