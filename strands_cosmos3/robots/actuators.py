@@ -16,13 +16,15 @@ from dataclasses import dataclass
 
 import mujoco
 import numpy as np
+from mujoco import mjtBias, mjtDyn, mjtGain, mjtTrn
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError
 
-_JOINT = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-_FILTERS = (int(mujoco.mjtDyn.mjDYN_FILTER), int(mujoco.mjtDyn.mjDYN_FILTEREXACT))
+JOINT_DRIVES = (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT)
+"""Transmissions of actuators that act on a joint directly."""
+_FILTERS = (mjtDyn.mjDYN_FILTER, mjtDyn.mjDYN_FILTEREXACT)
 _LEAST = 1e-10  # of stiffness, gear and gain
 
 
@@ -100,92 +102,80 @@ def position_servos(
     kp = -stiffness * gear * gear
     limited = model.actuator_ctrllimited[ids] > 0
     low, high = model.actuator_ctrlrange[ids].T
-    filtered = model.actuator_dyntype[ids] != int(mujoco.mjtDyn.mjDYN_NONE)
+    dynamics = model.actuator_dyntype[ids]
+    filtered = dynamics != mjtDyn.mjDYN_NONE
+    time_constant_s = np.maximum(model.actuator_dynprm[ids, 0], mujoco.mjMINVAL)
+    euler_share = model.opt.timestep / time_constant_s
+    exact_share = -np.expm1(-euler_share)
+    share = np.where(dynamics == mjtDyn.mjDYN_FILTEREXACT, exact_share, euler_share)
+    # MuJoCo before 4.0 has no damping of actuators
+    passive = getattr(model, "actuator_damping", np.zeros(model.nu))[ids]
     return PositionServos(
         kp,
         -damping * gear * gear,
-        _passive_damping(model, ids) * gear * gear,
+        passive * gear * gear,
         kp / (gear * gain),
         -offset / gain,
         np.where(limited, low, -np.inf),
         np.where(limited, high, np.inf),
         np.where(filtered, model.actuator_actadr[ids], -1),
-        np.array([_step_share(model, int(a)) for a in ids]),
+        np.where(filtered, share, 1.0),
         np.asarray(model.actuator_actearly[ids] > 0, dtype=np.bool_),
     )
 
 
 def servo_faults(model: mujoco.MjModel, actuators: Sequence[int] | NDArray[np.intp]) -> list[str]:
     """Return the names of the actuators (ids) that are no position servos, each with the reason."""
-    faults = {model.actuator(int(a)).name: servo_fault(model, int(a)) for a in actuators}
-    return [f"{name} ({fault})" for name, fault in faults.items() if fault]
+    return [
+        f"{model.actuator(int(actuator)).name} ({fault})"
+        for actuator in actuators
+        if (fault := servo_fault(model, int(actuator)))
+    ]
 
 
 def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
     """Return why an actuator cannot hold its joint at an angle; None for a position servo."""
-    dynamics, bias = int(model.actuator_dyntype[actuator]), int(model.actuator_biastype[actuator])
+    dynamics = mjtDyn(model.actuator_dyntype[actuator])
+    bias = mjtBias(model.actuator_biastype[actuator])
     gain, gear = model.actuator_gainprm[actuator], model.actuator_gear[actuator]
-    if int(model.actuator_trntype[actuator]) not in _JOINT:
+    stiffness, damping = model.actuator_biasprm[actuator, 1:3]
+    # MuJoCo before 3.6 has no delays
+    delay_s = float(getattr(model, "actuator_delay", np.zeros(model.nu))[actuator])
+    if mjtTrn(model.actuator_trntype[actuator]) not in JOINT_DRIVES:
         return "it does not act on a joint directly"
     if model.actuator_plugin[actuator] >= 0:
         return "it is a plugin's"
-    if dynamics == int(mujoco.mjtDyn.mjDYN_INTEGRATOR):
+    if dynamics == mjtDyn.mjDYN_INTEGRATOR:
         return "it integrates its control, which is a velocity"
-    if dynamics != int(mujoco.mjtDyn.mjDYN_NONE) and dynamics not in _FILTERS:
-        return f"its dynamics are of type {mujoco.mjtDyn(dynamics).name.removeprefix('mjDYN_')}"
+    if dynamics not in (mjtDyn.mjDYN_NONE, *_FILTERS):
+        return f"its dynamics are of type {dynamics.name.removeprefix('mjDYN_')}"
     if model.actuator_actlimited[actuator] and dynamics in _FILTERS:
         return "its activation is limited (actrange)"
-    if _delay_s(model, actuator) > 0:
-        return f"its control is delayed by {_delay_s(model, actuator):g} s"
-    affine = int(mujoco.mjtGain.mjGAIN_AFFINE)
-    constant = int(model.actuator_gaintype[actuator]) == int(mujoco.mjtGain.mjGAIN_FIXED) or (
-        int(model.actuator_gaintype[actuator]) == affine and not gain[1:3].any()
-    )
-    if not constant:
+    if delay_s > 0:
+        return f"its control is delayed by {delay_s:g} s"
+    fixed = model.actuator_gaintype[actuator] == mjtGain.mjGAIN_FIXED
+    affine = model.actuator_gaintype[actuator] == mjtGain.mjGAIN_AFFINE
+    if not (fixed or (affine and not gain[1:3].any())):
         return "its gain is not a constant"
-    if bias == int(mujoco.mjtBias.mjBIAS_NONE):
+    if bias == mjtBias.mjBIAS_NONE:
         return "it is a motor: its control is a torque"
-    if bias != int(mujoco.mjtBias.mjBIAS_AFFINE):
-        return f"its bias is of type {mujoco.mjtBias(bias).name.removeprefix('mjBIAS_')}"
-    stiffness, damping = model.actuator_biasprm[actuator, 1:3]
+    if bias != mjtBias.mjBIAS_AFFINE:
+        return f"its bias is of type {bias.name.removeprefix('mjBIAS_')}"
     if abs(stiffness) < _LEAST:
         return "it is a velocity servo, without stiffness"
     if stiffness > 0 or damping > 0:
         return "its feedback is positive"
     if abs(gear[0]) < _LEAST or abs(gain[0]) < _LEAST:
         return "its control has no effect"
-    return _rival(model, actuator)
-
-
-def _rival(model: mujoco.MjModel, actuator: int) -> str | None:
-    """Name another actuator that pulls at the joint at a control of zero; None if none does."""
-    same = (model.actuator_trnid[:, 0] == model.actuator_trnid[actuator, 0]) & np.isin(
-        model.actuator_trntype, _JOINT
+    # another one may pull at the joint even at a control of zero
+    joint = model.actuator_trnid[actuator, 0]
+    pulls = np.isin(model.actuator_trntype, JOINT_DRIVES) & (
+        model.actuator_biastype != mjtBias.mjBIAS_NONE
     )
-    same[actuator] = False
-    pulls = model.actuator_biastype != int(mujoco.mjtBias.mjBIAS_NONE)
-    rivals = [model.actuator(int(a)).name for a in np.flatnonzero(same & pulls)]
-    return f"the actuator {rivals[0]!r} pulls at the same joint" if rivals else None
-
-
-def _delay_s(model: mujoco.MjModel, actuator: int) -> float:
-    """The delay of its control; MuJoCo before 3.6 has none."""
-    delays = getattr(model, "actuator_delay", None)
-    return 0.0 if delays is None else float(delays[actuator])
-
-
-def _passive_damping(model: mujoco.MjModel, ids: NDArray[np.intp]) -> F64:
-    """Damping [n] of actuators themselves; MuJoCo before 4.0 has none."""
-    damping = getattr(model, "actuator_damping", None)
-    return np.zeros(len(ids)) if damping is None else damping[ids]
-
-
-def _step_share(model: mujoco.MjModel, actuator: int) -> float:
-    """Share of the way to the control that a filter's activation goes in a physics step."""
-    kind, step_s = int(model.actuator_dyntype[actuator]), float(model.opt.timestep)
-    if kind not in _FILTERS:
-        return 1.0
-    time_constant_s = max(float(model.actuator_dynprm[actuator, 0]), mujoco.mjMINVAL)
-    if kind == int(mujoco.mjtDyn.mjDYN_FILTEREXACT):
-        return -float(np.expm1(-step_s / time_constant_s))
-    return step_s / time_constant_s
+    pulls[actuator] = False
+    rivals = np.flatnonzero(pulls & (model.actuator_trnid[:, 0] == joint)).tolist()
+    return (
+        f"the actuator {model.actuator(rivals[0]).name!r} pulls at the same joint"
+        if rivals
+        else None
+    )

@@ -60,43 +60,43 @@ def drive_joints(robot: RobotSpec) -> list[JointDrive]:
     model = load_robot(robot)
     require_servos(model, robot)
     model.opt.timestep = 1.0 / PHYSICS_HZ
-    model.opt.integrator = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)
+    model.opt.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     model.opt.gravity[:] = 0.0
     robot.require_independent("driving its joints")
-    names = [joint for limb in robot.limbs for joint in limb.joints]
     servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
-    home = np.concatenate([limb.home_rad for limb in robot.limbs])
-    return [_drive(model, servo, home, joint, name) for joint, name in enumerate(names)]
+    return [
+        _drive(model, servo, robot.home_rad, joint, name) for joint, name in enumerate(robot.joints)
+    ]
 
 
 def _drive(
     model: mujoco.MjModel, servo: JointServo, home: F64, joint: int, name: str
 ) -> JointDrive:
     j = model.joint(name).id
-    slide = int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    slide = model.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE
     low, high = model.jnt_range[j] if model.jnt_limited[j] else (-np.inf, np.inf)
     step = STEP_M if slide else STEP_RAD
     commanded = step if high - home[joint] >= home[joint] - low else -step
-    dt_s = float(model.opt.timestep)
-    t_s = np.arange(0.0, MOVE_S + dt_s / 2, dt_s)
-    w = np.pi / MOVE_S  # a cosine has bounded acceleration, and begins and ends at rest
-    profile = np.stack((1 - np.cos(w * t_s), w * np.sin(w * t_s), w * w * np.cos(w * t_s))) / 2
-    held = np.tile([[1.0], [0.0], [0.0]], round(HOLD_S / dt_s))
-    shape = np.concatenate((profile, held), axis=1) * commanded
-    q, qd, qdd = (np.zeros((shape.shape[1], servo.n)) for _ in range(3))
-    q[:, joint], qd[:, joint], qdd[:, joint] = shape
+    dt_s = model.opt.timestep
+    t_s = np.arange(0.0, MOVE_S + HOLD_S + dt_s / 2, dt_s)
+    # a cosine has bounded acceleration, and begins and ends at rest
+    w, moves = np.pi / MOVE_S, t_s < MOVE_S + dt_s / 2
+    turn = w * np.minimum(t_s, MOVE_S)
+    motion = np.zeros((3, len(t_s), servo.n))
+    motion[:, :, joint] = 1 - np.cos(turn), moves * w * np.sin(turn), moves * w * w * np.cos(turn)
+    motion *= commanded / 2
+    q, qd, qdd = motion
     q += home
     data = mujoco.MjData(model)
     data.qpos[servo.q_address] = home
     servo.law.hold(data, servo.actuator_ids, home)
-    activation = servo.law.ctrl(home)
     targets = servo.velocity_feed_forward(q[:-1], qd[1:], qdd[:-1])
-    ctrl, _, _ = servo.controls(targets, activation)
-    largest = 0.0
-    for row, reference in zip(ctrl, q[1:], strict=True):
-        data.ctrl[servo.actuator_ids] = row
+    ctrl, _, _ = servo.controls(targets, servo.law.ctrl(home))
+    measured = np.empty_like(ctrl)
+    for row, ctrl_of_step in enumerate(ctrl):
+        data.ctrl[servo.actuator_ids] = ctrl_of_step
         mujoco.mj_step(model, data)
-        error = np.abs(data.qpos[servo.q_address] - reference).max()
-        largest = max(largest, float(error) if np.isfinite(error) else np.inf)
-    moved = float(data.qpos[servo.q_address[joint]] - home[joint])
+        measured[row] = data.qpos[servo.q_address]
+    largest = float(np.nan_to_num(np.abs(measured - q[1:]), nan=np.inf).max())
+    moved = float(measured[-1, joint] - home[joint])
     return JointDrive(name, commanded, moved, largest, "m" if slide else "rad")

@@ -27,7 +27,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.actuators import position_servos, servo_faults
+from strands_cosmos3.robots.actuators import JOINT_DRIVES, position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
 from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_link7_flange
@@ -38,7 +38,6 @@ _OPTIONS = ("timestep", "integrator", "cone", "impratio")
 """Physics options that attaching drops; without the elliptic cone, grasps creep."""
 _CONTACT_OPTIONS = ("cone", "impratio")
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
-_JOINT_DRIVES = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 _SAME = 1e-9
 _PROBE_RAD = 0.3
 
@@ -523,7 +522,7 @@ def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
 
 def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:
     """Return the ids of the actuators that drive a joint without a tendon."""
-    direct = np.isin(model.actuator_trntype, _JOINT_DRIVES)
+    direct = np.isin(model.actuator_trntype, JOINT_DRIVES)
     return np.flatnonzero(direct & (model.actuator_trnid[:, 0] == joint)).tolist()
 
 
@@ -538,7 +537,7 @@ def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:
 def driven_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
     """Return the ids of the joints that an actuator drives, directly or through a tendon."""
     kind, target = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
-    if kind in _JOINT_DRIVES:
+    if kind in JOINT_DRIVES:
         return [target]
     if kind != mujoco.mjtTrn.mjTRN_TENDON:
         return []
