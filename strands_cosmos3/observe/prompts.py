@@ -100,16 +100,16 @@ def compose_prompt(
     if prompt_format != "json":
         raise UnknownNameError("prompt format", prompt_format, ("plain", "json"))
     description = text if not text or text.endswith((".", "!", "?")) else f"{text}."
-    return _json_caption(description, framing, seconds, fps, height, width)
+    return _json_caption({"description": description}, framing, seconds, fps, canvas_hw)
 
 
 def _json_caption(
-    description: str, framing: str, seconds: float, fps: float, height: int, width: int
+    action: Mapping[str, str], framing: str, seconds: float, fps: float, canvas_hw: tuple[int, int]
 ) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    (height, width), (minutes, rest) = canvas_hw, divmod(round(seconds), 60)
     caption: dict[str, Any] = {
         "cinematography": {"framing": framing},
-        "actions": [{"time": f"0:00-{minutes}:{rest:02d}", "description": description}],
+        "actions": [{"time": f"0:00-{minutes}:{rest:02d}", **action}],
         "duration": f"{int(seconds)}s",
         "fps": fps,
         "resolution": {"H": int(height), "W": int(width)},
@@ -144,21 +144,11 @@ def libero_caption(instruction: str, style: LiberoCaption) -> str | None:
     if style == "checkpoint":
         return None
     trained = style == "nvidia_training"
-    text = instruction.strip().removesuffix(".") + "."
-    fields = {
-        "cinematography": {
-            "framing": f"{_LIBERO_VIEWS} {_LIBERO_LAYOUT}" if trained else _LIBERO_VIEWS
-        },
-        "actions": [
-            {
-                "time": "0:00-0:01",
-                "description": text if trained else libero_client_prompt(instruction),
-                "idle_frame": "0 out of 16.",
-            }
-        ],
-        "duration": "0s",  # 17 frames at 20 Hz, truncated
-        "fps": 20.0,
-        "resolution": {"H": 192, "W": 320},
-        "aspect_ratio": "16,9",
-    }
-    return json.dumps(fields)
+    framing = f"{_LIBERO_VIEWS} {_LIBERO_LAYOUT}" if trained else _LIBERO_VIEWS
+    description = (
+        instruction.strip().removesuffix(".") + "."
+        if trained
+        else libero_client_prompt(instruction)
+    )
+    action = {"description": description, "idle_frame": "0 out of 16."}
+    return _json_caption(action, framing, 17 / 20, 20.0, (192, 320))

@@ -394,6 +394,5 @@ def _letterbox(size: int, inner: int, full: int) -> F32:
 
 
 def _matrix(size: int, target: int, kernel: Kernel, antialias: bool = True) -> F32:
-    """[target, size]: resamples one axis as :func:`~.views.resize` does."""
-    unit = np.eye(size, dtype=np.float32)[:, None, :]  # resampling unit vectors gives the weights
-    return resize(unit, (target, 1), kernel, antialias)[:, 0, :]
+    """[target, size]: resamples one axis as :func:`resize` does."""
+    return _weights(size, target, kernel, antialias).toarray()
