@@ -13,7 +13,7 @@ references that may be executed are what is checked for collisions, their final 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -77,23 +77,35 @@ class ReferenceBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedMotion:
-    """A planned motion on the physics clock, and the reference that it continues: step ``step`` of
-    the plan ``of``.
+class ReferencePlan:
+    """References on the physics clock until the arm rests.
 
-    Steps ``head_end`` to ``motion_end`` of ``block`` follow the rows of ``trajectory``, which are
-    reached at the steps ``knot_step``; a stop comes before, if the rows could only be followed from
-    rest, and after. Without a ``motion`` it follows none of them: it brakes and holds.
+    Steps ``head_end`` to ``motion_end`` of ``block`` follow rows, which are reached at the steps
+    ``knot_step``; a stop comes before, if the rows could only be followed from rest, and after.
     """
 
-    of: ReferenceBlock
-    step: int
     block: ReferenceBlock
-    trajectory: JointTrajectory
     head_end: int = 0
     motion_end: int = 0
     knot_step: NDArray[np.int_] = field(default_factory=lambda: np.zeros(1, dtype=int))
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMotion:
+    """A motion through the rows of ``trajectory``, and the reference that it continues: step
+    ``step`` of the plan ``of``. Without a ``motion`` it follows no row: it brakes and holds.
+    """
+
+    of: ReferencePlan
+    step: int
+    plan: ReferencePlan
+    trajectory: JointTrajectory
     motion: PlannedMotion | None = None
+
+    @property
+    def block(self) -> ReferenceBlock:
+        """The references until the arm rests."""
+        return self.plan.block
 
     def sampled(self, dt_s: float) -> NDArray[np.int_]:
         """[M] steps about 10 ms apart, the first and the last included."""
@@ -110,8 +122,9 @@ class PreparedMotion:
         if report.row is None:
             return report
         # a first row due now is merged into the start
-        merged = len(self.trajectory.t_s) - (len(self.knot_step) - 1)
-        reached = int(np.searchsorted(self.knot_step[1:], int(steps[report.row + 1])))
+        row_step = self.plan.knot_step[1:]
+        merged = len(self.trajectory.t_s) - len(row_step)
+        reached = int(np.searchsorted(row_step, int(steps[report.row + 1])))
         return replace(report, row=reached + merged)
 
 
@@ -121,24 +134,21 @@ class Takeover:
 
     Args:
         plan, step: The plan that is being followed, and the step at which the next one is to begin.
-        head_end, motion_end: Steps between which it follows rows; at the others it brakes or rests.
         motion_s: Time on the motion's clock at that step.
         gripper: Open fraction at that step, [] or [G].
     """
 
     limits: JointLimits
     dt_s: float
-    plan: ReferenceBlock
+    plan: ReferencePlan
     step: int
-    head_end: int
-    motion_end: int
     motion_s: float
     gripper: F64
 
     @property
     def reference(self) -> JointState:
         """The reference at that step."""
-        now = self.plan.rows(self.step, self.step + 1)
+        now = self.plan.block.rows(self.step, self.step + 1)
         return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
 
     def prepare(self, trajectory: JointTrajectory) -> PreparedMotion:
@@ -163,10 +173,9 @@ class Takeover:
             if held_from == 0 or prepared.motion is None:
                 raise ControlError(f"no stop before a collision was found: {first}.")
             held_from, fewer = max(min(found.row, held_from - fewer), 0), 2 * fewer
-            rest = trajectory.q_rad[held_from - 1] if held_from else self.braking().q_rad[-1]
             report = replace(first, outcome=CollisionOutcome.STOPPED, held_from_row=held_from)
-            held = replace(hold_rows(trajectory, held_from, rest), collision=report)
-            prepared = self.motion_through(held)
+            held = hold_rows(trajectory, held_from, self.braking().q_rad[-1])
+            prepared = self.motion_through(replace(held, collision=report))
             found = prepared.examine(self.dt_s)
         return prepared
 
@@ -191,16 +200,17 @@ class Takeover:
 
     def brake(self, trajectory: JointTrajectory) -> PreparedMotion:
         """Return the stop from this reference as a motion, in place of a trajectory's."""
-        return PreparedMotion(self.plan, self.step, self.braking(), trajectory)
+        return PreparedMotion(self.plan, self.step, ReferencePlan(self.braking()), trajectory)
 
     def braking(self) -> ReferenceBlock:
         """Return the stop from this reference, which is row 0. A plan that brakes already goes
         on.
         """
-        if self.head_end <= self.step < self.motion_end:
+        plan = self.plan
+        if plan.head_end <= self.step < plan.motion_end:
             return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
-        last = len(self.plan) - 1 if self.step >= self.motion_end else self.head_end
-        block = self.plan.rows(min(self.step, last), last + 1)
+        last = len(plan.block) - 1 if self.step >= plan.motion_end else plan.head_end
+        block = plan.block.rows(min(self.step, last), last + 1)
         return replace(
             block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan)
         )
@@ -253,9 +263,8 @@ class Takeover:
         n_head = 0 if head is None else len(head) - 1
         block = _joined([*(() if head is None else (head,)), body, tail])
         knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
-        return PreparedMotion(
-            self.plan, self.step, block, trajectory, n_head, n_head + n_motion, knot_step, motion
-        )
+        plan = ReferencePlan(block, n_head, n_head + n_motion, knot_step)
+        return PreparedMotion(self.plan, self.step, plan, trajectory, motion)
 
 
 class Executor(Restorable):
@@ -275,8 +284,8 @@ class Executor(Restorable):
     """
 
     STATE = (
-        *("state", "counters", "_gripper", "_knot_step", "_motion_from_s", "_plan"),
-        *("_head_end", "_motion_end", "_cursor", "_history", "_before"),
+        *("state", "counters", "_gripper", "_motion_from_s", "_plan"),
+        *("_cursor", "_history", "_before"),
     )
 
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
@@ -288,18 +297,17 @@ class Executor(Restorable):
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
         self._gripper = open_fractions(gripper)
-        self._knot_step = np.zeros(1, dtype=int)
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
         still = ReferenceBlock(q[None], zeros, zeros, self._gripper[None], np.array([np.nan]))
-        self._plan, self._head_end, self._motion_end, self._cursor = still, 0, 0, 0
+        self._plan, self._cursor = ReferencePlan(still), 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
 
-    def _follow(self, plan: ReferenceBlock, head_end: int = 0, motion_end: int = 0) -> None:
+    def _follow(self, plan: ReferencePlan) -> None:
         """Switch to a new plan, whose row 0 is the present reference."""
         self._motion_from_s += self._nominal_now_s()
-        self._plan, self._head_end, self._motion_end, self._cursor = plan, head_end, motion_end, 0
+        self._plan, self._cursor = plan, 0
         self._before = 0, self._gripper, self._history
 
     @property
@@ -310,15 +318,13 @@ class Executor(Restorable):
     @property
     def rows_begun(self) -> int:
         """Number of rows of the present trajectory that have been reached or are under way."""
-        return min(
-            int(np.searchsorted(self._knot_step, self._cursor, side="left")),
-            len(self._knot_step) - 1,
-        )
+        knot_step = self._plan.knot_step
+        return min(int(np.searchsorted(knot_step, self._cursor)), len(knot_step) - 1)
 
     @property
     def rows_reached(self) -> int:
         """Number of rows of the present trajectory that have been reached."""
-        return int(np.searchsorted(self._knot_step[1:], self._cursor, side="right"))
+        return int(np.searchsorted(self._plan.knot_step[1:], self._cursor, side="right"))
 
     @property
     def motion_s(self) -> float:
@@ -328,7 +334,7 @@ class Executor(Restorable):
         return self._motion_from_s + self._nominal_now_s()
 
     def _nominal_now_s(self, steps: int = 0) -> float:
-        nominal_s = self._plan.nominal_s[: self._cursor + steps + 1]
+        nominal_s = self._plan.block.nominal_s[: self._cursor + steps + 1]
         moving = nominal_s[np.isfinite(nominal_s)]
         return float(moving[-1]) if len(moving) else 0.0
 
@@ -336,34 +342,31 @@ class Executor(Restorable):
         """Physics steps until the reference reaches a row (from 0) of the present trajectory; 0
         if it has already.
         """
-        return max(int(self._knot_step[min(row + 1, len(self._knot_step) - 1)]) - self._cursor, 0)
+        knot_step = self._plan.knot_step
+        return max(int(knot_step[min(row + 1, len(knot_step) - 1)]) - self._cursor, 0)
 
     @property
     def steps_to_rest(self) -> int:
         """Physics steps until the arm rests, if nothing else is taken up before."""
-        return max(len(self._plan) - 1 - self._cursor, 0)
+        return max(len(self._plan.block) - 1 - self._cursor, 0)
 
     def takeover(self, steps: int = 0) -> Takeover:
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan
         from.
         """
-        step, plan = self._cursor + steps, self._plan
+        step, block = self._cursor + steps, self._plan.block
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
-        gripper = np.asarray(plan.gripper[min(step, len(plan) - 1)]) if steps else self._gripper
-        return Takeover(
-            self.limits, self.dt_s, plan, step, self._head_end, self._motion_end, motion_s, gripper
-        )
+        gripper = np.asarray(block.gripper[min(step, len(block) - 1)]) if steps else self._gripper
+        return Takeover(self.limits, self.dt_s, self._plan, step, motion_s, gripper)
 
     def steps_until(self, prepared: PreparedMotion) -> int:
         """Physics steps until the reference that a prepared motion continues; negative once that
         has passed.
         """
-        rests = len(self._plan) - 1
-        return (
-            min(prepared.step, rests) - min(self._cursor, rests)
-            if prepared.of is self._plan
-            else -1
-        )
+        if prepared.of is not self._plan:
+            return -1
+        rests = len(self._plan.block) - 1
+        return min(prepared.step, rests) - min(self._cursor, rests)
 
     def take_up(self, prepared: PreparedMotion) -> PlannedMotion | None:
         """Follow a prepared motion from the next step on, in place of the present one, which
@@ -378,15 +381,14 @@ class Executor(Restorable):
             raise ControlError(
                 "the motion was planned from another reference than the present one; plan it again."
             )
-        self._follow(prepared.block, prepared.head_end, prepared.motion_end)
-        self._knot_step = prepared.knot_step
+        self._follow(prepared.plan)
         if prepared.motion is None:
             self.state = ExecutorState.HOLD
             self.counters["holds"] += 1
             return None
         self.state = ExecutorState.RUNNING
         self.counters["chunks"] += 1
-        self.counters["restarts"] += prepared.head_end > 0
+        self.counters["restarts"] += prepared.plan.head_end > 0
         self.counters["limited_by_joint_end"] += not prepared.motion.smooth
         return prepared.motion
 
@@ -412,8 +414,7 @@ class Executor(Restorable):
             self.state = ExecutorState.STOPPING
 
     def _brake(self, block: ReferenceBlock) -> None:
-        self._follow(block)
-        self._knot_step = np.zeros(1, dtype=int)
+        self._follow(ReferencePlan(block))
         self.counters["stops"] += 1
 
     def fault(self, followed: bool = True) -> None:
@@ -435,7 +436,7 @@ class Executor(Restorable):
             ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and
                 the executor brakes (FAULT).
         """
-        block = self._plan.rows(self._cursor + 1, self._cursor + 1 + n_steps)
+        block = self._plan.block.rows(self._cursor + 1, self._cursor + 1 + n_steps)
         try:
             self._guard(block)
         except ActuatorGuardError:
@@ -445,10 +446,10 @@ class Executor(Restorable):
         self._history = np.concatenate((self._history, block.q_rad))[-3:]
         self._cursor += n_steps
         self._gripper = np.asarray(block.gripper[-1])
-        if self.state is ExecutorState.RUNNING and self._cursor > self._motion_end:
+        if self.state is ExecutorState.RUNNING and self._cursor > self._plan.motion_end:
             self.state = ExecutorState.HOLD
             self.counters["holds"] += 1
-        elif self.state is ExecutorState.STOPPING and self._cursor >= len(self._plan):
+        elif self.state is ExecutorState.STOPPING and self._cursor >= len(self._plan.block):
             self.state = ExecutorState.STOPPED
         return block
 
@@ -496,10 +497,8 @@ class Executor(Restorable):
         """The hand's limits that the angles exceed; its pose is computed only if the joints
         could move it so fast.
         """
-        most_v, most_a = (
-            hand.velocity * _RATE_SLACK * self.dt_s,
-            hand.acceleration * _RATE_SLACK * self.dt_s**2,
-        )
+        most_v = hand.velocity * _RATE_SLACK * self.dt_s
+        most_a = hand.acceleration * _RATE_SLACK * self.dt_s**2
         reach_m = hand.chain.reach_m
         bound = float((speed @ reach_m).max())
         if (
@@ -531,9 +530,5 @@ def _braking(
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
     """Concatenate blocks; the first row of each is the last of the previous one."""
     rest = [blocks[0], *(block.rows(1, len(block)) for block in blocks[1:])]
-    return ReferenceBlock(
-        *(
-            np.concatenate([vars(block)[column.name] for block in rest])
-            for column in fields(ReferenceBlock)
-        )
-    )
+    columns = zip(*(vars(block).values() for block in rest), strict=True)
+    return ReferenceBlock(*map(np.concatenate, columns))

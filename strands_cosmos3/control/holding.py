@@ -11,11 +11,12 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.types import JointTrajectory
 
 
-def hold_rows(trajectory: JointTrajectory, first: int, q_rad: F64) -> JointTrajectory:
-    """Return a trajectory whose rows from ``first`` on hold the arm at angles [n]; they are
-    accounted for against their own poses.
+def hold_rows(trajectory: JointTrajectory, first: int, q_start_rad: F64) -> JointTrajectory:
+    """Return a trajectory whose rows from ``first`` on hold the arm where the row before them, or
+    the start [n], has it; they are accounted for against their own poses.
     """
     assert trajectory.converged is not None  # JointTrajectory fills it
+    q_rad = trajectory.q_rad[first - 1] if first else q_start_rad
     held = np.arange(len(trajectory.t_s)) >= first
     residuals = np.zeros((2, len(held)))
     if trajectory.arm is not None:

@@ -410,9 +410,8 @@ class LimbIK:
         if not len(off):
             return trajectory
         first = int(off[0])
-        rest = trajectory.q_rad[first - 1] if first else q_rad
         held = np.arange(len(trajectory.t_s)) >= first
-        return replace(hold_rows(trajectory, first, rest), held=held)
+        return replace(hold_rows(trajectory, first, q_rad), held=held)
 
     def follow(
         self, chunk: ActionChunk, q_anchor: F64, t_capture_s: float = 0.0

@@ -320,7 +320,9 @@ def spoilt(executor, trajectory, field, value, at=300, add=False):
     prepared = executor.takeover().prepare(trajectory)
     values = getattr(prepared.block, field).copy()
     values[at] = values[at] + value if add else value
-    return replace(prepared, block=replace(prepared.block, **{field: values}))
+    return replace(
+        prepared, plan=replace(prepared.plan, block=replace(prepared.block, **{field: values}))
+    )
 
 
 @pytest.mark.parametrize("at", [300, 32 * 40 + 3])  # in the motion, and in the stop after it
