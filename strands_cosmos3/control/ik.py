@@ -194,7 +194,7 @@ class MinkIKBridge:
                 f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."
             )
         weight_m = weight_of_rotation(rotation_weight_m, len(self._joints), default=1.0)
-        self._rotation_m = positive(weight_m, "rotation_weight_m")
+        self.rotation_m = positive(weight_m, "rotation_weight_m")
         self.q_address = model.jnt_qposadr[self._joints].astype(np.intp)
         self.dof_address = dof_address = model.jnt_dofadr[self._joints].astype(np.intp)
         self.limits = limits_of(model, self._joints, limits, self.body_id)
@@ -220,7 +220,7 @@ class MinkIKBridge:
         check = CollisionCheck(model, self._joints) if check_collisions else None
         self.collisions = check if check is not None and len(check.pairs) else None
         self._lm = LevenbergMarquardt(
-            model, [self.frame], self.q_address, self.dof_address, [self._rotation_m]
+            model, [self.frame], self.q_address, self.dof_address, [self.rotation_m]
         )
 
     def _home(self) -> F64:
@@ -376,15 +376,14 @@ class MinkIKBridge:
         as near.
         """
         nearer = second.residual_m.max() <= first.residual_m.max()
-        metres = self._rotation_m
-        return second if nearer and second.worst(metres) < first.worst(metres) else first
+        better = second.worst(self.rotation_m) < first.worst(self.rotation_m)
+        return second if nearer and better else first
 
     def _account(
         self, targets: F64, q: F64, angles: F64, bounds: StepBounds, iterations: NDArray[np.int_]
     ) -> IKSolution:
         """The solution [T, nq] of angles [T, n], with its residuals and active bounds."""
-        rows = np.repeat(q[None], len(targets), axis=0)
-        rows[:, self.q_address] = angles
+        rows = configurations(q, self.q_address, angles)
         clamped = np.asarray(bounds.active(q[self.q_address], angles).any(axis=1))
         return IKSolution(rows, *self.residuals(targets, rows), clamped, iterations)
 
@@ -436,10 +435,10 @@ class MinkIKBridge:
         before, box = q, (lower, upper)
         q, residual_m, residual_rad, iterations = self._step_mink(target, q, box, limits, 1.0)
         # beside obstacles both count alike, lest the hand is turned into them
-        if len(limits) == 1 and not _reached(residual_m, residual_rad) and self._rotation_m != 1.0:
+        if len(limits) == 1 and not _reached(residual_m, residual_rad) and self.rotation_m != 1.0:
             spent += iterations
             q, residual_m, residual_rad, iterations = self._step_mink(
-                target, before, box, limits, self._rotation_m
+                target, before, box, limits, self.rotation_m
             )
         at_a_bound = bool(at_bound(q[self.q_address], lower, upper).any())
         return q, residual_m, residual_rad, at_a_bound, spent + iterations
@@ -509,6 +508,13 @@ def posture_step(posture_rad: F64, angles_rad: F64) -> F64:
     return step * min(1.0, _POSTURE_STEP_RAD / max(float(np.abs(step).max()), 1e-12))
 
 
+def configurations(q: F64, q_address: NDArray[np.intp], q_rad: F64) -> F64:
+    """Return [M, nq] a configuration [nq] with some of its joints at angles [M, n]."""
+    rows = np.repeat(q[None], len(q_rad), axis=0)
+    rows[:, q_address] = q_rad
+    return rows
+
+
 def _method(name: object) -> Method:
     if not isinstance(name, str) or name not in METHODS:
         raise UnknownNameError("IK method", name, METHODS)
@@ -516,25 +522,18 @@ def _method(name: object) -> Method:
 
 
 def _collision_limit(
-    model: mujoco.MjModel, groups: Any, distance_m: float
+    model: mujoco.MjModel,
+    groups: Sequence[tuple[Sequence[str | int], Sequence[str | int]]],
+    distance_m: float,
 ) -> mink.CollisionAvoidanceLimit:
     """mink's limit with a detection distance so large that no iteration can cross ``distance_m``
     unnoticed.
     """
-    try:
-        pairs = [(list(first), list(second)) for first, second in groups]
-    except (TypeError, ValueError):
-        raise InputError(
-            f"avoid_collisions must be a list of pairs of lists of geoms, got {groups!r}."
-        ) from None
-    ids = [
-        ([_geom_id(model, g) for g in first], [_geom_id(model, g) for g in second])
-        for first, second in pairs
-    ]
+    pairs = [tuple([_geom_id(model, geom) for geom in group] for group in pair) for pair in groups]
     least = float(finite_array(distance_m, "min_distance_m", ()))
     return mink.CollisionAvoidanceLimit(
         model,
-        ids,
+        pairs,
         minimum_distance_from_collisions=least,
         collision_detection_distance=least + _DETECTION_M,
     )

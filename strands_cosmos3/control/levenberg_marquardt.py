@@ -106,11 +106,8 @@ class LevenbergMarquardt:
         self._weight = np.ones(len(q_address)) if weight is None else weight
         self._metric = np.repeat([[1.0, metres] for metres in rotation_m], 3)
         size = 6 * len(frames)
-        self._error, self._J, self._identity = (
-            np.zeros(size),
-            np.zeros((size, model.nv)),
-            np.eye(size),
-        )
+        self._error, self._identity = np.zeros(size), np.eye(size)
+        self._J = np.zeros((size, model.nv))
         self._frames = [
             _Frame(model, self.data, kind, index, error, J)
             for (kind, index), error, J in zip(

@@ -24,7 +24,12 @@ from strands_cosmos3.checks import F64, of_grippers, rigid
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.holding import hold_rows
-from strands_cosmos3.control.ik import IKSolution, MinkIKBridge, posture_step
+from strands_cosmos3.control.ik import (
+    IKSolution,
+    MinkIKBridge,
+    configurations,
+    posture_step,
+)
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds
 from strands_cosmos3.control.targets import DrivenFrame, Stats, driven_poses, tool_frame_in_ee
@@ -114,16 +119,16 @@ class LimbGeometry:
     def limb_poses(self, q_rad: F64) -> dict[str, F64]:
         """As :meth:`ArmGeometry.limb_poses`."""
         return {
-            name: kinematics.forward(q_rad[:, columns])
-            for name, (columns, kinematics) in self.ik.kinematics.items()
+            name: kinematics.forward(q_rad[:, self.ik.columns[name]])
+            for name, kinematics in self.ik.kinematics.items()
         }
 
     def examine(self, q_rad: F64) -> CollisionReport:
         """As :meth:`ArmGeometry.examine`."""
-        rows = np.repeat(self.q[None], len(q_rad), axis=0)
-        rows[:, self.ik.q_address] = q_rad
-        check = self.ik.collisions
-        return CollisionReport() if check is None else check.examine(rows[0], rows[1:])
+        if (check := self.ik.collisions) is None:
+            return CollisionReport()
+        start, *rows = configurations(self.q, self.ik.q_address, q_rad)
+        return check.examine(start, np.array(rows))
 
 
 class LimbIK:
@@ -145,6 +150,7 @@ class LimbIK:
         limits: Limits of all joints, limb by limb, for :func:`control.trajectory.plan_motion`.
         bridges: The solver of each limb, by name.
         q_address: [n] addresses of the joints in ``qpos``.
+        columns: Of each limb, by name, the indices of its joints among these n.
         home: [nq] configuration at home, grippers open; T_world_base: [4, 4] pose of each limb's
             base, by name.
         collisions: The check of the rows; None if it is off or the model has no collision geometry.
@@ -185,6 +191,9 @@ class LimbIK:
         self.limits: JointLimits = joined_limits(parts, [limb.joints for limb in limbs])
         joints = joint_ids(self.model, self.robot.joints)
         self.q_address: NDArray[np.intp] = self.model.jnt_qposadr[joints].astype(np.intp)
+        self.columns: Mapping[str, list[int]] = {
+            limb.name: [self.robot.joints.index(joint) for joint in limb.joints] for limb in limbs
+        }
         self.home = self._home()
         self.T_world_base: Mapping[str, F64] = {
             limb.name: base_pose(self.model, limb) for limb in limbs
@@ -204,24 +213,15 @@ class LimbIK:
         joints = joint_ids(self.model, self.robot.joints)
         frames = [bridge.frame for bridge in self.bridges.values()]
         dof_address = self.model.jnt_dofadr[joints].astype(np.intp)
-        rotation_m = [
-            rotation_weight_m(limb.rotation_weight_m, len(limb.joints)) for limb in self.robot.limbs
-        ]
+        rotation_m = [bridge.rotation_m for bridge in self.bridges.values()]
         return LevenbergMarquardt(
             self.model, frames, self.q_address, dof_address, rotation_m, self._weight
         )
 
     @cached_property
-    def kinematics(self) -> Mapping[str, tuple[list[int], LimbKinematics]]:
-        """By limb, the columns of its joints among all, and its kinematics."""
-        joints = self.robot.joints
-        return {
-            limb.name: (
-                [joints.index(joint) for joint in limb.joints],
-                kinematics_of(self.model, limb),
-            )
-            for limb in self.robot.limbs
-        }
+    def kinematics(self) -> Mapping[str, LimbKinematics]:
+        """Kinematics of each limb, by name."""
+        return {limb.name: kinematics_of(self.model, limb) for limb in self.robot.limbs}
 
     def _home(self) -> F64:
         q, model = np.array(self.model.qpos0), self.model
@@ -296,14 +296,11 @@ class LimbIK:
         """Solve for all limbs together; shared joints turn as readily as ``shared_weight`` lets
         them.
         """
-        start, joints = q[self.q_address], self.robot.joints
+        start = q[self.q_address]
         bounds = StepBounds.of(self.limits, start, dt_s)
-        columns = {
-            limb.name: [joints.index(joint) for joint in limb.joints] for limb in self.robot.limbs
-        }
         posture = start.copy()
         for name, bridge in self.bridges.items():
-            posture[columns[name]] = bridge.posture_rad
+            posture[self.columns[name]] = bridge.posture_rad
         n_rows = len(next(iter(targets.values())))
         rows, iterations = np.repeat(q[None], n_rows, axis=0), np.zeros(n_rows, dtype=int)
         angles, before = start, q
@@ -318,7 +315,7 @@ class LimbIK:
             name: IKSolution(
                 rows,
                 *bridge.residuals(targets[name], rows),
-                np.asarray(active[:, columns[name]].any(axis=1)),
+                np.asarray(active[:, self.columns[name]].any(axis=1)),
                 iterations,
             )
             for name, bridge in self.bridges.items()
@@ -427,7 +424,6 @@ class LimbIK:
         trajectory = replace(trajectory, arm=LimbGeometry(self, q_anchor))
         if self.collisions is None:
             return trajectory
-        rows = np.repeat(q_anchor[None], len(trajectory.q_rad), axis=0)
-        rows[:, self.q_address] = trajectory.q_rad
+        rows = configurations(q_anchor, self.q_address, trajectory.q_rad)
         rows, collision = self.collisions.stop(q_anchor, rows)
         return replace(trajectory, q_rad=rows[:, self.q_address], collision=collision)

@@ -56,22 +56,16 @@ _T = TypeVar("_T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 _CANCEL_EVERY_S = 0.1
 _COUNTERS = (
-    *(
-        "requested",
-        "failed",
-        "rejected",
-        "expired",
-        "deadline_misses",
-        "idle_ticks",
-        "abandoned_inferences",
-    ),
+    "requested",
+    "failed",
+    "rejected",
+    "expired",
+    "deadline_misses",
+    "idle_ticks",
+    "abandoned_inferences",
     "anchored_on_measurement",
-    *(
-        f"collision_{outcome}"
-        for outcome in CollisionOutcome
-        if outcome is not CollisionOutcome.CLEAR
-    ),
-    *(f"seam_{outcome}" for outcome in Seam if outcome is not Seam.BLENDED),
+    *(f"collision_{outcome}" for outcome in CollisionOutcome if outcome != CollisionOutcome.CLEAR),
+    *(f"seam_{outcome}" for outcome in Seam if outcome != Seam.BLENDED),
     "off_pose_held",
 )
 ANCHOR_TOLERANCE_RAD = 0.05
@@ -214,12 +208,6 @@ def _checked_latency(latency_s: float) -> float:
     return seconds
 
 
-def _timed(call: Callable[[], JointTrajectory]) -> tuple[JointTrajectory, float]:
-    """A call's result and its wall-clock time in seconds."""
-    started_s = time.perf_counter()
-    return call(), time.perf_counter() - started_s
-
-
 @dataclass(frozen=True, eq=False)
 class AcceptedChunk:
     """A chunk that the executor has accepted.
@@ -228,8 +216,8 @@ class AcceptedChunk:
         plan, rows_passed: The remaining rows, timed from now (the intended path), and the number of
             those dropped.
         motion: The executor's motion through them.
-        motion_from_s: Time on the motion's clock at acceptance, ``since_s`` after the chunk's
-            observation.
+        motion_from_s: Time on the motion's clock at acceptance.
+        age_s: Time on it since the chunk's observation.
         latency_ms: Time from the request to acceptance on the arm's clock.
         wall_ms: Wall-clock time of inference and planning. seam_rad_s: See ``Rollout``.
         q_reference_rad, limb_anchors: The reference [n] at the observation, and by limb the pose
@@ -239,7 +227,7 @@ class AcceptedChunk:
     plan: JointTrajectory
     motion: PlannedMotion
     motion_from_s: float
-    since_s: float
+    age_s: float
     rows_passed: int
     latency_ms: float
     wall_ms: float
@@ -540,19 +528,21 @@ class ControlLoop(Restorable):
         return executor.steps_to_row(self._rows_remaining - 1) < self.substeps + lead
 
     def _request(self, now_s: float) -> None:
-        q_departure, reference, latency = (
-            self.arm.joint_state()[0],
-            self.executor.reference.q_rad,
-            self.config.latency_s,
-        )
+        q_departure, latency = self.arm.joint_state()[0], self.config.latency_s
+        reference = self.executor.reference.q_rad
         off = np.abs(q_departure - reference).max() > self.config.anchor_tolerance_rad
         observation = self.planner.observe(None if off else self._prefix_span())
         if isinstance(observation, Observation):
             q_departure = observation.q_rad if off else reference
             observation = observation.anchored(q_departure)
         latency_s = _checked_latency(latency()) if callable(latency) else latency
+
+        def infer() -> tuple[JointTrajectory, float]:
+            started_s = time.perf_counter()
+            return self.planner.plan(observation), time.perf_counter() - started_s
+
         # Submitted last: if anything above fails, no inference is under way.
-        result = self._worker.submit(lambda: _timed(lambda: self.planner.plan(observation)))
+        result = self._worker.submit(infer)
         motion_s, pauses = self.executor.motion_s, self._pauses
         self._pending = PendingInference(
             result, now_s, motion_s, pauses, q_departure, reference, latency_s
@@ -645,12 +635,10 @@ class ControlLoop(Restorable):
         assert rest.held is not None  # JointTrajectory fills it
         self.counters["off_pose_held"] += int(rest.held.sum())
         if self._on_accepted is not None:
-            latency_ms, since_s = (
-                (self.arm.now_s() - pending.requested_s) * 1e3,
-                takeover.motion_s - pending.motion_s,
-            )
-            seam_rad_s = seam_speed(plan, pending.q_departure_rad, since_s, takeover.reference)
-            timing = takeover.motion_s, since_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
+            latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3
+            age_s = takeover.motion_s - pending.motion_s
+            seam_rad_s = seam_speed(plan, pending.q_departure_rad, age_s, takeover.reference)
+            timing = takeover.motion_s, age_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
             self._on_accepted(
                 AcceptedChunk(rest, motion, *timing, pending.q_reference_rad, anchors),
@@ -667,11 +655,11 @@ class ControlLoop(Restorable):
 
         def prepare() -> tuple[PreparedMotion, Seam] | None:
             chunk = instance_of(plan, JointTrajectory, "plan")
-            since_s = takeover.motion_s - pending.motion_s
+            age_s = takeover.motion_s - pending.motion_s
             # to where a pushed arm is already, the reference may go as fast as it can
             off = np.abs(pending.q_departure_rad - pending.q_reference_rad).max() > tolerance_rad
             arm = None if off else chunk.arm
-            return join_chunk(chunk, pending.q_departure_rad, since_s, takeover, blend_s, arm)
+            return join_chunk(chunk, pending.q_departure_rad, age_s, takeover, blend_s, arm)
 
         return PendingPlan(takeover, self._worker.submit(prepare))
 
@@ -680,10 +668,8 @@ class ControlLoop(Restorable):
     ) -> None:
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
-        self._rows_remaining, self._rows_merged = (
-            len(motion.nominal_s) - 1,
-            len(rest.t_s) - len(motion.nominal_s) + 1,
-        )
+        self._rows_remaining = len(motion.nominal_s) - 1
+        self._rows_merged = len(rest.t_s) - self._rows_remaining
         self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._rows_remaining
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:

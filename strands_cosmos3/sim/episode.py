@@ -213,7 +213,7 @@ class EpisodeRunner:
         action, video = self.planner.answer
         self.planner.accepted_rows = action
         self.log.begin_chunk(chunk, action)
-        self.film.show_prediction(video, chunk.since_s)
+        self.film.show_prediction(video, chunk.age_s)
         self.film.show_plan(chunk.plan, chunk.wall_ms)
 
     def _record(self, tick: Tick) -> None:

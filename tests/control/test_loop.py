@@ -576,5 +576,5 @@ def test_in_real_time_a_chunk_is_planned_from_a_reference_ahead():
     loop.close()
     assert len(joins) == 4
     assert loop.counters["deadline_misses"] == loop.counters["expired"] == 0
-    assert all(chunk.since_s > 0 for chunk, _ in joins[1:])
+    assert all(chunk.age_s > 0 for chunk, _ in joins[1:])
     assert_lawful(*joined(arm.blocks), FER)
