@@ -93,7 +93,8 @@ class StepBoxLimit(mink.Limit):
 
 @dataclass(frozen=True, eq=False)
 class IKSolution:
-    """Configuration vectors [T, nq] for T poses, with residuals and iterations [T].
+    """Configuration vectors [T, nq] for T poses, with residuals and iterations [T]; of several
+    limbs these are [L, T].
 
     ``clamped``: a joint or velocity bound is active at the solution. ``collision``: what the check
     of the rows found.
@@ -108,7 +109,7 @@ class IKSolution:
 
     @property
     def converged(self) -> NDArray[np.bool_]:
-        """[T] whether both residuals are within tolerance."""
+        """[T] or [L, T] whether both residuals are within tolerance."""
         return (self.residual_m <= POSITION_TOLERANCE_M) & (
             self.residual_rad <= ROTATION_TOLERANCE_RAD
         )
@@ -120,6 +121,14 @@ class IKSolution:
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_ROW
         }
         return IKSolution(**arrays, collision=collision)
+
+    @staticmethod
+    def of_limbs(q_rad: F64, limbs: Sequence[IKSolution], collision: CollisionReport) -> IKSolution:
+        """Return the solutions of several limbs as one, with the configurations of all joints."""
+        arrays: dict[str, Any] = {
+            name: np.stack([getattr(limb, name) for limb in limbs]) for name in _BY_ROW[1:]
+        }
+        return IKSolution(q_rad, **arrays, collision=collision)
 
     def rows(self, first: int, last: int) -> IKSolution:
         """Return the rows from ``first`` to before ``last``."""

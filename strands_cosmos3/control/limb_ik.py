@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -48,45 +47,9 @@ from strands_cosmos3.robots.model import (
 from strands_cosmos3.robots.spec import Limb, RobotSpec, join_arms, rotation_weight_m
 from strands_cosmos3.types import OFF_POSE_BOUND_M, ActionChunk, JointTrajectory, PoseTrajectory
 
-__all__ = ["MAX_STRETCH", "LimbIK", "LimbPlan", "LimbSolution"]
+__all__ = ["MAX_STRETCH", "LimbIK", "LimbPlan"]
 
 MAX_STRETCH = 4.0  # multiple of the joints' speed limits that a row of a plan may take
-
-
-@dataclass(frozen=True, eq=False)
-class LimbSolution:
-    """Configurations [T, nq], each limb's own solution by name, and what the check for collisions
-    found.
-
-    A limb's own ``q_rad`` moves its joints only.
-    """
-
-    q_rad: F64
-    by_limb: Mapping[str, IKSolution]
-    collision: CollisionReport
-
-    @property
-    def residual_m(self) -> F64:
-        """[L, T] distances from the poses."""
-        return self._by_limb("residual_m")
-
-    @property
-    def residual_rad(self) -> F64:
-        """[L, T] angles from the poses."""
-        return self._by_limb("residual_rad")
-
-    @property
-    def converged(self) -> NDArray[np.bool_]:
-        """[L, T] whether both residuals are within tolerance."""
-        return self._by_limb("converged")
-
-    @property
-    def clamped(self) -> NDArray[np.bool_]:
-        """[L, T] whether a joint or velocity bound is active."""
-        return self._by_limb("clamped")
-
-    def _by_limb(self, name: str) -> NDArray[Any]:
-        return np.stack([getattr(solution, name) for solution in self.by_limb.values()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +62,12 @@ class LimbPlan:
             None if the rows move none.
         poses: The commanded poses of each limb's Cosmos frame in its base; ``poses.grippers`` [T,
             G].
-        solution: The solution of the inverse kinematics.
+        solution: The solution of the inverse kinematics, by limb in the robot's order.
     """
 
     trajectory: JointTrajectory
     poses: LimbPoses
-    solution: LimbSolution
+    solution: IKSolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,8 +218,8 @@ class LimbIK:
 
     def solve(
         self, T_base_frame: Mapping[str, F64], q_init: F64, dt_s: float | None = None
-    ) -> LimbSolution:
-        """Solve for the angles that take every limb's frame through its poses.
+    ) -> IKSolution:
+        """Solve for the angles that take each limb's frame through its poses; residuals are [L, T].
 
         Args:
             T_base_frame: By the limb's name, [T, 4, 4] poses of its frame in its base, for every
@@ -273,26 +236,31 @@ class LimbIK:
         if self.robot.shared_joints:
             by_limb = self._solve_together(targets, q, dt_s)
         else:
-            by_limb = {
-                name: bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()
-            }
-        rows = np.repeat(q[None], len(next(iter(targets.values()))), axis=0)
-        for name, bridge in self.bridges.items():
-            rows[:, bridge.q_address] = by_limb[name].q_rad[:, bridge.q_address]
-        if len(self.bridges) == 1 or self.collisions is None:
-            return LimbSolution(rows, by_limb, next(iter(by_limb.values())).collision)
+            by_limb = [
+                bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()
+            ]
+        rows = np.repeat(q[None], len(by_limb[0].q_rad), axis=0)
+        for bridge, of_limb in zip(self.bridges.values(), by_limb, strict=True):
+            rows[:, bridge.q_address] = of_limb.q_rad[:, bridge.q_address]
+        solution = IKSolution.of_limbs(rows, by_limb, by_limb[0].collision)
+        if len(by_limb) == 1 or self.collisions is None:
+            return solution
         rows, report = self.collisions.stop(q, rows)
-        if report.row is not None:
-            for name, bridge in self.bridges.items():
-                residual_m, residual_rad = bridge.residuals(targets[name], rows)
-                by_limb[name] = replace(
-                    by_limb[name], q_rad=rows, residual_m=residual_m, residual_rad=residual_rad
-                )
-        return LimbSolution(rows, by_limb, report)
+        if report.row is None:
+            return replace(solution, collision=report)
+        residuals = [bridge.residuals(targets[name], rows) for name, bridge in self.bridges.items()]
+        residual_m, residual_rad = np.swapaxes(residuals, 0, 1)
+        return replace(
+            solution,
+            q_rad=rows,
+            residual_m=residual_m,
+            residual_rad=residual_rad,
+            collision=report,
+        )
 
     def _solve_together(
         self, targets: dict[str, F64], q: F64, dt_s: float | None
-    ) -> dict[str, IKSolution]:
+    ) -> list[IKSolution]:
         """Solve for all limbs together; shared joints turn as readily as ``shared_weight`` lets
         them.
         """
@@ -311,15 +279,15 @@ class LimbIK:
             rows[i, self.q_address] = angles
             before = rows[i]
         active = bounds.active(start, rows[:, self.q_address]) & (self._weight > 0)
-        return {
-            name: IKSolution(
+        return [
+            IKSolution(
                 rows,
                 *bridge.residuals(targets[name], rows),
                 np.asarray(active[:, self.columns[name]].any(axis=1)),
                 iterations,
             )
             for name, bridge in self.bridges.items()
-        }
+        ]
 
     def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
         names = list(self.bridges)

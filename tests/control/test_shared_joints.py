@@ -83,9 +83,9 @@ def solved(ik, q):
     """The solution of a motion's poses, whose bounds are checked."""
     found = ik.solve({name: T[1:] for name, T in limb_poses(ik, q).items()}, q[0], DT_S)
     # by MuJoCo's kinematics, not by what the solver says
-    for name, T in limb_poses(ik, found.q_rad).items():
+    for limb, (name, T) in enumerate(limb_poses(ik, found.q_rad).items()):
         off_m = np.linalg.norm(T[:, :3, 3] - limb_poses(ik, q[1:])[name][:, :3, 3], axis=1)
-        np.testing.assert_allclose(off_m, found.by_limb[name].residual_m, atol=1e-9)
+        np.testing.assert_allclose(off_m, found.residual_m[limb], atol=1e-9)
     angles = found.q_rad[:, ik.q_address]
     step = np.abs(np.diff(np.vstack((q[0, ik.q_address], angles)), axis=0))
     assert (step <= ik.limits.velocity * DT_S + 1e-12).all()
