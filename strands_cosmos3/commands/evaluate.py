@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import TaskID
 from rich.table import Table
 
 from strands_cosmos3.commands.files import versions
 from strands_cosmos3.commands.flags import from_environment
+from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.embedded import TASKS, WORLD, embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.policy_settings import POLICY_OPTIONS, PolicySettings
@@ -138,8 +138,8 @@ class EvaluateCommand:
         if path is None:
             return cls()
         with needed_by("evaluate"):
-            from strands_cosmos3.evaluation.settings import read_toml
-        options = read_toml(Path(path))
+            from strands_cosmos3.evaluation.settings import read_options
+        options = read_options(Path(path))
         chosen = {name: value for name, value in options.items() if name in POLICY_OPTIONS}
         return cls(policy=with_options(PolicySettings(), chosen))
 
@@ -153,9 +153,9 @@ class EvaluateCommand:
         """Evaluate; return 0 if every episode finished, 1 if some were given up, 130 after
         Ctrl-C.
         """
-        from strands_cosmos3.evaluation.settings import OPTIONS, make_settings, read_toml
+        from strands_cosmos3.evaluation.settings import OPTIONS, make_settings, read_options
 
-        options = {} if self.config is None else read_toml(self.config)
+        options = {} if self.config is None else read_options(self.config)
         options = {name: value for name, value in options.items() if name not in POLICY_OPTIONS}
         options |= {
             name: value
@@ -204,21 +204,22 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """Show a live table on a terminal; otherwise a line for each tenth of the episodes."""
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield lambda progress: live.update(_live_table(progress))
-        return
-    last = 0, ""
+    """Show the progress of the evaluation, and below it that of each row of the report."""
+    tasks: dict[tuple[str, ...], TaskID] = {}
+    with progress_bar(console) as bar:
 
-    def show(progress: Progress) -> None:
-        nonlocal last
-        now = 10 * progress.done.total() // sum(progress.total.values()), progress.phase
-        if now != last:
-            last = now
-            console.print(_status(progress), highlight=False, soft_wrap=True)
+        def show(progress: Progress) -> None:
+            whole = progress.done.total(), sum(progress.total.values()), _status(progress)
+            rows: dict[tuple[str, ...], tuple[int, int, str]] = {(): whole}
+            for row, total in progress.total.items():
+                text = f"{', '.join(row)}: {progress.successes[row]} succeeded"
+                rows[row] = progress.done[row], total, text
+            for row, (done, total, text) in rows.items():
+                if row not in tasks:
+                    tasks[row] = bar.add_task("", total=total, completed=done)
+                bar.update(tasks[row], completed=done, description=text)
 
-    yield show
+        yield show
 
 
 def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str, Any]] | None:
@@ -259,31 +260,13 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     return measure
 
 
-def _live_table(progress: Progress) -> Table:
-    table = Table(
-        "condition", "task", title=_status(progress), title_justify="left", title_style=""
-    )
-    table.add_column("episodes", justify="right")
-    table.add_column("")
-    table.add_column("success", justify="right")
-    last = None
-    for (condition, task), total in progress.total.items():
-        done, good = progress.done[condition, task], progress.successes[condition, task]
-        bar = ProgressBar(total=total, completed=done, width=30)
-        share = f"{good} ({100 * good / done:.0f} %)" if done else ""
-        table.add_row("" if condition == last else condition, task, f"{done}/{total}", bar, share)
-        last = condition
-    return table
-
-
 def _status(progress: Progress) -> str:
-    """Return one line: progress, rate, remaining time, and what went wrong."""
-    done, total = progress.done.total(), sum(progress.total.values())
-    parts = [progress.phase, f"{done}/{total} episodes"]
+    """Return the phase, the rate, and what went wrong."""
+    parts = [progress.phase]
     if progress.resumed:
         parts.append(f"{progress.resumed} from an earlier run")
-    if progress.phase == "running" and (rate := progress.a_minute):
-        parts += [f"{rate:.1f} a minute", f"{_clock(60 * (total - done) / rate)} left"]
+    if progress.phase == "running" and progress.a_minute:
+        parts.append(f"{progress.a_minute:.1f} a minute")
     if progress.films_total:
         parts.append(f"{progress.films}/{progress.films_total} films")
     parts.append(f"{progress.workers} of {progress.workers_total} workers")
@@ -300,10 +283,6 @@ def _counted(**events: int) -> list[str]:
     return [f"{number} {event.replace('_', ' ')}" for event, number in events.items() if number]
 
 
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
-
-
 def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
     from strands_cosmos3.evaluation.tables import dynamics_of, notices_of, tables_of, text_of
 
@@ -317,19 +296,19 @@ def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
             padding=(0, 1, 0, 0),
             pad_edge=False,
         )
-        for name in ("condition", "task", *table.heads):
-            justify = "left" if name in ("condition", "task") else "right"
-            printed.add_column(name, justify=justify, no_wrap=True)
+        for head in ("condition", "task", *table.heads):
+            justify = "left" if head in ("condition", "task") else "right"
+            printed.add_column(head, justify=justify, no_wrap=True)
         for line in table.lines:
             cells = (line.condition, line.task or "all", *map(text_of, line.cells))
             printed.add_row(*cells, style="bold" if line.task is None else "")
         console.print(printed)
-    for name, text in dynamics_of(report["dynamics"]).items():
-        console.print(f"{name}: {text}", highlight=False)
+    for figure, text in dynamics_of(report["dynamics"]).items():
+        console.print(f"{figure}: {text}", highlight=False)
     for notice in notices_of(report):
         console.print(notice, style="yellow", highlight=False, soft_wrap=True)
     run = report["run"]
-    parts = [f"{run['new_episodes']} new episodes in {_clock(run['wall_s'])}"]
+    parts = [f"{run['new_episodes']} new episodes in {timedelta(seconds=round(run['wall_s']))}"]
     if run["episodes_a_minute"] is not None:
         parts.append(f"{run['episodes_a_minute']:.1f} a minute, start-up excluded")
     parts += _counted(
@@ -338,5 +317,5 @@ def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
         episodes_were_queued_again=run["requeued"],
     )
     console.print(", ".join(parts), highlight=False)
-    for name in ("report.html", "report.json"):
-        console.print(f"wrote {out / name}", highlight=False)
+    for file in ("report.html", "report.json"):
+        console.print(f"wrote {out / file}", highlight=False)

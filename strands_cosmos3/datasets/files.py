@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import instance_of
+from strands_cosmos3.checks import instance_of, whole_number
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
@@ -143,10 +143,10 @@ def read_info(root: Path) -> Info:
                     foreign[key] = str(error)
         spec = DatasetSpec(fps, parsed, raw.get("robot_type"))
         totals = {
-            name: _non_negative_int(raw, name)
+            name: whole_number(raw.get(name, 0), name, 0, 2**53)
             for name in ("total_episodes", "total_frames", "total_tasks")
         }
-        chunk_size = _non_negative_int(raw, "chunks_size") or CHUNK_SIZE
+        chunk_size = whole_number(raw.get("chunks_size", 0), "chunks_size", 0) or CHUNK_SIZE
     except InputError as error:
         raise DatasetFormatError(f"{root / INFO}: {error}") from None
     data_path, video_path = raw.get("data_path"), raw.get("video_path") or VIDEO_PATH
@@ -188,18 +188,6 @@ def _feature_from(key: str, raw: Any) -> Feature:
         tuple(names) if is_flat and names else None,
         info if isinstance(info, dict) else {},
     )
-
-
-def _non_negative_int(raw: Mapping[str, Any], name: str) -> int:
-    value = raw.get(name, 0)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value < 2**53
-        or value != int(value)
-    ):
-        raise InputError(f"{name} must be a non-negative integer, got {str(value)[:40]!r}.")
-    return int(value)
 
 
 def read_meta(root: Path, name: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.files import IndexRows, read_episode_stats
-from strands_cosmos3.datasets.reader import Dataset
+from strands_cosmos3.datasets.reader import Dataset, write_stats
 from strands_cosmos3.datasets.spec import BOOKKEEPING
-from strands_cosmos3.datasets.stats import Stats, merged_features, to_json
+from strands_cosmos3.datasets.stats import Stats, merged_features
 from strands_cosmos3.datasets.video import join_videos, video_layout
 from strands_cosmos3.errors import (
     ConfigError,
@@ -123,7 +123,8 @@ class _Merge:
     def run(self, root: Path, progress: Callable[[int, int], None] | None) -> None:
         """Write the merged dataset into an empty folder."""
         self.root, fps = root, self.info.spec.fps
-        data, videos = self._data(), {key: self._videos(key) for key in self.info.spec.cameras}
+        data = self._copy("", self.data_bytes)
+        videos = {key: self._copy(key, self.video_bytes) for key in self.info.spec.cameras}
         tasks: list[tuple[str, ...]] = []
         notes: list[Mapping[str, Any]] = []
         stats: list[dict[str, Stats]] = []
@@ -156,19 +157,29 @@ class _Merge:
             total_tasks=len(self.tasks),
         )
         write_json(root / files.INFO, info.to_json())
-        with Dataset(root) as merged:
-            exact = merged.exact_stats() if len(data) else {}
-        write_json(root / files.STATS, to_json({**merged_features(stats), **exact}))
+        write_stats(root, merged_features(stats))
 
-    def _data(self) -> NDArray[np.int64]:
-        """Copy the data rows; return the new chunk and file of each episode, [episodes, 2]."""
-        places = np.concatenate([part._index.data for part in self.parts])
-        for number, group in enumerate(_grouped(self._tables(), self.data_bytes)):
-            place = divmod(number, files.CHUNK_SIZE)
-            path = files.file_of(self.root, self.info.data_path, place)
-            files.write_table(path, pa.concat_tables([piece.content for piece in group]))
+    def _copy(self, key: str, most_bytes: int) -> NDArray[np.int64]:
+        """Copy the data rows, or a camera's videos; return the new chunk and file of each episode,
+        and of a video its first frame there: [episodes, 2] or [episodes, 3].
+        """
+        pieces = self._recordings(key) if key else self._tables()
+        template = self.info.video_path if key else self.info.data_path
+        indexes = [part._index for part in self.parts]
+        places = np.concatenate([index.videos[key] if key else index.data for index in indexes])
+        for number, group in enumerate(_grouped(pieces, most_bytes)):
+            place, first_frame = divmod(number, files.CHUNK_SIZE), 0
+            path = files.file_of(self.root, template, place, key)
+            contents = [piece.content for piece in group]
+            if key:
+                videos = zip(contents, (piece.n_frames for piece in group), strict=True)
+                write_whole(path, partial(join_videos, videos, self.info.spec.fps))
+            else:
+                files.write_table(path, pa.concat_tables(contents))
             for piece in group:
-                places[piece.episodes] = place
+                places[piece.episodes, :2] = place
+                places[piece.episodes, 2:] += first_frame
+                first_frame += piece.n_frames
         return places
 
     def _tables(self) -> Iterator[_Piece]:
@@ -183,26 +194,6 @@ class _Merge:
                 episodes = first_episode + np.flatnonzero((part._index.data == file).all(axis=1))
                 yield _Piece(table, table.nbytes, episodes)
             first_episode, first_row = first_episode + len(part), first_row + part.n_frames
-
-    def _videos(self, key: str) -> NDArray[np.int64]:
-        """Copy a camera's videos; return the chunk, file and first frame of each episode,
-        [episodes, 3].
-        """
-        places = np.concatenate([part._index.videos[key] for part in self.parts])
-        for number, group in enumerate(_grouped(self._recordings(key), self.video_bytes)):
-            place, first_frame = divmod(number, files.CHUNK_SIZE), 0
-            path = files.file_of(self.root, self.info.video_path, place, key)
-            join = partial(
-                join_videos,
-                [(piece.content, piece.n_frames) for piece in group],
-                self.info.spec.fps,
-            )
-            write_whole(path, join)
-            for piece in group:
-                places[piece.episodes, :2] = place
-                places[piece.episodes, 2] += first_frame
-                first_frame += piece.n_frames
-        return places
 
     def _recordings(self, key: str) -> Iterator[_Piece]:
         first_episode = 0

@@ -38,11 +38,11 @@ from strands_cosmos3.datasets.spec import (
     Feature,
     limb_prefix,
 )
-from strands_cosmos3.datasets.stats import Stats, column_stats
+from strands_cosmos3.datasets.stats import Stats, column_stats, to_json
 from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
-from strands_cosmos3.resources import Closeable
+from strands_cosmos3.resources import Closeable, write_json
 
 _CACHED_COLUMNS = 64
 _LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
@@ -146,12 +146,6 @@ class Dataset(Closeable):
             return np.empty((0,) if feature.shape == (1,) else (0, *feature.shape), feature.dtype)
         return np.concatenate([self._file_column(number, key) for number in self._files])
 
-    def exact_stats(self) -> dict[str, Stats]:
-        """Return the statistics of every numeric column, computed from all rows; the quantiles
-        are exact.
-        """
-        return {key: column_stats(self.column(key)) for key in (*self.spec.columns, *BOOKKEEPING)}
-
     def _numeric(self, key: str) -> Feature:
         return self._feature("numeric feature", key, {**self.spec.columns, **BOOKKEEPING})
 
@@ -182,6 +176,17 @@ class Dataset(Closeable):
     def close(self) -> None:
         """Close the videos. Idempotent; reading opens them again."""
         self._videos.close()
+
+
+def write_stats(root: Path, stats: Mapping[str, Stats]) -> None:
+    """Write ``meta/stats.json``: those of numeric columns computed from all rows, so that their
+    quantiles are exact, and of pictures ``stats``.
+    """
+    exact: dict[str, Stats] = {}
+    with Dataset(root) as dataset:
+        for key in (*dataset.spec.columns, *BOOKKEEPING) if len(dataset) else ():
+            exact[key] = column_stats(dataset.column(key))
+    write_json(root / STATS, to_json({**stats, **exact}))
 
 
 def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:

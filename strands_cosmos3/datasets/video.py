@@ -33,6 +33,7 @@ _PIXEL_FORMATS = ("yuv420p", "yuv444p")
 _BT601, _LIMITED = 6, 1  # FFmpeg's AVCOL_SPC_SMPTE170M (for the tag), AVCOL_RANGE_MPEG
 _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
 _SAMPLED_FRAMES = 8  # of an episode, for the statistics
+_FILES_OPEN = 6
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
 
 
@@ -205,12 +206,10 @@ def _opened(part: bytes | Path) -> Any:
 
 
 class FrameReader:
-    """Decodes frames of video files by index, and keeps up to ``keep_open`` files open. Not
-    thread-safe.
-    """
+    """Decodes frames of video files by index, and keeps the last files open. Not thread-safe."""
 
-    def __init__(self, fps: float, keep_open: int = 6):
-        self._fps, self._keep = Fraction(str(fps)), keep_open
+    def __init__(self, fps: float):
+        self._fps = Fraction(str(fps))
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._reformatter = VideoReformatter()
 
@@ -266,7 +265,7 @@ class FrameReader:
             return self._open[path]
         container = self._open[path] = _opened(path)
         container.streams.video[0].codec_context.thread_count = 1
-        while len(self._open) > self._keep:
+        if len(self._open) > _FILES_OPEN:
             self._open.popitem(last=False)[1].close()
         return container
 

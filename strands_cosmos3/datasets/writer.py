@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import image_array, typed, whole_number
 from strands_cosmos3.datasets import files
 from strands_cosmos3.datasets.files import EpisodeIndex, IndexRows, read_episode_stats
-from strands_cosmos3.datasets.reader import Dataset
+from strands_cosmos3.datasets.reader import write_stats
 from strands_cosmos3.datasets.spec import DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
 from strands_cosmos3.datasets.video import CameraWriter, VideoConfig, join_videos
@@ -443,10 +443,8 @@ class DatasetWriter(Closeable):
                 self._recording.discard()
             self.commit()
             if self._changed:
-                with Dataset(self.root) as dataset, files.writing(self.root):
-                    write_json(
-                        self.root / files.STATS, to_json({**self._stats, **dataset.exact_stats()})
-                    )
+                with files.writing(self.root):
+                    write_stats(self.root, self._stats)
         finally:
             self._lock.close()
             self._lock = None

@@ -151,14 +151,13 @@ def _change(part: str, variation: type[Variation]) -> Mapping[str, Any]:
     raise UnknownNameError("condition", part, (*_WORDS, *numbers, *variation.short_forms()))
 
 
-def distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Return the conditions; raise a ConfigError if there is none or two have the same name."""
+def require_distinct(conditions: Sequence[Condition]) -> None:
+    """Raise a ConfigError if there is no condition, or two have the same name."""
     names = [condition.name for condition in conditions]
     if not names or len(set(names)) != len(names):
         raise ConfigError(
             f"conditions {names}: an evaluation needs at least one, each with its own name."
         )
-    return tuple(conditions)
 
 
 @dataclass(frozen=True)

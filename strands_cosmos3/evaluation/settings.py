@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.checks import positive, seed_number, typed_fields, whole_number
-from strands_cosmos3.errors import ConfigError, ResourceNotFoundError, UnknownNameError
-from strands_cosmos3.evaluation.plan import Assignment, Condition, distinct, make_plan
+from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.evaluation.plan import Assignment, Condition, make_plan, require_distinct
 from strands_cosmos3.evaluation.policy_settings import (
     EVALUATED_BACKENDS,
     POLICY_OPTIONS,
@@ -24,6 +23,7 @@ from strands_cosmos3.options import MODEL_BACKENDS, require_heeded, with_options
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.tables import read_toml
 from strands_cosmos3.worlds import RunOptions, World, get_world
 from strands_cosmos3.worlds.world import REWORDINGS
 
@@ -167,7 +167,7 @@ class Settings:
         for name in ("duration", "episode_timeout", "control_frequency"):
             if (value := getattr(self, name)) is not None:
                 positive(value, name)
-        distinct(self.conditions)
+        require_distinct(self.conditions)
         self._check_world()
         self._check_policy()
 
@@ -366,7 +366,7 @@ OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, "out", "address")
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_options(path: Path) -> dict[str, Any]:
     """Return the options of a TOML file: at its top, in ``[model]`` (``path`` is the checkpoint),
     and ``[[conditions]]``.
 
@@ -374,14 +374,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ResourceNotFoundError, ConfigError, UnknownNameError: Unreadable, not TOML, or an option is
             unknown or repeated.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResourceNotFoundError(
-            f"cannot read the configuration {str(path)!r} ({error.strerror})."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    values = read_toml(path)
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
@@ -461,11 +454,9 @@ def _conditions(value: Any, world: World) -> tuple[Condition, ...]:
     values = _names(value, "conditions") if isinstance(value, str) else value
     if not isinstance(values, list | tuple):
         raise ConfigError(f"conditions are short forms or tables, got {value!r}.")
-    return distinct(
-        [
-            Condition.from_dict(each, world.variation)
-            if isinstance(each, Mapping)
-            else Condition.parse(str(each), world.variation)
-            for each in values
-        ]
+    return tuple(
+        Condition.from_dict(each, world.variation)
+        if isinstance(each, Mapping)
+        else Condition.parse(str(each), world.variation)
+        for each in values
     )

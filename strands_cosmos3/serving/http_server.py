@@ -13,7 +13,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import cast
@@ -86,6 +85,7 @@ class RequestHead:
         return int(lengths[0])
 
 
+_NO_HEAD = RequestHead("", "", Headers())
 CheckRequest = Callable[[RequestHead], Reply | None]
 """Answers a request without its body, or refuses it; None: read the body."""
 Respond = Callable[[RequestHead, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
@@ -95,29 +95,25 @@ address.
 
 
 class HttpProtocol(asyncio.Protocol):
-    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one and
-    may, else to ``http``.
+    """Hand a connection to the protocol that ``websocket`` returns if its request asks for one,
+    else to ``http``.
 
     Args:
         websocket: Makes the other protocol.
-        check_request: Refuses a WebSocket, before anything that follows the request is read.
-        http: Reads and answers any other request; it gets the refusal, if there is one.
+        check_handshake: Refuses a WebSocket, before anything that follows the request is read.
+        http: Reads and answers any other request.
         wait_s: Time for the head of a GET request; then the connection is closed.
     """
 
     def __init__(
         self,
         websocket: Callable[[], asyncio.Protocol],
-        check_request: CheckRequest,
-        http: Callable[[Reply | None, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        check_handshake: CheckRequest,
+        http: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
     ):
-        self._websocket, self._check_handshake, self._http, self._wait_s = (
-            websocket,
-            check_request,
-            http,
-            wait_s,
-        )
+        self._websocket, self._check_handshake = websocket, check_handshake
+        self._http, self._wait_s = http, wait_s
         self._first = b""
         self.transport: asyncio.Transport | None = None  # none until TLS' handshake
 
@@ -126,22 +122,24 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
 
     def data_received(self, data: bytes) -> None:
+        assert self.transport is not None
+        if self.transport.is_closing():  # TLS still hands over what came
+            return
         self._first += data
         size = self._first.find(_END) + len(_END)
         is_get = self._first[: len(_GET)] == _GET[: len(self._first)]
         if is_get and size < len(_END) and len(self._first) < _HEAD_BYTES:
             return
         self._timer.cancel()
-        assert self.transport is not None
         head = _parsed(self._first[:size]) if is_get and len(_END) <= size <= _HEAD_BYTES else None
-        wants_websocket = head is not None and head.wants_websocket
-        refusal = self._check_handshake(head) if head is not None and wants_websocket else None
-        if wants_websocket and refusal is None:
+        if head is None or not head.wants_websocket:
+            reader = asyncio.StreamReader(_HEAD_BYTES)
+            protocol = asyncio.StreamReaderProtocol(reader, self._http)
+        elif (refusal := self._check_handshake(head)) is None:
             protocol = self._websocket()
         else:
-            protocol = asyncio.StreamReaderProtocol(
-                asyncio.StreamReader(_HEAD_BYTES), partial(self._http, refusal)
-            )
+            self._end(refusal)
+            return
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         protocol.data_received(self._first)
@@ -155,9 +153,12 @@ class HttpProtocol(asyncio.Protocol):
         self._timer.cancel()
 
     def _give_up(self) -> None:
+        self._end(_too_slow(self._wait_s) if self._first else None)
+
+    def _end(self, reply: Reply | None) -> None:
         assert self.transport is not None
-        if self._first:
-            self.transport.write(_too_slow(self._wait_s).encoded())
+        if reply is not None:
+            self.transport.write(reply.encoded())
         self.transport.close()
 
 
@@ -181,7 +182,7 @@ async def serve_http(
         max_bytes: Largest body that is read.
     """
     left: asyncio.Future[None] | None = None
-    head, body = RequestHead("", "", Headers()), None
+    head, body = _NO_HEAD, None
     try:
         try:
             async with asyncio.timeout(wait_s):
@@ -215,14 +216,13 @@ async def _request(
     max_bytes: int,
 ) -> tuple[RequestHead, bytes | None, Reply | None]:
     """The head and the body of a request, or the reply to one whose body is not read."""
-    nothing = RequestHead("", "", Headers())
     try:
         head = _parsed(await reader.readuntil(_END))
     except asyncio.LimitOverrunError:
         text = f"The headers have more than {_HEAD_BYTES} bytes.\n"
-        return nothing, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+        return _NO_HEAD, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
     if head is None:
-        return nothing, None, Reply(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.\n")
+        return _NO_HEAD, None, Reply(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.\n")
     if (reply := check_request(head)) is not None:
         return head, None, reply
     if isinstance(length := head.body_length(max_bytes), Reply):
@@ -241,10 +241,9 @@ def _parsed(raw: bytes) -> RequestHead | None:
         or words[2] not in ("HTTP/1.1", "HTTP/1.0")
         or None in fields
         or len(fields) > _HEADERS
+        # websockets reads no longer ones
+        or max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n")
     ):
-        return None
-    # websockets reads no longer ones
-    if max(map(len, [first, *lines])) > _LINE_BYTES - len("\r\n"):
         return None
     headers = Headers([(match[1], match[2].rstrip()) for match in fields if match is not None])
     return RequestHead(words[0], words[1].partition("?")[0], headers)

@@ -11,13 +11,13 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -134,12 +134,7 @@ class PolicyServer:
             raise failed[0]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -246,20 +241,20 @@ class PolicyServer:
 
     def _check_handshake(self, head: RequestHead) -> Reply | None:
         """Refuse a WebSocket of a client that may not connect."""
-        return self._get(head.path, head.headers) or self._full(head.headers)
+        return self._get(head) or self._full(head)
 
-    def _get(self, path: str, headers: Headers) -> Reply | None:
+    def _get(self, head: RequestHead) -> Reply | None:
         """The reply to a GET request for the server's state, or from a stranger."""
-        if path == "/healthz":
+        if head.path == "/healthz":
             return Reply(HTTPStatus.OK, "OK\n")
-        if path == "/readyz":
+        if head.path == "/readyz":
             why_not = self._why_not_ready()
             return Reply(
                 HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'OK'}\n"
             )
-        if (refusal := self._authenticate(headers)) is not None:
+        if (refusal := self._authenticate(head)) is not None:
             return refusal
-        if path == "/metrics":
+        if head.path == "/metrics":
             content = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             return Reply(HTTPStatus.OK, self.metrics.text(self.busy_s), content)
         return None
@@ -273,8 +268,8 @@ class PolicyServer:
         status = {"status": "ok"} if head.path == "/" else self._policies[0].info()
         return Reply(HTTPStatus.OK, json.dumps(status), JSON)
 
-    def _authenticate(self, headers: Headers) -> Reply | None:
-        if self._tokens is None or self._tokens.client_of(headers) is not None:
+    def _authenticate(self, head: RequestHead) -> Reply | None:
+        if self._tokens is None or self._tokens.client_of(head.headers) is not None:
             return None
         text = "Authorization: Api-Key <token> is required.\n"
         return self._refused(HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Api-Key"})
@@ -289,8 +284,8 @@ class PolicyServer:
     def _no_web_pages(self) -> Reply:
         return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
 
-    def _full(self, headers: Headers) -> Reply | None:
-        owner = self._name_of(headers, "")
+    def _full(self, head: RequestHead) -> Reply | None:
+        owner = self._name_of(head.headers)
         if owner and self._places[owner] >= self.config.places_per_token:
             return self._refused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -312,7 +307,7 @@ class PolicyServer:
         """Answer a request without a body; None for a LIBERO request whose body may be read."""
         match head.method:
             case "GET" | "HEAD":
-                return self._get(head.path, head.headers) or self._info(head)
+                return self._get(head) or self._info(head)
             case "POST":
                 return self._check_post(head)
             case _:
@@ -322,7 +317,7 @@ class PolicyServer:
                 )
 
     def _check_post(self, head: RequestHead) -> Reply | None:
-        if (refusal := self._authenticate(head.headers)) is not None:
+        if (refusal := self._authenticate(head)) is not None:
             return refusal
         if "Origin" in head.headers:
             return self._no_web_pages()
@@ -339,29 +334,21 @@ class PolicyServer:
             return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if self._stop.is_set():
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
-        return self._full(head.headers)
+        return self._full(head)
 
-    async def _http(
-        self, refusal: Reply | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Handle a connection that is no WebSocket, or a refused one. A LIBERO request counts as
-        a client.
-        """
+    async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle a connection that is no WebSocket. A LIBERO request counts as a client."""
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
-        counted, owner = 0, ""
+        with ExitStack() as stack:
+            stack.callback(self._requests.discard, task)
 
-        def check_request(head: RequestHead) -> Reply | None:
-            nonlocal counted, owner
-            if (reply := refusal or self._check_http_request(head)) is None:
-                counted, owner = 1, self._name_of(head.headers, "")
-                self._places[owner] += 1
-                self.metrics.clients += 1
-                self.metrics.connections += 1
-            return reply
+            def check_request(head: RequestHead) -> Reply | None:
+                if (reply := self._check_http_request(head)) is None:
+                    stack.enter_context(self._place(self._name_of(head.headers)))
+                return reply
 
-        try:
             await serve_http(
                 reader,
                 writer,
@@ -370,10 +357,18 @@ class PolicyServer:
                 self.config.body_s,
                 self._policies[0].limits.max_bytes,
             )
+
+    @contextmanager
+    def _place(self, name: str) -> Generator[None]:
+        """Count a client, who is of a name, among those that are connected."""
+        self.metrics.connections += 1
+        self.metrics.clients += 1
+        self._places[name] += 1
+        try:
+            yield
         finally:
-            self.metrics.clients -= counted
-            self._places[owner] -= counted
-            self._requests.discard(task)
+            self.metrics.clients -= 1
+            self._places[name] -= 1
 
     async def _predict(
         self, head: RequestHead, body: bytes, left: asyncio.Future[None], address: str
@@ -400,15 +395,11 @@ class PolicyServer:
         whole = [answer for answer in answers if answer is not None]
         if len(whole) < len(answers):
             return None
-        error = next((str(answer.frame) for answer in whole if answer.failed), None)
         frames = [str(answer.frame) for answer in whole]
-        text = (
-            libero.encode_error(error, batch)
-            if error is not None
-            else libero.encode_batch(frames)
-            if batch
-            else frames[0]
-        )
+        if errors := [str(answer.frame) for answer in whole if answer.failed]:
+            text = libero.encode_error(errors[0], batch)
+        else:
+            text = libero.encode_batch(frames) if batch else frames[0]
         self.metrics.sent_bytes += len(text)
         return Reply(HTTPStatus.OK, text, JSON)
 
@@ -444,29 +435,23 @@ class PolicyServer:
         session = Session("vllm-omni" if vllm else "openpi")
         name = self._name_of(client.request.headers, str(client.remote_address[0]))
         left = asyncio.ensure_future(client.wait_closed())
-        self.metrics.clients += 1
-        self._places[name] += 1
-        self.metrics.connections += 1
         try:
-            await client.send(encode(self._policies[0].metadata(session)))
-            self._idle_since[client] = time.monotonic()
-            async for frame in client:
-                arrived = time.monotonic()
-                self._idle_since.pop(client, None)
-                if self._stop.is_set() or not await self._exchange(
-                    client, name, left, frame, session
-                ):
-                    break
+            with self._place(name), suppress(ConnectionClosed):
+                await client.send(encode(self._policies[0].metadata(session)))
                 self._idle_since[client] = time.monotonic()
-                session.previous_total_ms = (time.monotonic() - arrived) * 1e3
-                frame = b""  # its memory is for the next one
-        except ConnectionClosed:
-            pass
+                async for frame in client:
+                    arrived = time.monotonic()
+                    self._idle_since.pop(client, None)
+                    if self._stop.is_set() or not await self._exchange(
+                        client, name, left, frame, session
+                    ):
+                        break
+                    self._idle_since[client] = time.monotonic()
+                    session.previous_total_ms = (time.monotonic() - arrived) * 1e3
+                    frame = b""  # its memory is for the next one
         finally:
             left.cancel()
             self._idle_since.pop(client, None)
-            self.metrics.clients -= 1
-            self._places[name] -= 1
 
     async def _exchange(
         self,
@@ -498,7 +483,7 @@ class PolicyServer:
             return False
         return True
 
-    def _name_of(self, headers: Headers, address: str) -> str:
+    def _name_of(self, headers: Headers, address: str = "") -> str:
         """Name of a client in the queue: the token's owner, else the client's address."""
         owner = None if self._tokens is None else self._tokens.client_of(headers)
         return owner or address
@@ -521,9 +506,10 @@ class PolicyServer:
     def _count(self, answer: Answer | None) -> None:
         """Count a request that was answered, or whose client left."""
         self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
-        if answer is not None:
-            self.metrics.queue.observe(answer.waited_s)
-        if answer is not None and answer.outcome == "ok":
+        if answer is None:
+            return
+        self.metrics.queue.observe(answer.waited_s)
+        if answer.outcome == "ok":
             self.metrics.inference.observe(answer.infer_s)
 
     def _end_flight_of(self, job: Future[Answer]) -> None:

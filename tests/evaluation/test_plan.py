@@ -11,9 +11,9 @@ from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.plan import (
     Condition,
     PolicyVariation,
-    distinct,
     episode_seed,
     make_plan,
+    require_distinct,
 )
 from strands_cosmos3.worlds import get_world
 from strands_cosmos3.worlds.table.grammar import PARAPHRASES, TEMPLATES, Verb, parse_instruction
@@ -93,7 +93,7 @@ def test_a_world_without_variations_has_the_policys_conditions_only():
 def test_rows_have_names_of_their_own():
     for conditions in ([], [Condition(), Condition()]):
         with pytest.raises(ConfigError, match="its own name"):
-            distinct(conditions)
+            require_distinct(conditions)
 
 
 def test_tables_of_toml():

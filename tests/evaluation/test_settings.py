@@ -12,7 +12,7 @@ from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.evaluate import default_workers
 from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
-from strands_cosmos3.evaluation.settings import Topology, make_settings, read_toml
+from strands_cosmos3.evaluation.settings import Topology, make_settings, read_options
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.worlds.table.world import TableVariation
@@ -35,7 +35,7 @@ num_steps = 4
 def test_toml_and_options_mean_the_same(tmp_path):
     file = tmp_path / "e.toml"
     file.write_text(TOML)
-    options = read_toml(file)
+    options = read_options(file)
     assert options["out"] == "run"
     settings = make_settings(options)
     assert settings.topology.replicas == 4
@@ -71,7 +71,7 @@ def test_toml_and_options_mean_the_same(tmp_path):
         ),
         ("num_gpus = 7\n[model]\npath='c'\ntp = 2", ConfigError, "does not divide"),
         ("tp = 2\n[model]\npath='c'\ntp = 2", ConfigError, "again in"),
-        ("seeds = ", ConfigError, "not TOML"),
+        ("seeds = ", ConfigError, "cannot be read as TOML"),
         ("conditions = 3", ConfigError, "short forms"),
         ("tasks = 'reach, pick'\nseeds = '5'", InputError, "seeds must be a whole number"),
     ],
@@ -80,12 +80,12 @@ def test_toml_that_cannot_be(tmp_path, text, error, says):
     file = tmp_path / "e.toml"
     file.write_text(text)
     with pytest.raises(error, match=says):
-        make_settings(read_toml(file))
+        make_settings(read_options(file))
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ResourceNotFoundError, match="nothing"):
-        read_toml(tmp_path / "nothing.toml")
+        read_options(tmp_path / "nothing.toml")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_identity_is_what_decides_a_result_and_nothing_else():
 def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp_path):
     file = tmp_path / "e.toml"
     file.write_text("[model]\npath = 'c'\noffload_text = true\ncompile = true")
-    settings, plain = make_settings(read_toml(file)), make_settings({"model": "c"})
+    settings, plain = make_settings(read_options(file)), make_settings({"model": "c"})
     assert settings.policy.engine == EngineOptions(offload_text=True, compile=True)
     assert settings.to_dict()["policy"]["offload_text"] is True
     first = plain.plan()[0]
