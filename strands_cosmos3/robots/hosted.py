@@ -21,16 +21,14 @@ from strands_cosmos3.robots.model import (
     driven_joints,
     frame_body,
     joint_ids,
+    joint_names,
     load_robot,
     pose_of,
 )
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 
-_JOINT, _BODY, _ACTUATOR = (
-    mujoco.mjtObj.mjOBJ_JOINT,
-    mujoco.mjtObj.mjOBJ_BODY,
-    mujoco.mjtObj.mjOBJ_ACTUATOR,
-)
+_OBJECTS = mujoco.mjtObj
+_JOINT, _BODY, _ACTUATOR = _OBJECTS.mjOBJ_JOINT, _OBJECTS.mjOBJ_BODY, _OBJECTS.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
 _PROBES = np.array([0.0, 0.3, -0.4])[:, None]
 
@@ -57,12 +55,20 @@ def require_robot(
         )
     if not has_hands:
         return
-    reference, bases, first = load_robot(robot), list[tuple[F64, F64]](), 0
+    own = load_robot(robot)
+    bases: list[tuple[F64, F64]] = []
     for limb, hand in zip(robot.limbs, hands, strict=True):
-        host = model, ids[first : first + len(limb.joints)], hand
-        robots_own = reference, joint_ids(reference, limb.joints), frame_body(reference, limb)
-        bases.append(_require_hand(host, robots_own, limb, robot.title, several))
-        first += len(limb.joints)
+        ids_of_limb, ids = ids[: len(limb.joints)], ids[len(limb.joints) :]
+        T_world_base, T_base_hand = _poses(model, ids_of_limb, hand, limb)
+        in_own = own, joint_ids(own, limb.joints), frame_body(own, limb)
+        T_robot_base, T_expected = _poses(*in_own, limb)
+        if distance := next(filter(None, map(_distance, T_expected, T_base_hand)), None):
+            name = f"{limb.name} hand" if several else "hand"
+            raise ConfigError(
+                f"the simulated robot's {name} is {distance} from where a {robot.title}'s is at "
+                "the same joint angles; targets solved for that do not fit it. Use such a robot."
+            )
+        bases.append((T_world_base, T_robot_base))
     (T_world_first, T_robot_first), *further = bases
     for limb, (T_world_base, T_robot_base) in zip(robot.limbs[1:], further, strict=True):
         T_first_base = np.linalg.inv(T_robot_first) @ T_robot_base
@@ -107,7 +113,7 @@ def require_actuators(
         )
     for name, key, joint in zip(joints, commands, ids, strict=True):
         actuator = _commanded(model, namespace, key)
-        if actuator >= 0 and _is_direct(model, actuator):
+        if actuator >= 0 and model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT:
             (moved,) = driven_joints(model, actuator)
             if moved != joint:
                 raise ConfigError(
@@ -153,22 +159,23 @@ def _require_gripper(
         )
 
 
-_Chain = tuple[mujoco.MjModel, list[int], int]
-"""A model, ids of joints in it, base first, and the id of their hand's body."""
-
-
-def _poses(chain: _Chain, q_rad: F64) -> tuple[F64, F64]:
-    """Poses [4, 4] of a chain's base in the world, and of its hand in the base."""
-    model, joints, hand = chain
-    data = data_at(model, joints, q_rad)
-    T_world_base = pose_of(data.body(model.body_parentid[model.jnt_bodyid[joints[0]]]))
-    return T_world_base, np.linalg.inv(T_world_base) @ pose_of(data.body(hand))
+def _poses(model: mujoco.MjModel, joints: list[int], hand: int, limb: Limb) -> tuple[F64, F64]:
+    """Poses of a chain's base in the world [4, 4], and of its hand (a body) in the base [3, 4, 4],
+    with the joints (ids, base first) at home and two configurations near it.
+    """
+    base, T_base_hand = model.body_parentid[model.jnt_bodyid[joints[0]]], np.empty((3, 4, 4))
+    T_world_base = np.eye(4)
+    for T, q_rad in zip(T_base_hand, limb.home_rad + _PROBES, strict=True):
+        data = data_at(model, joints, q_rad)
+        T_world_base = pose_of(data.body(base))
+        T[:] = np.linalg.inv(T_world_base) @ pose_of(data.body(hand))
+    return T_world_base, T_base_hand
 
 
 def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> list[int]:
     """Ids of joints by name; ConfigError if one is missing, or two names are one joint."""
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
-    in_model = [model.joint(i).name for i in range(model.njnt)]
+    in_model = joint_names(model, range(model.njnt))
     if missing := [name for name, joint in zip(joints, ids, strict=True) if joint < 0]:
         similar = [name for name in in_model if name.endswith(missing[0])]
         ambiguity = (
@@ -186,23 +193,6 @@ def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> 
             "own name."
         )
     return ids
-
-
-def _require_hand(
-    host: _Chain, robots_own: _Chain, limb: Limb, title: str, several: bool
-) -> tuple[F64, F64]:
-    """Compare a limb's hands; return the poses of both bases."""
-    T_world_base = T_robot_base = np.eye(4)
-    for q in limb.home_rad + _PROBES:
-        T_world_base, T_base_hand = _poses(host, q)
-        T_robot_base, T_expected = _poses(robots_own, q)
-        if (distance := _distance(T_expected, T_base_hand)) is not None:
-            hand = f"{limb.name} hand" if several else "hand"
-            raise ConfigError(
-                f"the simulated robot's {hand} is {distance} from where a {title}'s is at the same "
-                "joint angles; targets solved for that do not fit it. Use such a robot."
-            )
-    return T_world_base, T_robot_base
 
 
 def _distance(T_expected: F64, T: F64) -> str | None:
@@ -260,15 +250,10 @@ def _commanded(model: mujoco.MjModel, namespace: str, key: str) -> int:
     return actuator if actuator >= 0 else _actuator_of(model, _find(model, _JOINT, namespace, key))
 
 
-def _is_direct(model: mujoco.MjModel, actuator: int) -> bool:
-    return bool(model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT)
-
-
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
-    """The actuator that drives a joint, directly or through a tendon; -1 if there is none."""
+    """The actuator that drives a joint, directly or else through a tendon; -1 if there is none."""
     drives = [a for a in range(model.nu) if joint in driven_joints(model, a)]
-    direct = [actuator for actuator in drives if _is_direct(model, actuator)]
-    return (direct[:1] or drives[-1:] or [-1])[0]
+    return next(iter((*direct_actuators(model, joint), *drives[-1:], -1)))
 
 
 def _find(model: mujoco.MjModel, kind: mujoco.mjtObj, namespace: str, name: str) -> int:

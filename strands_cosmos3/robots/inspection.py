@@ -15,6 +15,7 @@ from strands_cosmos3.robots.model import (
     bodies_up_from,
     direct_actuators,
     driven_joints,
+    joint_names,
     joints_to,
     model_path,
     mujoco_errors,
@@ -77,7 +78,7 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
                 "as legs."
             )
     if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
-        driven = [model.joint(j).name for a in unnamed for j in driven_joints(model, a)]
+        driven = joint_names(model, (j for a in unnamed for j in driven_joints(model, a)))
         raise ConfigError(
             f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
             f"{', '.join(driven) or 'no joint'}; name them there."
@@ -95,10 +96,9 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
     below = [0] * model.nbody  # joints of the longest chain from a body on
     children: list[list[int]] = [[] for _ in range(model.nbody)]
     for body in range(model.nbody - 1, 0, -1):
-        below[body] += int(model.body_jntnum[body])
-        parent = int(model.body_parentid[body])
-        children[parent].insert(0, body)
-        below[parent] = max(below[parent], below[body])
+        children[model.body_parentid[body]].insert(0, body)
+        longest = max((below[child] for child in children[body]), default=0)
+        below[body] = longest + int(model.body_jntnum[body])
     ends: list[int] = []
 
     def follow(body: int) -> None:
@@ -147,8 +147,8 @@ def _limb_names(model: mujoco.MjModel, bodies: list[int]) -> list[str]:
         return ["arm"]
     names = []
     for i, body in enumerate(bodies):
-        names_to = (model.joint(joint).name for joint in joints_to(model, body))
-        text = " ".join((model.body(body).name, *names_to)).lower()
+        joints = joint_names(model, joints_to(model, body))
+        text = " ".join((model.body(body).name, *joints)).lower()
         sides = [side for side in _SIDES if side in text]
         names.append(sides[0] if len(sides) == 1 else f"limb{i + 1}")
     return names if len(set(names)) == len(names) else [f"limb{i + 1}" for i in range(len(bodies))]
@@ -156,7 +156,7 @@ def _limb_names(model: mujoco.MjModel, bodies: list[int]) -> list[str]:
 
 def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb:
     ids = joints_to(model, body)
-    joints = tuple(model.joint(joint).name for joint in ids)
+    joints = joint_names(model, ids)
     limbs_base = model.body(int(model.body_parentid[model.jnt_bodyid[ids[0]]])).name or "world"
     drives = {
         name: direct_actuators(model, joint)[:1] for name, joint in zip(joints, ids, strict=True)
@@ -171,7 +171,7 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
             f"{name}: not position servos: {', '.join(reasons)}; give gains (kp, kd), and they "
             "become such."
         )
-    if unlimited := [model.joint(joint).name for joint in ids if not model.jnt_limited[joint]]:
+    if unlimited := joint_names(model, (joint for joint in ids if not model.jnt_limited[joint])):
         notes.append(
             f"{name}: the model does not limit {', '.join(unlimited)}; give q_min and q_max, else "
             "+-2 pi is assumed."
@@ -242,10 +242,8 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
         f"{name}: whether the gripper is open at the upper ends {high:g} and {opened:g}, as "
         "assumed; else exchange."
     )
-    driven = tuple(
-        model.joint(j).name
-        for j in beyond
-        if np.allclose(model.jnt_range[j], model.jnt_range[joint])
+    driven = joint_names(
+        model, (j for j in beyond if np.allclose(model.jnt_range[j], model.jnt_range[joint]))
     )
     unit = "m" if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE else "rad"
     command = GripperConvention(opened, closed, "ctrl")

@@ -26,6 +26,7 @@ from strands_cosmos3.robots.model import (
     direct_actuators,
     frame_body,
     joint_ids,
+    joint_names,
 )
 from strands_cosmos3.robots.panda import FER, FRANKA_CHAIN, HOME_Q, LIMITS
 from strands_cosmos3.robots.spec import RATES, Limb, RobotSpec
@@ -64,7 +65,7 @@ def limits_of(
     ids = list(joints)
     if limits is None and not is_franka(model, ids):
         assumed: list[str] = []
-        arm = _complete(model, ids, {}, ", ".join(model.joint(j).name for j in ids), assumed)
+        arm = _complete(model, ids, {}, ", ".join(joint_names(model, ids)), assumed)
         _warn(
             "no limits are known for an arm's joints",
             assumed,
@@ -177,7 +178,7 @@ def _narrowed(model: mujoco.MjModel, ids: list[int], q_min: F64, q_max: F64) -> 
     low, high, _ = _ranges(model, ids)
     low, high = np.maximum(low, q_min), np.minimum(high, q_max)
     if (low >= high).any():
-        names = ", ".join(model.joint(ids[int(j)]).name for j in np.flatnonzero(low >= high))
+        names = ", ".join(joint_names(model, np.array(ids)[low >= high].tolist()))
         raise ConfigError(
             f"the limits leave nothing of the range that the model gives {names}; are they "
             "another robot's?"
@@ -242,13 +243,11 @@ def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
     return True
 
 
-def _ranges(model: mujoco.MjModel, ids: list[int]) -> tuple[F64, F64, list[str]]:
+def _ranges(model: mujoco.MjModel, ids: list[int]) -> tuple[F64, F64, tuple[str, ...]]:
     """Least and greatest angles by the model, and the names of the joints that it does not
     limit.
     """
     limited = model.jnt_limited[ids].astype(bool)
-    low, high = (
-        np.where(limited, model.jnt_range[ids, end], sign * ASSUMED_RANGE_RAD)
-        for end, sign in ((0, -1.0), (1, 1.0))
-    )
-    return low, high, [model.joint(j).name for j, has in zip(ids, limited, strict=True) if not has]
+    assumed = -ASSUMED_RANGE_RAD, ASSUMED_RANGE_RAD
+    low, high = np.where(limited[:, None], model.jnt_range[ids], assumed).T
+    return low, high, joint_names(model, np.array(ids)[~limited].tolist())

@@ -268,8 +268,9 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
         for name in _OPTIONS:
             setattr(whole.option, name, getattr(specs[0].option, name))
     else:  # attaching without a prefix makes MuJoCo warn
-        whole = specs[0]
-        _move(whole, parts[0].position_m)
+        whole, world = specs[0], specs[0].worldbody
+        for child in (*world.bodies, *world.geoms, *world.sites, *world.cameras):
+            child.pos = np.add(child.pos, parts[0].position_m)
         specs, parts = specs[1:], parts[1:]
         if parts:  # a URDF's options, which would remove finger pads and what is only seen
             whole.compiler.fusestatic = whole.compiler.discardvisual = False
@@ -282,12 +283,6 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
             spec.delete(key)
         whole.attach(spec, prefix=part.prefix, frame=frame)
     return whole
-
-
-def _move(spec: mujoco.MjSpec, by_m: tuple[float, float, float]) -> None:
-    world = spec.worldbody
-    for child in (*world.bodies, *world.geoms, *world.sites, *world.cameras) if any(by_m) else ():
-        child.pos = np.add(child.pos, by_m)
 
 
 def _set_servos(spec: mujoco.MjSpec, limb: Limb) -> None:
@@ -351,7 +346,7 @@ def _require_names(model: mujoco.MjSpec, robot: RobotSpec, source: str) -> None:
 
 
 def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
-    joints = tuple(model.joint(j).name for j in joints_to(model, frame_body(model, limb)))
+    joints = joint_names(model, joints_to(model, frame_body(model, limb)))
     if joints != limb.joints:
         raise ConfigError(
             f"the joints of limb {limb.name!r} must be all those between the world and "
@@ -416,6 +411,11 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
 def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
     """Return the ids of joints by name."""
     return [int(model.joint(name).id) for name in joints]
+
+
+def joint_names(model: mujoco.MjModel, joints: Iterable[int]) -> tuple[str, ...]:
+    """Return the names of joints by id."""
+    return tuple(model.joint(joint).name for joint in joints)
 
 
 def data_at(
@@ -496,8 +496,7 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
     for limb in robot.limbs:
         for joint, actuator in zip(limb.joints, limb.actuators, strict=True):
             _claim(tasks, actuator, f"joint {joint!r}")
-            driven = driven_joints(model, model.actuator(actuator).id)
-            names = tuple(model.joint(j).name for j in driven)
+            names = joint_names(model, driven_joints(model, model.actuator(actuator).id))
             if names != (joint,):
                 raise ConfigError(
                     f"limb {limb.name!r} names the actuator {actuator!r} for joint {joint!r}, but "
@@ -550,8 +549,8 @@ def _require_gripper(
     model: mujoco.MjModel, robot: RobotSpec, limb: Limb, gripper: GripperSpec
 ) -> None:
     actuator = model.actuator(gripper.actuator).id
-    driven = {model.joint(joint).name for joint in driven_joints(model, actuator)}
-    if of_arm := sorted(driven & set(robot.joints)):
+    driven = joint_names(model, driven_joints(model, actuator))
+    if of_arm := sorted({*driven} & {*robot.joints}):
         raise ConfigError(
             f"the gripper of limb {limb.name!r} names the actuator {gripper.actuator!r}, which "
             f"drives the arm's joint {', '.join(map(repr, of_arm))}."
