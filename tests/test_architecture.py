@@ -292,7 +292,7 @@ def test_no_broad_except_but_at_the_seams():
     # with a status, whatever was raised.
     seams = {
         "robots/model.py",
-        "engine/tokens.py",
+        "engine/token_worker.py",
         "serving/served.py",
         "serving/worker.py",
         "control/loop.py",

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,32 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
             owner = {field.name: field for field in fields(owner)}[section].default_factory
         assert help_texts(owner)[option.path[-1]], f"{option.name} has no help text"
         assert f"--{option.name.replace('_', '-')}" in printed or option.name in POSITIONAL
+
+
+OF_OTHER_PROGRAMS = (
+    *("help", "version", "flag", "no-flag", "nproc-per-node", "head", "logdir", "repo-type"),
+    *("line", "track", "mark"),  # colours of a page
+    *("repo-id", "root", "push-to-hub"),  # LeRobot's converter
+    *("no-deps", "hash", "require-hashes", "disable-pip-version-check", "dest", "requirement"),
+    *("no-binary", "only-binary", "implementation", "abi", "python-version", "platform"),  # pip's
+)
+
+
+def test_every_flag_that_a_message_names_exists():
+    package = Path(inspect.getfile(main)).parent
+    flags = {
+        option.name.replace("_", "-")
+        for command in COMMANDS
+        for kind in vars(import_module(f"strands_cosmos3.commands.{command}")).values()
+        if inspect.isclass(kind) and is_dataclass(kind)
+        for option in options_of(kind).values()
+        if not option.hidden
+    }
+    for path in package.rglob("*.py"):
+        named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9_-]*)", path.read_text()))
+        unknown = {name for name in named if name.removeprefix("no-") not in flags}
+        unknown -= {*OF_OTHER_PROGRAMS}
+        assert not unknown, (path.name, unknown)
 
 
 def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]):

@@ -4,18 +4,27 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
+import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.engine import token_worker
+from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import contained, require_file
 
 TOKENIZER_FOLDER = "text_tokenizer"
 _MAX_FILE_BYTES = 32 << 20
-_LOADING = threading.Lock()
+_ASKING = threading.Lock()
+_WORKERS: dict[int, subprocess.Popen[str]] = {}  # by process: a fork needs one of its own
+_NUMBERS = itertools.count()
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
 """The text that diffusers puts before a caption where ``model_index.json`` says
@@ -27,54 +36,85 @@ class PromptTokenizer:
     """The text tokenizer of a checkpoint: its folder ``text_tokenizer/``, or a hub repository.
 
     Code in the folder is never run; links out of the checkpoint, pipes and files over 32 MiB are
-    refused. Raises LayoutError if the tokenizer cannot be read, or lacks a chat template or one of
-    the two closing tokens.
+    refused. Its files and template are read in a process with 2 GiB of memory and 10 s of
+    processor time. Raises LayoutError if the tokenizer cannot be read, or lacks a chat template or
+    one of the two closing tokens.
     """
 
     def __init__(self, name_or_path: str | Path):
         _require_contained(Path(name_or_path))
-        try:
-            self._tokenizer: Any = _load(str(name_or_path))
-            vocabulary = self._tokenizer.get_vocab()
-        except Exception as error:  # whatever transformers and tokenizers raise for their files
-            reason = f"{type(error).__name__}: {error}".encode(
-                "ascii", "backslashreplace"
-            ).decode()[:300]
-            raise LayoutError(
-                f"{str(name_or_path)!r} holds no readable tokenizer ({reason}); download it again."
-            ) from None
-        missing = [token for token in _CLOSING if token not in vocabulary]
-        if missing or not self._tokenizer.chat_template:
-            lacking = ", ".join(missing) or "a chat template"
-            raise LayoutError(
-                f"the tokenizer in {str(name_or_path)!r} lacks {lacking}; is it Cosmos 3's "
-                "text_tokenizer?"
-            )
-        self._closing = [vocabulary[token] for token in _CLOSING]
+        self._name, self._number = str(name_or_path), next(_NUMBERS)
+        self.ids("")
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
         """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if
         asked.
+
+        Raises InputError for more than 8192 tokens, LayoutError if the template fails.
         """
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
-        text = self._tokenizer.apply_chat_template(
-            [*messages, {"role": "user", "content": caption}],
-            tokenize=False,
-            add_generation_prompt=True,
-            add_vision_id=False,
+        answer = _asked(
+            tokenizer=self._name,
+            number=self._number,
+            messages=[*messages, {"role": "user", "content": caption}],
+            closing=_CLOSING,
+            cpu_s=token_worker.CPU_S,
         )
-        encoded = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return torch.tensor([[*encoded, *self._closing]])
+        if answer.get("tokens"):
+            raise InputError(
+                f"the prompt has {answer['tokens']} tokens; at most {token_worker.MOST_TOKENS} are "
+                "taken: shorten it."
+            )
+        if "error" in answer:
+            raise LayoutError(
+                f"{self._name!r} holds no readable tokenizer with a chat template "
+                f"({answer['error']}); is it Cosmos 3's text_tokenizer? Download it again."
+            )
+        closing = dict(zip(_CLOSING, answer["closing"], strict=True))
+        if missing := [token for token, number in closing.items() if number is None]:
+            raise LayoutError(
+                f"the tokenizer in {self._name!r} lacks {', '.join(missing)}; is it Cosmos 3's "
+                "text_tokenizer?"
+            )
+        return torch.tensor([[*answer["ids"], *closing.values()]])
 
 
-def _load(name_or_path: str) -> Any:
-    """One at a time: transformers imports its parts on demand, which fails in two threads at
-    once.
-    """
-    with _LOADING:
-        from transformers import AutoTokenizer
+def _asked(**request: Any) -> dict[str, Any]:
+    """The worker's answer. One that ended, or whose answer nobody waits for, is replaced."""
+    with _ASKING:
+        line, worker = "", _WORKERS.get(os.getpid()) or _started()
+        try:
+            print(json.dumps(request), file=worker.stdin, flush=True)
+            line = worker.stdout.readline() if worker.stdout else ""
+        except BrokenPipeError:
+            pass
+        finally:
+            if not line:
+                worker.kill()
+                _end_worker()
+    limits = f"{token_worker.CPU_S} s or {token_worker.MEMORY_BYTES >> 30} GiB"
+    return json.loads(line or json.dumps({"error": f"it took more than {limits}"}))
 
-        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+
+def _started() -> subprocess.Popen[str]:
+    path = os.pathsep.join(filter(None, sys.path))
+    worker = subprocess.Popen(
+        (sys.executable, "-P", token_worker.__file__),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+        process_group=0,  # Ctrl-C is for the program alone
+    )
+    _WORKERS[os.getpid()] = worker
+    return worker
+
+
+@atexit.register
+def _end_worker() -> None:
+    if worker := _WORKERS.pop(os.getpid(), None):
+        worker.communicate()
 
 
 def _require_contained(folder: Path) -> None:

@@ -2,6 +2,7 @@
 and key.
 """
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 from helpers.hostile_checkpoints import ATTACKS, PRODUCTS
 from helpers.memory import peak_rss_growth
+from strands_cosmos3.engine import token_worker
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.vae import WanVae
-from strands_cosmos3.errors import CheckpointError, LayoutError
+from strands_cosmos3.errors import CheckpointError, InputError, LayoutError
 
 ENDLESS_S, LITTLE = 20, 100 << 20
 
@@ -62,6 +64,67 @@ def test_attack(checkpoints, tmp_path, name):
 def test_a_good_checkpoint_is_read(checkpoints):
     for folder in checkpoints.values():
         read(folder)
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}}
+NORMALIZERS = {
+    "an a becomes many": {
+        "normalizer": {"type": "Sequence", "normalizers": [{**REPLACE, "content": "a" * 99}] * 6}
+    },
+    "an expression that Rust gives up": {
+        "normalizer": {**REPLACE, "pattern": {"Regex": "(a+)+b"}, "content": ""}
+    },
+    "a table that Rust cannot read": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    },
+}
+TEMPLATES = {
+    "a string of 4 GB": "{{ 'x' * 4000000000 }}",
+    "a string that doubles": "{% set n = namespace(s='x') %}{% for i in range(40) %}"
+    "{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "a field of 3 GB": "{{ '%3000000000d' % 1 }}",
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "no template": None,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_has_little_memory_and_time(checkpoints, tmp_path, monkeypatch, name):
+    folder = Path(shutil.copytree(checkpoints["silu"] / "text_tokenizer", tmp_path / "tokenizer"))
+    sound = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
+    expected = sound.ids("lift the cube")
+    text = TEMPLATES[name]
+    if text is None:
+        (folder / "chat_template.jinja").unlink()
+    else:
+        (folder / "chat_template.jinja").write_text(text)
+    grown = peak_rss_growth()
+    monkeypatch.setattr(token_worker, "CPU_S", 1)
+    with pytest.raises(LayoutError, match="chat template"):
+        PromptTokenizer(folder)
+    assert grown() < LITTLE
+    monkeypatch.undo()
+    assert torch.equal(sound.ids("lift the cube"), expected)  # whatever became of the process
+
+
+@pytest.mark.parametrize("edit", NORMALIZERS)
+def test_a_tokenizer_has_little_memory_and_time(checkpoints, tmp_path, edit):
+    folder = Path(shutil.copytree(checkpoints["silu"] / "text_tokenizer", tmp_path / "tokenizer"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, **NORMALIZERS[edit]}))
+    with pytest.raises((LayoutError, InputError), match=r"more than|Panic"):
+        PromptTokenizer(folder).ids("a" * 40)
+
+
+def test_a_prompt_is_bounded_in_tokens(checkpoints):
+    tokens = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
+    fits = tokens.ids("x " * 3000)
+    assert 3000 < fits.numel() <= token_worker.MOST_TOKENS
+    for prompt in ("x " * 9000, "\n?" * 9000, "\U0001f600" * 9000):
+        with pytest.raises(InputError, match=r"at most 8192 are taken"):
+            tokens.ids(prompt)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "owner/na\0me", "\ud800/x"])
