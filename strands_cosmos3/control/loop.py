@@ -208,6 +208,15 @@ def _checked_latency(latency_s: float) -> float:
     return seconds
 
 
+def _next_latency(latency: Callable[[], float]) -> float:
+    """The next inference's latency by a caller's function."""
+    try:
+        latency_s = latency()
+    except TypeError as error:
+        raise InputError(f"latency must return seconds without arguments ({error}).") from error
+    return _checked_latency(latency_s)
+
+
 @dataclass(frozen=True, eq=False)
 class AcceptedChunk:
     """A chunk that the executor has accepted.
@@ -535,7 +544,7 @@ class ControlLoop(Restorable):
         if isinstance(observation, Observation):
             q_departure = observation.q_rad if off else reference
             observation = observation.anchored(q_departure)
-        latency_s = _checked_latency(latency()) if callable(latency) else latency
+        latency_s = _next_latency(latency) if callable(latency) else latency
 
         def infer() -> tuple[JointTrajectory, float]:
             started_s = time.perf_counter()

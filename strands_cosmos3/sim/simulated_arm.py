@@ -11,7 +11,7 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, of_grippers, seed_number
+from strands_cosmos3.checks import F64, of_grippers, seed_number, typed_fields
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import (
@@ -44,10 +44,13 @@ class ControlConfig:
     compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
     strict: bool = False  # refuse limits that are assumed
 
+    def __post_init__(self) -> None:
+        typed_fields(self)
+
     def joint_limits(self) -> JointLimits:
         """Return a Panda's limits in force; UnknownNameError if there is no such table."""
         name = "fer" if self.limits is None else self.limits
-        if not isinstance(name, str) or name not in LIMITS:
+        if name not in LIMITS:
             raise UnknownNameError("limits", name, LIMITS)
         table, arm = LIMITS[name], LIMITS["fer"]
         ranges = {

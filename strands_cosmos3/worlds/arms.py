@@ -319,7 +319,8 @@ class Robot(SimulatedArm):
         embodiment = self.scene.robot.embodiment
         domain = {} if embodiment is None else {"embodiment": embodiment}
         config = {"robot": robot_name, **domain, **arguments}
-        if config.get("backend") == "scripted":
+        backend = config.get("backend")
+        if isinstance(backend, str) and backend == "scripted":
             config["backend"] = self.world.required_expert(robot_name)
         options = PolicyOptions.of(config.get("options", {}))
         if options.arm.limits is None:
