@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError
+from strands_cosmos3.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
 
 F64 = NDArray[np.float64]
 _K = TypeVar("_K")
@@ -247,6 +247,13 @@ def instance_of(value: object, kind: type[_K], name: str) -> _K:
     if not isinstance(value, kind):
         raise InputError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}.")
     return value
+
+
+def known_name(name: _K, kind: str, valid: Collection[str]) -> _K:
+    """Return a name that is one of those that are valid; otherwise raise UnknownNameError."""
+    if not isinstance(name, str) or name not in valid:
+        raise UnknownNameError(kind, name, valid)
+    return name
 
 
 def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:

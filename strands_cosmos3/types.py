@@ -29,6 +29,7 @@ from strands_cosmos3.checks import (
     image_array,
     increasing_times,
     instance_of,
+    known_name,
     mask_array,
     open_fractions,
     positive,
@@ -46,7 +47,6 @@ from strands_cosmos3.errors import (
     ActionSpaceError,
     InputError,
     ShapeError,
-    UnknownNameError,
 )
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
@@ -71,10 +71,7 @@ class Mode(StrEnum):
         Raises:
             UnknownNameError: No such mode.
         """
-        try:
-            return cls(name)
-        except ValueError:
-            raise UnknownNameError("mode", name, tuple(cls)) from None
+        return cls(known_name(name, "mode", tuple(cls)))
 
 
 def _set(instance: object, **values: object) -> None:
@@ -100,6 +97,14 @@ def _fraction(value: Any) -> float | F64:
 def _only(by_limb: Mapping[str, _T]) -> _T | None:
     """The value of the only limb; None of none or of several."""
     return next(iter(by_limb.values())) if len(by_limb) == 1 else None
+
+
+def _pictures(value: Any) -> Mapping[str, NDArray[np.uint8]]:
+    """Read-only pictures by name."""
+    images = instance_of(value, Mapping, "images")
+    return MappingProxyType(
+        {name: _image(image, f"image {name!r}") for name, image in images.items()}
+    )
 
 
 def _image(
@@ -164,15 +169,8 @@ class Observation:
             if self.qd_rad_s is None
             else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
         )
-        instance_of(self.images, Mapping, "images")
-        images = {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
-        _set(
-            self,
-            q_rad=q,
-            qd_rad_s=qd,
-            gripper=_fraction(self.gripper),
-            images=MappingProxyType(images),
-        )
+        gripper, images = _fraction(self.gripper), _pictures(self.images)
+        _set(self, q_rad=q, qd_rad_s=qd, gripper=gripper, images=images)
         if self.q_anchor_rad is not None:
             _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))
 
@@ -242,13 +240,10 @@ class Request:
         whole_number(self.n_rows, "n_rows", 1)
         seed_number(self.seed)
         whole_number(self.decode_frames or 0, "decode_frames", 0)
-        instance_of(self.images, Mapping, "images")
         _set(
             self,
             q_rad=None if self.q_rad is None else finite_array(self.q_rad, "q_rad", (None,)),
-            images=MappingProxyType(
-                {name: _image(image, f"image {name!r}") for name, image in self.images.items()}
-            ),
+            images=_pictures(self.images),
             gripper=_fraction(self.gripper),
             composite=None if self.composite is None else _image(self.composite, "composite"),
         )

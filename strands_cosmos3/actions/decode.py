@@ -33,7 +33,7 @@ from strands_cosmos3.actions.stats import (
     denormalize_rows,
     normalize_chunk,
 )
-from strands_cosmos3.checks import F64, finite_array, rigid, trailing
+from strands_cosmos3.checks import F64, finite_array, known_name, rigid, trailing
 from strands_cosmos3.embodiments import (
     POSE9,
     ActionSpace,
@@ -45,7 +45,6 @@ from strands_cosmos3.errors import (
     ActionSpaceError,
     FrameError,
     InputError,
-    UnknownNameError,
 )
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory, require_in_range
 
@@ -81,8 +80,7 @@ def decode_pose_trajectory(deltas: Any, T_0: Any, convention: Convention = "fram
     ``framewise``: ``T_{i+1} = T_i delta_i``; ``anchored``: ``T_{i+1} = T_0 delta_i``.
     UnknownNameError for any other.
     """
-    if str(convention) not in get_args(Convention):
-        raise UnknownNameError("pose convention", convention, get_args(Convention))
+    known_name(convention, "pose convention", get_args(Convention))
     steps = _poses_of(trailing(deltas, "deltas", (_POSE,), leading=1))
     anchor = rigid(T_0, "T_0", leading=0)
     return np.concatenate(
@@ -343,8 +341,8 @@ def _limbs_of(embodiment: Embodiment, by_limb: Mapping[str, Any]) -> list[LimbCo
             "source; use the raw columns."
         )
     names = [limb.name for limb in embodiment.limbs]
-    if unknown := [name for name in by_limb if name not in names]:
-        raise UnknownNameError(f"limb of embodiment {embodiment.name!r}", unknown[0], names)
+    for name in by_limb:
+        known_name(name, f"limb of embodiment {embodiment.name!r}", names)
     missing = [
         limb.name for limb in embodiment.limbs if limb.name not in by_limb and not limb.is_camera
     ]

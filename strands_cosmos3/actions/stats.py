@@ -16,13 +16,12 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, trailing, typed
+from strands_cosmos3.checks import F64, finite_array, instance_of, known_name, trailing, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment, list_embodiments
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ResourceNotFoundError,
     StatisticsError,
-    UnknownNameError,
 )
 from strands_cosmos3.resources import read_json, resource
 from strands_cosmos3.types import ActionChunk, require_in_range
@@ -178,8 +177,7 @@ class ActionStats:
         Raises:
             UnknownNameError, StatisticsError: No such method, or these statistics lack its figures.
         """
-        if str(method) not in get_args(Method):
-            raise UnknownNameError("normalisation method", method, get_args(Method))
+        known_name(method, "normalisation method", get_args(Method))
         if method == "quantile_rot":
             return (self.raw or self).normalizer("quantile")
         low, high = {

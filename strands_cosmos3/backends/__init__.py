@@ -8,7 +8,8 @@ from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo, adapted
 from strands_cosmos3.backends.options import BackendOptions, ServiceOptions
-from strands_cosmos3.errors import ConfigError, MissingDependencyError, UnknownNameError
+from strands_cosmos3.checks import known_name
+from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
 
 EXPERT = "strands_cosmos3.worlds.table.expert:ScriptedBackend"
@@ -66,8 +67,7 @@ def make_backend(
         own = adapted(backend)
         require_heeded(type(backend).__name__, options)
         return own
-    if backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
+    known_name(backend, "backend", BACKENDS)
     require_heeded(backend, options)
     if model is not None and backend in _WITHOUT_MODEL:
         raise ConfigError(

@@ -24,7 +24,7 @@ from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.holding import hold_rows
 from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
-from strands_cosmos3.errors import ActuatorGuardError, ControlError, InputError, MotionBoundsError
+from strands_cosmos3.errors import ActuatorGuardError, ControlError, MotionBoundsError
 from strands_cosmos3.robots.joints import HandLimits, JointLimits
 from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import JointTrajectory
@@ -292,8 +292,7 @@ class Executor(Restorable):
         self.limits = limits
         self.dt_s = reference_period(dt_s)
         q = finite_array(q_rad, "q_rad", limits.velocity.shape)
-        if (outside := limits.outside(q)) is not None:
-            raise InputError(f"the arm cannot start here: {outside}. Move it inside first.")
+        limits.require_start(q, 0.0)
         self.state = ExecutorState.IDLE
         self.counters: Counter[str] = Counter()
         self._gripper = open_fractions(gripper)

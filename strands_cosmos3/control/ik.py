@@ -19,7 +19,16 @@ import numpy as np
 import qpsolvers
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, rigid, trailing, typed
+from strands_cosmos3.checks import (
+    F64,
+    finite_array,
+    instance_of,
+    known_name,
+    positive,
+    rigid,
+    trailing,
+    typed,
+)
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
@@ -212,7 +221,9 @@ class MinkIKBridge:
             if posture_rad is None
             else finite_array(posture_rad, "posture_rad", (len(self._joints),))
         )
-        self.method: Method = "mink" if avoid_collisions else _method(method)
+        self.method: Method = known_name(method, "IK method", METHODS)
+        if avoid_collisions:
+            self.method = "mink"
         self._configuration = mink.Configuration(model)
         self._task = mink.FrameTask(
             ee_frame_name, ee_frame_type, position_cost=1.0, orientation_cost=1.0
@@ -299,7 +310,7 @@ class MinkIKBridge:
         targets = rigid(T_world_ee, "T_world_ee", leading=1)
         q = self.configuration(q_init, "q_init")
         dt_s = dt_s if dt_s is None else positive(dt_s, "dt_s")
-        method = self.method if method is None else _method(method)
+        method = known_name(self.method if method is None else method, "IK method", METHODS)
         bounds = StepBounds.of(self.limits, q[self.q_address], dt_s)
         solution = self._row_by_row(targets, q, bounds, method, self._mink_limits)
         if method == "auto" and solution.worst() > ROW_TOLERANCE:
@@ -524,12 +535,6 @@ def configurations(q: F64, q_address: NDArray[np.intp], q_rad: F64) -> F64:
     return rows
 
 
-def _method(name: object) -> Method:
-    if not isinstance(name, str) or name not in METHODS:
-        raise UnknownNameError("IK method", name, METHODS)
-    return name
-
-
 def _collision_limit(
     model: mujoco.MjModel,
     groups: Sequence[tuple[Sequence[str | int], Sequence[str | int]]],
@@ -538,7 +543,10 @@ def _collision_limit(
     """mink's limit with a detection distance so large that no iteration can cross ``distance_m``
     unnoticed.
     """
-    pairs = [tuple([_geom_id(model, geom) for geom in group] for group in pair) for pair in groups]
+    pairs = [
+        ([_geom_id(model, geom) for geom in first], [_geom_id(model, geom) for geom in second])
+        for first, second in groups
+    ]
     least = float(finite_array(distance_m, "min_distance_m", ()))
     return mink.CollisionAvoidanceLimit(
         model,
@@ -554,8 +562,7 @@ def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
 
 
 def _frame_id(model: mujoco.MjModel, name: object, frame_type: str) -> int:
-    if frame_type not in _FRAME_TYPES:
-        raise UnknownNameError("frame type", frame_type, _FRAME_TYPES)
+    known_name(frame_type, "frame type", _FRAME_TYPES)
     part, count = getattr(model, frame_type), getattr(model, f"n{frame_type}")
     names = [part(i).name for i in range(count)]
     if name == "" or name not in names:

@@ -23,7 +23,6 @@ from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.trajectory import START_TOLERANCE_RAD
-from strands_cosmos3.errors import InputError
 from strands_cosmos3.robots.joints import JointLimits
 
 LIMIT_MARGIN_RAD = 0.01
@@ -57,11 +56,7 @@ class StepBounds:
         Raises:
             InputError: The start lies outside the range by more than :data:`START_TOLERANCE_RAD`.
         """
-        if (outside := limits.outside(start_rad, START_TOLERANCE_RAD)) is not None:
-            raise InputError(
-                f"the rows cannot start here: {outside}. Move the arm inside first, e.g. to its "
-                "home position."
-            )
+        limits.require_start(start_rad, START_TOLERANCE_RAD)
         return cls(
             np.minimum(limits.q_min + LIMIT_MARGIN_RAD, start_rad),
             np.maximum(limits.q_max - LIMIT_MARGIN_RAD, start_rad),

@@ -41,6 +41,11 @@ class JointState:
         return cls(q, np.zeros(len(q)), np.zeros(len(q)))
 
     @property
+    def batch(self) -> tuple[F64, F64, F64]:
+        """The same, each [1, n]."""
+        return self.q_rad[None], self.qd_rad_s[None], self.qdd_rad_s2[None]
+
+    @property
     def rests(self) -> bool:
         """Whether nothing moves, nor is about to."""
         return not self.qd_rad_s.any() and not self.qdd_rad_s2.any()
@@ -63,9 +68,9 @@ class StopProfile:
         """Return angles, velocities and accelerations [M, n] at times [M]; at rest after the
         end.
         """
-        start = self.start
-        state = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
-        return _braked(state, self.phase_s[:, None], self.jerk_rad_s3[:, None], at_s[:, None])
+        return _braked(
+            self.start.batch, self.phase_s[:, None], self.jerk_rad_s3[:, None], at_s[:, None]
+        )
 
 
 def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
@@ -76,9 +81,8 @@ def plan_stop(start: JointState, limits: JointLimits) -> StopProfile:
     a|a| / 2J``; its sign gives the direction of braking. The peak deceleration A follows from ``A^2
     = J v + a^2 / 2``, capped at the limit.
     """
-    state = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
     candidates_s = _STOP_S if limits.hands else (0.0,)
-    strain, phase_s, jerk = _strain(state, np.array(candidates_s), limits)
+    strain, phase_s, jerk = _strain(start.batch, np.array(candidates_s), limits)
     good = strain[0] <= _STOP_SHARE
     chosen = int(np.argmax(good) if good.any() else np.argmin(strain[0]))
     return StopProfile(start, phase_s[:, 0, chosen], jerk[:, 0, chosen])

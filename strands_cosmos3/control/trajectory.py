@@ -66,8 +66,7 @@ _STOP_EVERY = 5  # samples
 
 @dataclass(frozen=True, eq=False)
 class JointSpline:
-    """A motion through angles and velocities [K, n] at increasing times [K], in pieces of constant
-    jerk.
+    """A motion through angles [K, n] at increasing times [K], in pieces of constant jerk.
 
     The P pieces begin at ``piece_s`` [P] in the states ``pieces`` (angles, velocities,
     accelerations, jerks), each [P, n].
@@ -75,7 +74,6 @@ class JointSpline:
 
     t_s: F64
     q_rad: F64
-    qd_rad_s: F64
     piece_s: F64
     pieces: tuple[F64, F64, F64, F64]
 
@@ -132,11 +130,7 @@ def plan_motion(
             :data:`START_TOLERANCE_RAD`, or is too fast for the rows, however far time is stretched;
             the latter never happens from rest.
     """
-    if (outside := limits.outside(start.q_rad, START_TOLERANCE_RAD)) is not None:
-        raise ControlError(
-            f"the motion cannot start here: {outside}. Move the arm inside first, e.g. to its "
-            "home position."
-        )
+    limits.require_start(start.q_rad, START_TOLERANCE_RAD, ControlError)
     _require_bounded(start.q_rad, q_rad, t_s, limits)
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
@@ -406,7 +400,7 @@ def _in_pieces(
     begins = t[:-1, None] + np.cumsum(piece_s, axis=1) - piece_s
     n = knots.shape[1]
     pieces = q.reshape(-1, n), v.reshape(-1, n), a.reshape(-1, n), jerk.reshape(-1, n)
-    return JointSpline(t, knots, velocity, begins.ravel(), pieces)
+    return JointSpline(t, knots, begins.ravel(), pieces)
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,11 +449,10 @@ class _Allowed:
 
     @classmethod
     def at(cls, start: JointState, limits: JointLimits) -> _Allowed:
-        q, v, a = start.q_rad[None], start.qd_rad_s[None], start.qdd_rad_s2[None]
         speed = hand = stop = 0.0
         if limits.hands and not start.rests:
-            speed, hand = (float(x[0]) for x in _hand_strain(q, v, a, limits))
-            stop = float(stop_strain(q, v, a, limits, _STOP_SHARE)[0])
+            speed, hand = (float(x[0]) for x in _hand_strain(*start.batch, limits))
+            stop = float(stop_strain(*start.batch, limits, _STOP_SHARE)[0])
         return cls(
             _Bounds.at(start, limits, _NEARLY_FACTOR, RANGE_TOLERANCE_RAD, 1e-12),
             _Bounds.at(start, limits, _EXACTLY_FACTOR, _ROUNDING_RAD, _ROUNDING_RAD),

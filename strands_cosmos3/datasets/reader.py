@@ -16,7 +16,7 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_pose_trajectory
-from strands_cosmos3.checks import F64, typed, whole_number
+from strands_cosmos3.checks import F64, known_name, typed, whole_number
 from strands_cosmos3.datasets.arm_rows import poses_of
 from strands_cosmos3.datasets.files import (
     STATS,
@@ -41,7 +41,7 @@ from strands_cosmos3.datasets.spec import (
 from strands_cosmos3.datasets.stats import Stats, column_stats, to_json
 from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import DatasetFormatError, NonFiniteError, UnknownNameError
+from strands_cosmos3.errors import DatasetFormatError, NonFiniteError
 from strands_cosmos3.resources import Closeable, write_json
 
 _CACHED_COLUMNS = 64
@@ -154,8 +154,7 @@ class Dataset(Closeable):
             raise DatasetFormatError(
                 f"feature {key!r} of {self.root} cannot be read: {self.info.foreign[key]}"
             )
-        if key not in features:
-            raise UnknownNameError(kind, key, features)
+        known_name(key, kind, features)
         return features[key]
 
     def _read_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:

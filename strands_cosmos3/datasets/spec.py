@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, positive, require_type, typed
+from strands_cosmos3.checks import instance_of, known_name, positive, require_type, typed
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, ShapeError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 
 STATE = "observation.state"
 EE_POSE = "observation.ee_pose"
@@ -66,8 +66,7 @@ class Feature:
             require_type(getattr(self, name), kind, name)
         object.__setattr__(self, "shape", tuple(self.shape))
         shape = list(self.shape)
-        if self.dtype not in (*NUMERIC, VIDEO):
-            raise UnknownNameError("dtype of a feature", self.dtype, (*NUMERIC, VIDEO))
+        known_name(self.dtype, "dtype of a feature", (*NUMERIC, VIDEO))
         if not all(type(side) is int and side > 0 for side in shape):
             raise ShapeError(f"a feature's shape must consist of positive integers, got {shape}.")
         if self.is_video:

@@ -22,10 +22,10 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import typed_fields, whole_number
+from strands_cosmos3.checks import known_name, typed_fields, whole_number
 from strands_cosmos3.datasets.spec import Feature
 from strands_cosmos3.datasets.stats import PictureStats, Stats
-from strands_cosmos3.errors import DatasetFormatError, UnknownNameError
+from strands_cosmos3.errors import DatasetFormatError
 from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8]
@@ -60,8 +60,7 @@ class VideoConfig:
         typed_fields(self)
         whole_number(self.crf, "crf", 0, 51)
         whole_number(self.gop, "gop", 1)
-        if self.pixel_format not in _PIXEL_FORMATS:
-            raise UnknownNameError("pixel format", self.pixel_format, _PIXEL_FORMATS)
+        known_name(self.pixel_format, "pixel format", _PIXEL_FORMATS)
 
     def info(self, height: int, width: int, fps: float) -> dict[str, Any]:
         """Return LeRobot's description of a video stream in ``meta/info.json``."""

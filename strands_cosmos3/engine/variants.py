@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from strands_cosmos3.checks import known_name
 from strands_cosmos3.embodiments import PRESETS, Sampling
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.errors import ConfigError, LayoutError, UnknownNameError, VariantError
+from strands_cosmos3.errors import ConfigError, LayoutError, VariantError
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.resources import shown
 from strands_cosmos3.tables import read_toml
@@ -64,9 +65,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 def get_variant(name: str) -> Variant:
     """The variant with this name; UnknownNameError lists the names."""
-    if name not in VARIANTS:
-        raise UnknownNameError("variant", name, VARIANTS)
-    return VARIANTS[name]
+    return VARIANTS[known_name(name, "variant", VARIANTS)]
 
 
 def variant_of_repo(repo_id: str) -> Variant | None:

@@ -29,6 +29,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from strands_cosmos3.checks import known_name
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.worlds import Start, Variation, World, varied
 from strands_cosmos3.worlds.world import NOT_VARIED, REWORDINGS
@@ -123,8 +124,8 @@ class Condition:
         """
         of_policy, of_world = _names_of(PolicyVariation), _names_of(variation)
         valid = ("name", *of_policy, *of_world)
-        if unknown := [key for key in values if key not in valid]:
-            raise UnknownNameError("key of a condition", unknown[0], valid)
+        for key in values:
+            known_name(key, "key of a condition", valid)
         if "name" not in values:
             raise ConfigError(f"a condition needs a name, got {dict(values)}.")
         try:

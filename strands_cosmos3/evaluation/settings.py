@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.checks import positive, seed_number, typed_fields, whole_number
+from strands_cosmos3.checks import known_name, positive, seed_number, typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.plan import Assignment, Condition, make_plan, require_distinct
 from strands_cosmos3.evaluation.policy_settings import (
@@ -184,8 +184,7 @@ class Settings:
                 f"tasks {list(self.tasks)}: name at least one of {', '.join(tasks)}, each once."
             )
         for name in self.tasks:
-            if name not in tasks:
-                raise UnknownNameError("task", name, tasks)
+            known_name(name, "task", tasks)
             starts = tasks[name].starts
             if starts is not None and self.seeds > starts:
                 raise ConfigError(
@@ -211,8 +210,7 @@ class Settings:
 
     def _check_policy(self) -> None:
         policy, sharded, world = self.policy, self.topology.replicas > 0, self.get_world()
-        if policy.backend not in EVALUATED_BACKENDS:
-            raise UnknownNameError("backend", policy.backend, EVALUATED_BACKENDS)
+        known_name(policy.backend, "backend", EVALUATED_BACKENDS)
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
             raise ConfigError(
                 f"backend {policy.backend!r} with model={policy.model!r}: a checkpoint's folder or "
@@ -382,8 +380,8 @@ def read_options(path: Path) -> dict[str, Any]:
         (section, "option of [model]", (*POLICY_OPTIONS, "path")),
         (values, "option", OPTIONS),
     ):
-        if unknown := [key for key in part if key not in known]:
-            raise UnknownNameError(f"{kind} in {path}", unknown[0], known)
+        for key in part:
+            known_name(key, f"{kind} in {path}", known)
     if "path" in section:
         section["model"] = section.pop("path")
     if twice := sorted(set(values) & set(section)):

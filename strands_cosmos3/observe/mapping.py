@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import of_grippers
+from strands_cosmos3.checks import known_name, of_grippers
 from strands_cosmos3.embodiments import (
     GRIPPERS,
     JOINT_POS,
@@ -391,8 +391,7 @@ def _gripper_units(
     where it is counted by that.
     """
     if unit is not None and not isinstance(unit, GripperConvention):
-        if not isinstance(unit, str) or unit not in GRIPPERS:
-            raise UnknownNameError("gripper unit", unit, GRIPPERS)
+        known_name(unit, "gripper unit", GRIPPERS)
         unit = GRIPPERS[unit]
     limb_of = {name: limb for limb in limbs for name in _limb_keys(limb, limbs)}
     units: dict[str, GripperConvention] = {}

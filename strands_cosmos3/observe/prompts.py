@@ -19,9 +19,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from strands_cosmos3.checks import positive
+from strands_cosmos3.checks import known_name, positive
 from strands_cosmos3.embodiments import ViewPoint
 from strands_cosmos3.errors import UnknownNameError
 
@@ -52,11 +52,10 @@ def view_point(name: str) -> ViewPoint:
     Raises:
         UnknownNameError: No such view point.
     """
-    key = name.removesuffix("_view")
-    for view in VIEW_SENTENCES:
-        if key == view:
-            return view
-    raise UnknownNameError("view point", name, VIEW_SENTENCES)
+    key = cast("ViewPoint", name.removesuffix("_view"))
+    if key not in VIEW_SENTENCES:
+        raise UnknownNameError("view point", name, VIEW_SENTENCES)
+    return key
 
 
 def compose_prompt(
@@ -97,8 +96,7 @@ def compose_prompt(
             f"long and is of {fps:.0f} FPS. "
             f"This video is of {height}x{width} resolution."
         )
-    if prompt_format != "json":
-        raise UnknownNameError("prompt format", prompt_format, ("plain", "json"))
+    known_name(prompt_format, "prompt format", ("plain", "json"))
     description = text if not text or text.endswith((".", "!", "?")) else f"{text}."
     return _json_caption({"description": description}, framing, seconds, fps, canvas_hw)
 

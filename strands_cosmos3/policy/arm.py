@@ -220,11 +220,7 @@ class PolicyArm:
         q, limits = self._ik.home.copy(), self._all_limits
         if len(q_rad) != len(self._ik.q_address):
             raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._ik.q_address)}.")
-        if (outside := limits.outside(q_rad, _START_TOLERANCE_RAD)) is not None:
-            raise ObservationError(
-                f"no motion can start here: {outside}. Move the arm inside, e.g. to the keyframe "
-                "'home'."
-            )
+        limits.require_start(q_rad, _START_TOLERANCE_RAD, ObservationError)
         q[self._ik.q_address] = q_rad
         return q
 

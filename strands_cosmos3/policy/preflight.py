@@ -11,9 +11,9 @@ from typing import Any
 
 from strands_cosmos3.backends import required_inputs
 from strands_cosmos3.backends.base import Backend
-from strands_cosmos3.checks import instance_of, require_type
+from strands_cosmos3.checks import instance_of, known_name, require_type
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.mapping import RobotMapping, rename_columns, resolve_mapping
 from strands_cosmos3.options import BACKENDS, options_of
 from strands_cosmos3.policy.options import ArmOptions, PolicyOptions
@@ -177,8 +177,8 @@ def check_inputs(
 
 
 def _require_hostable(backend: Any) -> None:
-    if isinstance(backend, str) and backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
+    if isinstance(backend, str):
+        known_name(backend, "backend", BACKENDS)
     if required_inputs(backend).needs_privileged:
         raise ConfigError(
             "backend 'scripted' sees the state of this package's own simulation "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, positive
-from strands_cosmos3.errors import InputError
+from strands_cosmos3.errors import Cosmos3Error, InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +168,18 @@ class JointLimits:
             f"joint {joint + 1} of {len(q_rad)} is at {q_rad[joint]:.4f} rad, outside its range "
             f"[{self.q_min[joint]:.4f}, {self.q_max[joint]:.4f}]"
         )
+
+    def require_start(
+        self, q_rad: F64, tolerance_rad: float, error: type[Cosmos3Error] = InputError
+    ) -> None:
+        """Raise an error if a motion cannot start at angles [n], because one lies outside its range
+        by more than a tolerance.
+        """
+        if (outside := self.outside(q_rad, tolerance_rad)) is not None:
+            raise error(
+                f"no motion can start here: {outside}. Move the arm inside first, e.g. to its home "
+                "position."
+            )
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""

@@ -16,8 +16,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, instance_of
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.checks import F64, instance_of, known_name
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.actuators import position_servos, servo_faults
 from strands_cosmos3.robots.joints import LIMIT_NAMES, HandLimits, JointLimits
 from strands_cosmos3.robots.model import (
@@ -72,9 +72,10 @@ def limits_of(
             f"Pass limits=JointLimits(...), or the name of a table: {', '.join(LIMITS)}.",
         )
         return arm
-    if isinstance(limits, str) and limits not in LIMITS:
-        raise UnknownNameError("limits", limits, LIMITS)
-    table = LIMITS[limits] if isinstance(limits, str) else FER if limits is None else limits
+    if isinstance(limits, str):
+        table = LIMITS[known_name(limits, "limits", LIMITS)]
+    else:
+        table = FER if limits is None else limits
     if len(instance_of(table, JointLimits, "limits").velocity) != len(ids):
         raise ConfigError(f"limits has {len(table.velocity)} joints, but the chain has {len(ids)}.")
     if isinstance(limits, JointLimits):

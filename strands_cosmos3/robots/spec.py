@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, positive, typed_fields
+from strands_cosmos3.checks import F64, finite_array, known_name, positive, typed_fields
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, LimbColumns, get_embodiment
-from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
+from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
 
 RATES = ("velocity", "acceleration", "jerk", "torque")
 """Limits that no MJCF states; a missing one takes the default ``ASSUMED`` of
@@ -219,10 +219,7 @@ class Limb:
         typed_fields(self)
         for name in ("name", "frame", "base"):
             _text(getattr(self, name), f"a limb's {name}")
-        if self.frame_type not in FRAME_TYPES:
-            raise UnknownNameError(
-                f"frame type of limb {self.name!r}", self.frame_type, FRAME_TYPES
-            )
+        known_name(self.frame_type, f"frame type of limb {self.name!r}", FRAME_TYPES)
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
         _require_within(self.tool_m, f"tool_m of limb {self.name!r}", -_PART_M, _PART_M)
@@ -470,9 +467,7 @@ class RobotSpec:
                 raise ConfigError(f"robot {self.name!r} has the limbs {names}; name one.")
             return first
         limbs = {limb.name: limb for limb in self.limbs}
-        if name not in limbs:
-            raise UnknownNameError(f"limb of robot {self.name!r}", name, limbs)
-        return limbs[name]
+        return limbs[known_name(name, f"limb of robot {self.name!r}", limbs)]
 
     @property
     def joints(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from strands_cosmos3.checks import (
     LARGEST,
     finite_array,
     image_array,
+    known_name,
     of_grippers,
     seed_number,
     trailing,
@@ -50,7 +51,6 @@ from strands_cosmos3.errors import (
     ServiceRefusedError,
     ServiceUnreadableError,
     ShapeError,
-    UnknownNameError,
     WireFormatError,
 )
 from strands_cosmos3.observe.views import as_uint8, compose, letterbox
@@ -137,9 +137,7 @@ def get_dialect(name: str) -> Dialect:
     """Return a dialect by name; an unknown one raises UnknownNameError, which lists the valid
     names.
     """
-    if name not in DIALECTS:
-        raise UnknownNameError("dialect", name, DIALECTS)
-    return DIALECTS[name]
+    return DIALECTS[known_name(name, "dialect", DIALECTS)]
 
 
 @cache

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from strands_cosmos3.errors import ShapeError, UnknownNameError
+from strands_cosmos3.checks import known_name
+from strands_cosmos3.errors import ShapeError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene, SceneLimb
@@ -133,8 +134,7 @@ class VideoRecorder:
         quality: Quality = BEAUTY,
         audience: RolloutListener | None = None,
     ):
-        if layout not in LAYOUTS:
-            raise UnknownNameError("film layout", layout, LAYOUTS)
+        known_name(layout, "film layout", LAYOUTS)
         self.scene, self.caption, self.layout = scene, caption, layout
         self._tick_s = 1.0 / control_frequency
         self._fps = min(LAYOUTS[layout], control_frequency)

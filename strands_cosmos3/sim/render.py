@@ -21,8 +21,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array
-from strands_cosmos3.errors import ConfigError, RenderError, UnknownNameError
+from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array, known_name
+from strands_cosmos3.errors import ConfigError, RenderError
 from strands_cosmos3.resources import Closeable
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
@@ -208,8 +208,7 @@ class Renderer(Closeable):
         _require_unforked()
         if self._gpu is None:
             raise RenderError("this renderer is closed; make another.")
-        if name not in names:
-            raise UnknownNameError(kind, name, names)
+        known_name(name, kind, names)
         return names.index(name)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array
+from strands_cosmos3.checks import F64, finite_array, known_name
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.robots.actuators import position_servos
@@ -309,8 +309,7 @@ class Scene:
             (len(self.arm_qpos),),
         )
         for name in layout.names:
-            if name not in self.bodies:
-                raise UnknownNameError("body", name, self.bodies)
+            known_name(name, "body", self.bodies)
         if set(layout.names) != set(self.bodies):
             raise ConfigError(
                 f"the layout places {list(layout.names)}, the scene has {list(self.bodies)}."

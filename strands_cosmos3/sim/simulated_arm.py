@@ -11,14 +11,13 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, of_grippers, seed_number, typed_fields
+from strands_cosmos3.checks import F64, known_name, of_grippers, seed_number, typed_fields
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import (
     ActuatorGuardError,
     ConfigError,
     ControlError,
-    UnknownNameError,
 )
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import all_limits, is_franka
@@ -50,8 +49,7 @@ class ControlConfig:
     def joint_limits(self) -> JointLimits:
         """Return a Panda's limits in force; UnknownNameError if there is no such table."""
         name = "fer" if self.limits is None else self.limits
-        if name not in LIMITS:
-            raise UnknownNameError("limits", name, LIMITS)
+        known_name(name, "limits", LIMITS)
         table, arm = LIMITS[name], LIMITS["fer"]
         ranges = {
             "q_min": np.maximum(table.q_min, arm.q_min),
@@ -120,12 +118,9 @@ class SimulatedArm(Restorable):
                 "limits, with their source, or leave strict out."
             )
         self.servo = JointServo(scene.model, self.control.compensation, *limbs)
-        try:
-            self._feed_forward = FeedForward(self.control.feed_forward)
-        except ValueError:
-            raise UnknownNameError(
-                "feed-forward", self.control.feed_forward, tuple(FeedForward)
-            ) from None
+        self._feed_forward = FeedForward(
+            known_name(self.control.feed_forward, "feed-forward", tuple(FeedForward))
+        )
         self.dt_s = float(scene.model.opt.timestep)
         self.on_step: Callable[[F64, Any], None] | None = None
         """Called after every physics step with the references at its end: angles [n] and open

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import typed
+from strands_cosmos3.checks import known_name, typed
 from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,
@@ -386,9 +386,7 @@ class World(ABC):
     def task(self, name: str, robot: str | None = None) -> Task:
         """Return a task by name."""
         tasks = self.tasks(robot)
-        if name not in tasks:
-            raise UnknownNameError("task", name, tasks)
-        return tasks[name]
+        return tasks[known_name(name, "task", tasks)]
 
     @abstractmethod
     def embodiment(self, robot: str | None = None) -> str:

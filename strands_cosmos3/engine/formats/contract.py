@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from strands_cosmos3.actions.stats import FIGURES, Method, figures_of
+from strands_cosmos3.checks import known_name
 from strands_cosmos3.embodiments import ACTION_DIM, MODEL_SPACES, get_embodiment, list_embodiments
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.errors import ContractError, InputError, StatisticsError, UnknownNameError
+from strands_cosmos3.errors import ContractError, InputError, StatisticsError
 from strands_cosmos3.observe.views import TIERS
 from strands_cosmos3.resources import contained, read_json, resource, shown
 from strands_cosmos3.tables import read_toml, toml_value
@@ -320,7 +321,6 @@ def known_contract(name: object) -> dict[str, Any]:
 
     Raises UnknownNameError for another name.
     """
-    if name not in known_contracts():
-        raise UnknownNameError("contract", name, known_contracts())
+    known_name(name, "contract", known_contracts())
     path = resource(f"stats/contracts/{name}.toml")
     return checked(read_toml(path), str(path))

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from strands_cosmos3.checks import whole_number
-from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.checks import known_name, whole_number
 from strands_cosmos3.observe.prompts import LIBERO_CAPTIONS, LiberoCaption
 
 CONTROL_HZ = 20
@@ -47,8 +46,7 @@ class LiberoConfig:
     def __post_init__(self) -> None:
         whole_number(self.wait_steps, "wait_steps", 0, 200)
         whole_number(self.picture_px, "picture_px", 16, 1024)
-        if self.caption not in LIBERO_CAPTIONS:
-            raise UnknownNameError("caption", self.caption, LIBERO_CAPTIONS)
+        known_name(self.caption, "caption", LIBERO_CAPTIONS)
 
     def steps(self, horizon: int) -> int:
         """Return the most actions of an episode with that horizon."""
@@ -64,6 +62,4 @@ DEFAULT_PROTOCOL = "openpi"
 
 def get_protocol(name: str) -> LiberoConfig:
     """Return the protocol of that name; UnknownNameError lists the protocols."""
-    if name not in PROTOCOLS:
-        raise UnknownNameError("LIBERO protocol", name, PROTOCOLS)
-    return PROTOCOLS[name]
+    return PROTOCOLS[known_name(name, "LIBERO protocol", PROTOCOLS)]

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.checks import F64, known_name
 from strands_cosmos3.extras import needed_by
 
 Goal = tuple[tuple[str, ...], ...]
@@ -68,9 +67,7 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
 
 def get_suite(name: str) -> Suite:
     """Return the suite of that name; UnknownNameError lists the suites."""
-    if name not in SUITES:
-        raise UnknownNameError("LIBERO suite", name, SUITES)
-    return SUITES[name]
+    return SUITES[known_name(name, "LIBERO suite", SUITES)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, positive
+from strands_cosmos3.checks import F64, finite_array, known_name, positive
 from strands_cosmos3.errors import InputError, UnknownNameError
 
 RIGS = ("wide", "near")
@@ -41,8 +41,7 @@ class Surface:
     seed: int = 7
 
     def __post_init__(self) -> None:
-        if self.pattern not in _PATTERNS:
-            raise UnknownNameError("pattern", self.pattern, _PATTERNS)
+        known_name(self.pattern, "pattern", _PATTERNS)
         if not all(0 <= value <= 1 for value in self.rgb) or not 0 <= self.contrast <= 2:
             raise InputError(
                 f"a surface's rgb must lie in 0..1 and its contrast in 0..2, got {self.rgb} and "
@@ -164,8 +163,7 @@ class Appearance:
     def __post_init__(self) -> None:
         if isinstance(self.table, str) and self.table not in TABLES:
             raise UnknownNameError("table", self.table, TABLES)
-        if self.rig not in RIGS:
-            raise UnknownNameError("rig", self.rig, RIGS)
+        known_name(self.rig, "rig", RIGS)
         if positive(self.light, "light") > LARGEST_LIGHT:
             raise InputError(f"light is a factor of at most {LARGEST_LIGHT:g}, got {self.light:g}.")
         if (

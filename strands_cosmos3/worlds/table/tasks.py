@@ -29,8 +29,8 @@ from types import MappingProxyType
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.checks import F64, known_name
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.worlds.table.bar import BarMonitor, BodyState, HandOverMonitor
@@ -69,8 +69,7 @@ def cube_state(scene: TableScene, data: mujoco.MjData, cube: str) -> CubeState:
     """Return a cube's state, as of the last physics step; UnknownNameError if the scene has no
     such cube.
     """
-    if cube not in scene.cubes:
-        raise UnknownNameError("cube", cube, scene.cubes)
+    known_name(cube, "cube", scene.cubes)
     model, body, dof = scene.model, scene.bodies[cube].id, scene.bodies[cube].dof
     forces = scene.forces_on(data, body)
     robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
@@ -238,9 +237,7 @@ TASKS: Mapping[str, TableTask] = MappingProxyType(
 
 def get_task(name: str) -> TableTask:
     """Return the task of that name; UnknownNameError lists the tasks."""
-    if name not in TASKS:
-        raise UnknownNameError("task", name, TASKS)
-    return TASKS[name]
+    return TASKS[known_name(name, "task", TASKS)]
 
 
 def task_of(goal: Goal) -> TableTask:
