@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +31,9 @@ from strands_cosmos3.embodiments import WIRE_GRIPPER, ToolFrame, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Request
+
+if TYPE_CHECKING:
+    from strands_cosmos3.datasets.reader import RecordedEpisode
 
 _LINK8_TO_COSMOS = np.array(
     [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
@@ -172,8 +175,8 @@ class LimbRecording:
                 for counts in (recorded, n_joints)
             )
             raise ConfigError(
-                f"the recording moves {have}, and the robot has {expected}; replay it on the robot "
-                "that it is of."
+                f"the recording moves {have}, and the robot has {expected}; name the robot "
+                "that it is of (--robot)."
             )
         return {name: joined[name] for name in n_joints}
 
@@ -187,24 +190,30 @@ def load_episode(folder: str | Path, episode: int = 0) -> LimbRecording:
             limb.
     """
     with needed_by("a dataset"):
-        from strands_cosmos3.datasets import Dataset, recorded_limbs
-        from strands_cosmos3.datasets.reader import embodiment_of
+        from strands_cosmos3.datasets import Dataset
     with Dataset(folder) as dataset:
         if not len(dataset):
             raise InputError(f"{str(folder)!r} has no episodes.")
-        recorded = dataset[whole_number(episode, "the episode", 0, len(dataset) - 1)]
-        limbs, source = recorded_limbs(recorded), f"episode {episode} of {folder}"
-        motions = {
-            name: Recording(
-                limb.T_base_commanded,
-                np.append(limb.gripper[:1], limb.gripper_commanded),
-                dataset.fps,
-                limb.q_rad[0],
-                source,
-            )
-            for name, limb in limbs.items()
-        }
-        return LimbRecording(motions, embodiment_of(recorded).name, dataset.spec.robot_type)
+        number = whole_number(episode, "the episode", 0, len(dataset) - 1)
+        return commanded_motion(dataset[number])
+
+
+def commanded_motion(episode: RecordedEpisode) -> LimbRecording:
+    """Return an episode of an open dataset as it was commanded. Errors: as :func:`load_episode`."""
+    from strands_cosmos3.datasets.reader import embodiment_of, recorded_limbs
+
+    dataset = episode.dataset
+    motions = {
+        name: Recording(
+            limb.T_base_commanded,
+            np.append(limb.gripper[:1], limb.gripper_commanded),
+            dataset.fps,
+            limb.q_rad[0],
+            f"episode {episode.index} of {dataset.root}",
+        )
+        for name, limb in recorded_limbs(episode).items()
+    }
+    return LimbRecording(motions, embodiment_of(episode).name, dataset.spec.robot_type)
 
 
 def recording_at(path: str | Path, episode: int | None = None) -> Recording | LimbRecording:

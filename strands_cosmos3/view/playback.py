@@ -13,8 +13,9 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.backends.replay import commanded_motion
 from strands_cosmos3.checks import F64, finite_array, of_grippers
-from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode, embodiment_of, recorded_limbs
+from strands_cosmos3.datasets.reader import Dataset, RecordedEpisode, recorded_limbs
 from strands_cosmos3.datasets.spec import IMAGES
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
@@ -56,30 +57,20 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     Raises:
         ConfigError, DatasetFormatError: It is not of the scene's robot, in this project's schema.
     """
-    motions = recorded_limbs(episode)
-    tools = {limb.name: limb.tool_frame for limb in embodiment_of(episode).limbs}
-    joints = {name: motion.q_rad.shape[1] for name, motion in motions.items()}
-    if len(motions) == len(scene.limbs) == 1:  # two single arms need no common name
-        names = dict(zip(scene.limbs, motions, strict=True))
-    else:
-        names = {name: name for name in motions}
-    expected = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
-    if expected != {name: joints[own] for name, own in names.items()}:
-        limbs = ", ".join(f"{name} with {n} joints" for name, n in joints.items())
-        raise ConfigError(
-            f"{episode.dataset.root} holds no episodes of robot {scene.robot.name!r}, but of "
-            f"limbs {limbs}; name its robot (--robot)."
-        )
-    in_order = [motions[names[name]] for name in scene.limbs]
-    paths = {
-        name: (
+    measured, recording = recorded_limbs(episode), commanded_motion(episode)
+    n_joints = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
+    paths: dict[str, F64] = {}
+    for name, motion in recording.of_limbs(n_joints).items():
+        limb = scene.limbs[name]
+        T_world_tool = (
             limb.T_world_base
-            @ motion.T_base_commanded[:-1]
-            @ se3_inverse(tools[names[name]].T_parent_cosmos)
+            @ motion.T_base_cosmos[:-1]
+            @ se3_inverse(recording.tool_frame(name).T_parent_cosmos)
             @ limb.limb.T_frame_tool
-        )[:, :3, 3]
-        for (name, limb), motion in zip(scene.limbs.items(), in_order, strict=True)
-    }
+        )
+        paths[name] = T_world_tool[:, :3, 3]
+    # the only limb may have another name
+    in_order = [measured[name] for name in n_joints] if len(measured) > 1 else measured.values()
     q_rad = np.concatenate([motion.q_rad for motion in in_order], axis=1)
     gripper = of_grippers(np.stack([motion.gripper for motion in in_order], axis=1))
     return Recorded(q_rad, gripper, paths, episode.dataset.fps, episode.task, episode)

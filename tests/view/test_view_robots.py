@@ -181,7 +181,8 @@ def test_a_dataset_names_its_robot(
         assert angles.min() < 1e-4
     assert main(["view", "--play", str(tmp_path / "set"), "--page-port", "0", "--leave"]) == 0
     with pytest.raises(
-        ConfigError, match=r"no episodes of robot 'panda', but of limbs .*joints.*--robot"
+        ConfigError,
+        match=r"moves .* joints\).*the robot has .*\(7 joints\); name the robot .*--robot",
     ):
         list(recorded_episodes(tmp_path / "set", panda.scene))
 
