@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameErro
 from strands_cosmos3.options import MODEL_BACKENDS, option
 from strands_cosmos3.tables import from_table, read_toml
 
+_T = TypeVar("_T")
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
@@ -365,7 +366,7 @@ def _limb(
 
 
 def _limbs(columns: tuple[str, ...], table: Mapping[str, Any]) -> tuple[LimbColumns, ...]:
-    gripper, tool = GRIPPERS.get(table.get("gripper", "")), _tool(table["tool"])
+    gripper, tool = GRIPPERS.get(table["gripper"]), _tool(table["tool"])
     if columns[: len(POSE9)] == POSE9:
         return (_limb(columns, "camera" if gripper is None else "arm", "", tool, gripper),)
     return tuple(
@@ -383,15 +384,10 @@ def _limbs(columns: tuple[str, ...], table: Mapping[str, Any]) -> tuple[LimbColu
 
 def _embodiment(table: Mapping[str, Any]) -> Embodiment:
     columns = tuple(_TABLES["columns"][table["columns"]])
-    meaning = table.get("meaning", "pose_delta")
-    midtrain = _space(
-        "midtrain",
-        columns,
-        meaning=meaning,
-        normalized=table.get("normalized", meaning != "raw"),
-    )
-    own_spaces: dict[str, dict[str, Any]] = table.get("spaces", {})
-    spaces: dict[str, dict[str, Any]] = {
+    meaning, own_spaces = table["meaning"], table["spaces"]
+    normalized = table.get("normalized", meaning != "raw")
+    midtrain = _space("midtrain", columns, meaning=meaning, normalized=normalized)
+    spaces: dict[str, Any] = {
         "midtrain": {"chunk": table["chunk"], "preset": "midtrain"},
         **own_spaces,
     }
@@ -401,27 +397,29 @@ def _embodiment(table: Mapping[str, Any]) -> Embodiment:
         spaces=MappingProxyType(
             {"midtrain": midtrain, **{name: _space(name) for name in own_spaces}}
         ),
-        fps=table.get("fps"),
         chunk=MappingProxyType({name: space["chunk"] for name, space in spaces.items()}),
-        view_point=table.get("view_point"),
-        gripper=GRIPPERS.get(table.get("gripper", "")),
+        gripper=GRIPPERS.get(table["gripper"]),
         tool_frame=_tool(table["tool"]),
         presets=MappingProxyType(
             {name: PRESETS[space["preset"]] for name, space in spaces.items()}
         ),
-        stats=table.get("stats"),
         rig=RIGS[table["rig"]] if "rig" in table else None,
-        translation_scale=(
-            None if table.get("in_controller_units") else table.get("translation_scale", 1.0)
-        ),
+        translation_scale=None if "in_controller_units" in table else table["translation_scale"],
         limbs=_limbs(columns, table),
-        camera=table.get("camera"),
+        **{name: table.get(name) for name in ("fps", "view_point", "stats", "camera")},
     )
 
 
 def _embodiment_tables() -> dict[str, dict[str, Any]]:
     """The tables of embodiments by name; one that is like another has the other's values too."""
-    defaults = {"chunk": 16, "tool": "end_effector"}
+    defaults: dict[str, Any] = {
+        "chunk": 16,
+        "tool": "end_effector",
+        "meaning": "pose_delta",
+        "gripper": "",
+        "spaces": {},
+        "translation_scale": 1.0,
+    }
     tables: dict[str, dict[str, Any]] = {}
     for table in _TABLES["embodiments"]:
         similar = tables.get(table.get("like", ""), {})
@@ -429,22 +427,17 @@ def _embodiment_tables() -> dict[str, dict[str, Any]]:
     return tables
 
 
-GRIPPERS: Mapping[str, GripperConvention] = MappingProxyType(
-    {
-        name: from_table(GripperConvention, table, name)
-        for name, table in _TABLES["grippers"].items()
-    }
-)
+def _named(kind: type[_T], section: str) -> Mapping[str, _T]:
+    return {name: from_table(kind, table, name) for name, table in _TABLES[section].items()}
+
+
+GRIPPERS = _named(GripperConvention, "grippers")
 """Units in which grippers are counted, by name."""
 MODEL_GRIPPER = GRIPPERS["fraction"]
 WIRE_GRIPPER = GRIPPERS["closed_fraction"]
 PANDA_FINGER = GRIPPERS["finger_m"]
-PRESETS: Mapping[str, Sampling] = MappingProxyType(
-    {name: from_table(Sampling, table, name) for name, table in _TABLES["presets"].items()}
-)
-RIGS: Mapping[str, CameraRig] = MappingProxyType(
-    {name: from_table(CameraRig, table, name) for name, table in _TABLES["rigs"].items()}
-)
+PRESETS = _named(Sampling, "presets")
+RIGS = _named(CameraRig, "rigs")
 JOINT_POS = _space("joint_pos")
 POSE_ABS = _space("pose_abs")
 DROID_RIG = RIGS["droid"]

@@ -194,7 +194,9 @@ class EvaluationError(Cosmos3Error, RuntimeError):
 
 
 class ReplicaLostError(EvaluationError):
-    """The leader of a shared replica is gone. It is replaced, and the episode runs again."""
+    """A replica, the processes that hold one copy of a model for several simulators, has lost its
+    leader. It is replaced, and the episode runs again.
+    """
 
 
 class CheckpointError(Cosmos3Error, RuntimeError):
@@ -272,17 +274,11 @@ class MissingDependencyError(EnvironmentalError, ImportError):
 class ResourceNotFoundError(EnvironmentalError, FileNotFoundError):
     """A packaged or named file does not exist."""
 
-    def __str__(self) -> str:  # OSError would print "[Errno ...]"
-        return str(self.args[0]) if self.args else ""
-
 
 class StorageError(EnvironmentalError, OSError):
     """A file cannot be written: a full disk, no permission. The message names the path; what was
     there before stays.
     """
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class FetchError(EnvironmentalError):

@@ -12,13 +12,12 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from strands_cosmos3.errors import ConfigError, LayoutError
 from strands_cosmos3.resources import shown
 
-GRAMMARS: Mapping[str, str] = MappingProxyType({"table": "strands_cosmos3.worlds.table.grammar"})
+GRAMMARS: Mapping[str, str] = {"table": "strands_cosmos3.worlds.table.grammar"}
 """Name of a grammar -> its module, which has the functions of :class:`Grammar`."""
 ENTRY_POINTS = "strands_cosmos3.grammars"
 """Entry points with which other packages add grammars. A checkpoint names one and never a

@@ -234,25 +234,21 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     If the process is killed between the two renames, the next call restores the old folder first.
     Raises StorageError.
     """
-    with storing(path):
-        _write_folder(path, write)
-
-
-def _write_folder(path: Path, write: Callable[[Path], object]) -> None:
     hidden, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
-    if old.exists() and not path.exists():
-        os.replace(old, path)
-    for left in (hidden, old):
-        shutil.rmtree(left, ignore_errors=True)
-    hidden.mkdir(parents=True)
-    try:
-        write(hidden)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(hidden, path)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    with storing(path):
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        for left in (hidden, old):
+            shutil.rmtree(left, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        try:
+            write(hidden)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(hidden, path)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

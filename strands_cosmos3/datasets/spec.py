@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from strands_cosmos3.checks import instance_of, known_name, positive, require_type, typed
@@ -92,10 +91,10 @@ class Feature:
 
 
 _INDEX = Feature("int64", (1,))
-BOOKKEEPING: Mapping[str, Feature] = MappingProxyType(
-    {"timestamp": Feature("float32", (1,))}
-    | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), _INDEX)
-)
+BOOKKEEPING: Mapping[str, Feature] = {
+    "timestamp": Feature("float32", (1,)),
+    **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), _INDEX),
+}
 """Columns of every dataset, filled by the writer."""
 
 

@@ -49,20 +49,16 @@ class SimulatorActor:
         self._number = number
 
     def open(self, settings: Settings, replica: Any) -> Reply:
-        """Make robot and policy; reply with version and process."""
+        """Make robot and policy; reply with process, node and version."""
 
-        def make() -> dict[str, Any]:
+        def make() -> tuple[int, str, str]:
             engine = None
             if replica is not None:
                 from strands_cosmos3.evaluation.replica import replica_engine
 
                 engine = replica_engine(settings, replica)
             self._runner = AssignmentRunner(settings, engine)
-            return {
-                "version": __version__,
-                "pid": os.getpid(),
-                "node": ray.get_runtime_context().get_node_id(),
-            }
+            return os.getpid(), ray.get_runtime_context().get_node_id(), __version__
 
         return Reply.of(make)
 
@@ -214,8 +210,8 @@ class Driver:
                     self._queue.extend(_Job(a, film=True) for a in self._missing_films())
                     progress.films_total = len(self._queue)
                 while self._queue or any(slot.job for slot in self._slots):
-                    if phase == "running":
-                        self._measure_time()
+                    if phase == "running" and self._busy_since_s is not None:
+                        progress.busy_s = time.monotonic() - self._busy_since_s
                     self._assign()
                     self._report(progress)
                     if interrupt.requested:
@@ -230,12 +226,6 @@ class Driver:
         for slot in self._slots:
             ray.kill(slot.actor, no_restart=True)
         self._slots = []
-
-    def _measure_time(self) -> None:
-        if self._busy_since_s is None and self.progress.workers:
-            self._busy_since_s = time.monotonic()
-        if self._busy_since_s is not None:
-            self.progress.busy_s = time.monotonic() - self._busy_since_s
 
     def _assign(self) -> None:
         """Start missing workers, and give jobs to idle ones."""
@@ -305,23 +295,20 @@ class Driver:
             slot.pending = self._open(slot.actor, slot.number)
         elif job is None:
             slot.failed_starts = 0
-            self._register(slot, reply.value)
+            slot.pid, slot.node, version = reply.value
+            self.progress.workers += 1
+            self._busy_since_s = self._busy_since_s or time.monotonic()
+            if version != __version__:
+                raise EvaluationError(
+                    f"a worker runs version {version} of this package, the driver {__version__}."
+                )
         elif job.film:
-            self.require_same(reply.value[0]["model_sha256"])
-            self._store_film(job.assignment, *reply.value)
+            record, film = reply.value
+            self.require_same(record["model_sha256"])
+            self._store_film(job.assignment, record, film)
         else:
             self.require_same(reply.value["model_sha256"])
             self._store(job, reply.value)
-
-    def _register(self, slot: _Slot, worker: dict[str, Any]) -> None:
-        """Check a worker that is ready."""
-        self.progress.workers += 1
-        slot.pid, slot.node = worker["pid"], worker["node"]
-        if worker["version"] != __version__:
-            raise EvaluationError(
-                f"a worker runs version {worker['version']} of this package, the driver "
-                f"{__version__}."
-            )
 
     def require_same(self, model_sha256: str | None) -> None:
         """Raise a ConfigError unless the stored episodes were answered by the same."""

@@ -60,7 +60,9 @@ def evaluate(
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
-            _evaluate_dynamics(driver, dynamics)
+            ended = not driver.progress.interrupted
+            if dynamics is not None and ended and folder.read_dynamics() is None:
+                folder.write_dynamics(dynamics())
         finally:
             run = _facts(driver, address, workers, time.monotonic() - started_s)
             report = make_report(
@@ -92,13 +94,6 @@ def check_model(settings: Settings) -> str | None:
     if topology.replicas:
         require_tp_size(checkpoint.config, topology.tp_size)
     return checkpoint.digest
-
-
-def _evaluate_dynamics(driver: Driver, dynamics: Callable[[], Mapping[str, Any]] | None) -> None:
-    if dynamics is None or not driver.settings.clips or driver.progress.interrupted:
-        return
-    if driver.folder.read_dynamics() is None:
-        driver.folder.write_dynamics(dynamics())
 
 
 def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -41,7 +41,7 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
-from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode_view
+from strands_cosmos3.serving.codec import Limits, decode, encode_view
 from strands_cosmos3.serving.connection import WebSocket
 from strands_cosmos3.serving.wire import short
 
@@ -314,13 +314,11 @@ class PolicyClient(ServiceClient):
     def __init__(
         self,
         config: ClientConfig | None = None,
-        limits: Limits = DEFAULT_LIMITS,
         sleep: Callable[[float], None] = time.sleep,
     ):
         config = config or ClientConfig()
         super().__init__(config, config.address, sleep)
-        self.limits = limits  # of what is sent; of a reply all but its size
-        self._reply_limits = replace(limits, max_bytes=config.max_reply_bytes)
+        self._reply_limits = Limits(max_bytes=config.max_reply_bytes)
         self.metadata: dict[str, Any] = {}
         self._connection: WebSocket | None = None
         self._idle_since = 0.0
@@ -396,7 +394,7 @@ class PolicyClient(ServiceClient):
         """
         if callable(message):
             message = message(self.metadata)
-        frame = encode_view(message, self.limits)
+        frame = encode_view(message)
         idle_s = 0.0 if fresh else time.monotonic() - self._idle_since
         with self._within(self.config.read_s, "waiting for the chunk"):
             quiet = connection.is_quiet()

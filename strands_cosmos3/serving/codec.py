@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, cast
 
 import msgpack
@@ -38,9 +37,9 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 MAX_NDIM = 5
 _BASES = ("u1", "i4", "i8", "f4", "f8", "b1")
-_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {f"{order}{base}": np.dtype(base) for base in _BASES for order in "|<"}
-)
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    f"{order}{base}": np.dtype(base) for base in _BASES for order in "|<"
+}
 _ALLOWED = frozenset(_DTYPES.values())
 _ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
 _DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import cast
 
 from websockets.datastructures import Headers
@@ -23,9 +22,10 @@ _GET, _END = b"GET ", b"\r\n\r\n"
 _HEAD_BYTES, _LINE_BYTES, _HEADERS = 16 * 2**10, 8 * 2**10, 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
-JSON: Mapping[str, str] = MappingProxyType(
-    {"Content-Type": "application/json", "Cache-Control": "no-store"}
-)
+JSON: Mapping[str, str] = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+}
 
 
 @dataclass(frozen=True)

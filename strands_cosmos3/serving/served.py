@@ -69,6 +69,11 @@ class Session:
     previous_total_ms: float | None = None
     bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
 
+    @property
+    def is_vllm(self) -> bool:
+        """Whether the client came to vLLM-Omni's path: its connection stays open after an error."""
+        return self.protocol == "vllm-omni"
+
     def episode(self, name: str) -> Episode:
         """Return a session's episode; without a name that of the session asked last. Beyond 1024,
         the one idle for longest is forgotten.
@@ -78,11 +83,6 @@ class Session:
         if len(self.episodes) > _MAX_SESSIONS:
             self.episodes.popitem(last=False)
         return self.episodes[name]
-
-    @property
-    def survives_errors(self) -> bool:
-        """Whether the connection stays open after an error."""
-        return self.protocol == "vllm-omni"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +114,9 @@ class Answer:
 
     def sent(self, session: Session) -> bytes | str:
         """Return the frame as the session's protocol has it."""
-        return (
-            encode(wire.vllm_error(str(self.frame)))
-            if self.failed and session.protocol == "vllm-omni"
-            else self.frame
-        )
+        if self.failed and session.is_vllm:
+            return encode(wire.vllm_error(str(self.frame)))
+        return self.frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +129,8 @@ class _PendingInference:
     request: Request
 
 
-Given = TypeVar("Given")
-Caught = TypeVar("Caught")
+Item = TypeVar("Item")
+Done = TypeVar("Done")
 
 
 def _refusal(error: Cosmos3Error) -> Answer:
@@ -209,8 +207,8 @@ class ServedPolicy:
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
-        digest, vllm = self.backend.info.model_sha256, session.protocol == "vllm-omni"
-        return wire.encode_metadata(self._embodiment, self._space, digest, vllm)
+        digest = self.backend.info.model_sha256
+        return wire.encode_metadata(self._embodiment, self._space, digest, session.is_vllm)
 
     def info(self) -> dict[str, Any]:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
@@ -255,7 +253,7 @@ class ServedPolicy:
                 )
         return [self._caught(lambda one: self._infer([one])[0], item) for item in pending]
 
-    def _caught(self, work: Callable[[Given], Caught], item: Given) -> Caught | Answer:
+    def _caught(self, work: Callable[[Item], Done], item: Item) -> Done | Answer:
         try:
             return work(item)
         except Cosmos3Error as error:
@@ -274,20 +272,17 @@ class ServedPolicy:
         if isinstance(message.frame, Mapping):
             request = libero.decode_request(message.frame, self.seed)
             return _PendingInference(message.frame, session, Episode(), request)
-        content = self._read(message.frame)
+        if isinstance(message.frame, str):
+            raise WireFormatError("a request must be a binary msgpack frame, got text.")
+        content = decode(message.frame, self.limits)
+        if not isinstance(content, dict):
+            raise WireFormatError(f"a request must be a map, got {type(content).__name__}.")
+        content = cast("dict[str, Any]", content)
         name, endpoint = wire.session_of(content), content.get(wire.ENDPOINT)
         if endpoint == "reset":
             return self._reset(session, name)
-        session.bare |= endpoint == "infer" or session.protocol == "vllm-omni"
+        session.bare |= endpoint == "infer" or session.is_vllm
         return self._pending(content, session)
-
-    def _read(self, frame: bytes | str) -> Mapping[str, Any]:
-        if isinstance(frame, str):
-            raise WireFormatError("a request must be a binary msgpack frame, got text.")
-        message = decode(frame, self.limits)
-        if not isinstance(message, dict):
-            raise WireFormatError(f"a request must be a map, got {type(message).__name__}.")
-        return cast("dict[str, Any]", message)
 
     def _reset(self, session: Session, name: str) -> Answer:
         self.backend.reset(None)
@@ -307,9 +302,7 @@ class ServedPolicy:
             self._space,
             images=self.backend.info.requires_images,
             compose=self.backend.compose,
-            seed=wire.read_seed(message, wire.VLLM_SEED, default)
-            if session.protocol == "vllm-omni"
-            else default,
+            seed=wire.read_seed(message, wire.VLLM_SEED, default) if session.is_vllm else default,
             t_motion_s=now - episode.started_s,
         )
         return _PendingInference(message, session, episode, request)

@@ -11,13 +11,12 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -297,9 +296,7 @@ class PolicyServer:
             HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n"
         )
 
-    def _refused(
-        self, status: HTTPStatus, text: str, headers: Mapping[str, str] = MappingProxyType({})
-    ) -> Reply:
+    def _refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str] = {}) -> Reply:
         self.metrics.handshakes_refused[str(status.value)] += 1
         return Reply(status, text, headers)
 
@@ -383,25 +380,16 @@ class PolicyServer:
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
         name = self._name_of(head.headers, address)
         messages = [Message(item, Session("libero"), arrived) for item in items]
-        self.metrics.in_flight += len(messages)
-        jobs = [self._workers.submit(name, message) for message in messages]
-        try:
-            answers = await asyncio.gather(*(self._ask(left, job) for job in jobs))
-        finally:
-            for job in jobs:
-                self._end_flight_of(job)
-        for answer in answers:
-            self._count(answer)
-        whole = [answer for answer in answers if answer is not None]
-        if len(whole) < len(answers):
-            return None
-        frames = [str(answer.frame) for answer in whole]
-        if errors := [str(answer.frame) for answer in whole if answer.failed]:
-            text = libero.encode_error(errors[0], batch)
-        else:
-            text = libero.encode_batch(frames) if batch else frames[0]
-        self.metrics.sent_bytes += len(text)
-        return Reply(HTTPStatus.OK, text, JSON)
+        async with self._answered(name, left, messages) as answers:
+            if answers is None:
+                return None
+            frames = [str(answer.frame) for answer in answers]
+            if errors := [str(answer.frame) for answer in answers if answer.failed]:
+                text = libero.encode_error(errors[0], batch)
+            else:
+                text = libero.encode_batch(frames) if batch else frames[0]
+            self.metrics.sent_bytes += len(text)
+            return Reply(HTTPStatus.OK, text, JSON)
 
     def _why_not_ready(self) -> str:
         """Why a new request would not be answered in time, or empty."""
@@ -465,19 +453,15 @@ class PolicyServer:
         the client leaves.
         """
         self.metrics.received_bytes += len(frame)
-        self.metrics.in_flight += 1
-        job = self._workers.submit(name, Message(frame, session, time.monotonic()))
-        try:
-            answer = await self._ask(left, job)
-            self._count(answer)
-            if answer is None:
+        message = Message(frame, session, time.monotonic())
+        async with self._answered(name, left, [message]) as answers:
+            if answers is None:
                 return False
+            (answer,) = answers
             frame = answer.sent(session)
             await client.send(frame)
             self.metrics.sent_bytes += len(frame)
-        finally:
-            self._end_flight_of(job)
-        if answer.failed and not session.survives_errors:
+        if answer.failed and not session.is_vllm:
             code = _INTERNAL_ERROR if answer.outcome == "error" else _TRY_LATER
             await client.close(code, "see the preceding text frame")
             return False
@@ -503,6 +487,34 @@ class PolicyServer:
             for message in messages
         ]
 
+    @asynccontextmanager
+    async def _answered(
+        self, name: str, left: asyncio.Future[Any], messages: Sequence[Message]
+    ) -> AsyncGenerator[list[Answer] | None]:
+        """The answers to a client's messages; None if it leaves first, and what is still queued
+        is dropped. Until they are sent, or inferred for, the messages count as in flight.
+        """
+        loop = asyncio.get_running_loop()
+
+        def landed(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
+                loop.call_soon_threadsafe(self._end_flight)
+
+        self.metrics.in_flight += len(messages)
+        jobs = [self._workers.submit(name, message) for message in messages]
+        try:
+            answers = await asyncio.gather(*(_unless_left(left, job) for job in jobs))
+            for answer in answers:
+                self._count(answer)
+            whole = [answer for answer in answers if answer is not None]
+            yield whole if len(whole) == len(answers) else None
+        finally:
+            for job in jobs:
+                job.add_done_callback(landed)
+
+    def _end_flight(self) -> None:
+        self.metrics.in_flight -= 1
+
     def _count(self, answer: Answer | None) -> None:
         """Count a request that was answered, or whose client left."""
         self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
@@ -512,29 +524,15 @@ class PolicyServer:
         if answer.outcome == "ok":
             self.metrics.inference.observe(answer.infer_s)
 
-    def _end_flight_of(self, job: Future[Answer]) -> None:
-        """Count a request as ended once its inference has; a client may leave it before."""
-        loop = asyncio.get_running_loop()
 
-        def landed(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
-                loop.call_soon_threadsafe(self._end_flight)
-
-        job.add_done_callback(landed)
-
-    def _end_flight(self) -> None:
-        self.metrics.in_flight -= 1
-
-    async def _ask(self, left: asyncio.Future[Any], job: Future[Answer]) -> Answer | None:
-        """Return a job's answer, or None if the client leaves first; a queued job is then
-        dropped.
-        """
-        answered = asyncio.wrap_future(job)
-        try:
-            await asyncio.wait({left, answered}, return_when=asyncio.FIRST_COMPLETED)
-            return answered.result() if answered.done() else None
-        finally:
-            answered.cancel()  # a job that runs goes on
+async def _unless_left(left: asyncio.Future[Any], job: Future[Answer]) -> Answer | None:
+    """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
+    answered = asyncio.wrap_future(job)
+    try:
+        await asyncio.wait({left, answered}, return_when=asyncio.FIRST_COMPLETED)
+        return answered.result() if answered.done() else None
+    finally:
+        answered.cancel()  # a job that runs goes on
 
 
 def _late(waited_s: float, limit_s: float) -> Answer:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -122,15 +121,13 @@ class Dialect:
 
 
 ROBOLAB = Dialect("robolab", extensions=True)
-DIALECTS: Mapping[str, Dialect] = MappingProxyType(
-    {
-        "robolab": ROBOLAB,
-        "openpi": replace(ROBOLAB, name="openpi"),
-        "vllm-omni": Dialect("vllm-omni", endpoint=True, sampling=True, path=VLLM_PATH),
-        "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
-        "libero": Dialect("libero", http=True),
-    }
-)
+DIALECTS: Mapping[str, Dialect] = {
+    "robolab": ROBOLAB,
+    "openpi": replace(ROBOLAB, name="openpi"),
+    "vllm-omni": Dialect("vllm-omni", endpoint=True, sampling=True, path=VLLM_PATH),
+    "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
+    "libero": Dialect("libero", http=True),
+}
 
 
 def get_dialect(name: str) -> Dialect:
@@ -177,20 +174,6 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
             "server is mistaken, pass action_space=."
         )
     return "joint_pos"
-
-
-def _vllm_metadata(embodiment: Embodiment, space: ActionSpace) -> dict[str, Any]:
-    """Return what vLLM-Omni calls ``policy_server_config``, for clients that came to its path."""
-    rig = embodiment.rig
-    height, width = (256, 256) if rig is None else rig.composite_hw
-    return {
-        "image_resolution": [height, width],
-        "n_external_cameras": 0 if rig is None else len(rig.views) - 1,
-        "needs_wrist_camera": rig is not None,
-        "needs_stereo_camera": False,
-        "needs_session_id": False,
-        VLLM_SPACE: _VLLM_JOINTS if space.name == "joint_pos" else space.name,
-    }
 
 
 def encode_request(
@@ -343,10 +326,17 @@ def _read_gripper(
     them.
     """
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
-    if n > 1 and GRIPPER in message and _numbers(message, GRIPPER).size > 1:
+    if GRIPPER not in message:
+        if not optional:
+            raise _missing(message, GRIPPER)
+        message = {GRIPPER: 0.0}
+    closed = _numbers(message, GRIPPER)
+    if n > 1 and closed.size > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
-    closed = 0.0 if optional and GRIPPER not in message else _last_number(message, GRIPPER)
-    return of_grippers(np.full(n, WIRE_GRIPPER.to_fraction(closed)))
+    if closed.ndim > 2 or (closed.ndim == 2 and closed.shape[1] != 1):
+        got = list(closed.shape)
+        raise ShapeError(f"{GRIPPER!r} must be a number, [T] or [T, 1], got {got}.")
+    return of_grippers(np.full(n, WIRE_GRIPPER.to_fraction(closed.reshape(-1)[-1])))
 
 
 def read_seed(message: Mapping[str, Any], key: str, default: int) -> int:
@@ -376,16 +366,6 @@ def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:
     """Return the last row [n] of [n] or [T, n]."""
     value = _numbers(message, key)
     return finite_array(value[-1] if value.ndim == 2 else value, repr(key), (n,))
-
-
-def _last_number(message: Mapping[str, Any], key: str) -> float:
-    """Return the last value of a scalar, [T] or [T, 1]."""
-    if key not in message:
-        raise _missing(message, key)
-    value = _numbers(message, key)
-    if value.ndim > 2 or (value.ndim == 2 and value.shape[1] != 1):
-        raise ShapeError(f"{key!r} must be a number, [T] or [T, 1], got {list(value.shape)}.")
-    return float(value.reshape(-1)[-1])
 
 
 def _read_pictures(
@@ -439,8 +419,18 @@ def encode_metadata(
 ) -> dict[str, Any]:
     """Return the first frame of a connection; ``vllm`` is whether it came to vLLM-Omni's path."""
     ours = {SERVED_SPACE: space.name, SERVED_MODEL: model_sha256}
-    theirs = _vllm_metadata(embodiment, space) if vllm else {}
-    return {name: value for name, value in ours.items() if value} | theirs
+    metadata: dict[str, Any] = {name: value for name, value in ours.items() if value}
+    if vllm:  # what it calls ``policy_server_config``
+        rig = embodiment.rig
+        metadata |= {
+            "image_resolution": [256, 256] if rig is None else list(rig.composite_hw),
+            "n_external_cameras": 0 if rig is None else len(rig.views) - 1,
+            "needs_wrist_camera": rig is not None,
+            "needs_stereo_camera": False,
+            "needs_session_id": False,
+            VLLM_SPACE: _VLLM_JOINTS if space.name == "joint_pos" else space.name,
+        }
+    return metadata
 
 
 def encode_reply(

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import mujoco
@@ -20,7 +19,7 @@ from strands_cosmos3.datasets.spec import IMAGES
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.robots.catalogue import PANDA, recorded_robot
 from strands_cosmos3.robots.spec import RobotSpec
-from strands_cosmos3.sim.film import tool_path
+from strands_cosmos3.sim.film import RolloutTrace, tool_path
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.types import JointTrajectory
@@ -150,7 +149,9 @@ def play(
     for name in scene.bodies:
         page.hide(name)
     page.world(None, "a recording holds no predicted video")
-    trails: dict[str, list[Any]] = {name: [] for name in scene.limbs}
+    trace, episode = RolloutTrace(scene, len(recorded.q_rad)), recorded.episode
+    keys = [] if episode is None else episode.dataset.spec.cameras
+    cameras = {key: key.removeprefix(IMAGES) for key in keys if key.startswith(IMAGES)}
     pacer = Pacer(0.0)
     for k, (q, opening) in enumerate(zip(recorded.q_rad, recorded.gripper, strict=True)):
         if stopped():
@@ -159,20 +160,12 @@ def play(
         for limb, fraction in zip(scene.limbs.values(), np.atleast_1d(opening), strict=True):
             data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(fraction)
         mujoco.mj_kinematics(scene.model, data)
-        for name, limb in scene.limbs.items():
-            trails[name].append(data.site_xpos[limb.tcp_site].copy())
         page.pose(data)
         ahead = [path[k : k + _AHEAD_ROWS] for path in recorded.tcp_commanded_m.values()]
-        page.path(ahead, [np.array(trail) for trail in trails.values()])
+        page.path(ahead, trace.achieve(data))
         page.limbs(limb_gauges(scene, q, opening))
         frame = f"frame {k + 1} of {len(recorded.q_rad)}"
         page.status(Status("PLAYBACK", recorded.label, "recorded", k / recorded.fps, frame))
-        episode = recorded.episode
-        keys = [] if episode is None else episode.dataset.spec.cameras
-        if views := {
-            key.removeprefix(IMAGES): episode.frames(key, [k])[0]
-            for key in keys
-            if episode is not None and key.startswith(IMAGES)
-        }:
-            page.cameras(views)
+        if episode is not None and cameras:
+            page.cameras({name: episode.frames(key, [k])[0] for key, name in cameras.items()})
         pacer.wait((k + 1) / recorded.fps)
