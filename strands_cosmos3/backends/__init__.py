@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo, adapted
-from strands_cosmos3.backends.options import BackendOptions, ServiceOptions
+from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.checks import known_name
-from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
 
-EXPERT = "strands_cosmos3.worlds.table.expert:ScriptedBackend"
-"""``scripted`` where no world names its own expert."""
+_MAKERS = {
+    "scripted": "worlds.table.expert:ScriptedBackend",  # where no world names its own expert
+    "replay": "backends.replay:replay_backend",
+    "service": "backends.service:service_backend",
+    "native": "backends.native:NativeBackend",
+    "distributed": "backends.distributed:DistributedBackend",
+    "diffusers": "backends.diffusers:DiffusersBackend",
+}
 _WITHOUT_MODEL = ("scripted", "service")
 _INPUTS = {
     "scripted": BackendInfo(name="scripted", needs_privileged=True, requires_images=False),
@@ -80,90 +87,18 @@ def make_backend(
 def _by_name(
     backend: str, model: Any, options: BackendOptions, action_space: str | None
 ) -> Backend:
-    if backend == "scripted":
-        module, _, expert = EXPERT.partition(":")
-        return getattr(import_module(module), expert)()
-    if backend == "replay":
-        from strands_cosmos3.backends.replay import (
-            LimbRecording,
-            Recording,
-            ReplayBackend,
-            recording_at,
-        )
-
+    module, _, name = _MAKERS[backend].partition(":")
+    with needed_by(f"backend {backend!r}"):
+        make: Any = getattr(import_module(f"strands_cosmos3.{module}"), name)
+        if backend == "scripted":
+            return make()
+        if backend == "service":
+            return make(options.service, action_space, options.sampling.num_steps)
         if model is None:
-            raise ConfigError(
-                "backend 'replay' needs a recording: pass model= a path (.json, .npz, a dataset) "
-                "or a Recording."
+            needed = (
+                "a recording: pass model= a path (.json, .npz, a dataset) or a Recording"
+                if backend == "replay"
+                else "a checkpoint: pass model= its folder or hub repository (owner/name)"
             )
-        return ReplayBackend(
-            model if isinstance(model, Recording | LimbRecording) else recording_at(model)
-        )
-    if backend == "service":
-        return _make_service(options.service, action_space, options.sampling.num_steps)
-    if model is None:
-        raise ConfigError(
-            f"backend {backend!r} needs a checkpoint: pass model= its folder or hub repository "
-            "(owner/name)."
-        )
-    return _model_backend(backend, model, options, action_space)
-
-
-def _make_service(
-    service: ServiceOptions, action_space: str | None, num_steps: int | None
-) -> Backend:
-    try:
-        from strands_cosmos3.backends.service import LiberoServiceBackend, ServiceBackend
-        from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-        from strands_cosmos3.serving.http_client import HttpPolicyClient
-        from strands_cosmos3.serving.wire import get_dialect
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"backend 'service' needs {error.name}: pip install 'strands-cosmos3[serve]'."
-        ) from None
-    dialect = get_dialect(service.dialect or "robolab")
-    if num_steps is not None and not dialect.sampling:
-        raise ConfigError(
-            f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; "
-            "leave it out."
-        )
-    client: Any = service.client
-    kind, other = (
-        (HttpPolicyClient, PolicyClient) if dialect.http else (PolicyClient, HttpPolicyClient)
-    )
-    if client is None:
-        client = kind(
-            ClientConfig(
-                service.host or "localhost", service.port, service.api_key, path=dialect.path
-            )
-        )
-    elif service.host or service.port or service.api_key:
-        raise ConfigError("a client knows its server already; leave host, port and api_key out.")
-    elif isinstance(client, other):
-        raise ConfigError(
-            f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}."
-        )
-    if dialect.http:
-        return LiberoServiceBackend(client)
-    return ServiceBackend(client, dialect.name, action_space=action_space, num_steps=num_steps)
-
-
-def _model_backend(
-    name: str, model: Any, options: BackendOptions, action_space: str | None
-) -> Backend:
-    try:
-        if name == "native":
-            from strands_cosmos3.backends.native import NativeBackend
-
-            return NativeBackend(model, options, action_space)
-        if name == "distributed":
-            from strands_cosmos3.backends.distributed import DistributedBackend
-
-            return DistributedBackend(model, options, action_space)
-        from strands_cosmos3.backends.diffusers import DiffusersBackend
-
-        return DiffusersBackend(model, options, action_space)
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"backend {name!r} needs {error.name}: pip install 'strands-cosmos3[engine]'."
-        ) from error
+            raise ConfigError(f"backend {backend!r} needs {needed}.")
+        return make(model) if backend == "replay" else make(model, options, action_space)

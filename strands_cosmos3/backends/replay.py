@@ -311,6 +311,12 @@ def _from_droid(episode: dict[str, Any]) -> Recording:
     )
 
 
+def replay_backend(model: Recording | LimbRecording | str | Path) -> ReplayBackend:
+    """Return the backend that replays a recording, or the one at a path (:func:`recording_at`)."""
+    is_recording = isinstance(model, Recording | LimbRecording)
+    return ReplayBackend(model if is_recording else recording_at(model))
+
+
 class ReplayBackend(Backend):
     """Replays a recording. The request's motion time says where in the recording the arm should be.
 

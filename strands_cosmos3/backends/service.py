@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
+from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving import libero
-from strands_cosmos3.serving.client import ServiceClient
+from strands_cosmos3.serving.client import ClientConfig, PolicyClient, ServiceClient
+from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.wire import (
     SERVED_MODEL,
     decode_reply,
@@ -153,6 +155,35 @@ class ServiceBackend(RemoteBackend):
 
 def _new_session() -> str:
     return uuid.uuid4().hex
+
+
+def service_backend(
+    service: ServiceOptions, action_space: str | None, num_steps: int | None
+) -> RemoteBackend:
+    """Return the backend of a policy server, by its dialect. Raises ConfigError if the options do
+    not go together.
+    """
+    dialect = get_dialect(service.dialect or "robolab")
+    if num_steps is not None and not dialect.sampling:
+        raise ConfigError(
+            f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; "
+            "leave it out."
+        )
+    client: Any = service.client
+    kinds = (HttpPolicyClient, PolicyClient)
+    kind, other = kinds if dialect.http else reversed(kinds)
+    if client is None:
+        host = service.host or "localhost"
+        client = kind(ClientConfig(host, service.port, service.api_key, path=dialect.path))
+    elif service.host or service.port or service.api_key:
+        raise ConfigError("a client knows its server already; leave host, port and api_key out.")
+    elif isinstance(client, other):
+        raise ConfigError(
+            f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}."
+        )
+    if dialect.http:
+        return LiberoServiceBackend(client)
+    return ServiceBackend(client, dialect.name, action_space=action_space, num_steps=num_steps)
 
 
 class LiberoServiceBackend(RemoteBackend):

@@ -31,12 +31,14 @@ def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
     """Return the requests in a frame, validated like any others; tensors that were sent once are
     one object again. InputError: a field is invalid.
     """
-    return [
-        Cosmos3ActionRequest(
-            **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        )
-        for values in decode_results(frame)
-    ]
+    requests = []
+    for values in decode_results(frame):
+        fields: Any = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        requests.append(Cosmos3ActionRequest(**fields))
+    return requests
 
 
 def encode_results(results: Sequence[dict[str, Any]]) -> bytes:

@@ -185,5 +185,6 @@ def _parallelize(model: nn.Module, halo: HaloExchange) -> None:
             module.resample[0] = nn.ZeroPad2d((0, 0, 0, 1))
             module.resample.register_forward_pre_hook(halo.hook(left=False))
         elif isinstance(module, CausalConv3d | DoublingConv2d) and module.kernel_size[-1] == 3:
-            module.padding = (*module.padding[:-1], 0)
+            padding: Any = module.padding
+            module.padding = (*padding[:-1], 0)
             module.register_forward_pre_hook(halo.hook(left=True))

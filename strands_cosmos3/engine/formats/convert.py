@@ -9,7 +9,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,27 +35,28 @@ from strands_cosmos3.resources import UNFINISHED, read_json, storing, write_json
 from strands_cosmos3.tables import toml_value
 
 
+@dataclass(frozen=True)
 class Planned:
-    """One tensor of a file that is to be written: its stored name, its source, and its name and
-    dtype there.
+    """One tensor of a file that is to be written: its name and dtype there, its source, and its
+    name in it.
     """
 
-    def __init__(self, name: str, source: WeightSource, key: str, dtype: str | None = None):
-        self.name, self.source, self.key = name, source, key
-        self.dtype = dtype or source.dtypes[key]
-        self.shape = source.shapes[key]
+    name: str
+    dtype: str
+    source: WeightSource
+    key: str
 
     @property
     def size(self) -> int:
         """Its bytes in the file."""
-        return math.prod(self.shape) * TORCH_DTYPES[self.dtype].itemsize
+        return math.prod(self.source.shapes[self.key]) * TORCH_DTYPES[self.dtype].itemsize
 
 
-def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
+def write_safetensors(path: Path, planned: Sequence[Planned]) -> str:
     """Write a file and return its SHA-256. Raises WeightsError if a weight is not finite; no
     file is left then.
     """
-    planned, digest = list(tensors), hashlib.sha256()
+    digest = hashlib.sha256()
 
     def fill(hidden: Path) -> None:
         with hidden.open("wb") as file:
@@ -66,13 +68,13 @@ def write_safetensors(path: Path, tensors: Iterable[Planned]) -> str:
     return digest.hexdigest()
 
 
-def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
+def _blocks(planned: Sequence[Planned]) -> Iterator[memoryview]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor_plan in planned:
         header[tensor_plan.name] = {
             "dtype": tensor_plan.dtype,
-            "shape": list(tensor_plan.shape),
+            "shape": list(tensor_plan.source.shapes[tensor_plan.key]),
             "data_offsets": [at, at + tensor_plan.size],
         }
         at += tensor_plan.size
@@ -87,7 +89,7 @@ def _blocks(planned: list[Planned]) -> Iterator[memoryview]:
             yield memoryview(cast("Any", flat.view(torch.uint8).numpy()))
 
 
-def shards_of(planned: Iterable[Planned], most_bytes: int) -> list[list[Planned]]:
+def shards_of(planned: Sequence[Planned], most_bytes: int) -> list[list[Planned]]:
     """Consecutive groups of at most ``most_bytes``, or of one larger tensor."""
     groups: list[list[Planned]] = [[]]
     size = 0
@@ -137,10 +139,13 @@ def convert(
     if to == "lerobot":
         _require_said_by_lerobot(checkpoint)
     hidden = out.with_name(f".{out.name}.converting")
-    done = _Progress(
-        hidden,
-        {"source": _identity(checkpoint), "to": to, "dtype": dtype, "shard_bytes": shard_bytes},
-    )
+    conversion = {
+        "source": _identity(checkpoint),
+        "to": to,
+        "dtype": dtype,
+        "shard_bytes": shard_bytes,
+    }
+    digests = _finished_files(hidden, conversion)
     files = (
         _released_files(checkpoint, dtype, shard_bytes)
         if to == "released"
@@ -148,10 +153,12 @@ def convert(
     )
     for number, (name, planned) in enumerate(files.items(), 1):
         on_file(name, number, len(files))
-        if not done.has(name):
-            done.add(name, write_safetensors(hidden / name, planned))
+        path = hidden / name
+        if not path.exists() or digests.get(name) != sha256(path):
+            digests[name] = write_safetensors(path, planned)
+            write_json(hidden / PROGRESS, {"what": conversion, "files": digests})
     if to == "released":
-        _describe_released(checkpoint, hidden, files, done.digests)
+        _describe_released(checkpoint, hidden, files, digests)
     else:
         _describe_lerobot(checkpoint, hidden)
     (hidden / PROGRESS).unlink()
@@ -162,37 +169,18 @@ def convert(
     return out
 
 
-class _Progress:
-    """The finished files of a conversion with their digests, kept beside them."""
-
-    def __init__(self, folder: Path, what: Mapping[str, Any]):
-        self._path, self._what = folder / PROGRESS, dict(what)
-        self.digests: dict[str, str] = {}
-        if self._path.exists():
-            found = read_json(self._path, ConfigError, "Remove it to start anew.")
-            if found.get("what") != json.loads(json.dumps(self._what)):
-                raise ConfigError(
-                    f"{folder} holds an unfinished conversion of something else; remove it to "
-                    "start anew."
-                )
-            self.digests = found["files"]
-            for left in folder.rglob(UNFINISHED):  # by a process that was killed
-                left.unlink()
-        else:
-            self._keep()
-
-    def has(self, name: str) -> bool:
-        """Whether a file is finished and unchanged."""
-        path = self._path.parent / name
-        return name in self.digests and path.exists() and sha256(path) == self.digests[name]
-
-    def add(self, name: str, digest: str) -> None:
-        """Record a finished file."""
-        self.digests[name] = digest
-        self._keep()
-
-    def _keep(self) -> None:
-        write_json(self._path, {"what": self._what, "files": self.digests})
+def _finished_files(folder: Path, conversion: Mapping[str, Any]) -> dict[str, str]:
+    """The finished files of an interrupted conversion, with their digests."""
+    for left in folder.rglob(UNFINISHED):  # by a process that was killed
+        left.unlink()
+    if not (folder / PROGRESS).exists():
+        return {}
+    progress = read_json(folder / PROGRESS, ConfigError, "Remove it to start anew.")
+    if progress.get("what") != conversion:
+        raise ConfigError(
+            f"{folder} holds an unfinished conversion of something else; remove it to start anew."
+        )
+    return progress["files"]
 
 
 def _identity(checkpoint: Checkpoint) -> list[Any]:
@@ -204,24 +192,23 @@ def _identity(checkpoint: Checkpoint) -> list[Any]:
 
 
 def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list[Planned]:
-    def kept(key: str) -> str | None:
-        return (
-            "F32" if key.startswith("time_embedder.") and dtype != "stored" else _NAMES.get(dtype)
-        )
-
-    return [Planned(f"{prefix}{key}", source, key, kept(key)) for key in sorted(source.shapes)]
+    planned = []
+    for key in sorted(source.shapes):
+        kept = _NAMES.get(dtype, source.dtypes[key])
+        if key.startswith("time_embedder.") and dtype != "stored":
+            kept = "F32"
+        planned.append(Planned(f"{prefix}{key}", kept, source, key))
+    return planned
 
 
 def _released_files(
     checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int
 ) -> dict[str, list[Planned]]:
     files: dict[str, list[Planned]] = {}
-    preview = {} if checkpoint.preview is None else {"preview_decoder": checkpoint.preview[1]}
-    for folder, source in {
-        "transformer": checkpoint.weights,
-        "vae": checkpoint.vae_weights,
-        **preview,
-    }.items():
+    sources = {"transformer": checkpoint.weights, "vae": checkpoint.vae_weights}
+    if checkpoint.preview is not None:
+        sources["preview_decoder"] = checkpoint.preview[1]
+    for folder, source in sources.items():
         shards = shards_of(_planned(source, dtype), shard_bytes)
         for i, shard in enumerate(shards, 1):
             tail = "" if len(shards) == 1 else f"-{i:05d}-of-{len(shards):05d}"
@@ -247,13 +234,6 @@ def _describe_released(
             total = sum(tensor_plan.size for shard in mine.values() for tensor_plan in shard)
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_json(out / folder / f"{STEM}.safetensors.index.json", index)
-    write_json(out / "transformer/config.json", layout.transformer_config())
-    write_json(out / "vae/config.json", layout.vae_config())
-    write_json(out / "scheduler/scheduler_config.json", layout.scheduler_config())
-    if checkpoint.preview is not None:
-        write_json(out / "preview_decoder/config.json", checkpoint.preview[0])
-    if index := layout.model_index():
-        write_json(out / "model_index.json", index)
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
     if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get(
         "statistics"
@@ -265,7 +245,17 @@ def _describe_released(
         "converted_from": layout.format,
         "sha256": dict(digests),
     }
-    write_json(out / METADATA, {"strands_cosmos3": ours})
+    contents = {
+        "transformer/config.json": layout.transformer_config(),
+        "vae/config.json": layout.vae_config(),
+        "scheduler/scheduler_config.json": layout.scheduler_config(),
+        "preview_decoder/config.json": checkpoint.preview and checkpoint.preview[0],
+        "model_index.json": layout.model_index(),
+        METADATA: {"strands_cosmos3": ours},
+    }
+    for name, content in contents.items():
+        if content:
+            write_json(out / name, content)
 
 
 def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list[Planned]]:

@@ -47,8 +47,11 @@ _BROKEN = (
     KeyError,
     TypeError,
     ValueError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    AssertionError,
 )
-_BROKEN += (OverflowError, MemoryError, RecursionError, AssertionError)
 
 
 class Record:
@@ -62,11 +65,6 @@ class Record:
 
     def __setstate__(self, state: Any) -> None:
         self.fields = state if isinstance(state, Mapping) else dict(enumerate(state))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__  # records are keys before their state is known
 
 
 def _record(name: str) -> type[Record]:
@@ -126,10 +124,13 @@ def _unreadable(where: str, error: Exception) -> LayoutError:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A stored block of a tensor: where it begins in the tensor, its shape, and its archive."""
+    """A stored block of a tensor: where it begins in the tensor, its shape and dtype, and its
+    archive.
+    """
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    dtype: torch.dtype
     file: Path
     offset: int
     length: int
@@ -154,7 +155,6 @@ class DcpFiles(WeightSource):
             raise _unreadable(str(path), error) from None
         self.shapes, self.dtypes = {}, {}
         self._chunks: dict[str, list[_Chunk]] = {}
-        self._dtype_of: dict[str, torch.dtype] = {}
         try:
             self._read(metadata)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -178,14 +178,14 @@ class DcpFiles(WeightSource):
             yield key, taken(self._whole(name), index)
 
     def _whole(self, name: str) -> torch.Tensor:
-        chunks, dtype = self._chunks[name], self._dtype_of[name]
+        chunks = self._chunks[name]
         if len(chunks) == 1:
-            return _read_archive(chunks[0], dtype, self._root, name)
+            return _read_archive(chunks[0], self._root, name)
         # what blocks that overlap leave out is not finite
-        tensor = torch.full(self.shapes[name], math.nan, dtype=dtype)
+        tensor = torch.full(self.shapes[name], math.nan, dtype=chunks[0].dtype)
         for chunk in chunks:
             place = tuple(slice(a, a + n) for a, n in zip(chunk.start, chunk.shape, strict=True))
-            tensor[place] = _read_archive(chunk, dtype, self._root, name)
+            tensor[place] = _read_archive(chunk, self._root, name)
         return tensor
 
     def _read(self, metadata: Record) -> None:
@@ -200,10 +200,9 @@ class DcpFiles(WeightSource):
             blocks = [chunk.fields for chunk in entry.fields["chunks"]]
             chunks = [self._chunk(name, block, places, dtype) for block in blocks]
             name = unwrapped(name, stored)
-            self.shapes[name], self._dtype_of[name] = shape, dtype
-            self.dtypes[name] = _NAME_OF.get(dtype, str(dtype))
+            self.shapes[name], self.dtypes[name] = shape, _NAME_OF.get(dtype, str(dtype))
             self._chunks[name] = chunks
-            if not _tiles(self._chunks[name], shape):
+            if not _tiles(chunks, shape):
                 raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover "
                                    f"{list(shape)} once; a rank's "
                                    "file is missing.")  # fmt: skip
@@ -238,7 +237,7 @@ class DcpFiles(WeightSource):
                 f"{path} has no {length} bytes for {readable(name)} at {offset}; is the download "
                 "complete?"
             )
-        return _Chunk(start, shape, path, offset, length)
+        return _Chunk(start, shape, dtype, path, offset, length)
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
@@ -262,49 +261,29 @@ def _tiles(chunks: list[_Chunk], shape: tuple[int, ...]) -> bool:
     )
 
 
-def _read_archive(chunk: _Chunk, dtype: torch.dtype, root: Path, name: str) -> torch.Tensor:
+def _read_archive(chunk: _Chunk, root: Path, name: str) -> torch.Tensor:
     """The tensor of one ``torch.save`` archive inside a file, read by torch's own unpickler of
     weights, which runs no code.
     """
     where = f"{readable(name)} in {chunk.file}"
     with inside(chunk.file, root).open("rb") as file:
-        window: Any = _Window(file, chunk.offset, chunk.length)
-        try:
-            with zipfile.ZipFile(window) as archive:
-                unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > chunk.length:  # compressed, it could fill the memory
-                raise ValueError(f"it unpacks to {unpacked} bytes")
-            window.seek(0)
-            tensor = torch.load(window, map_location="cpu", weights_only=True)
-        except (*_BROKEN, zipfile.BadZipFile, RuntimeError, OSError) as error:
-            raise _unreadable(where, error) from None
+        file.seek(chunk.offset)
+        archive = io.BytesIO(file.read(chunk.length))
+    try:
+        with zipfile.ZipFile(archive) as entries:
+            unpacked = sum(entry.file_size for entry in entries.infolist())
+        if unpacked > chunk.length:  # compressed, it could fill the memory
+            raise ValueError(f"it unpacks to {unpacked} bytes")
+        archive.seek(0)
+        tensor = torch.load(archive, map_location="cpu", weights_only=True)
+    except (*_BROKEN, zipfile.BadZipFile, RuntimeError, OSError) as error:
+        raise _unreadable(where, error) from None
     is_plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
-    if not is_plain or (tensor.dtype, tensor.shape) != (dtype, chunk.shape):
+    if not is_plain or (tensor.dtype, tensor.shape) != (chunk.dtype, chunk.shape):
         raise LayoutError(
-            f"{where} is no plain tensor of {dtype} {list(chunk.shape)}; download it again."
+            f"{where} is no plain tensor of {chunk.dtype} {list(chunk.shape)}; download it again."
         )
     return tensor
-
-
-class _Window(io.RawIOBase):
-    """A part of a file as a file."""
-
-    def __init__(self, file: io.BufferedReader, offset: int, length: int):
-        self._file, self._offset, self._length, self._at = file, offset, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._length)[whence])
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._offset + self._at)
-        left = max(0, self._length - self._at)
-        count = self._file.readinto(memoryview(buffer)[:left])
-        self._at += count
-        return count
 
 
 class DcpRun(OnBase):

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +81,20 @@ def contract_of(path: Path, base: str | Path | None = None, contract: Path | Non
 
 
 def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, Any]:
-    config, metadata = checkpoint.config, checkpoint.metadata
-    name = checkpoint.variant.name
-    skipped = checkpoint.layout.skipped
+    metadata, weights = checkpoint.metadata, checkpoint.weights
+    variant, skipped = checkpoint.variant, checkpoint.layout.skipped
     return {
-        "variant": name if checkpoint.variant.repo_id else _sizes_of(config) or name,
+        "variant": variant.name
+        if variant.repo_id
+        else _sizes_of(checkpoint.config) or variant.name,
         "parts": {
-            "text tower": _part(
-                checkpoint.weights, lambda key: "_moe_gen" not in key and key.startswith(_TEXT)
-            ),
-            "generation tower": _part(
-                checkpoint.weights, lambda key: "_moe_gen" in key or not key.startswith(_TEXT)
-            ),
-            "VAE": _part(checkpoint.vae_weights, lambda key: True),
+            "text tower": _part(weights, filter(_is_text, weights.shapes)),
+            "generation tower": _part(weights, filterfalse(_is_text, weights.shapes)),
+            "VAE": _part(checkpoint.vae_weights, checkpoint.vae_weights.shapes),
         },
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
         "memory_gib": {
-            str(dtype).removeprefix("torch."): round(_memory(checkpoint, dtype) / 2**30, 2)
+            str(dtype).removeprefix("torch."): _gib(checkpoint, dtype)
             for dtype in (torch.bfloat16, torch.float32)
         },
         "contract": {name: metadata[name] for name in FIELDS if metadata.get(name) is not None},
@@ -107,27 +105,28 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
 _TEXT = ("layers.", "embed_tokens.", "norm.", "lm_head.")
 
 
-def _part(weights: WeightSource, chosen: Any) -> dict[str, Any]:
-    keys = [key for key in weights.shapes if chosen(key)]
-    numbers = {key: math.prod(weights.shapes[key]) for key in keys}
-    size = sum(
-        count * TORCH_DTYPES[weights.dtypes[key]].itemsize
-        for key, count in numbers.items()
-        if weights.dtypes[key] in TORCH_DTYPES
-    )
-    dtypes = Counter(weights.dtypes[key] for key in keys)
+def _is_text(key: str) -> bool:
+    return "_moe_gen" not in key and key.startswith(_TEXT)
+
+
+def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
+    stored, numbers, size = Counter[str](), 0, 0
+    for key in keys:
+        dtype, count = weights.dtypes[key], math.prod(weights.shapes[key])
+        stored[dtype] += 1
+        numbers += count
+        size += count * TORCH_DTYPES[dtype].itemsize if dtype in TORCH_DTYPES else 0
     return {
-        "tensors": len(keys),
-        "numbers": sum(numbers.values()),
+        "tensors": stored.total(),
+        "numbers": numbers,
         "gib": round(size / 2**30, 3),
-        "dtypes": dict(dtypes),
+        "dtypes": dict(stored),
     }
 
 
-def _memory(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    return kept_bytes(checkpoint, dtype, decoder=False, text=True) + working_bytes(
-        checkpoint.config, dtype
-    )
+def _gib(checkpoint: Checkpoint, dtype: torch.dtype) -> float:
+    kept = kept_bytes(checkpoint, dtype, decoder=False, text=True)
+    return round((kept + working_bytes(checkpoint.config, dtype)) / 2**30, 2)
 
 
 def _sizes_of(config: TransformerConfig) -> str | None:
