@@ -9,7 +9,7 @@ which are the recorded actions, and an expert's answers for several goals (``str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
-from strands_cosmos3.actions.stats import ActionStats, Method, denormalize_chunk, stats_for
+from strands_cosmos3.actions.stats import ActionStats, denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
 from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
@@ -92,7 +92,7 @@ class ArmKeys:
                 f"{features[self.pose].shape}: windows are "
                 "made of episodes of one arm."
             )
-        return ArmKeys(self.pose, self.state, self.gripper_command, cameras)
+        return replace(self, cameras=cameras)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class ArmWindows:
 
     Args:
         dataset: An open dataset; it is read here and not afterwards.
+        keys: Names of its features (:meth:`ArmKeys.resolved`).
         encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the
             folder they are kept in.
         stats: Statistics of the rows; None means the embodiment's packaged ones.
@@ -142,16 +143,14 @@ class ArmWindows:
         cache: Path,
         on_window: Callable[[int, int], None] | None = None,
     ):
-        self._dataset, self._keys, self._config = (
-            dataset,
-            keys.resolved(dataset, embodiment),
-            config,
-        )
+        self._dataset, self._keys, self._config = dataset, keys, config
         self._processor, self._embodiment = processor, embodiment
         self._affine = (
             None
             if config.space == "joint_pos"
-            else stats_for(embodiment, stats).normalizer(method_of(embodiment))
+            else stats_for(embodiment, stats).normalizer(
+                CONTROLLER_METHOD if embodiment.in_controller_units else "quantile"
+            )
         )
         lengths, rows = dataset.lengths, config.rows
         # recorded actions go on after the end as the last one, and the end of an episode is where a
@@ -222,45 +221,39 @@ class ArmWindows:
             for key in self._keys.cameras
         ]  # fmt: skip
         mode = "policy" if config.frames == 1 else "inverse_dynamics"
-        raw: dict[str, Any] = {"images": self._composed(views), "task": recorded.task, "mode": mode}
+        tasks = self._instructions or (recorded.task,)
+        raw: dict[str, Any] = {"images": self._composed(views), "task": tasks[0], "mode": mode}
         if self._embodiment.in_controller_units:
             rows = np.asarray(recorded[ACTION][span], np.float64)[: config.rows]
             rows = np.concatenate([rows, np.repeat(rows[-1:], config.rows - len(rows), axis=0)])
-            return self._window(raw, rows)
-        measured = np.asarray(recorded[self._keys.state][span], np.float64)
-        if config.space == "joint_pos":
-            raw["state"] = measured[0].tolist()
-            rows = measured[:-1]  # row 0 is the command for now
         else:
-            poses = poses_of(recorded[self._keys.pose][span])
-            rows = raw_rows(
-                poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1]
-            )[:-1]
-            if config.state_row:
-                raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
+            measured = np.asarray(recorded[self._keys.state][span], np.float64)
+            if config.space == "joint_pos":
+                raw["state"] = measured[0].tolist()
+                rows = measured[:-1]  # row 0 is the command for now
+            else:
+                poses = poses_of(recorded[self._keys.pose][span])
+                rows = raw_rows(
+                    poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1]
+                )[:-1]
+                if config.state_row:
+                    raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
+        chunks = [rows]
         if self._instructions:
-            return self._labelled(raw, np.asarray(recorded[EXPERT][t], np.float64))
-        return self._window(raw, rows)
-
-    def _window(self, raw: Mapping[str, Any], rows: F64) -> tuple[Any, list[_Answer]]:
-        """Return a picture with its only window."""
+            answers = np.asarray(recorded[EXPERT][t], np.float64)
+            chunks = [
+                denormalize_chunk(chunk, self._embodiment)
+                for chunk in answers.reshape(len(tasks), config.rows, -1)
+            ]
         made = self._processor.preprocess(raw)
-        return made, [(_ids_of(made), self._scaled(rows))]
-
-    def _scaled(self, rows: F64) -> F64:
-        """Return rows in the model's scale; a controller's commands are not clipped."""
-        clip = not self._embodiment.in_controller_units
-        return rows if self._affine is None else self._affine(rows, clip)
-
-    def _labelled(self, raw: Mapping[str, Any], answers: F64) -> tuple[Any, list[_Answer]]:
-        """Return a picture, and a window for each goal that the expert answered."""
-        made = self._processor.preprocess({**raw, "task": self._instructions[0]})
-        for text in self._instructions:
+        self._ids[tasks[0]] = _ids_of(made)
+        for text in tasks:
             if text not in self._ids:
                 self._ids[text] = _ids_of(self._processor.preprocess({**raw, "task": text}))
-        chunks = answers.reshape(len(self._instructions), self._config.rows, -1)
-        rows = [self._scaled(denormalize_chunk(chunk, self._embodiment)) for chunk in chunks]
-        return made, list(zip((self._ids[text] for text in self._instructions), rows, strict=True))
+        if self._affine is not None:  # a controller's commands are not clipped
+            clip = not self._embodiment.in_controller_units
+            chunks = [self._affine(chunk, clip) for chunk in chunks]
+        return made, list(zip((self._ids[text] for text in tasks), chunks, strict=True))
 
     def _composed(self, views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
         rig = self._embodiment.rig
@@ -347,16 +340,10 @@ def action_info(dataset: Dataset) -> Mapping[str, Any]:
     return {} if feature is None else feature.info
 
 
-def method_of(embodiment: Embodiment) -> Method:
-    """Return how an embodiment's ``midtrain`` rows are normalised."""
-    return CONTROLLER_METHOD if embodiment.in_controller_units else "quantile"
-
-
 def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
     """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of
-    ``midtrain`` rows, by column.
+    ``midtrain`` rows, by column. ``keys``: as for :class:`ArmWindows`.
     """
-    keys = keys.resolved(dataset, embodiment)
     rows: list[F64] = []
     for episode in dataset:
         if embodiment.in_controller_units:

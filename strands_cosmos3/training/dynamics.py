@@ -133,26 +133,25 @@ def judge_dynamics(
     ).num_steps
     assert steps is not None  # a preset names it
     rows = {name: torch.from_numpy(made) for name, made in control_rows(clips).items()}
-    judged, recovered = [], []
+    judged = []
     with Cosmos3Engine.from_pretrained(
         checkpoint, dtype=torch.float32, decode_video=True
     ) as engine:
         judge = _ClipJudge(engine, PromptTokenizer(checkpoint / "text_tokenizer"), steps)
         for i, clip in enumerate(clips):
-            forward, inverse = judge(clip, {name: made[i] for name, made in rows.items()})
-            judged.append(forward)
-            recovered.append(inverse)
+            judged.append(judge(clip, {name: made[i] for name, made in rows.items()}))
             if on_clip is not None:
                 on_clip(i + 1, len(clips))
+    psnr, latent_errors, recovered = zip(*judged, strict=True)
     errors = chunk_errors(torch.stack(recovered), rows["true"])
-    # PSNR [dB] by region and picture
+    # by region and picture
     whole, moving = (
-        dict(zip(_PICTURES, psnr, strict=True))
-        for psnr in np.nanmean([one.psnr for one in judged], axis=0).tolist()
+        dict(zip(_PICTURES, means_db, strict=True))
+        for means_db in np.nanmean(psnr, axis=0).tolist()
     )
     off = {
-        name: float(np.mean([one.latent_errors[name] for one in judged]))
-        for name in judged[0].latent_errors
+        name: float(np.mean([errors[name] for errors in latent_errors]))
+        for name in latent_errors[0]
     }
     return DynamicsReport(
         clips=len(clips),
@@ -200,16 +199,6 @@ def require_video(checkpoint: Path) -> Checkpoint:
     return opened
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """PSNR [dB] of whole pictures and of what moves in them (nan if nothing does), each of
-    ``_PICTURES``; squared error of the latents by control.
-    """
-
-    psnr: tuple[tuple[float, ...], ...]
-    latent_errors: Mapping[str, float]
-
-
 class _ClipJudge:
     """Measure an engine on one clip at a time."""
 
@@ -218,21 +207,18 @@ class _ClipJudge:
 
     def __call__(
         self, clip: ArmClip, rows: Mapping[str, torch.Tensor]
-    ) -> tuple[_Judged, torch.Tensor]:
-        """Judge predictions from rows [rows, 10] by name, ``true`` first; return also the
-        recovered rows.
+    ) -> tuple[list[list[float]], dict[str, float], torch.Tensor]:
+        """Judge predictions from rows [rows, 10] by name, ``true`` first.
+
+        Return the PSNR [dB] of whole pictures and of what moves in them (nan if nothing does), each
+        of ``_PICTURES``; the squared error of the latents by control; and the recovered rows.
         """
         height, width = _content_hw(clip)
         frames = to_pixels(clip.frames[None])
         real = (frames[..., :height, :width] + 1) / 2
         common = self._common(clip, frames)
-        made = dict(
-            zip(
-                (*rows, "foreign"),
-                self._engine.step_batch(self._requests(clip, rows, common)),
-                strict=True,
-            )
-        )
+        answers = self._engine.step_batch(self._requests(clip, rows, common))
+        made = dict(zip((*rows, "foreign"), answers, strict=True))
         with torch.inference_mode():
             latents = self._engine.vae.encode(frames)
             decoded = self._engine.vae.decode(latents)
@@ -247,10 +233,10 @@ class _ClipJudge:
             :, :, 1:
         ]
         later = [picture[:, :, 1:] for picture in candidates]
-        psnr = tuple(
-            tuple(_psnr(picture[region], real[:, :, 1:][region]) for picture in later)
+        psnr = [
+            [_psnr(picture[region], real[:, :, 1:][region]) for picture in later]
             for region in (..., moves)
-        )
+        ]
         truth = latents[:, :, 1:, : height // 16, : width // 16]
         off = {
             name: float((one["video"][:, :, 1:] - truth).square().mean())
@@ -260,7 +246,7 @@ class _ClipJudge:
             mode=Mode.INVERSE_DYNAMICS, decode_frames=0, return_video=False, **common
         )
         recovered = self._engine.step(inverse)["action"][0]
-        return _Judged(psnr, off), recovered
+        return psnr, off, recovered
 
     def _requests(
         self, clip: ArmClip, rows: Mapping[str, torch.Tensor], common: Mapping[str, Any]

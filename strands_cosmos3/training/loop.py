@@ -169,11 +169,8 @@ class Loop:
             optimizer.step()
         keep = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            averages, weights = (
-                list(self.ema.values()),
-                [p.detach() for p in self._trained.values()],
-            )
-            torch._foreach_lerp_(averages, weights, 1 - keep)  # pyright: ignore
+            weights = [p.detach() for p in self._trained.values()]
+            torch._foreach_lerp_(list(self.ema.values()), weights, 1 - keep)  # pyright: ignore
         self.step += 1
         self._consistent = True
         return found
@@ -188,26 +185,19 @@ class Loop:
             )
 
     def _log(self, metrics: Metrics) -> None:
-        if not self._writes:
-            return
-        self._append(
-            CURVE,
-            {
-                "time": round(time.time(), 1),
-                **{name: round(value, 6) for name, value in metrics.items()},
-            },
-        )
-        self._show(metrics)
+        if self._writes:
+            rounded = {name: round(value, 6) for name, value in metrics.items()}
+            self._append(CURVE, {"time": round(time.time(), 1), **rounded})
+            self._show(metrics)
 
     def record(self, name: str, figures: Metrics) -> None:
         """Write figures that are measured now and then to ``<name>.jsonl``, in place of this
         step's, and to TensorBoard.
         """
-        if not self._writes:
-            return
-        drop_from(self.folder / f"{name}.jsonl", self.step)
-        self._append(f"{name}.jsonl", figures)
-        self._show({f"{name}/{key}": value for key, value in figures.items()})
+        if self._writes:
+            drop_from(self.folder / f"{name}.jsonl", self.step)
+            self._append(f"{name}.jsonl", figures)
+            self._show({f"{name}/{key}": value for key, value in figures.items()})
 
     def lacks(self, name: str) -> bool:
         """Whether ``<name>.jsonl`` has no figures of this step: measuring them was interrupted."""
@@ -227,7 +217,6 @@ class Loop:
     @cached_property
     def _board(self) -> Any:
         """TensorBoard's event file; points after the step that is resumed are dropped."""
-        require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter  # pyright: ignore
 
         return SummaryWriter(str(self.folder), purge_step=self.step)
@@ -251,7 +240,10 @@ class Loop:
             "model": {name: full_tensor(p.detach()) for name, p in self._trained.items()},
             "ema": {name: full_tensor(t) for name, t in self.ema.items()},
             "moments": {
-                name: {key: full_tensor(t) for key, t in self._moments(p).items()}
+                name: {
+                    key: full_tensor(t)
+                    for key, t in self._optimizers_of[p].state.get(p, {}).items()
+                }
                 for name, p in self._trained.items()
             },
         }
@@ -278,9 +270,6 @@ class Loop:
                         for key, t in moments.items()
                     }
         self.step = int(state["step"])
-
-    def _moments(self, p: nn.Parameter) -> Mapping[str, torch.Tensor]:
-        return self._optimizers_of[p].state.get(p, {})
 
     def average(self) -> dict[str, torch.Tensor]:
         """Return the averaged weights, unsharded. Every process must call this."""

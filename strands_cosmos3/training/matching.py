@@ -182,8 +182,12 @@ def noised_loss(
     vision, action, v_vision, v_action, noisy, sigma = (
         share.of(tensor).to(device)
         for tensor in (
-            *(noised.vision, noised.action, noised.vision_target, noised.action_target),
-            *(noised.noisy, noised.sigma),
+            noised.vision,
+            noised.action,
+            noised.vision_target,
+            noised.action_target,
+            noised.noisy,
+            noised.sigma,
         )
     )
     prompts, asked = read_prompts(policy.transformer, batch.prompts), share.of(batch.prompt)
