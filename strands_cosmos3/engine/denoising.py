@@ -17,20 +17,23 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise, widened
 from strands_cosmos3.engine.sampler import Schedule, UniPC
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
-from strands_cosmos3.engine.transformer import Rope, TextKV
+from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
 from strands_cosmos3.errors import InputError, ShapeError
+from strands_cosmos3.types import Mode
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Requests that share a forward pass, the prompts of its B branches, and cosine and sine [B,
-    N, d] of what follows them.
+    """Requests that share a forward pass, the prompts of its B branches, cosine and sine [B, N,
+    d] of what follows them, and the scales of guidance and the action head of the requests.
     """
 
     members: tuple[int, ...]
     guided: bool
     texts: tuple[TextKV, ...]
     rope: Rope
+    scale_R11: torch.Tensor
+    head: ActionHead
 
 
 @dataclass(frozen=True)
@@ -93,37 +96,32 @@ def passes_of_steps(
 
 def starting_samples(
     requests: Sequence[Cosmos3ActionRequest],
-    from_frame: Sequence[bool],
+    dynamics_from_frame: bool,
     layouts: Sequence[SequenceLayout],
     clean_RCFHW: Sequence[torch.Tensor],
     config: TransformerConfig,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Sample:
-    """The starting samples of requests with equal shapes: noise, or ``from_frame`` every frame is
-    frame 0 and every row zero.
+    """The starting samples of requests with equal shapes: noise, or ``dynamics_from_frame`` in
+    both dynamics every frame is frame 0 and every row zero.
 
     ``dtype`` is that of hidden states. Noise that a request brings counts in any case.
     """
     each = []
-    for request, at_frame, layout, clean in zip(
-        requests, from_frame, layouts, clean_RCFHW, strict=True
-    ):
+    for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True):
         vision_free, noisy = _free_vision(layout, config)
         action_free = torch.zeros(layout.action_rows, config.action_dim)
         action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        first, none = (
-            (clean[:, :1].expand_as(clean), torch.zeros_like(action_free))
-            if at_frame
-            else (None, None)
-        )
-        noise = starting_noise(
-            request.video_noise, request.seed, tuple(clean.shape), "video_noise", first
-        )
-        row_noise = starting_noise(
-            request.action_noise, request.seed, tuple(action_free.shape), "action_noise", none
-        )
         clean_rows = torch.zeros_like(action_free)
+        first = rest = None
+        if dynamics_from_frame and request.mode is not Mode.POLICY:
+            first, rest = clean[:, :1].expand_as(clean), clean_rows.clone()
+        seed = request.seed
+        noise = starting_noise(request.video_noise, seed, clean.shape, "video_noise", first)
+        row_noise = starting_noise(
+            request.action_noise, seed, clean_rows.shape, "action_noise", rest
+        )
         if (known_rows := _known_rows(request, layout)) is not None:
             clean_rows[: len(known_rows), : known_rows.shape[1]] = known_rows
         vision_free, noise = vision_free.to(device), patchify(noise.to(device), layout.patch)
@@ -139,10 +137,8 @@ def _free_vision(
     """[V, P] where the sampler writes latents, and [N, 1] noisy tokens; the padding of an odd
     edge is not free either.
     """
-    free, noisy = (
-        torch.ones(config.latent_channel, *layout.latent_shape),
-        torch.ones(layout.tokens, 1),
-    )
+    free = torch.ones(config.latent_channel, *layout.latent_shape)
+    noisy = torch.ones(layout.tokens, 1)
     per_frame = layout.vision_tokens // layout.latent_shape[0]
     for i in layout.clean_frames:
         free[:, i] = 0
@@ -169,21 +165,14 @@ def first_frames(clip: torch.Tensor, count: int) -> torch.Tensor:
     it is too short.
     """
     missing = max(count - clip.shape[2], 0)
-    return (
-        torch.cat([clip, clip[:, :, -1:].expand(-1, -1, missing, -1, -1)], dim=2)
-        if missing
-        else clip[:, :, :count]
-    )
+    repeated = clip[:, :, -1:].expand(-1, -1, missing, -1, -1)
+    return torch.cat([clip, repeated], dim=2) if missing else clip[:, :, :count]
 
 
 def hull(groups: Sequence[slice]) -> slice:
     """The smallest slice that holds all of these; empty if they are."""
-    nonempty = [group for group in groups if group.stop > group.start]
-    return (
-        slice(min(g.start for g in nonempty), max(g.stop for g in nonempty))
-        if nonempty
-        else slice(0, 0)
-    )
+    nonempty = [group for group in groups if group.stop > group.start] or [slice(0, 0)]
+    return slice(min(g.start for g in nonempty), max(g.stop for g in nonempty))
 
 
 def advance(

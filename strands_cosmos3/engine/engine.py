@@ -175,7 +175,6 @@ class Cosmos3Engine(Closeable):
         self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
         self._offload_text = options.offload_text
         self._heads: dict[int, ActionHead] = {}
-        self._side_by_side: dict[tuple[int, ...], ActionHead] = {}
         compiler = "inductor" if options.compile else None
         self._runner = VelocityRunner(
             transformer, device, capture=options.cuda_graphs, compiler=compiler
@@ -325,7 +324,6 @@ class Cosmos3Engine(Closeable):
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
-        self._side_by_side.clear()
         self._runner.clear()
         self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
@@ -393,53 +391,48 @@ class Cosmos3Engine(Closeable):
         if not requests:
             raise InputError("a batch needs at least one request.")
         clock = Stopwatch(self.device)
-        spaces = [self._action_space(request) for request in requests]
         frames = [self._decoded_frames(request) for request in requests]
-        wants_video = [
-            request.return_video or count > 0
-            for request, count in zip(requests, frames, strict=True)
+        layouts = [self._layout(request) for request in requests]
+        schedules = [
+            self.checkpoint.scheduler.schedule(
+                request.num_inference_steps, request.flow_shift, request.use_karras_sigmas
+            )
+            for request in requests
         ]
-        layouts = [
-            self._layout(request, space) for request, space in zip(requests, spaces, strict=True)
-        ]
-        schedule = self._shared_schedule(requests, layouts)
+        require_alike(layouts, schedules)
         with clock.part("encode"):
             clean = self._encode(requests, layouts)
             pictures = [request.cond_video_pixels for request in requests]
             novel = self._novelty_of(pictures, [latents[:, 0] for latents in clean])
         with clock.part("text"):
-            passes = self._passes(requests, layouts, schedule)
+            passes = self._passes(requests, layouts, schedules[0])
         with clock.part("denoise"):
-            from_frame = [
-                self.checkpoint.dynamics_from_frame and request.mode is not Mode.POLICY
-                for request in requests
-            ]
             sample = starting_samples(
-                requests, from_frame, layouts, clean, self.config, self.device, self.dtype
+                requests,
+                self.checkpoint.dynamics_from_frame,
+                layouts,
+                clean,
+                self.config,
+                self.device,
+                self.dtype,
             )
+            wants_video = any(frames) or any(request.return_video for request in requests)
             vision_RVP, action_RTA = self._denoise(
-                requests, layouts, schedule, sample, passes, any(wants_video), on_step
+                layouts, schedules[0], sample, passes, wants_video, on_step
             )
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
-            result = self._video(vision_RVP[i], layout, frames[i], clock) if wants_video[i] else {}
-            result["action"] = (
-                action_RTA[i, -request.action_chunk :, : request.raw_action_dim][None].float().cpu()
-            )
-            result |= {"novelty": novel[i]} if novel else {}
-            results.append({**result, "seed": request.seed, "action_space": spaces[i]})
+            result: dict[str, Any] = {}
+            if request.return_video or frames[i]:
+                result = self._video(vision_RVP[i], layout, frames[i], clock)
+            if novel:
+                result["novelty"] = novel[i]
+            rows = action_RTA[i, -request.action_chunk :, : request.raw_action_dim]
+            result["action"] = rows[None].float().cpu()
+            space = self._action_space(request)
+            results.append({**result, "seed": request.seed, "action_space": space})
         timing = clock.milliseconds()
         return [{**result, "timing": dict(timing)} for result in results]
-
-    def _shared_schedule(
-        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]
-    ) -> Schedule:
-        make = self.checkpoint.scheduler.schedule
-        schedules = [
-            make(r.num_inference_steps, r.flow_shift, r.use_karras_sigmas) for r in requests
-        ]
-        require_alike(layouts, schedules)
-        return schedules[0]
 
     def _decoded_frames(self, request: Cosmos3ActionRequest) -> int:
         """The number of frames to decode, none of which lies beyond the clip."""
@@ -477,12 +470,10 @@ class Cosmos3Engine(Closeable):
             )
         return requested or self.checkpoint.require_space()
 
-    def _layout(self, request: Cosmos3ActionRequest, space: str) -> SequenceLayout:
-        state_rows = 1 if space == "joint_pos" or self.checkpoint.state_row is not None else 0
-        rows, frames = (
-            request.action_chunk + state_rows + request.history_rows,
-            request.video_shape[0],
-        )
+    def _layout(self, request: Cosmos3ActionRequest) -> SequenceLayout:
+        of_joints = self._action_space(request) == "joint_pos"
+        state_rows = 1 if of_joints or self.checkpoint.state_row is not None else 0
+        rows = request.action_chunk + state_rows + request.history_rows
         if request.raw_action_dim > self.config.action_dim:
             raise ShapeError(
                 f"raw_action_dim {request.raw_action_dim} exceeds the model's "
@@ -497,7 +488,7 @@ class Cosmos3Engine(Closeable):
             )
         given_frames = request.cond_frame_indexes
         if given_frames is None and request.mode is Mode.INVERSE_DYNAMICS:
-            given_frames = range(frames)
+            given_frames = range(request.video_shape[0])
         return SequenceLayout(
             latent_shape=request.video_shape,
             patch=self.config.latent_patch_size,
@@ -513,20 +504,21 @@ class Cosmos3Engine(Closeable):
         self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]
     ) -> list[torch.Tensor]:
         """For each request latents [C, F, H, W] with the given frames in place and zeros
-        elsewhere.
+        elsewhere. Clips of one shape are encoded together, and equal ones once.
         """
-        counts = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
-        keys = [
-            (id(request.cond_video_pixels), count)
-            for request, count in zip(requests, counts, strict=True)
-        ]
-        clips = {
-            key: first_frames(r.cond_video_pixels, key[1])
-            for key, r in zip(keys, requests, strict=True)
-        }
-        latents = dict(zip(clips, self._latents(list(clips.values())), strict=True))
+        clip_of_request: list[tuple[int, int]] = []
+        clips: dict[tuple[int, int], torch.Tensor] = {}
+        for request, layout in zip(requests, layouts, strict=True):
+            count = max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1
+            clip_of_request.append((id(request.cond_video_pixels), count))
+            clips[clip_of_request[-1]] = first_frames(request.cond_video_pixels, count)
+        latents: dict[tuple[int, int], torch.Tensor] = {}
+        for shape in dict.fromkeys(clip.shape for clip in clips.values()):
+            alike = {key: clip for key, clip in clips.items() if clip.shape == shape}
+            encoded = self.vae.encode(torch.cat(list(alike.values())).to(self.device))
+            latents |= dict(zip(alike, encoded, strict=True))
         canvases = []
-        for key, layout in zip(keys, layouts, strict=True):
+        for key, layout in zip(clip_of_request, layouts, strict=True):
             encoded, (frames, height, width) = latents[key], layout.latent_shape
             if encoded.shape[2] < height or encoded.shape[3] < width:
                 shape = list(encoded.shape[1:])
@@ -539,17 +531,6 @@ class Cosmos3Engine(Closeable):
                 clean[:, i] = encoded[:, i, :height, :width]
             canvases.append(clean)
         return canvases
-
-    def _latents(self, clips: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[C, F, H, W] of each clip [1, 3, frames, height, width]; clips of one shape are
-        encoded together.
-        """
-        by_clip: dict[int, torch.Tensor] = {}
-        for shape in dict.fromkeys(clip.shape for clip in clips):
-            which = [i for i, clip in enumerate(clips) if clip.shape == shape]
-            latents = self.vae.encode(torch.cat([clips[i] for i in which]).to(self.device))
-            by_clip |= dict(zip(which, latents, strict=True))
-        return [by_clip[i] for i in range(len(clips))]
 
     def _passes(
         self,
@@ -577,7 +558,10 @@ class Cosmos3Engine(Closeable):
                 *(branch(member, which) for which in branches for member in members), strict=True
             )
             cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
-            return Pass(members, guided, read, (cos, sin))
+            batch = [requests[member] for member in members]
+            scales = torch.tensor([r.guidance_scale for r in batch], device=self.device)
+            head = self._side_by_side([self.action_head(r.domain_id) for r in batch])
+            return Pass(members, guided, read, (cos, sin), scales[:, None, None], head)
 
         guided = [
             [len(ids) == 2 and guides(request.guidance_interval, t) for t in schedule.timesteps]
@@ -587,19 +571,11 @@ class Cosmos3Engine(Closeable):
 
     def _prompts(self, request: Cosmos3ActionRequest) -> list[tuple[int, ...]]:
         """Ids of the conditional prompt and, with guidance, of the unconditional one."""
-        prompts = [
-            token_ids(request.text_ids, request.text_mask, "text_ids", self.config.vocab_size)
-        ]
+        vocab, negative = self.config.vocab_size, request.neg_text_ids
+        prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", vocab)]
         if request.guidance_scale != 1:
-            assert request.neg_text_ids is not None  # the request checked it
-            prompts.append(
-                token_ids(
-                    request.neg_text_ids,
-                    request.neg_text_mask,
-                    "neg_text_ids",
-                    self.config.vocab_size,
-                )
-            )
+            assert negative is not None  # the request checked it
+            prompts.append(token_ids(negative, request.neg_text_mask, "neg_text_ids", vocab))
         return prompts
 
     def _rope(self, positions: torch.Tensor) -> Rope:
@@ -612,22 +588,19 @@ class Cosmos3Engine(Closeable):
             tower.to("cpu")
         return text
 
-    def _heads_of(self, domains: tuple[int, ...]) -> ActionHead:
-        """The action head of a domain that all requests share, or their heads side by side, [R,
+    @staticmethod
+    def _side_by_side(heads: Sequence[ActionHead]) -> ActionHead:
+        """The action head that all requests of a pass share, or their heads side by side, [R,
         ...].
         """
-        if len(set(domains)) == 1:
-            return self.action_head(domains[0])
-        if domains not in self._side_by_side:
-            heads = [vars(self.action_head(domain)) for domain in domains]
-            self._side_by_side[domains] = ActionHead(
-                **{name: torch.stack([head[name] for head in heads]) for name in heads[0]}
-            )
-        return self._side_by_side[domains]
+        if all(head is heads[0] for head in heads):
+            return heads[0]
+        return ActionHead(
+            **{name: torch.stack([vars(head)[name] for head in heads]) for name in vars(heads[0])}
+        )
 
     def _denoise(
         self,
-        requests: Sequence[Cosmos3ActionRequest],
         layouts: Sequence[SequenceLayout],
         schedule: Schedule,
         sample: Sample,
@@ -639,10 +612,6 @@ class Cosmos3Engine(Closeable):
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         # [steps, D]: one row a step, not one a token
         times = self.transformer.time_embedder(timesteps).to(self.dtype)
-        scales = torch.tensor([request.guidance_scale for request in requests], device=self.device)[
-            :, None, None
-        ]
-        domains = [request.domain_id for request in requests]
         vision, action = UniPC(sample.vision_RVP, steps), UniPC(sample.action_RTA, steps)
         every_group, V = hull([layout.noisy_vision for layout in layouts]), layouts[0].vision_tokens
         action_group = hull([layout.noisy_action for layout in layouts])
@@ -654,10 +623,9 @@ class Cosmos3Engine(Closeable):
                 state = vision.sample, action.sample, sample.noisy_RN1
                 v, a, noisy = (
                     state
-                    if len(each.members) == len(requests)
+                    if len(each.members) == len(layouts)
                     else (t[list(each.members)] for t in state)
                 )
-                head = self._heads_of(tuple(domains[m] for m in each.members))
                 velocities.append(
                     self._runner(
                         v,
@@ -666,12 +634,12 @@ class Cosmos3Engine(Closeable):
                         noisy,
                         each.rope,
                         each.texts,
-                        head,
+                        each.head,
                         vision_group,
                         action_group,
                     )
                 )
-            of_vision, of_action = self._combined(at_step, velocities, scales)
+            of_vision, of_action = self._combined(at_step, velocities)
             advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_RVP)
             advance(action, of_action, rows, sample.action_free, sample.action_RTA)
             if on_step is not None:
@@ -679,23 +647,16 @@ class Cosmos3Engine(Closeable):
         return vision.sample, action.sample
 
     def _combined(
-        self, passes: Sequence[Pass], velocities: Sequence[Velocities], scales_R11: torch.Tensor
+        self, passes: Sequence[Pass], velocities: Sequence[Velocities]
     ) -> list[torch.Tensor]:
         """Velocities of vision tokens and of action rows [R, ...], float32, after guidance, in
         the order of the requests.
         """
         parts = []
         for each, of_branches in zip(passes, velocities, strict=True):
-            of_branches = (
-                self.parallel_context.exchange(of_branches) if each.guided else of_branches
-            )
-            # no copy for one
-            scales = (
-                scales_R11
-                if len(each.members) == len(scales_R11)
-                else scales_R11[list(each.members)]
-            )
-            parts.append([combine(v_B, each.guided, scales) for v_B in of_branches])
+            if each.guided:
+                of_branches = self.parallel_context.exchange(of_branches)
+            parts.append([combine(v_B, each.guided, each.scale_R11) for v_B in of_branches])
         if len(parts) == 1:
             return parts[0]
         order = torch.tensor([member for each in passes for member in each.members]).argsort()

@@ -262,7 +262,7 @@ def starting_noise(
     seed: int,
     shape: tuple[int, ...],
     name: str,
-    default: torch.Tensor | None = None,
+    default: torch.Tensor | None,
 ) -> torch.Tensor:
     """Float32 noise: the given one (ShapeError if its shape differs), else the default or the
     seed's, equal on every device.
@@ -274,7 +274,7 @@ def starting_noise(
             np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
         )
     noise = noise[0] if noise.ndim == len(shape) + 1 and noise.shape[0] == 1 else noise
-    if tuple(noise.shape) != shape:
+    if noise.shape != shape:
         raise ShapeError(
             f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(noise.shape)}."
         )
