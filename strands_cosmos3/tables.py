@@ -98,11 +98,12 @@ def _from_value(hint: Any, value: Any, where: str, name: str, advice: str) -> An
         return tuple(
             from_table(element, table, f"{where}[{i}]", advice) for i, table in enumerate(value)
         )
-    return _tuples(value)
+    return as_tuples(value)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """Return a value of JSON or TOML with tuples for its lists."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def to_toml(value: Any) -> str:

@@ -204,7 +204,7 @@ def write_start(
         vae.save_pretrained(hidden / "vae")
         shutil.copy(source.root / "model_index.json", hidden)
         vocabulary = write_tokenizer(hidden / "text_tokenizer", sentences, phrases)
-        config = {**source.layout.transformer_config(), "vocab_size": vocabulary}
+        config = {**source.layout.config("transformer"), "vocab_size": vocabulary}
         write_json(hidden / "transformer/config.json", config)
         weights = _start_weights(source, TransformerConfig.from_dict(config), seed)
         write_weights(hidden / "transformer", weights, label=label)

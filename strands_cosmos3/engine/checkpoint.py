@@ -32,7 +32,7 @@ from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stat
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.contract import SAMPLING, missing, require_complete
+from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.metadata import StateRow
@@ -145,13 +145,13 @@ class Checkpoint:
         step = _Collected()
         index = step.of(layout.model_index)
         metadata = step.of(layout.metadata)
-        config = step.of(lambda: TransformerConfig.from_dict(layout.transformer_config()))
+        config = step.of(lambda: TransformerConfig.from_dict(layout.config("transformer")))
         native = bool((index or {}).get("use_native_flow_schedule", False))
         parts: dict[str, Any] = {
             "config": config,
-            "vae_config": step.of(layout.vae_config),
+            "vae_config": step.of(lambda: layout.config("vae")),
             "scheduler": step.of(
-                lambda: SchedulerConfig.from_dict(layout.scheduler_config(), native)
+                lambda: SchedulerConfig.from_dict(layout.config("scheduler"), native)
             ),
             "weights": step.of(lambda: _transformer_weights(layout, config)),
             "vae_weights": step.of(lambda: _vae_weights(layout)),
@@ -443,10 +443,8 @@ def _vae_weights(layout: Layout) -> WeightSource:
 
 def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
     """The recorded preset, or None."""
-    if (recorded := metadata.get("sampling")) is None:
-        return None
-    steps, guidance, shift = (recorded[name] for name in SAMPLING)
-    return Sampling(steps, float(guidance), float(shift))
+    recorded = metadata.get("sampling")
+    return None if recorded is None else Sampling(**recorded)
 
 
 def _variant(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise, product
 from typing import Any
 
@@ -21,8 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.checks import typed_fields
+from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
+from strands_cosmos3.tables import as_tuples
 
 SPATIAL_COMPRESSION = 16
 _FRAMES = 4  # pixel frames of one latent frame, the first apart
@@ -38,14 +40,14 @@ class WanConfig:
     base_dim: int
     decoder_base_dim: int
     z_dim: int
-    dim_mult: tuple[int, ...]
-    num_res_blocks: int
-    temporal_downsample: tuple[bool, ...]
     in_channels: int
     out_channels: int
-    patch_size: int
     latents_mean: tuple[float, ...]
     latents_std: tuple[float, ...]
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    temporal_downsample: tuple[bool, ...] = (False, True, True)
+    patch_size: int = 1
     latent_frames: tuple[tuple[tuple[float, ...], ...], ...] = ()
     """(mean, std) [z_dim] each of the normalised latents of frames 0, 1, ... of a clip; the last
     is that of later ones too.
@@ -58,27 +60,17 @@ class WanConfig:
         Raises:
             LayoutError: It does not describe a residual Wan VAE with 4 x 16 x 16 compression.
         """
+        stated = {name: value for name, value in data.items() if value is not None}
+        stated["temporal_downsample"] = stated.get("temperal_downsample", cls.temporal_downsample)
         try:
-            config = cls(
-                base_dim=int(data["base_dim"]),
-                decoder_base_dim=int(data.get("decoder_base_dim") or data["base_dim"]),
-                z_dim=int(data["z_dim"]),
-                dim_mult=tuple(map(int, data.get("dim_mult", (1, 2, 4, 4)))),
-                num_res_blocks=int(data.get("num_res_blocks", 2)),
-                temporal_downsample=tuple(
-                    map(bool, data.get("temperal_downsample", (False, True, True)))
-                ),
-                in_channels=int(data["in_channels"]),
-                out_channels=int(data["out_channels"]),
-                patch_size=int(data.get("patch_size") or 1),
-                latents_mean=tuple(map(float, data["latents_mean"])),
-                latents_std=tuple(map(float, data["latents_std"])),
-                latent_frames=tuple(
-                    tuple(tuple(map(float, values)) for values in (each["mean"], each["std"]))
-                    for each in data.get("latent_frames", ())
-                ),
-            )
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            stated.setdefault("decoder_base_dim", stated["base_dim"])
+            stated["latent_frames"] = [
+                (each["mean"], each["std"]) for each in stated.get("latent_frames", ())
+            ]
+            names = [field.name for field in fields(cls) if field.name in stated]
+            config = cls(**{name: as_tuples(stated[name]) for name in names})
+            typed_fields(config)
+        except (TypeError, KeyError, InputError) as error:
             raise LayoutError(
                 f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again."
             ) from None
@@ -117,16 +109,11 @@ class WanConfig:
         """Raise LayoutError for sizes that no VAE has, before anything is built of them, and for
         an unusable scale.
         """
-        sizes = {
-            name: getattr(self, name)
-            for name in ("base_dim", "decoder_base_dim", "z_dim", "in_channels", "out_channels")
-        }
+        sizes = {name: size for name, size in vars(self).items() if isinstance(size, int)}
         sizes |= {
-            "patch_size": self.patch_size,
-            "num_res_blocks": self.num_res_blocks,
             "len(dim_mult)": len(self.dim_mult),
+            "max(dim_mult)": max(self.dim_mult, default=1),
         }
-        sizes["max(dim_mult)"] = max(self.dim_mult, default=1)
         for name, size in sizes.items():
             largest = 4096 if name.endswith(("dim", "channels")) else 16
             if not 0 < size <= largest:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
 from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete
+from strands_cosmos3.engine.formats.layout import CONFIG_FILES
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.weight_files import (
@@ -246,9 +247,7 @@ def _describe_released(
         "sha256": dict(digests),
     }
     contents = {
-        "transformer/config.json": layout.transformer_config(),
-        "vae/config.json": layout.vae_config(),
-        "scheduler/scheduler_config.json": layout.scheduler_config(),
+        **{file: layout.config(part) for part, file in CONFIG_FILES.items()},
         "preview_decoder/config.json": checkpoint.preview and checkpoint.preview[0],
         "model_index.json": layout.model_index(),
         METADATA: {"strands_cosmos3": ours},

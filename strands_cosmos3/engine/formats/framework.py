@@ -113,11 +113,17 @@ class FrameworkExport(OnBase):
 
     format = "cosmos-framework export"
 
-    def transformer_config(self) -> dict[str, Any]:
-        """The base's; raises VariantError if the export is of the other architecture, or a
-        changed one.
+    def config(self, part: str) -> dict[str, Any]:
+        """The base's; raises VariantError if the export's transformer is of the other architecture,
+        or a changed one.
         """
-        config, export = super().transformer_config(), self._model_config()
+        config = super().config(part)
+        if part == "transformer":
+            self._require_same(config)
+        return config
+
+    def _require_same(self, config: Mapping[str, Any]) -> None:
+        export = self._model_config()
         edge = any(word in str(export.get("vlm_config")) for word in _EDGE)
         if export.get("vlm_config") is not None and edge != (config.get("hidden_act") == "relu2"):
             raise VariantError(
@@ -130,7 +136,6 @@ class FrameworkExport(OnBase):
                 f"{self.root} has max_action_dim {shown(width)}, its base "
                 f"{shown(config.get('action_dim'))}."
             )
-        return config
 
     def weights(self) -> WeightSource:
         files = WeightFiles(self.root, self.root, "model")

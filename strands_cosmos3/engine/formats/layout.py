@@ -21,6 +21,12 @@ from strands_cosmos3.engine.weight_files import (
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 
+CONFIG_FILES: Mapping[str, str] = {
+    "transformer": "transformer/config.json",
+    "vae": "vae/config.json",
+    "scheduler": "scheduler/scheduler_config.json",
+}
+"""Part of a checkpoint -> its config in the released layout."""
 Implemented = Mapping[str, tuple[Any, ...]]
 """Option of a config -> the values that are implemented; none listed means any."""
 
@@ -57,17 +63,9 @@ class Layout:
         """``model_index.json``, empty if there is none."""
         return self.read("model_index.json") if self.has("model_index.json") else {}
 
-    def transformer_config(self) -> dict[str, Any]:
-        """``transformer/config.json``."""
-        return self.read("transformer/config.json")
-
-    def vae_config(self) -> dict[str, Any]:
-        """``vae/config.json``."""
-        return self.read("vae/config.json")
-
-    def scheduler_config(self) -> dict[str, Any]:
-        """``scheduler/scheduler_config.json``."""
-        return self.read("scheduler/scheduler_config.json")
+    def config(self, part: str) -> dict[str, Any]:
+        """The config of a part in :data:`CONFIG_FILES`."""
+        return self.read(CONFIG_FILES[part])
 
     def weights(self) -> WeightSource:
         """The transformer's weights under their released names."""
@@ -125,14 +123,8 @@ class OnBase(Layout):
     def model_index(self) -> dict[str, Any]:
         return self._base().model_index()
 
-    def transformer_config(self) -> dict[str, Any]:
-        return self._base().transformer_config()
-
-    def vae_config(self) -> dict[str, Any]:
-        return self._base().vae_config()
-
-    def scheduler_config(self) -> dict[str, Any]:
-        return self._base().scheduler_config()
+    def config(self, part: str) -> dict[str, Any]:
+        return self._base().config(part)
 
     def vae_weights(self) -> WeightSource:
         return self._base().vae_weights()

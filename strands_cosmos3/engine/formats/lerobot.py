@@ -20,6 +20,7 @@ from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
 from strands_cosmos3.engine.formats.contract import FIELDS, Stated
 from strands_cosmos3.engine.formats.framework import is_vision
 from strands_cosmos3.engine.formats.layout import (
+    CONFIG_FILES,
     Implemented,
     Layout,
     OnBase,
@@ -85,14 +86,18 @@ class LeRobotPolicy(OnBase):
     def model_index(self) -> dict[str, Any]:
         return {}
 
-    def transformer_config(self) -> dict[str, Any]:
-        return self._inlined("transformer_config")
-
-    def vae_config(self) -> dict[str, Any]:
-        return self._inlined("vae_config" if "vae_config" in self._config else "wan_vae_config")
-
-    def scheduler_config(self) -> dict[str, Any]:
-        return self._inlined("scheduler_config")
+    def config(self, part: str) -> dict[str, Any]:
+        name = f"{part}_config"
+        if part == "vae" and name not in self._config:
+            name = "wan_vae_config"
+        config = self._config.get(name)
+        if not isinstance(config, dict):
+            raise LayoutError(
+                f"{self.root}/config.json has no {name}: a Cosmos 3 policy of LeRobot has one. A "
+                "policy of another architecture may bear the same type; run it with the code that "
+                "trained it."
+            )
+        return config
 
     def weights(self) -> WeightSource:
         prefix, other = self._prefix("transformer"), self._prefix("vae")
@@ -159,7 +164,7 @@ class LeRobotPolicy(OnBase):
         steps = [
             (str(self.root / name), self._pipeline(name)) for name in _PIPELINES if self.has(name)
         ]
-        tensors = {"action_dim": self.transformer_config().get("action_dim")}
+        tensors = {"action_dim": self.config("transformer").get("action_dim")}
         return [
             (where, fields),
             (f"{where} (image_keys)", self._views()),
@@ -227,16 +232,6 @@ class LeRobotPolicy(OnBase):
                 if f"action.{figure}" in stored
             }
 
-    def _inlined(self, name: str) -> dict[str, Any]:
-        config = self._config.get(name)
-        if not isinstance(config, dict):
-            raise LayoutError(
-                f"{self.root}/config.json has no {name}: a Cosmos 3 policy of LeRobot has one. A "
-                "policy of another "
-                "architecture may bear the same type; run it with the code that trained it."
-            )
-        return config
-
     def _stored(self) -> WeightFiles:
         self._files = self._files or WeightFiles(self.root, self.root, "model", "model")
         return self._files
@@ -291,13 +286,11 @@ def exported_config(layout: Layout, metadata: Mapping[str, Any]) -> dict[str, An
     return {
         "type": "cosmos3",
         "text_processor_name_or_path": "text_tokenizer",
-        "transformer_config": layout.transformer_config(),
-        "vae_config": layout.vae_config(),
-        "scheduler_config": layout.scheduler_config(),
+        **{f"{part}_config": layout.config(part) for part in CONFIG_FILES},
         **fields,
         "resolution_tier": str(fields["resolution_tier"]),
         "n_action_steps": metadata.get("replan_rows", fields["chunk_size"]),
-        "max_action_dim": layout.transformer_config().get("action_dim"),
+        "max_action_dim": layout.config("transformer").get("action_dim"),
         "domain_id": domain.domain_id,
         "use_state": domain.action_space(metadata["action_space"]).state_row,
         "invert_gripper": False,  # rows leave this policy as the model means them
