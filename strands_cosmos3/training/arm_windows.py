@@ -24,10 +24,13 @@ from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
 from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
 from strands_cosmos3.datasets.spec import EXPERT, INSTRUCTIONS, LABELLED
 from strands_cosmos3.embodiments import Embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
+from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
+from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.windows import Batch, cached_latents
 
 LATENTS = "latents.npy"
@@ -35,6 +38,7 @@ _MIN_RANGE = 1e-4
 _Answer = tuple[tuple[int, ...], F64]
 """Token ids of a caption, and rows in the model's scale."""
 _VALIDATION_BATCHES = 16
+_DROPOUT = 0.08  # fraction of windows that read the empty caption
 
 
 @dataclass(frozen=True)
@@ -95,37 +99,14 @@ class ArmKeys:
         return replace(self, cameras=cameras)
 
 
-@dataclass(frozen=True)
-class WindowConfig:
-    """What a checkpoint's windows look like."""
-
-    space: str  # "midtrain" or "joint_pos"
-    state_row: bool  # whether the checkpoint's midtrain sequence starts with a state row
-    # frames of a policy's clip, as the checkpoint records them; None means one more than rows
-    policy_frames: int | None
-    rows: int  # of a chunk
-    every: int  # frames between windows
-    batch: int = 8  # windows per step
-    dropout: float = 0.08  # fraction of windows that read the empty caption
-    # fraction of the episodes, at the end, that are not trained on
-    validation_fraction: float = 0.1
-    seed: int = 0
-
-    @property
-    def frames(self) -> int:
-        """Frames of a clip."""
-        return self.rows + 1 if self.policy_frames is None else self.policy_frames
-
-
 class ArmWindows:
     """Windows of a dataset for one checkpoint.
 
     Args:
         dataset: An open dataset; it is read here and not afterwards.
         keys: Names of its features (:meth:`ArmKeys.resolved`).
-        encode: Pixels [1, 3, F, H, W] -> normalised latents [1, C, F, h, w]; ``cache`` is the
-            folder they are kept in.
         stats: Statistics of the rows; None means the embodiment's packaged ones.
+        cache: Folder in which the latents are kept.
 
     Raises:
         ConfigError: The dataset does not fit, or no episode is longer than a chunk.
@@ -134,36 +115,47 @@ class ArmWindows:
     def __init__(
         self,
         dataset: Dataset,
-        processor: Cosmos3PolicyProcessor,
-        encode: Callable[[torch.Tensor], torch.Tensor],
+        checkpoint: Checkpoint,
         embodiment: Embodiment,
         keys: ArmKeys,
-        config: WindowConfig,
+        how: PostConfig,
         stats: ActionStats | None,
         cache: Path,
-        on_window: Callable[[int, int], None] | None = None,
+        on_window: Callable[[int, int], None],
     ):
-        self._dataset, self._keys, self._config = dataset, keys, config
-        self._processor, self._embodiment = processor, embodiment
+        self._dataset, self._checkpoint, self._keys, self._how = dataset, checkpoint, keys, how
+        self._embodiment, self._space = embodiment, checkpoint.require_space()
+        self._rows = rows = embodiment.chunk_rows(self._space)
+        self._frames = how.policy_frames or next(iter(checkpoint.policy_frames), rows + 1)
+        device = torch.device("cpu")
+        vae = WanVae(
+            checkpoint.vae_config, checkpoint.vae_weights, device, torch.float32, decoder=False
+        )
+        self._processor = Cosmos3PolicyProcessor.for_checkpoint(
+            checkpoint,
+            domain_name=embodiment.name,
+            action_chunk_size=rows,
+            policy_frames=how.policy_frames,
+        )
         self._affine = (
             None
-            if config.space == "joint_pos"
+            if self._space == "joint_pos"
             else stats_for(embodiment, stats).normalizer(
                 CONTROLLER_METHOD if embodiment.in_controller_units else "quantile"
             )
         )
-        lengths, rows = dataset.lengths, config.rows
+        lengths, every = dataset.lengths, action_info(dataset).get("pictures_every", how.every)
         # recorded actions go on after the end as the last one, and the end of an episode is where a
         # gripper opens
-        beyond = rows - 1 if embodiment.in_controller_units and config.frames == 1 else 0
-        self._instructions = _instructions_of(dataset, embodiment, config)
+        beyond = rows - 1 if embodiment.in_controller_units and self._frames == 1 else 0
+        self._instructions = self._answered_instructions()
         starts = [
             (e, int(t))
             for e in range(len(dataset))
             for t in (
                 np.flatnonzero(dataset[e][LABELLED])
                 if self._instructions
-                else range(0, int(lengths[e]) - rows + beyond, config.every)
+                else range(0, int(lengths[e]) - rows + beyond, every)
             )
         ]
         if not starts:
@@ -180,7 +172,7 @@ class ArmWindows:
             windows += [(i, *answer) for answer in answers]
             if picture.action_prefix is not None:
                 states.append(picture.action_prefix[0, : picture.raw_action_dim])
-        training = len(dataset) - int(config.validation_fraction * len(dataset))
+        training = len(dataset) - int(how.validation_fraction * len(dataset))
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
             raise ConfigError(
@@ -196,15 +188,34 @@ class ArmWindows:
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
             pixels = torch.cat([self._processed(*starts[i])[0].pixel_values for i in some])
-            return encode(pixels)[..., :height, :width]
+            return vae.encode(pixels)[..., :height, :width]
 
-        at_once = 16 if config.frames == 1 else 1
+        at_once = 16 if self._frames == 1 else 1
         self._latents = cached_latents(
             latents, np.arange(len(starts)), cache / LATENTS, width, on_window, batch=at_once
         )
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    def _answered_instructions(self) -> tuple[str, ...]:
+        """Return the goals that the dataset's expert answered, or none: a clip shows what was done,
+        and not what was answered.
+        """
+        feature = self._dataset.spec.features.get(EXPERT)
+        is_answer = self._frames == 1 and self._space == "midtrain"
+        if feature is None or INSTRUCTIONS not in feature.info or not is_answer:
+            return ()
+        instructions, scale = tuple(feature.info[INSTRUCTIONS]), feature.info.get("normalized")
+        embodiment = self._embodiment
+        shape = (len(instructions) * self._rows * embodiment.action_space("midtrain").width,)
+        if feature.shape != shape or scale != f"{embodiment.stats} quantiles":
+            raise ConfigError(
+                f"{EXPERT} holds {feature.shape[0]} numbers, normalised by {scale!r}; "
+                f"{len(instructions)} chunks of {self._rows} rows of {embodiment.name!r} are "
+                "needed. Record it again: strands-cosmos3 demos --robot NAME."
+            )
+        return instructions
 
     def _processed(self, episode: int, t: int, seen: bool = True) -> tuple[Any, list[_Answer]]:
         """Return a picture as the processor makes it, and its windows: token ids and rows in the
@@ -213,22 +224,22 @@ class ArmWindows:
         Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the
         rest does not depend on it.
         """
-        recorded, config = self._dataset[episode], self._config
-        span = slice(t, t + config.rows + 1)
+        recorded, count = self._dataset[episode], self._rows
+        span = slice(t, t + count + 1)
         views = [
-            recorded.frames(key, range(t, t + config.frames)) if seen
-            else np.zeros((config.frames, *self._dataset.spec.features[key].shape), np.uint8)
+            recorded.frames(key, range(t, t + self._frames)) if seen
+            else np.zeros((self._frames, *self._dataset.spec.features[key].shape), np.uint8)
             for key in self._keys.cameras
         ]  # fmt: skip
-        mode = "policy" if config.frames == 1 else "inverse_dynamics"
+        mode = "policy" if self._frames == 1 else "inverse_dynamics"
         tasks = self._instructions or (recorded.task,)
         raw: dict[str, Any] = {"images": self._composed(views), "task": tasks[0], "mode": mode}
         if self._embodiment.in_controller_units:
-            rows = np.asarray(recorded[ACTION][span], np.float64)[: config.rows]
-            rows = np.concatenate([rows, np.repeat(rows[-1:], config.rows - len(rows), axis=0)])
+            rows = np.asarray(recorded[ACTION][span], np.float64)[:count]
+            rows = np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
         else:
             measured = np.asarray(recorded[self._keys.state][span], np.float64)
-            if config.space == "joint_pos":
+            if self._space == "joint_pos":
                 raw["state"] = measured[0].tolist()
                 rows = measured[:-1]  # row 0 is the command for now
             else:
@@ -236,14 +247,14 @@ class ArmWindows:
                 rows = raw_rows(
                     poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1]
                 )[:-1]
-                if config.state_row:
+                if self._checkpoint.state_row is not None:
                     raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
         chunks = [rows]
         if self._instructions:
             answers = np.asarray(recorded[EXPERT][t], np.float64)
             chunks = [
                 denormalize_chunk(chunk, self._embodiment)
-                for chunk in answers.reshape(len(tasks), config.rows, -1)
+                for chunk in answers.reshape(len(tasks), count, -1)
             ]
         made = self._processor.preprocess(raw)
         self._ids[tasks[0]] = _ids_of(made)
@@ -271,15 +282,15 @@ class ArmWindows:
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
-        rng = np.random.default_rng([self._config.seed, step])
-        chosen = rng.integers(self._trained, size=self._config.batch)
-        return self._pick(chosen, rng.random(self._config.batch) < self._config.dropout)
+        rng, size = np.random.default_rng([self._how.seed, step]), self._how.batch
+        chosen = rng.integers(self._trained, size=size)
+        return self._pick(chosen, rng.random(size) < _DROPOUT)
 
     def validation(self) -> Iterator[Batch]:
         """Return whole batches of windows of held-out episodes, evenly spaced; none without such
         episodes.
         """
-        first, size = self._trained, self._config.batch
+        first, size = self._trained, self._how.batch
         count = min(-(-(len(self) - first) // size), _VALIDATION_BATCHES)
         chosen = np.linspace(first, len(self) - 1, count * size).round().astype(np.int64)
         for batch in chosen.reshape(count, size):
@@ -304,34 +315,6 @@ class ArmWindows:
 
 def _ids_of(processed: Any) -> tuple[int, ...]:
     return tuple(processed.text_ids[0].tolist())
-
-
-def _instructions_of(
-    dataset: Dataset, embodiment: Embodiment, config: WindowConfig
-) -> tuple[str, ...]:
-    """Return the goals that the dataset's expert answered, or none: a clip shows what was done,
-    and not what was answered.
-    """
-    feature = dataset.spec.features.get(EXPERT)
-    if (
-        feature is None
-        or INSTRUCTIONS not in feature.info
-        or config.frames != 1
-        or config.space != "midtrain"
-    ):
-        return ()
-    found, scale = tuple(feature.info[INSTRUCTIONS]), feature.info.get("normalized")
-    width = embodiment.action_space("midtrain").width
-    if (
-        feature.shape != (len(found) * config.rows * width,)
-        or scale != f"{embodiment.stats} quantiles"
-    ):
-        raise ConfigError(
-            f"{EXPERT} holds {feature.shape[0]} numbers, normalised by {scale!r}; {len(found)} "
-            f"chunks of {config.rows} rows of "
-            f"{embodiment.name!r} are needed. Record it again: strands-cosmos3 demos --robot NAME."
-        )
-    return found
 
 
 def action_info(dataset: Dataset) -> Mapping[str, Any]:

@@ -22,8 +22,6 @@ from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
-from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
-from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_folder, write_json
@@ -41,7 +39,6 @@ from strands_cosmos3.training.arm_windows import (
     LATENTS,
     ArmKeys,
     ArmWindows,
-    WindowConfig,
     action_info,
     row_statistics,
     write_statistics,
@@ -82,7 +79,7 @@ Made by `strands-cosmos3 train --model`.
 | source | $source |
 | dataset | $episodes episodes, $frames frames, $windows windows |
 | training | $steps steps of $accumulate x $batch windows, learning rate $lr |
-| weights | $trained; adapters of rank $rank |
+| weights | $trained; adapters of rank $lora_rank |
 | validation loss | $losses |
 | cost | $cost |
 
@@ -139,7 +136,16 @@ class PostTraining:
             self._dataset = identity_of(data)
             self._keep_settings(data, keys)
             self.stats = self._statistics(data, keys)
-            self.windows = self._windows(data, keys)
+            self.windows = ArmWindows(
+                data,
+                self.checkpoint,
+                self.embodiment,
+                keys,
+                self.config,
+                self.stats,
+                folder,
+                lambda done, total: self._on_step("latents", done, total, {}),
+            )
 
     def _require_robot(self, data: Dataset) -> None:
         """Refuse a dataset of a robot of another domain, unless the dataset or the caller says
@@ -224,43 +230,6 @@ class PostTraining:
                 f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}."
             )
         return row_statistics(data, self.embodiment, keys)
-
-    def _windows(self, data: Dataset, keys: ArmKeys) -> ArmWindows:
-        how, found, space = self.config, self.checkpoint, self.checkpoint.action_space
-        assert space is not None
-        vae = WanVae(
-            found.vae_config, found.vae_weights, torch.device("cpu"), torch.float32, decoder=False
-        )
-        rows, frames = self.embodiment.chunk_rows(space), how.policy_frames
-        if frames is None:
-            frames = next(iter(found.policy_frames), None)
-        processor = Cosmos3PolicyProcessor.for_checkpoint(
-            found,
-            domain_name=self.embodiment.name,
-            action_chunk_size=rows,
-            policy_frames=frames,
-        )
-        config = WindowConfig(
-            space,
-            found.state_row is not None,
-            frames,
-            rows,
-            action_info(data).get("pictures_every", how.every),
-            how.batch,
-            validation_fraction=how.validation_fraction,
-            seed=how.seed,
-        )
-        return ArmWindows(
-            data,
-            processor,
-            vae.encode,
-            self.embodiment,
-            keys,
-            config,
-            self.stats,
-            self.folder,
-            lambda done, total: self._on_step("latents", done, total, {}),
-        )
 
     def run(self, until: int | None = None) -> Path:
         """Train, or resume training, and write the checkpoint."""
@@ -390,18 +359,16 @@ class PostTraining:
             (target / "README.md").replace(target / "SOURCE.md")
         config, curve = self.config, self.folder / f"{VALIDATION}.jsonl"
         losses = (f"{line['loss']:.4f} (step {line['step']})" for line in read_curve(curve)[-3:])
-        card = _CARD.substitute(
-            embodiment=self.embodiment.name,
-            source=f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
-            windows=len(self.windows),
-            losses=", ".join(losses) or "none",
-            trained=", ".join(config.train),
-            cost=f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding the "
-            f"pictures: {machine()}",
-            **self._dataset,
-            **{name: getattr(config, name) for name in ("steps", "accumulate", "batch", "lr")},
-            rank=config.lora_rank,
-        )
+        facts = {
+            "embodiment": self.embodiment.name,
+            "source": f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
+            "windows": len(self.windows),
+            "losses": ", ".join(losses) or "none",
+            "trained": ", ".join(config.train),
+            "cost": f"{duration(seconds_of(self.folder / CURVE))} of training, without encoding "
+            f"the pictures: {machine()}",
+        }
+        card = _CARD.substitute({**vars(config), **self._dataset, **facts})
         (target / "README.md").write_text(card, encoding="utf-8")
 
     def _describe(self, target: Path) -> None:
