@@ -116,15 +116,8 @@ class DiffusersBackend(Backend):
         pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config(
             {**pipe.scheduler.config, **flow}
         )
-        ids = (
-            processed.text_ids[0].tolist(),
-            processed.neg_text_ids[0].tolist(),
-        )
-
-        def tokenize(*_: Any, **__: Any) -> Any:
-            return ids
-
-        pipe.tokenize_prompt = tokenize
+        ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
+        pipe.tokenize_prompt = lambda *_, **__: ids
         condition = CosmosActionCondition(
             mode="policy",
             chunk_size=processed.action_chunk,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -252,12 +252,8 @@ def load_recording(path: str | Path) -> Recording:
         )
     try:
         if file.suffix == ".json":
-            return _from_droid(
-                cast(
-                    "dict[str, Any]",
-                    instance_of(json.loads(file.read_text(encoding="utf-8")), dict, "an episode"),
-                )
-            )
+            episode = json.loads(file.read_text(encoding="utf-8"))
+            return _from_droid(instance_of(episode, dict, "an episode"))
         with np.load(file, allow_pickle=False) as data:
             if "T_base_hand_achieved" in data:
                 return _from_rollout(data)

@@ -156,24 +156,20 @@ class Cosmos3Engine(Closeable):
         checkpoint: Checkpoint,
         transformer: Cosmos3Transformer,
         vae: Vae,
-        device: torch.device,
         *,
-        parallel_context: ParallelContext | None = None,
-        options: EngineOptions | None = None,
-        preview: PreviewDecoder | None = None,
+        parallel_context: ParallelContext,
+        options: EngineOptions,
+        preview: PreviewDecoder | None,
     ):
-        self.options = options = options or EngineOptions()
+        self.options = options
         self.checkpoint = checkpoint
         self.config: TransformerConfig = checkpoint.config
         self.action_space = checkpoint.action_space
         self.transformer = transformer
         self.vae = vae
-        self.device = device
-        self.parallel_context = (
-            SingleProcess(device) if parallel_context is None else parallel_context
-        )
+        self.parallel_context = parallel_context
+        self.device = device = parallel_context.device
         self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
-        self._offload_text = options.offload_text
         self._heads: dict[int, ActionHead] = {}
         compiler = "inductor" if options.compile else None
         self._runner = VelocityRunner(
@@ -286,7 +282,6 @@ class Cosmos3Engine(Closeable):
                 checkpoint,
                 transformer,
                 parallel_context.parallelize_vae(vae),
-                where,
                 parallel_context=parallel_context,
                 options=options,
                 preview=preview,
@@ -584,7 +579,7 @@ class Cosmos3Engine(Closeable):
     def _prefill(self, ids: tuple[int, ...]) -> TextKV:
         tower = self.transformer.text.to(self.device)
         text = tower(torch.tensor(ids, device=self.device), self._rope(text_positions(len(ids))))
-        if self._offload_text:
+        if self.options.offload_text:
             tower.to("cpu")
         return text
 

@@ -65,7 +65,7 @@ class WanConfig:
         try:
             stated.setdefault("decoder_base_dim", stated["base_dim"])
             stated["latent_frames"] = [
-                (each["mean"], each["std"]) for each in stated.get("latent_frames", ())
+                [each["mean"], each["std"]] for each in stated.get("latent_frames", ())
             ]
             names = [field.name for field in fields(cls) if field.name in stated]
             config = cls(**{name: as_tuples(stated[name]) for name in names})

@@ -163,11 +163,16 @@ def unwrapped(key: str, stored: dict[str, str]) -> str:
     name is added to ``stored``. Raises WeightsError if another weight has that name.
     """
     name = ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+    claim(stored, name, key)
+    return name
+
+
+def claim(stored: dict[str, str], name: str, key: str) -> None:
+    """Add name -> stored name; raises WeightsError if another weight has that name."""
     if (other := stored.setdefault(name, key)) != key:
         raise WeightsError(
             f"{readable(key)} and {readable(other)} are both {readable(name)}; one is wrong."
         )
-    return name
 
 
 class MappedFile:

@@ -40,12 +40,9 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
                 f"--train {pattern!r} matches no weight of this checkpoint; it has, for example, "
                 f"{some}."
             )
-    trained = []
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(keys[name], pattern) for pattern in patterns))
-        if parameter.requires_grad:
-            trained.append(keys[name])
-    return trained
+    return [keys[name] for name, p in policy.named_parameters() if p.requires_grad]
 
 
 def add_lora(

@@ -20,8 +20,8 @@ from typing import Any
 from strands_cosmos3.engine.formats.contract import Stated
 from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, require_implemented
 from strands_cosmos3.engine.formats.sources import Dequantized, Renamed
-from strands_cosmos3.engine.weight_files import WeightFiles, WeightSource, readable
-from strands_cosmos3.errors import LayoutError, VariantError, WeightsError
+from strands_cosmos3.engine.weight_files import WeightFiles, WeightSource, claim
+from strands_cosmos3.errors import LayoutError, VariantError
 from strands_cosmos3.resources import shown
 
 # the longer names first: q_proj_moe_gen before q_proj
@@ -93,13 +93,7 @@ def renamed(stored: Iterable[str], prefix: str) -> tuple[dict[str, str], tuple[s
         if not key.startswith(prefix) or is_vision(key):
             rest.append(key)
             continue
-        name = released_name(key.removeprefix(prefix))
-        if name in names:
-            raise WeightsError(
-                f"{readable(key)} and {readable(names[name])} are both {readable(name)}; one is "
-                "wrong."
-            )
-        names[name] = key
+        claim(names, released_name(key.removeprefix(prefix)), key)
     return names, tuple(rest)
 
 

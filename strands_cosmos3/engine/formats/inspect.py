@@ -146,13 +146,10 @@ def _sizes_of(config: TransformerConfig) -> str | None:
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
     """A report as lines of text."""
-    lines = [
-        f"verdict    {report['verdict']}",
-        *([f"           {report['problem']}"] if "problem" in report else []),
-    ]
-    for name in ("format", "folder", "base", "variant"):
-        if report.get(name):
-            lines.append(f"{name:<11}{report[name]}")
+    heads = {"verdict": "verdict", "problem": ""} | {
+        name: name for name in ("format", "folder", "base", "variant")
+    }
+    lines = [f"{head:<11}{report[name]}" for name, head in heads.items() if report.get(name)]
     for name, part in report.get("parts", {}).items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
         lines.append(
@@ -168,10 +165,8 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         needed = ", ".join(f"{gib} GiB in {dtype}" for dtype, gib in report["memory_gib"].items())
         lines.append(f"memory     about {needed}, without the VAE's decoder")
     for name, value in report.get("contract", {}).items():
-        lines.append(
-            f"contract   {name} = "
-            f"{'(figures in the folder)' if isinstance(value, Mapping) else value}"
-        )
+        text = "(figures in the folder)" if isinstance(value, Mapping) else value
+        lines.append(f"contract   {name} = {text}")
     if report.get("missing"):
         lines.append(f"missing    {', '.join(report['missing'])}")
     if "format" in report:
