@@ -252,8 +252,9 @@ def load_recording(path: str | Path) -> Recording:
         )
     try:
         if file.suffix == ".json":
-            episode = json.loads(file.read_text(encoding="utf-8"))
-            return _from_droid(instance_of(episode, dict, "an episode"))
+            episode: Any = json.loads(file.read_text(encoding="utf-8"))
+            instance_of(episode, dict, "an episode")
+            return _from_droid(episode)
         with np.load(file, allow_pickle=False) as data:
             if "T_base_hand_achieved" in data:
                 return _from_rollout(data)

@@ -90,32 +90,24 @@ def compose_views(
         for name, view in rig_views(views, rig).items()
     ]
     boxes = _boxes_beside(pictures[0], rig)
-    composite = np.zeros(
-        (max(box[0] + box[2] for box in boxes), max(box[1] + box[3] for box in boxes), 3), np.uint8
-    )
-    for picture, (top, left, height, width) in zip(pictures, boxes, strict=True):
+    composite = np.zeros((*(boxes[:, :2] + boxes[:, 2:]).max(axis=0), 3), np.uint8)
+    for picture, (top, left, height, width) in zip(pictures, boxes.tolist(), strict=True):
         place = slice(top, top + height), slice(left, left + width)
         composite[place] = _stretched(picture[None], (height, width))[0]
     return composite
 
 
-def _boxes_beside(first: NDArray[np.uint8], rig: CameraRig) -> list[tuple[int, int, int, int]]:
-    """The rig's boxes, scaled so that the first view keeps its size."""
-    (height, width), (_, _, box_height, box_width) = first.shape[:2], rig.boxes[0]
-    if any(edge * width % box_width for box in rig.boxes for edge in (box[1], box[3])):
+def _boxes_beside(first: NDArray[np.uint8], rig: CameraRig) -> NDArray[np.int64]:
+    """The rig's boxes [views, 4], scaled so that the first view keeps its size."""
+    _, _, box_height, box_width = rig.boxes[0]
+    numerators = np.array(rig.boxes) * (first.shape[:2] * 2)
+    denominators = np.array([box_height, box_width] * 2)
+    if (numerators % denominators)[:, 1::2].any():
         raise ShapeError(
-            f"view {rig.views[0]!r} is {width} pixels wide, of which the boxes beside it are no "
-            f"whole numbers of pixels; resize it to {box_width}, or to another even width."
+            f"view {rig.views[0]!r} is {first.shape[1]} pixels wide, of which the boxes beside it "
+            f"are no whole numbers of pixels; resize it to {box_width}, or to another even width."
         )
-    return [
-        (
-            top * height // box_height,
-            left * width // box_width,
-            box_rows * height // box_height,
-            box_columns * width // box_width,
-        )
-        for top, left, box_rows, box_columns in rig.boxes
-    ]
+    return numerators // denominators
 
 
 def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:

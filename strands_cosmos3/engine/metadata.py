@@ -57,17 +57,16 @@ class StateRow:
         record = metadata.get("state")
         if record is None:
             return None
-        if not isinstance(record, Mapping) or record.get("columns") != COLUMNS:
-            raise LayoutError(
-                f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, got "
-                f"{shown(record)}."
-            )
         try:
-            return cls(tuple(map(float, record["mean"])), tuple(map(float, record["std"])))
+            columns, mean, std = (record[name] for name in ("columns", "mean", "std"))
+            if columns == COLUMNS:
+                return cls(tuple(map(float, mean)), tuple(map(float, std)))
         except (KeyError, TypeError, ValueError):
-            raise LayoutError(
-                "checkpoint.json: state must have mean and std, ten numbers each."
-            ) from None
+            pass
+        raise LayoutError(
+            f"checkpoint.json: state must have columns {COLUMNS!r} with mean and std, ten numbers "
+            f"each, got {shown(record)}."
+        )
 
     def to_metadata(self) -> dict[str, Any]:
         """The record for ``checkpoint.json``."""

@@ -123,19 +123,17 @@ class Novelty:
         """
         if self.decoder is None or self.quantile is None:
             return []
-        weight, firsts = (
-            self.decoder.conv_in.weight,
-            {id(pixels): i for i, pixels in reversed([*enumerate(pictures)])},
-        )
-        chosen = torch.stack([latents[i] for i in firsts.values()])[:, :, None]
+        weight, ids = self.decoder.conv_in.weight, list(map(id, pictures))
+        latent_of = dict(zip(ids, latents, strict=True))
+        picture_of = dict(zip(ids, pictures, strict=True))
+        chosen = torch.stack(list(latent_of.values()))[:, :, None]
         decoded = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
         height, width = decoded.shape[-2:]
-        real = torch.cat([pictures[i][:, :, :1, :height, :width] for i in firsts.values()]).to(
-            decoded
-        )
-        errors = (decoded - real).square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
-        by_picture = dict(zip(firsts, errors.tolist(), strict=True))
-        return [by_picture[id(pixels)] for pixels in pictures]
+        real = [picture[:, :, :1, :height, :width] for picture in picture_of.values()]
+        off = decoded - torch.cat(real).to(decoded)
+        errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
+        error_of = dict(zip(picture_of, errors.tolist(), strict=True))
+        return [error_of[picture] for picture in ids]
 
 
 class WanVae:
