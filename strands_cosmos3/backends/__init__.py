@@ -62,7 +62,7 @@ def make_backend(
     """
     options = options or BackendOptions()
     if backend is None and isinstance(model, str | Path):
-        backend = "native" if options.parallel.world_size == 1 else "distributed"
+        backend = "native" if options.parallel.ranks == 1 else "distributed"
     if backend is None and changed_options(options.service):
         backend = "service"
     if backend is None:

@@ -51,15 +51,13 @@ class DistributedBackend(EngineBackend):
         _check_gpus(device.type, parallel)
         number, count = replica
         threads = (
-            max(1, len(os.sched_getaffinity(0)) // (parallel.world_size * count))
-            if count > 1
-            else None
+            max(1, len(os.sched_getaffinity(0)) // (parallel.ranks * count)) if count > 1 else None
         )
         rank = RankOptions(
             replace(options.engine, device=device.type),
             action_space,
             threads,
-            first_gpu=number * parallel.world_size,
+            first_gpu=number * parallel.ranks,
         )
         engine = RankGroupEngine.from_pretrained(
             as_path(model, "distributed"), parallel, rank, timeouts
@@ -94,9 +92,9 @@ def replicas(
 def _check_gpus(kind: str, parallel: ParallelConfig) -> None:
     import torch
 
-    if kind == "cuda" and torch.cuda.device_count() < parallel.world_size:
+    if kind == "cuda" and torch.cuda.device_count() < parallel.ranks:
         raise ConfigError(
             f"tp_size={parallel.tp_size} x cfg_size={parallel.cfg_size} needs "
-            f"{parallel.world_size} GPUs, torch sees "
+            f"{parallel.ranks} GPUs, torch sees "
             f"{torch.cuda.device_count()}. Use smaller degrees, or device='cpu'."
         )

@@ -156,10 +156,7 @@ class ModelInput:
                 domain_name=request.embodiment.name,
                 action_space=request.action_space.name,
                 action_chunk_size=request.n_rows,
-                image_size=self._sampling.image_size,
-                prompt_format=self._sampling.prompt_format,
-                composition=self._sampling.composition,
-                policy_frames=frames,
+                **{**self._sampling.of_processor, "policy_frames": frames},
             )
         return self._processors[key]
 
@@ -187,11 +184,4 @@ def require_contract(checkpoint: Checkpoint, request: Request, options: Sampling
     """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported,
     or not the request's.
     """
-    sampled = None not in (options.num_steps, options.guidance_scale, options.flow_shift)
-    values = {
-        "prompt_format": options.prompt_format,
-        "resolution_tier": options.image_size,
-        "sampling": sampled or None,
-    }
-    names = [name for name, value in values.items() if value is not None]
-    require_acting(checkpoint, request.embodiment, request.action_space, names)
+    require_acting(checkpoint, request.embodiment, request.action_space, options.stated)

@@ -65,6 +65,7 @@ class EngineBackend(Backend):
         )
         options = options or BackendOptions()
         self._input = ModelInput(engine.checkpoint, options)
+        self._karras = options.sampling.karras
         self._futures_apart = (
             engine.decodes_video
             and engine.checkpoint.future_from_actions
@@ -135,7 +136,7 @@ class EngineBackend(Backend):
             item.request(
                 self._input.sampling(request, own_sampling),
                 seed=request.seed,
-                use_karras_sigmas=False,
+                use_karras_sigmas=not own_sampling and self._karras,
                 # the engine encodes the same tensor once
                 cond_video_pixels=next(p for p in pixels if torch.equal(p, item.pixel_values)),
                 return_video=self.engine.decodes_video and request.decode_frames != 0,

@@ -13,6 +13,23 @@ from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, section
 from strands_cosmos3.parallel.config import ParallelConfig
 
+ViewPointName = Literal[
+    "ego_view",
+    "third_person_view",
+    "wrist_view",
+    "concat_view",
+    "top_down_2d_view",
+    "video_game_view",
+]
+_OF_PROCESSOR = (
+    "policy_frames",
+    "image_size",
+    "prompt_format",
+    "composition",
+    "view_point",
+    "negative_prompt",
+    "fps",
+)
 COMPOSITIONS: tuple[str, ...] = get_args(Composition)
 
 
@@ -38,6 +55,40 @@ class SamplingOptions(Sampling):
     """How three views become one picture: stretched, as by NVIDIA's policy server (framework), or
     letterboxed.
     """
+    view_point: ViewPointName | None = option(None, *MODEL_BACKENDS)
+    """Camera sentence of the caption."""
+    negative_prompt: str | None = option(None, *MODEL_BACKENDS)
+    """Caption of the unconditional branch; None is a blank one."""
+    fps: float | None = option(None, *MODEL_BACKENDS)
+    """Rows and frames a second."""
+    use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = option(
+        None, *ENGINE_BACKENDS
+    )
+    """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
+    None is the native one.
+    """
+
+    @property
+    def of_processor(self) -> dict[str, Any]:
+        """The options that ``Cosmos3PolicyProcessor`` takes."""
+        return {name: getattr(self, name) for name in _OF_PROCESSOR}
+
+    @property
+    def karras(self) -> bool | None:
+        """``use_karras_sigmas`` as the engine takes it."""
+        return None if self.use_karras_sigmas == "checkpoint" else self.use_karras_sigmas == "true"
+
+    @property
+    def stated(self) -> list[str]:
+        """Names of a contract's fields that these options state."""
+        sampled = None not in (self.num_steps, self.guidance_scale, self.flow_shift)
+        values = {
+            "fps": self.fps,
+            "prompt_format": self.prompt_format,
+            "resolution_tier": self.image_size,
+            "sampling": sampled or None,
+        }
+        return [name for name, value in values.items() if value is not None]
 
     def __post_init__(self) -> None:
         super().__post_init__()

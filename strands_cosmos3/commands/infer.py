@@ -23,10 +23,8 @@ from strands_cosmos3.resources import write_json
 
 _DEFAULT_DOMAIN = "droid_lerobot"
 _OPTIONS_OF_PROCESSOR = (
-    *("mode", "raw_action_dim", "action_stats_path", "action_normalization", "fps"),
-    *("height", "width", "view_point", "negative_prompt"),
+    *("mode", "raw_action_dim", "action_stats_path", "action_normalization", "height", "width"),
 )
-_SAMPLING_OF_PROCESSOR = ("image_size", "prompt_format", "composition", "policy_frames")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +63,14 @@ class InferCommand:
     """
     video: Path | None = None
     """A clip instead; its first chunk + 1 frames count."""
-    negative_prompt: str = ""
-    """Caption of the unconditional branch."""
     mode: Literal["policy", "forward_dynamics", "inverse_dynamics"] = "policy"
     """What to predict."""
     action_file: Path | None = None
     """Known actions (.json) for forward_dynamics: shape, dtype and data, or action_chunks, or a
     nested list. Their unit is the model's: normalised rows for midtrain, rad for joint_pos.
     """
+    action_chunk_index: int = 0
+    """Which of a file's action_chunks."""
     state: tuple[float, ...] = ()
     """The state that a checkpoint starts from. joint_pos: seven joint angles in rad and the
     gripper, 1 = open. A midtrain checkpoint with a state row, such as the bundled policy: ten
@@ -96,30 +94,12 @@ class InferCommand:
     """
     action_normalization: Literal["quantile", "quantile_rot", "meanstd", "minmax"] = "quantile"
     """Normalisation that those statistics belong to."""
-    use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = None
-    """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
-    The default is the preset's.
-    """
-    fps: float | None = None
-    """Rows and frames a second."""
     height: int | None = None
     """Height of the canvas in pixels, with --width."""
     width: int | None = None
     """Width of the canvas in pixels, with --height."""
     seed: int = 0
     """Seed of the noise; the same on every device."""
-    view_point: (
-        Literal[
-            "ego_view",
-            "third_person_view",
-            "wrist_view",
-            "concat_view",
-            "top_down_2d_view",
-            "video_game_view",
-        ]
-        | None
-    ) = None
-    """Camera sentence of the caption."""
     decode_video: bool = False
     """Decode the predicted video; forward_dynamics always does."""
     self_test: bool = False
@@ -233,7 +213,11 @@ class InferCommand:
         pictures = self.image if self.video is None else (self.video,)
         if absent := [repr(str(path)) for path in pictures if not path.is_file()]:
             raise ResourceNotFoundError(f"no picture or video at {', '.join(absent)}.")
-        return None if self.action_file is None else read_actions(self.action_file)
+        return (
+            None
+            if self.action_file is None
+            else read_actions(self.action_file, self.action_chunk_index)
+        )
 
     def _engine(self, decode: bool, console: Console) -> Any:
         with needed_by("infer"):
@@ -256,7 +240,6 @@ class InferCommand:
         from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 
         engine.checkpoint.require_contract(self._stated())
-        sampling = self.policy.sampling
         known = engine.checkpoint.metadata.get("domain")
         domain = self.domain_name or known or _DEFAULT_DOMAIN
         return Cosmos3PolicyProcessor.for_checkpoint(
@@ -264,7 +247,7 @@ class InferCommand:
             domain_name=int(domain) if domain.isdigit() else domain,
             cond_frame_indexes=_indexes(self.condition_frames),
             action_chunk_size=self.policy.chunk_rows,
-            **{name: getattr(sampling, name) for name in _SAMPLING_OF_PROCESSOR},
+            **self.policy.sampling.of_processor,
             **{name: getattr(self, name) for name in _OPTIONS_OF_PROCESSOR},
         )
 
@@ -272,19 +255,15 @@ class InferCommand:
         """Fields of a contract that flags state, and those that rows in the model's scale do
         without.
         """
-        sampling = self.policy.sampling
-        sampled = None not in (sampling.num_steps, sampling.guidance_scale, sampling.flow_shift)
         flags = {
             "domain": self.domain_name,
             "action_space": self.policy.action_space,
             "chunk": self.policy.chunk_rows,
-            "fps": self.fps,
-            "prompt_format": sampling.prompt_format,
-            "resolution_tier": sampling.image_size or self.height,
-            "sampling": sampled or None,
+            "resolution_tier": self.height,
         }
         needless = ("width", "normalization", "statistics", "gripper", "views")
-        return [*needless, *(name for name, value in flags.items() if value is not None)]
+        named = (name for name, value in flags.items() if value is not None)
+        return [*needless, *named, *self.policy.sampling.stated]
 
     def _images(self, processor: Any) -> Any:
         """Return the picture, the views by name, or the frames of the clip."""
@@ -305,16 +284,16 @@ class InferCommand:
         return {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
 
     def _request(self, engine: Any, processed: Any) -> Any:
+        options = self.policy.sampling
         sampling = engine.checkpoint.resolve_sampling(
-            processed.embodiment, processed.space.name, self.policy.sampling, processed.mode
+            processed.embodiment, processed.space.name, options, processed.mode
         )
-        karras = {"true": True, "checkpoint": None}.get(self.use_karras_sigmas or "false", False)
-        return processed.request(sampling, seed=self.seed, use_karras_sigmas=karras)
+        return processed.request(sampling, seed=self.seed, use_karras_sigmas=options.karras)
 
 
-def read_actions(path: Path) -> np.ndarray:
-    """Rows [T, D] of an action file: ``{"shape", "dtype", "data"}``, ``{"action_chunks": [rows]}``,
-    or a nested list.
+def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
+    """Rows [T, D] of an action file: ``{"shape", "dtype", "data"}``, ``{"action_chunks": [rows]}``
+    (the one at ``chunk_index``), or a nested list.
 
     Raises:
         ResourceNotFoundError: It does not exist.
@@ -328,7 +307,14 @@ def read_actions(path: Path) -> np.ndarray:
         raise InputError(f"--action-file {str(path)!r} is not JSON ({error}).") from None
     data, shape = content, None
     if isinstance(content, dict):
-        data = content.get("data", (content.get("action_chunks") or [None])[0])
+        chunks = content.get("action_chunks", [content.get("data")])
+        if not isinstance(chunks, list) or not 0 <= chunk_index < len(chunks):
+            raise InputError(
+                f"--action-chunk-index {chunk_index}: --action-file {str(path)!r} holds "
+                f"{len(chunks) if isinstance(chunks, list) else 'no list of'} chunks, numbered "
+                "from 0."
+            )
+        data = chunks[chunk_index]
         shape = content.get("shape")
     try:
         rows = np.array(data, dtype=np.float64)

@@ -233,7 +233,7 @@ class Cosmos3Engine(Closeable):
         device = torch_device(device or options.device or "cpu")
         dtype, decode_video = dtype or options.dtype, decode_video or options.decode_video
         options.require_runnable(device.type, 1 if parallel is None else parallel.tp_size)
-        if dtype == "auto" and parallel is not None and parallel.world_size > 1:
+        if dtype == "auto" and parallel is not None and parallel.ranks > 1:
             raise ConfigError(
                 "dtype 'auto' could differ between ranks; name one: bfloat16 or float32."
             )

@@ -42,8 +42,8 @@ def read_frames(
 
     Args:
         images: A path, a PIL image, an array or tensor ([H, W, 3], [3, H, W], or either with a
-            leading frame axis; uint8, or floating in [0, 1]), a list of those with equal sizes, or
-            a mapping from view names to uint8 pictures.
+            leading frame axis, or [1, 3, F, H, W]; uint8, or floating in [0, 1]), a list of those
+            with equal sizes, or a mapping from view names to uint8 pictures.
         rig: Composition of views.
         composition: ``framework`` also stretches pictures to a rig's composite, and takes numbers
             in 0..255 of any type.
@@ -165,10 +165,12 @@ def _opened(path: Path) -> Image.Image:
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    if array.ndim == 5 and array.shape[:2] == (1, 3):
+        array = np.moveaxis(array[0], 0, 1)
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise ShapeError(
-            "an image is [H, W, 3] or [3, H, W], with or without a frame axis; got "
-            f"{list(array.shape)}."
+            "an image is [H, W, 3] or [3, H, W], with or without a frame axis, or a clip [1, 3, F, "
+            f"H, W]; got {list(array.shape)}."
         )
     array = array if array.ndim == 4 else array[None]
     last, first = array.shape[-1] == 3, array.shape[1] == 3

@@ -134,6 +134,7 @@ class Cosmos3PolicyProcessor:
             without a video.
         prefix_rows: Longest ``action_prefix`` of a call; one of fewer rows than the chunk in any
             case.
+        append_metadata: PhyAI's; it must be unset.
 
     Raises:
         ConfigError, InputError, UnknownNameError: Options contradict each other or name what does
@@ -174,7 +175,12 @@ class Cosmos3PolicyProcessor:
         state_row: StateRow | None = None,
         policy_frames: int | None = None,
         prefix_rows: int = 256,
+        append_metadata: bool | None = None,
     ):
+        if append_metadata is not None:
+            raise ConfigError(
+                "append_metadata: captions always state duration, rate and size; leave it out."
+            )
         if (height is None) != (width is None):
             raise ConfigError(
                 f"height={height}, width={width}: give both for a canvas of your own, or neither."

@@ -41,6 +41,8 @@ class ParallelConfig:
     """
     timeout_s: float = option(120.0, "distributed", hidden=True)
     """Time limit of one exchange between ranks [s]."""
+    world_size: int | None = option(None, "distributed", hidden=True)
+    """Number of processes, for a check: it must be tp_size x cfg_size."""
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "cfg_size"):
@@ -50,6 +52,11 @@ class ParallelConfig:
         if self.cfg_size > 2:
             raise ConfigError(
                 f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2."
+            )
+        if self.world_size not in (None, self.ranks):
+            raise ConfigError(
+                f"world_size is {self.world_size!r}; tp_size={self.tp_size} x cfg_size="
+                f"{self.cfg_size} makes {self.ranks}: leave world_size out, or correct it."
             )
         require_type(self.vae_split, str, "vae_split")
         require_type(self.timeout_s, float, "timeout_s")
@@ -63,7 +70,7 @@ class ParallelConfig:
             )
 
     @property
-    def world_size(self) -> int:
+    def ranks(self) -> int:
         """Total number of ranks."""
         return self.tp_size * self.cfg_size
 
@@ -75,20 +82,20 @@ class ParallelConfig:
     @typed()
     def check_world(self, world_size: int) -> None:
         """Raise a ConfigError with the command that works if the number of processes is wrong."""
-        if world_size != self.world_size:
+        if world_size != self.ranks:
             count = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
-                f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.world_size} process"
-                f"{'' if self.world_size == 1 else 'es'}, but {count}. Start them with: "
+                f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.ranks} process"
+                f"{'' if self.ranks == 1 else 'es'}, but {count}. Start them with: "
                 f"{self.torchrun_line()}"
             )
 
     def torchrun_line(self) -> str:
-        """Return the command that starts :attr:`world_size` processes."""
-        if self.world_size == 1:
+        """Return the command that starts :attr:`ranks` processes."""
+        if self.ranks == 1:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
         return (
-            f"torchrun --nproc-per-node={self.world_size} -m strands_cosmos3 infer --cfg "
+            f"torchrun --nproc-per-node={self.ranks} -m strands_cosmos3 infer --cfg "
             f"{self.cfg_size} "
             f"--tp {self.tp_size} ..."
         )

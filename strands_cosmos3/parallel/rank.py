@@ -91,7 +91,7 @@ class Rank:
         Args:
             checkpoint: A folder in the released layout, or a hub repository that every rank can
                 fetch.
-            rank: This rank's number, 0 .. ``parallel.world_size - 1``.
+            rank: This rank's number, 0 .. ``parallel.ranks - 1``.
             init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``,
                 where rank 0 listens.
         """
@@ -113,8 +113,8 @@ class Rank:
         from strands_cosmos3.engine.engine import Cosmos3Engine
         from strands_cosmos3.parallel.collectives import connect
 
-        if not 0 <= rank < parallel.world_size:
-            raise ConfigError(f"rank {rank} is not one of 0..{parallel.world_size - 1}.")
+        if not 0 <= rank < parallel.ranks:
+            raise ConfigError(f"rank {rank} is not one of 0..{parallel.ranks - 1}.")
         if dist.is_initialized():
             raise ConfigError(
                 "this process is a rank of another group already; one process hosts one rank."
@@ -126,8 +126,8 @@ class Rank:
             device = torch.device(
                 "cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1)
             )
-        if parallel.world_size > 1:
-            connect(device, parallel.timeout_s, init_method, rank, parallel.world_size)
+        if parallel.ranks > 1:
+            connect(device, parallel.timeout_s, init_method, rank, parallel.ranks)
         self._rank = rank
         self._engine = Cosmos3Engine.from_pretrained(
             str(locate(checkpoint)),
@@ -199,7 +199,7 @@ def rank_processes(
     Without ``options.threads`` the CPU cores are divided among the ranks.
     """
     timeouts = timeouts or RankTimeouts()
-    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // parallel.world_size)
+    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // parallel.ranks)
     on_cpu = options.engine.device in (None, "cpu")
     loaded = {**asdict(options), "threads": threads if on_cpu else options.threads}
 
@@ -208,7 +208,7 @@ def rank_processes(
         settings = {"checkpoint": str(checkpoint), "parallel": asdict(parallel), "options": loaded}
         settings["init_method"] = f"file://{folder}/ranks"
         handles: list[RankProcess] = []
-        for rank in range(parallel.world_size):
+        for rank in range(parallel.ranks):
             handles.append(RankProcess(rank, timeouts.silent_s))
             end.callback(handles[-1].kill)
             handles[-1].send({**settings, "rank": rank})

@@ -180,7 +180,7 @@ class PolicyOptions:
             return self.backend
         if model is None and changed_options(self.service):
             return "service"
-        if self.parallel.world_size > 1:
+        if self.parallel.ranks > 1:
             return "distributed"
         return default if model is None else "native"
 

@@ -409,6 +409,32 @@ def test_presets_and_overrides(folder):
     assert found == (4, 3.0, 5.0, (960.0, 1001.0)), "the variant's"
 
 
+def test_options_of_the_caption_and_the_schedule(folder, native):
+    checkpoint = Checkpoint.open(folder)
+
+    def made(**chosen):
+        return ModelInput(checkpoint, with_options(QUICK, chosen))(question(), "native")
+
+    plain = made()
+    assert (made(fps=7.0).fps, plain.fps) == (7.0, 15.0)
+    assert '"fps": 7' in made(fps=7.0).prompt
+    assert "wrist" in made(view_point="wrist_view").prompt
+    assert made(view_point="ego_view").prompt != plain.prompt
+    blurry = made(negative_prompt="blurry")
+    assert not torch.equal(blurry.neg_text_ids, plain.neg_text_ids)
+    assert torch.equal(blurry.text_ids, plain.text_ids)
+    expected = native.infer(question()).action
+    for choice, same in (("false", True), ("true", False), ("checkpoint", False)):
+        chosen = with_options(QUICK, {"use_karras_sigmas": choice})
+        answer = EngineBackend(native.engine, chosen).infer(question())
+        assert np.array_equal(answer.action, expected) == same
+    with pytest.raises(ConfigError, match="use_karras_sigmas belongs to backend native"):
+        Cosmos3Policy("droid", backend="diffusers", options={"use_karras_sigmas": "true"})
+    for name in ("fps", "view_point", "negative_prompt"):
+        with pytest.raises(ConfigError, match=f"{name} belongs to backend"):
+            Cosmos3Policy("droid", backend="service", options={name: 9.0 if name == "fps" else "x"})
+
+
 def test_a_checkpoints_state_and_tier(folder):
     found = replace(
         Checkpoint.open(folder),

@@ -7,10 +7,12 @@ import pytest
 from PIL import Image
 
 from strands_cosmos3.cli import main
+from strands_cosmos3.commands.infer import read_actions
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.errors import InputError
 
 
 @pytest.fixture
@@ -82,6 +84,20 @@ def test_action_files(infer, tmp_path, wrap):
     path.write_text(json.dumps(wrap(rows)))
     assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 0
     np.testing.assert_allclose(read(tmp_path)["data"], [rows[0], *[rows[1]] * 15], atol=1e-6)
+
+
+def test_one_of_several_chunks_of_an_action_file(tmp_path):
+    path, chunks = tmp_path / "a.json", [[[float(i)] * 10] * 2 for i in range(3)]
+    path.write_text(json.dumps({"action_chunks": chunks}))
+    for i in (0, 1, 2):
+        assert read_actions(path, i).tolist() == chunks[i]
+    for i in (3, -1):
+        with pytest.raises(InputError, match=rf"chunk-index {i}: .* holds 3 chunks, numbered"):
+            read_actions(path, i)
+    for other in (7, {"0": 1}, "x"):
+        path.write_text(json.dumps({"action_chunks": other}))
+        with pytest.raises(InputError, match="no list of chunks"):
+            read_actions(path)
 
 
 def test_inverse_dynamics_from_a_film(infer, tmp_path):

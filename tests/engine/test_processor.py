@@ -512,6 +512,26 @@ def test_bad_frame_indexes(make, indexes):
         make(cond_frame_indexes=indexes).preprocess(call([picture(), picture()]))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8, torch.bfloat16])
+def test_a_clip_as_the_engine_answers_it(make, kind):
+    """[1, 3, F, H, W]: its frames are those of a list of pictures."""
+    clip = torch.rand(1, 3, 5, 48, 64)
+    clip = (clip * 255).byte() if kind is torch.uint8 else clip.to(kind)
+    processor = make(cond_frame_indexes=(0, 1))
+    made = processor.preprocess(call(clip)).pixel_values
+    frames = [frame.permute(1, 2, 0) for frame in clip[0].permute(1, 0, 2, 3)]
+    assert torch.equal(made, processor.preprocess(call(frames)).pixel_values)
+    for wrong in (clip.repeat(2, 1, 1, 1, 1), clip[:, :2], clip[None]):
+        with pytest.raises(ShapeError, match=r"\[1, 3, F, H, W\]"):
+            processor.preprocess(call(wrong))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_metadata_of_a_caption_is_no_option(make, value):
+    with pytest.raises(ConfigError, match="append_metadata: captions always"):
+        make(append_metadata=value)
+
+
 def test_one_picture_has_one_frame(make):
     with pytest.raises(InputError, match="single picture"):
         make(cond_frame_indexes=(0, 1)).preprocess(call(picture()))

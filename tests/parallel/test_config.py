@@ -1,5 +1,7 @@
 """Degrees, and what they are compared with before anything is loaded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,11 +24,22 @@ NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
         ({"cfg_size": 3}, "must be 1 or 2"),
         ({"vae_split": "height"}, "exact, tiles, off"),
         ({"timeout_s": float("inf")}, "finite"),
+        ({"world_size": 8, "tp_size": 2}, "world_size is 8; tp_size=2 x cfg_size=1 makes 2"),
+        ({"world_size": 2, "tp_size": 2, "cfg_size": 2}, "makes 4"),
+        ({"world_size": "4", "tp_size": 4}, "world_size is '4'"),
     ],
 )
 def test_impossible_degrees(given, said):
     with pytest.raises(ConfigError, match=said):
         ParallelConfig(**given)
+
+
+def test_the_number_of_processes_may_be_stated():
+    assert ParallelConfig(world_size=8, cfg_size=2, tp_size=4).ranks == 8
+    assert ParallelConfig(world_size=1).ranks == 1
+    assert replace(ParallelConfig(), tp_size=4).ranks == 4
+    with pytest.raises(ConfigError, match="world_size is 1"):
+        replace(ParallelConfig(world_size=1), tp_size=4)
 
 
 def test_a_rank_s_place():

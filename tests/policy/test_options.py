@@ -26,7 +26,7 @@ from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.policies import PolicySource
-from strands_cosmos3.evaluation.settings import make_settings, read_toml
+from strands_cosmos3.evaluation.settings import make_settings, read_options
 
 def printed(*arguments):
     out = io.StringIO()
@@ -40,8 +40,8 @@ policy = Cosmos3Policy(robot="panda", backend="scripted", options={"juggled": 3}
 evaluated = PolicySource(make_settings({"backend": "scripted", "juggled": 3}))
 print(json.dumps({
     "help": {name: printed(name, "--help") for name in ("rollout", "view", "evaluate", "serve", "infer")},
-    "toml": make_settings(read_toml(Path("e.toml"))).policy.juggled,
-    "report": make_settings(read_toml(Path("e.toml"))).to_dict()["policy"],
+    "toml": make_settings(read_options(Path("e.toml"))).policy.juggled,
+    "report": make_settings(read_options(Path("e.toml"))).to_dict()["policy"],
     "policy": policy.options.juggled,
     "evaluated": evaluated.policy(Condition(), {"robot": "panda"})[0].options.juggled,
     "refused": printed("rollout", "--backend", "service", "--juggled", "3"),
