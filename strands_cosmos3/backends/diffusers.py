@@ -83,7 +83,8 @@ class DiffusersBackend(Backend):
                 f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs "
                 "backend='native'."
             )
-        processed, sampling = self._input(request, self.info.name), self._input.sampling(request)
+        processed = self._input(request, self.info.name)
+        sampling = self._input.sampling(request)
         if sampling.guidance_interval is not None:
             raise BackendError(
                 "diffusers' pipeline guides every step; a guidance interval needs backend='native'."

@@ -47,7 +47,8 @@ class ModelInput:
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions):
         self._checkpoint = checkpoint
-        self._options, self._sampling = options, options.sampling
+        self._options = options
+        self._sampling = options.sampling
         self._stats = checkpoint.action_stats()
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 

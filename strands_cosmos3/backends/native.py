@@ -46,7 +46,8 @@ class EngineBackend(Backend):
         name: str = "native",
     ):
         self.engine = engine
-        checkpoint, language = engine.checkpoint, engine.checkpoint.language
+        checkpoint = engine.checkpoint
+        language = engine.checkpoint.language
         self.info = BackendInfo(
             name=name,
             modes=tuple(Mode),

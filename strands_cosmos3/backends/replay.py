@@ -344,7 +344,9 @@ class ReplayBackend(Backend):
             ActionOutOfRangeError: The arm is so far from the recording that a row would be out of
                 range.
         """
-        recording, anchors, space = self.recording, request.departures, request.action_space
+        recording = self.recording
+        anchors = request.departures
+        space = request.action_space
         if space.name != "midtrain":
             raise BackendError(f"replay answers 'midtrain' chunks, not {space.name!r}.")
         embodiment = get_embodiment(recording.embodiment or request.embodiment)
@@ -359,7 +361,8 @@ class ReplayBackend(Backend):
                 "e.g. robot='panda', and its embodiment."
             )
         due_s = request.t_motion_s + space.row_times_s(request.n_rows, recording.fps)
-        poses, grippers = dict[str, F64](), dict[str, F64]()
+        poses = dict[str, F64]()
+        grippers = dict[str, F64]()
         for name, motion in motions.items():
             ahead, grippers[name] = motion.at(due_s)
             poses[name] = np.concatenate((anchors[name][None], ahead))

@@ -147,7 +147,8 @@ class ServiceBackend(RemoteBackend):
         Raises:
             ServiceError: The reset failed.
         """
-        old, self._session = self._session, _new_session()
+        old = self._session
+        self._session = _new_session()
         if self._dialect.endpoint and self._asked:
             self._asked = False
             self._client.exchange(encode_reset(old), require_reset_reply)

@@ -204,11 +204,9 @@ class Checkpoint:
                 normalisation needs.
             ContractError: The contract's differ from those of ``action_stats.json``.
         """
-        recorded, method, path = (
-            self.metadata.get("statistics"),
-            self.metadata.get("normalization"),
-            self.root / STATISTICS,
-        )
+        recorded = self.metadata.get("statistics")
+        method = self.metadata.get("normalization")
+        path = self.root / STATISTICS
         beside = load_action_stats(path) if path.exists() else None
         stats = beside if recorded is None else self._stated_stats(recorded)
         if stats is None or method == "none":
@@ -450,7 +448,8 @@ def _sampling(metadata: Mapping[str, Any]) -> Sampling | None:
 def _variant(
     layout: Layout, config: TransformerConfig, metadata: Mapping[str, Any], expected: str | None
 ) -> Variant:
-    root, recorded = layout.root, metadata.get("variant")
+    root = layout.root
+    recorded = metadata.get("variant")
     by_name = None if isinstance(layout, OnBase) else variant_of_repo(repository_of(root))
     name = expected or recorded
     variant = get_variant(name) if name else by_name or variant_of_sizes(config)

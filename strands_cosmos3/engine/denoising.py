@@ -54,7 +54,8 @@ def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedul
         ShapeError: Their latent grids or their numbers of action rows differ.
         InputError: Their noise levels differ, by steps, shift or kind of schedule.
     """
-    first, schedule = layouts[0], schedules[0]
+    first = layouts[0]
+    schedule = schedules[0]
     for i, (layout, other) in enumerate(zip(layouts, schedules, strict=True)):
         if (layout.latent_shape, layout.action_rows) != (first.latent_shape, first.action_rows):
             raise ShapeError(
@@ -116,7 +117,8 @@ def starting_samples(
         clean_rows = torch.zeros_like(action_free)
         first = rest = None
         if dynamics_from_frame and request.mode is not Mode.POLICY:
-            first, rest = clean[:, :1].expand_as(clean), clean_rows.clone()
+            first = clean[:, :1].expand_as(clean)
+            rest = clean_rows.clone()
         seed = request.seed
         noise = starting_noise(request.video_noise, seed, clean.shape, "video_noise", first)
         row_noise = starting_noise(
@@ -124,7 +126,8 @@ def starting_samples(
         )
         if (known_rows := _known_rows(request, layout)) is not None:
             clean_rows[: len(known_rows), : known_rows.shape[1]] = known_rows
-        vision_free, noise = vision_free.to(device), patchify(noise.to(device), layout.patch)
+        vision_free = vision_free.to(device)
+        noise = patchify(noise.to(device), layout.patch)
         vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
         action = torch.where(action_free > 0, row_noise.to(clean_rows), clean_rows).to(device)
         each.append((vision, action, vision_free, action_free.to(device), noisy.to(device, dtype)))
@@ -151,7 +154,8 @@ def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.
     """Given action rows from the first on; in forward dynamics history and state row, if any,
     and then the whole chunk.
     """
-    prefix, actions = request.action_prefix, request.cond_action
+    prefix = request.action_prefix
+    actions = request.cond_action
     if actions is None:
         return None if prefix is None else prefix.to("cpu", torch.float32)
     before = layout.action_rows - request.action_chunk  # history and state

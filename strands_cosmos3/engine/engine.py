@@ -231,7 +231,8 @@ class Cosmos3Engine(Closeable):
         if not hasattr(parallel, "tp_size") and parallel is not None:
             raise ConfigError(f"parallel must be a ParallelConfig or None, got {parallel!r:.80}.")
         device = torch_device(device or options.device or "cpu")
-        dtype, decode_video = dtype or options.dtype, decode_video or options.decode_video
+        dtype = dtype or options.dtype
+        decode_video = decode_video or options.decode_video
         options.require_runnable(device.type, 1 if parallel is None else parallel.tp_size)
         if dtype == "auto" and parallel is not None and parallel.ranks > 1:
             raise ConfigError(
@@ -246,7 +247,8 @@ class Cosmos3Engine(Closeable):
             )
             dtype = choose_dtype(dtype, where, checkpoint.config)
             parallel_context.check(checkpoint.config)
-            decoder, shard = bool(decode_video), parallel_context.shard
+            decoder = bool(decode_video)
+            shard = parallel_context.shard
             preflight(
                 checkpoint,
                 where,
@@ -455,7 +457,8 @@ class Cosmos3Engine(Closeable):
             )
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
-        requested, emitted = request.action_space, self.action_space
+        requested = request.action_space
+        emitted = self.action_space
         if requested and emitted and requested != emitted:
             raise ActionSpaceError(
                 f"the request asks for {requested!r} actions, but this checkpoint emits "
@@ -539,7 +542,8 @@ class Cosmos3Engine(Closeable):
         tables: dict[tuple[SequenceLayout, int], Rope] = {}
 
         def branch(member: int, which: int) -> tuple[TextKV, Rope]:
-            ids, layout = prompts[member][which], layouts[member]
+            ids = prompts[member][which]
+            layout = layouts[member]
             text = texts[ids] = texts.get(ids) or self.text_cache.get(ids)
             if (layout, text.tokens) not in tables:
                 tables[layout, text.tokens] = self._rope(
@@ -566,7 +570,8 @@ class Cosmos3Engine(Closeable):
 
     def _prompts(self, request: Cosmos3ActionRequest) -> list[tuple[int, ...]]:
         """Ids of the conditional prompt and, with guidance, of the unconditional one."""
-        vocab, negative = self.config.vocab_size, request.neg_text_ids
+        vocab = self.config.vocab_size
+        negative = request.neg_text_ids
         prompts = [token_ids(request.text_ids, request.text_mask, "text_ids", vocab)]
         if request.guidance_scale != 1:
             assert negative is not None  # the request checked it
@@ -607,8 +612,10 @@ class Cosmos3Engine(Closeable):
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         # [steps, D]: one row a step, not one a token
         times = self.transformer.time_embedder(timesteps).to(self.dtype)
-        vision, action = UniPC(sample.vision_RVP, steps), UniPC(sample.action_RTA, steps)
-        every_group, V = hull([layout.noisy_vision for layout in layouts]), layouts[0].vision_tokens
+        vision = UniPC(sample.vision_RVP, steps)
+        action = UniPC(sample.action_RTA, steps)
+        every_group = hull([layout.noisy_vision for layout in layouts])
+        V = layouts[0].vision_tokens
         action_group = hull([layout.noisy_action for layout in layouts])
         rows = slice(action_group.start - V, action_group.stop - V)
         for i, at_step in enumerate(passes):

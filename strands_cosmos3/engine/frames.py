@@ -173,7 +173,8 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
             f"H, W]; got {list(array.shape)}."
         )
     array = array if array.ndim == 4 else array[None]
-    last, first = array.shape[-1] == 3, array.shape[1] == 3
+    last = array.shape[-1] == 3
+    first = array.shape[1] == 3
     if last and first:
         raise ShapeError(
             f"{list(array.shape)} could be channels first or last; give a picture wider than 3 "
@@ -196,7 +197,8 @@ def _in_range(array: NDArray[Any]) -> Frames:
         )
     if not np.isfinite(array).all():
         raise NonFiniteError("an image holds NaN or infinity.")
-    low, high = float(array.min()), float(array.max())
+    low = float(array.min())
+    high = float(array.max())
     if low < 0 or high > 1:
         raise InputError(
             f"a floating image has values {low:g}..{high:g}; they must lie in [0, 1]. For 0..255 "

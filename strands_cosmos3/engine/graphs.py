@@ -108,10 +108,8 @@ class VelocityRunner:
         """As :meth:`Cosmos3Transformer.velocity`. Raises ConfigError if the forward pass cannot
         be compiled.
         """
-        inputs, groups = (
-            (vision_VP, action_TA, time_D, noisy_N1, *rope),
-            (vision_group, action_group),
-        )
+        inputs = (vision_VP, action_TA, time_D, noisy_N1, *rope)
+        groups = (vision_group, action_group)
         if not self._padded:
             return self._run(inputs, texts, head, groups)
         tokens = -(-max(text.tokens for text in texts) // BUCKET) * BUCKET

@@ -24,7 +24,8 @@ from strands_cosmos3.errors import ConfigError, PreflightError
 
 LEAST_WIDTH = 1024
 LEAST_GAIN = 2.5
-_ROWS, _RUNS = 256, 5
+_ROWS = 256
+_RUNS = 5
 
 
 def torch_device(device: str | torch.device) -> torch.device:

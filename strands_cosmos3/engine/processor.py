@@ -197,17 +197,18 @@ class Cosmos3PolicyProcessor:
         self._domain = (_only_domain(domain_name, domain_id), raw_action_dim)
         self._mode = Mode.parse(mode)
         self._space = action_space
-        self._prompt_format, self._negative, self._system_prompt = (
-            prompt_format,
-            negative_prompt,
-            use_system_prompt,
-        )
+        self._prompt_format = prompt_format
+        self._negative = negative_prompt
+        self._system_prompt = use_system_prompt
         self._composition: Composition = composition
         self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = indexes
-        self._device, self._dtype, self._action_dim = torch_device(device), params_dtype, action_dim
+        self._device = torch_device(device)
+        self._dtype = params_dtype
+        self._action_dim = action_dim
         self._gripper = gripper
-        self._state_row, self._policy_frames = state_row, policy_frames
+        self._state_row = state_row
+        self._policy_frames = policy_frames
         self._prefix_rows = prefix_rows
         self._method: Method = action_normalization
         self._stats = action_stats_path
@@ -391,7 +392,8 @@ class Cosmos3PolicyProcessor:
         domain, width = self._domain
         of_call = _only_domain(raw.get("domain_name"), raw.get("domain_id"))
         if of_call is not None:
-            domain, width = of_call, width if isinstance(of_call, int) else None
+            domain = of_call
+            width = width if isinstance(of_call, int) else None
         if domain is None:
             raise ConfigError(
                 "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
@@ -468,7 +470,8 @@ class Cosmos3PolicyProcessor:
         actions = raw.get("action") if raw.get("cond_action") is None else raw["cond_action"]
         if actions is None:
             return None
-        rows, width = _rows(actions, "cond_action"), call.raw_action_dim
+        rows = _rows(actions, "cond_action")
+        width = call.raw_action_dim
         if rows.shape[1] == self._action_dim and not rows[:, width:].any():
             rows = rows[:, :width]
         if rows.shape[1] != width:

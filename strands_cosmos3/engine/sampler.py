@@ -72,13 +72,12 @@ class SchedulerConfig:
             f"{k} is {shown(values[k])}, supported is none" for k in _REFUSED if values.get(k)
         ]
         wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
-        karras, limits = (
-            bool(values.get("use_karras_sigmas")),
-            (values.get("sigma_min"), values.get("sigma_max")),
-        )
+        karras = bool(values.get("use_karras_sigmas"))
+        limits = (values.get("sigma_min"), values.get("sigma_max"))
         if karras and None in limits:
             wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
-        shift, steps = values.get("flow_shift", 1.0), values.get("num_train_timesteps", 1000)
+        shift = values.get("flow_shift", 1.0)
+        steps = values.get("num_train_timesteps", 1000)
         for name, value in {
             "flow_shift": shift,
             "num_train_timesteps": steps,
@@ -134,7 +133,8 @@ class SchedulerConfig:
                 "sigma_max; use False, "
                 "the flow schedule."
             )
-        low, high = self.sigma_min ** (1 / _KARRAS_RHO), self.sigma_max ** (1 / _KARRAS_RHO)
+        low = self.sigma_min ** (1 / _KARRAS_RHO)
+        high = self.sigma_max ** (1 / _KARRAS_RHO)
         sigma = (high + np.linspace(0, 1, num_inference_steps) * (low - high)) ** _KARRAS_RHO
         return _schedule(sigma / (sigma + 1), self.num_train_timesteps)
 
@@ -235,12 +235,14 @@ def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Uni
     def level(i: int) -> torch.Tensor:
         return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
 
-    sigma_0, sigma_t = sigmas[start], sigmas[start + 1]
+    sigma_0 = sigmas[start]
+    sigma_t = sigmas[start + 1]
     # infinite where no noise is left: the update then ends at m0
     h = level(start + 1) - level(start)
     growth = torch.expm1(-h)
     ratio = None if order == 1 else (level(start - 1) - level(start)) / h
-    rho_old, rho_new = 0.5, 0.5
+    rho_old = 0.5
+    rho_new = 0.5
     if ratio is not None and corrects:
         phi_2 = growth / -h - 1
         phi_3 = phi_2 / -h - 1 / 2
@@ -275,7 +277,8 @@ class UniPC:
             assert self._before is not None
             assert last is not None
             x = step.corrector(self._before, last, older, m)
-        self._before, self._predictions = x, (last, m)
+        self._before = x
+        self._predictions = (last, m)
         self.sample = step.predictor(x, m, last, None)
         self._index += 1
         return self.sample

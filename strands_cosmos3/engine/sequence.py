@@ -74,7 +74,8 @@ def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
     edges padded with zeros.
     """
     C, F, H, W = latent_CFHW.shape
-    rows, columns = math.ceil(H / patch), math.ceil(W / patch)
+    rows = math.ceil(H / patch)
+    columns = math.ceil(W / patch)
     padded = torch.nn.functional.pad(latent_CFHW, (0, columns * patch - W, 0, rows * patch - H))
     split = padded.reshape(C, F, rows, patch, columns, patch)
     return split.permute(1, 2, 4, 3, 5, 0).reshape(F * rows * columns, patch * patch * C)
@@ -85,7 +86,8 @@ def unpatchify(
 ) -> torch.Tensor:
     """Latents [C, F, H, W] of vision tokens [V, P]; the inverse of :func:`patchify`."""
     F, H, W = latent_shape
-    rows, columns = math.ceil(H / patch), math.ceil(W / patch)
+    rows = math.ceil(H / patch)
+    columns = math.ceil(W / patch)
     split = tokens_VP.reshape(F, rows, columns, patch, patch, -1).permute(5, 0, 1, 3, 2, 4)
     return split.reshape(-1, F, rows * patch, columns * patch)[:, :, :H, :W]
 

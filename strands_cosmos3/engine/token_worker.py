@@ -12,7 +12,9 @@ import resource
 import sys
 from typing import Any
 
-MEMORY_BYTES, CPU_S, MOST_TOKENS = 2 << 30, 10, 8192
+MEMORY_BYTES = 2 << 30
+CPU_S = 10
+MOST_TOKENS = 8192
 
 
 @functools.lru_cache(maxsize=4)

@@ -43,7 +43,8 @@ class PromptTokenizer:
 
     def __init__(self, name_or_path: str | Path):
         _require_contained(Path(name_or_path))
-        self._name, self._number = str(name_or_path), next(_NUMBERS)
+        self._name = str(name_or_path)
+        self._number = next(_NUMBERS)
         self.ids("")
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
@@ -82,7 +83,8 @@ class PromptTokenizer:
 def _asked(**request: Any) -> dict[str, Any]:
     """The worker's answer. One that ended, or whose answer nobody waits for, is replaced."""
     with _ASKING:
-        line, worker = "", _WORKERS.get(os.getpid()) or _started()
+        line = ""
+        worker = _WORKERS.get(os.getpid()) or _started()
         try:
             print(json.dumps(request), file=worker.stdin, flush=True)
             line = worker.stdout.readline() if worker.stdout else ""

@@ -84,7 +84,8 @@ class TextKV:
     @classmethod
     def padded(cls, texts: Sequence[TextKV], tokens: int) -> TextKV:
         """Room for B prompts like these, [B, k, tokens, d]; :meth:`fill` copies them into it."""
-        first, B = texts[0].layers[0][0], len(texts)
+        first = texts[0].layers[0][0]
+        B = len(texts)
         layers = [
             tuple(t.new_zeros(B, t.shape[0], tokens, t.shape[2]) for t in layer)
             for layer in texts[0].layers
@@ -149,7 +150,8 @@ class Mlp(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        D, inner = config.hidden_size, config.intermediate_size
+        D = config.hidden_size
+        inner = config.intermediate_size
         self.gate_proj = nn.Linear(D, inner, bias=False) if config.hidden_act == "silu" else None
         self.up_proj = nn.Linear(D, inner, bias=False)
         self.down_proj = nn.Linear(inner, D, bias=False)
@@ -185,8 +187,11 @@ class DecoderLayer(nn.Module):
         self, config: TransformerConfig, names: Mapping[str, str], keys_only: bool = False
     ):
         super().__init__()
-        D, d, text = config.hidden_size, config.head_dim, names is TEXT_NAMES
-        heads, key_heads = config.num_attention_heads * d, config.num_key_value_heads * d
+        D = config.hidden_size
+        d = config.head_dim
+        text = names is TEXT_NAMES
+        heads = config.num_attention_heads * d
+        key_heads = config.num_key_value_heads * d
         linear = partial(nn.Linear, bias=config.attention_bias)
         normed = {
             "q_norm": config.qk_norm_for_text or not text,
@@ -209,7 +214,9 @@ class DecoderLayer(nn.Module):
             "mlp_norm": RmsNorm(D, config),
             "mlp": Mlp(config),
         }
-        self.names, self.head_dim, self.self_attn = names, d, nn.Module()
+        self.names = names
+        self.head_dim = d
+        self.self_attn = nn.Module()
         for role, module in modules.items():
             if not keys_only or role in ("k", "v", "k_norm", "k_norm_for_gen", "attention_norm"):
                 owner, _, name = names[role].rpartition(".")
@@ -291,7 +298,8 @@ class TextTower(nn.Module):
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             normed = layer.at("attention_norm")(x_SD)
-            k_Skd, v_kSd = layer.keys(normed), layer.values(normed)
+            k_Skd = layer.keys(normed)
+            v_kSd = layer.values(normed)
             k_gen_kSd = rotate(layer.at("k_norm_for_gen")(k_Skd), rope).transpose(-3, -2)
             layers_kv.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
             if i + 1 < len(self.layers):

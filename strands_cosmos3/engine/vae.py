@@ -123,7 +123,8 @@ class Novelty:
         """
         if self.decoder is None or self.quantile is None:
             return []
-        weight, ids = self.decoder.conv_in.weight, list(map(id, pictures))
+        weight = self.decoder.conv_in.weight
+        ids = list(map(id, pictures))
         latent_of = dict(zip(ids, latents, strict=True))
         picture_of = dict(zip(ids, pictures, strict=True))
         chosen = torch.stack(list(latent_of.values()))[:, :, None]

@@ -206,7 +206,9 @@ class CausalConv3d(nn.Conv3d):
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:  # pyright: ignore
         padding: Any = self.padding
-        x, before, window = channels_last(x_BCTHW), past.get(self), 2 * padding[0]
+        x = channels_last(x_BCTHW)
+        before = past.get(self)
+        window = 2 * padding[0]
         if window:
             recent = x if before is None or x.shape[2] >= window else torch.cat([before, x], dim=2)
             past[self] = recent[:, :, -window:].clone()
@@ -265,11 +267,10 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, out: int):
         super().__init__()
-        self.norm1, self.norm2 = ChannelNorm(channels, 3), ChannelNorm(out, 3)
-        self.conv1, self.conv2 = (
-            CausalConv3d(channels, out, 3, padding=1),
-            CausalConv3d(out, out, 3, padding=1),
-        )
+        self.norm1 = ChannelNorm(channels, 3)
+        self.norm2 = ChannelNorm(out, 3)
+        self.conv1 = CausalConv3d(channels, out, 3, padding=1)
+        self.conv2 = CausalConv3d(out, out, 3, padding=1)
         self.conv_shortcut = CausalConv3d(channels, out, 1) if channels != out else None
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
@@ -370,7 +371,8 @@ class DownBlock(nn.Module):
         widths = [channels, *[out] * blocks]
         self.resnets = nn.ModuleList([ResidualBlock(a, b) for a, b in pairwise(widths)])
         self.downsampler = Downsample(out, in_time) if downsample else None
-        self._factors, self._out = (2 if in_time else 1, 2 if downsample else 1), out
+        self._factors = (2 if in_time else 1, 2 if downsample else 1)
+        self._out = out
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
         x = x_BCTHW
@@ -389,10 +391,12 @@ class UpBlock(nn.Module):
         widths = [channels, *[out] * (blocks + 1)]
         self.resnets = nn.ModuleList([ResidualBlock(a, b) for a, b in pairwise(widths)])
         self.upsampler = Upsample(out, in_time) if upsample else None
-        self._factors, self._out = (2 if in_time else 1, 2), out
+        self._factors = (2 if in_time else 1, 2)
+        self._out = out
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
-        first, x = self.upsampler is not None and self.upsampler not in past, x_BCTHW
+        first = self.upsampler is not None and self.upsampler not in past
+        x = x_BCTHW
         for block in self.resnets:
             x = block(x, past)
         if self.upsampler is None:
@@ -474,7 +478,8 @@ class WanAutoencoder(nn.Module):
         """Mean latents [B, z_dim, 1 + n, H / 16, W / 16] of pixels [B, 3, 1 + 4 n, H, W];
         further frames are dropped.
         """
-        x, past = channels_last(_patches(pixels_BCTHW, self.config.patch_size)), Past()
+        x = channels_last(_patches(pixels_BCTHW, self.config.patch_size))
+        past = Past()
         starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
         parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
         moments = self.quant_conv(
@@ -525,7 +530,9 @@ def _add_repeated(
     sources = x.shape[1] // y.shape[1]  # channels of x that make up one of y
     repeats = frames * size * size // sources
     for k in range((frames - 1) * size * size if first else 0, frames * size * size):
-        t, i, j = 0 if first else k // size**2, k // size % size, k % size
+        t = 0 if first else k // size**2
+        i = k // size % size
+        j = k % size
         y[:, :, t :: 1 if first else frames, i::size, j::size] += x[:, k // repeats :: sources]
     return y
 

@@ -77,7 +77,8 @@ class WeightSource(ABC):
         """Raise WeightsError if names are missing or surplus (``optional`` prefixes may be), or
         shapes or dtypes differ.
         """
-        stored, required = set(self.shapes), set(expected)
+        stored = set(self.shapes)
+        required = set(expected)
         missing = [
             f"missing: {key}" for key in sorted(required - stored) if not key.startswith(optional)
         ]
@@ -191,7 +192,8 @@ class MappedFile:
             self._header: dict[str, Any] = json.loads(file.read(size))
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._start = 8 + size
-        self.keys, self.metadata = self._checked.keys, self._checked.metadata
+        self.keys = self._checked.keys
+        self.metadata = self._checked.metadata
 
     def __enter__(self) -> MappedFile:
         return self
@@ -210,7 +212,8 @@ class MappedFile:
     def read(self, name: str, index: Any) -> torch.Tensor:
         """A part of a tensor."""
         entry = self._header[name]
-        dtype, shape = TORCH_DTYPES[entry["dtype"]], entry["shape"]
+        dtype = TORCH_DTYPES[entry["dtype"]]
+        shape = entry["shape"]
         start, _ = entry["data_offsets"]
         bits = np.dtype(f"u{dtype.itemsize}")
         part = (
@@ -225,8 +228,10 @@ class MappedTensor:
     """A tensor of such a file."""
 
     def __init__(self, view: Any, file: MappedFile, name: str):
-        self._file, self._name = file, name
-        self.get_dtype, self.get_shape = view.get_dtype, view.get_shape
+        self._file = file
+        self._name = name
+        self.get_dtype = view.get_dtype
+        self.get_shape = view.get_shape
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._file.read(self._name, index)
@@ -288,9 +293,11 @@ class WeightFiles(WeightSource):
     """
 
     def __init__(self, folder: Path, root: Path, stem: str = STEM, beside: str = ""):
-        self.folder, self._root = folder, root
+        self.folder = folder
+        self._root = root
         self._file_of = self._locate(stem, beside)
-        self.shapes, self.dtypes = {}, {}
+        self.shapes = {}
+        self.dtypes = {}
         self._stored: dict[str, str] = {}  # by the name without wrappers
         names: dict[Path, set[str]] = {}
         for key, file in self._file_of.items():
@@ -360,7 +367,8 @@ class WeightFiles(WeightSource):
                     f"{path} {_difference(mine, stored)} against its index; download it again."
                 )
             for stored_name in sorted(mine):
-                view, key = file.get_slice(stored_name), unwrapped(stored_name, self._stored)
+                view = file.get_slice(stored_name)
+                key = unwrapped(stored_name, self._stored)
                 self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
 
     def parts(
@@ -376,7 +384,8 @@ class WeightFiles(WeightSource):
             with opened(inside(path, self._root)) as file:
                 for key in sorted(keys):
                     name, index = requests[key]
-                    stored, whole = self._stored[name], not self.shapes[name]
+                    stored = self._stored[name]
+                    whole = not self.shapes[name]
                     yield (
                         key,
                         file.get_tensor(stored)
@@ -427,7 +436,8 @@ def weight_digests(folder: Path) -> dict[str, str]:
 
 
 def _difference(required: set[str], stored: set[str]) -> str:
-    lacking, surplus = sorted(required - stored), sorted(stored - required)
+    lacking = sorted(required - stored)
+    surplus = sorted(stored - required)
     parts = [f"lacks {', '.join(map(readable, lacking[:6]))}"] if lacking else []
     parts += [f"holds in addition {', '.join(map(readable, surplus[:6]))}"] if surplus else []
     return " and ".join(parts)

@@ -41,7 +41,8 @@ def kept_dtype(parameter: str, dtype: torch.dtype) -> torch.dtype:
 
 def head_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """Shape of each tensor of one domain's action head."""
-    A, D = config.action_dim, config.hidden_size
+    A = config.action_dim
+    D = config.hidden_size
     return {"w_in": (A, D), "b_in": (D,), "w_out": (D, A), "b_out": (A,)}
 
 
@@ -57,7 +58,9 @@ def parameter_shapes(config: TransformerConfig) -> Mapping[str, Shape]:
 def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """Every key of the released layout with its shape, including what is not loaded."""
     shapes = {checkpoint_key(name): shape for name, shape in parameter_shapes(config).items()}
-    domains, D, vocab = config.num_embodiment_domains, config.hidden_size, config.vocab_size
+    domains = config.num_embodiment_domains
+    D = config.hidden_size
+    vocab = config.vocab_size
     shapes |= {
         HEAD_KEYS[field]: (domains, math.prod(shape))
         for field, shape in head_shapes(config).items()

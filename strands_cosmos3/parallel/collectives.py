@@ -163,7 +163,8 @@ def _lost_ranks() -> str:
     try:
         store = dist.distributed_c10d._get_default_store()  # the only way to reach torchrun's store
         store.set(f"strands_cosmos3/there/{dist.get_rank()}", "1")
-        deadline, waiting = time.monotonic() + _ANSWER_S, set(range(dist.get_world_size()))
+        deadline = time.monotonic() + _ANSWER_S
+        waiting = set(range(dist.get_world_size()))
         while waiting and time.monotonic() < deadline:
             waiting -= {rank for rank in waiting if store.check([f"strands_cosmos3/there/{rank}"])}
             time.sleep(0.05)

@@ -180,13 +180,18 @@ class _Round:
         timeouts: RankTimeouts,
         on_step: OnStep | None = None,
     ):
-        now, loading = time.monotonic(), kind == "ready"
-        self._handles, self._kind, self._on_step = handles, kind, on_step
+        now = time.monotonic()
+        loading = kind == "ready"
+        self._handles = handles
+        self._kind = kind
+        self._on_step = on_step
         self._silent_s = timeouts.start_s if loading else timeouts.silent_s
         self._stalled_s = max(timeouts.stalled_s, self._silent_s)
         self._grace_s = max(timeouts.silent_s, _LOADING_GRACE_S if loading else 0.0)
-        self._heard_at, self._progress = [now] * len(handles), [0] * len(handles)
-        self._moved_at, self._rejected_at = now, float("inf")
+        self._heard_at = [now] * len(handles)
+        self._progress = [0] * len(handles)
+        self._moved_at = now
+        self._rejected_at = float("inf")
         self._answers: dict[int, RankStatus] = {}
 
     def collect(self) -> list[RankStatus]:

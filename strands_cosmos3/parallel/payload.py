@@ -56,7 +56,8 @@ def encode_results(results: Sequence[dict[str, Any]]) -> bytes:
 
 def decode_results(frame: bytes) -> list[dict[str, Any]]:
     """Return the results in a frame. See ``Cosmos3Engine.step_batch``."""
-    tensors, length = load(frame), int.from_bytes(frame[:8], "little")
+    tensors = load(frame)
+    length = int.from_bytes(frame[:8], "little")
     text = json.loads(frame[8 : 8 + length])["__metadata__"][_KEY]
 
     def plain(value: dict[str, Any]) -> Any:

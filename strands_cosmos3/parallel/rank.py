@@ -176,7 +176,8 @@ def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) 
     try:
         return RankStatus(kind, payload=work() or b"")
     except Exception as error:  # whatever it was, the group decides for all ranks
-        name, message = type(error).__name__, str(error).strip()
+        name = type(error).__name__
+        message = str(error).strip()
         if not isinstance(error, Cosmos3Error):
             message = message.split("\n")[0] or "no message"
             # the request's fault, not the process': the rank accepts the next one
@@ -354,7 +355,8 @@ class _Parent:
 
 def main(connection: Connection) -> None:
     """Host one rank until the parent closes it or is gone."""
-    parent, rank = _Parent(connection), Rank()
+    parent = _Parent(connection)
+    rank = Rank()
     settings, _ = parent.requests.get()
     settings["parallel"] = ParallelConfig(**settings["parallel"])
     settings["options"] = RankOptions.from_dict(settings["options"])

@@ -109,7 +109,8 @@ def adapter_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
 
 def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
     """The transformer of a checkpoint and the head of one domain, in float32, for training."""
-    device, dtype = torch.device("cpu"), torch.float32
+    device = torch.device("cpu")
+    dtype = torch.float32
     head = checkpoint.load_action_head(domain, device, dtype)
     return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
 

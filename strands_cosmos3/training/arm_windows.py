@@ -123,8 +123,12 @@ class ArmWindows:
         cache: Path,
         on_window: Callable[[int, int], None],
     ):
-        self._dataset, self._checkpoint, self._keys, self._how = dataset, checkpoint, keys, how
-        self._embodiment, self._space = embodiment, checkpoint.require_space()
+        self._dataset = dataset
+        self._checkpoint = checkpoint
+        self._keys = keys
+        self._how = how
+        self._embodiment = embodiment
+        self._space = checkpoint.require_space()
         self._rows = rows = embodiment.chunk_rows(self._space)
         self._frames = how.policy_frames or next(iter(checkpoint.policy_frames), rows + 1)
         device = torch.device("cpu")
@@ -144,7 +148,8 @@ class ArmWindows:
                 CONTROLLER_METHOD if embodiment.in_controller_units else "quantile"
             )
         )
-        lengths, every = dataset.lengths, action_info(dataset).get("pictures_every", how.every)
+        lengths = dataset.lengths
+        every = action_info(dataset).get("pictures_every", how.every)
         # recorded actions go on after the end as the last one, and the end of an episode is where a
         # gripper opens
         beyond = rows - 1 if embodiment.in_controller_units and self._frames == 1 else 0
@@ -183,7 +188,8 @@ class ArmWindows:
         self._prompts = [ids for _, ids, _ in windows]
         self._chunks = np.stack([chunk for *_, chunk in windows]).astype(np.float32)
         self._state = torch.stack(states) if states else None
-        self._fps, self.empty = float(picture.fps), tuple(picture.neg_text_ids[0].tolist())
+        self._fps = float(picture.fps)
+        self.empty = tuple(picture.neg_text_ids[0].tolist())
         _, height, width = pixel_to_latent_shape(*picture.video_shape)
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
@@ -206,7 +212,8 @@ class ArmWindows:
         is_answer = self._frames == 1 and self._space == "midtrain"
         if feature is None or INSTRUCTIONS not in feature.info or not is_answer:
             return ()
-        instructions, scale = tuple(feature.info[INSTRUCTIONS]), feature.info.get("normalized")
+        instructions = tuple(feature.info[INSTRUCTIONS])
+        scale = feature.info.get("normalized")
         embodiment = self._embodiment
         shape = (len(instructions) * self._rows * embodiment.action_space("midtrain").width,)
         if feature.shape != shape or scale != f"{embodiment.stats} quantiles":
@@ -224,7 +231,8 @@ class ArmWindows:
         Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the
         rest does not depend on it.
         """
-        recorded, count = self._dataset[episode], self._rows
+        recorded = self._dataset[episode]
+        count = self._rows
         span = slice(t, t + count + 1)
         views = [
             recorded.frames(key, range(t, t + self._frames)) if seen
@@ -282,7 +290,8 @@ class ArmWindows:
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
-        rng, size = np.random.default_rng([self._how.seed, step]), self._how.batch
+        rng = np.random.default_rng([self._how.seed, step])
+        size = self._how.batch
         chosen = rng.integers(self._trained, size=size)
         return self._pick(chosen, rng.random(size) < _DROPOUT)
 
@@ -290,7 +299,8 @@ class ArmWindows:
         """Return whole batches of windows of held-out episodes, evenly spaced; none without such
         episodes.
         """
-        first, size = self._trained, self._how.batch
+        first = self._trained
+        size = self._how.batch
         count = min(-(-(len(self) - first) // size), _VALIDATION_BATCHES)
         chosen = np.linspace(first, len(self) - 1, count * size).round().astype(np.int64)
         for batch in chosen.reshape(count, size):

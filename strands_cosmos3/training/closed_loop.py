@@ -63,7 +63,8 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
     """Return each task's fraction of successes, ``<task>``, and the mean time to success,
     ``<task>_s``, if there was one.
     """
-    runner, found = AssignmentRunner(how.settings(checkpoint)), dict[str, float]()
+    runner = AssignmentRunner(how.settings(checkpoint))
+    found = dict[str, float]()
     try:
         records = [runner.run(assignment) for assignment in runner.settings.plan()]
     finally:

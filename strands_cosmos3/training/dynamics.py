@@ -127,7 +127,8 @@ def judge_dynamics(
 
     ``steps``: Denoising steps; None means the checkpoint's preset.
     """
-    opened, domain = require_video(checkpoint), get_embodiment(DOMAIN)
+    opened = require_video(checkpoint)
+    domain = get_embodiment(DOMAIN)
     steps = opened.resolve_sampling(
         domain, "midtrain", Sampling(steps), Mode.FORWARD_DYNAMICS
     ).num_steps
@@ -168,10 +169,8 @@ def control_rows(clips: Sequence[ArmClip]) -> dict[str, NDArray[np.float32]]:
     """Return rows [n, rows, 10] by name: the true ones, those of another clip, of the opposite
     motion, and of no motion.
     """
-    poses, gripper = (
-        np.stack([clip.T_base_cosmos for clip in clips]),
-        np.stack([clip.gripper_command for clip in clips]),
-    )
+    poses = np.stack([clip.T_base_cosmos for clip in clips])
+    gripper = np.stack([clip.gripper_command for clip in clips])
     true = scaled_rows(se3_between(poses[:, :-1], poses[:, 1:]), gripper)
     still = np.broadcast_to(np.eye(4), poses[:, 1:].shape)
     return {
@@ -203,7 +202,9 @@ class _ClipJudge:
     """Measure an engine on one clip at a time."""
 
     def __init__(self, engine: Cosmos3Engine, tokens: PromptTokenizer, steps: int):
-        self._engine, self._tokens, self._steps = engine, tokens, steps
+        self._engine = engine
+        self._tokens = tokens
+        self._steps = steps
 
     def __call__(
         self, clip: ArmClip, rows: Mapping[str, torch.Tensor]
@@ -275,7 +276,8 @@ class _ClipJudge:
     def _common(self, clip: ArmClip, frames: torch.Tensor) -> dict[str, Any]:
         """Return the arguments that both requests share."""
         checkpoint = self._engine.checkpoint
-        state, sampling = checkpoint.state_row, checkpoint.sampling
+        state = checkpoint.state_row
+        sampling = checkpoint.sampling
         assert state is not None  # by require_video
         measured = state_columns(clip.T_base_cosmos[:1], np.array([clip.gripper_opening]))
         return {

@@ -44,8 +44,10 @@ class TrainedPolicy(nn.Module):
     def __init__(self, transformer: Cosmos3Transformer, head: ActionHead):
         super().__init__()
         self.transformer = transformer
-        self.w_in, self.b_in = nn.Parameter(head.w_in), nn.Parameter(head.b_in)
-        self.w_out, self.b_out = nn.Parameter(head.w_out), nn.Parameter(head.b_out)
+        self.w_in = nn.Parameter(head.w_in)
+        self.b_in = nn.Parameter(head.b_in)
+        self.w_out = nn.Parameter(head.w_out)
+        self.b_out = nn.Parameter(head.b_out)
 
     def forward(self, job: Callable[[TrainedPolicy], T]) -> T:
         """Run a job on this policy. FSDP gathers sharded weights around a module's forward, so
@@ -69,10 +71,8 @@ class PromptBatch:
 
     def select(self, prompt_B: torch.Tensor) -> PromptBatch:
         """The prompts with these indices, one a window."""
-        chosen, lengths = (
-            prompt_B.to(self.mask_BS.device),
-            tuple(self.lengths[i] for i in prompt_B.tolist()),
-        )
+        chosen = prompt_B.to(self.mask_BS.device)
+        lengths = tuple(self.lengths[i] for i in prompt_B.tolist())
         layers = tuple(
             (k.index_select(0, chosen), v.index_select(0, chosen)) for k, v in self.text.layers
         )
@@ -84,7 +84,8 @@ def read_prompts(transformer: Cosmos3Transformer, prompts: Sequence[Sequence[int
     attention does not look.
     """
     lengths = tuple(len(ids) for ids in prompts)
-    longest, device = max(lengths), transformer.action_modality_embed.device
+    longest = max(lengths)
+    device = transformer.action_modality_embed.device
     ids_GS = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
     rope = rope_tables(text_positions(longest), transformer.config, device, transformer.dtype)
     mask_GS = (
@@ -137,7 +138,8 @@ def velocity(
     Returns:
         [B, vision tokens from ``first`` on, P] and [B, action rows from ``first`` on, A].
     """
-    model, head = policy.transformer, policy.head
+    model = policy.transformer
+    head = policy.head
     rope = _rope(layout, model.config, prompts.lengths, vision_BVP)
     time_B1D = model.time_embedder(timestep_B).to(model.dtype)[:, None]
     x_BND = model.embed(vision_BVP, action_BTA, time_B1D, noisy_BN1.to(model.dtype), head)

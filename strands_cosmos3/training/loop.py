@@ -118,7 +118,8 @@ class Loop:
             TrainingError: The loss or its gradient is not finite; the last saved state stays.
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
-        saved, since = time.monotonic(), list[Metrics]()
+        saved = time.monotonic()
+        since = list[Metrics]()
         try:
             while self.step < last:
                 since.append(metrics := self._train_step())
@@ -153,7 +154,9 @@ class Loop:
             for group, highest in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
-        draws, losses, seen = self.config.accumulate, list[torch.Tensor](), list[LossMetrics]()
+        draws = self.config.accumulate
+        losses = list[torch.Tensor]()
+        seen = list[LossMetrics]()
         for i in range(draws):
             loss, metrics = self._loss(self.step * draws + i)
             (loss / draws).backward()

@@ -94,7 +94,8 @@ def add_noise(
         batch.fps,
         config.latent_patch_size,
     )
-    V, per_frame = layout.vision_tokens, layout.vision_tokens // frames
+    V = layout.vision_tokens
+    per_frame = layout.vision_tokens // frames
     noisy = torch.ones(B, layout.tokens, 1)
     noisy[:, :per_frame] = 0
     noisy[:, V : V + head] = 0
@@ -177,8 +178,10 @@ def noised_loss(
     loss of one. Return the weighted sum, and metrics: ``loss``, ``action`` and, with a video,
     ``video`` and ``forward``, of those that the batch has.
     """
-    model, device = policy.transformer.config, policy.w_in.device
-    layout, V = noised.layout, noised.layout.vision_tokens
+    model = policy.transformer.config
+    device = policy.w_in.device
+    layout = noised.layout
+    V = noised.layout.vision_tokens
     vision, action, v_vision, v_action, noisy, sigma = (
         share.of(tensor).to(device)
         for tensor in (
@@ -190,14 +193,18 @@ def noised_loss(
             noised.sigma,
         )
     )
-    prompts, asked = read_prompts(policy.transformer, batch.prompts), share.of(batch.prompt)
-    inverse, forward = batch.modes == INVERSE, (batch.modes == FORWARD).float()
+    prompts = read_prompts(policy.transformer, batch.prompts)
+    asked = share.of(batch.prompt)
+    inverse = batch.modes == INVERSE
+    forward = (batch.modes == FORWARD).float()
     frames = layout.latent_shape[0]
     first = V // frames if frames > 1 else V
-    timestep, parts = discretize_timestep(sigma), []
+    timestep = discretize_timestep(sigma)
+    parts = []
     groups = _by_first_token(inverse, share, first, V)
     for chosen, since in groups:
-        text, at = prompts.select(asked[chosen]), chosen.to(device)
+        text = prompts.select(asked[chosen])
+        at = chosen.to(device)
         of_group = velocity(
             policy, vision[at], action[at], timestep[at], noisy[at], layout, text, since
         )

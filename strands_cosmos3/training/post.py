@@ -118,8 +118,11 @@ class PostTraining:
     ):
         if tensorboard:
             require_tensorboard()
-        self.config, self.folder, self._tensorboard = config or PostConfig(), folder, tensorboard
-        self.shard, self._closed_loop = shard or DataShard(), closed_loop or ClosedLoop()
+        self.config = config or PostConfig()
+        self.folder = folder
+        self._tensorboard = tensorboard
+        self.shard = shard or DataShard()
+        self._closed_loop = closed_loop or ClosedLoop()
         self._require_numbers()
         self._on_step = on_step or (lambda *_: None)
         self.checkpoint = Checkpoint.open(locate(checkpoint))
@@ -186,7 +189,8 @@ class PostTraining:
         """Return the checkpoint's policy, with fresh adapters if any, and the released names of
         what is trained beside them.
         """
-        config, named = self.config, self.checkpoint.metadata.get("domain")
+        config = self.config
+        named = self.checkpoint.metadata.get("domain")
         policy = load_policy(self.checkpoint, self.embodiment.domain_id)
         # no training filled this domain's heads
         if named and not policy.w_in.any() and not policy.w_out.any():
@@ -199,7 +203,8 @@ class PostTraining:
         return policy, trained
 
     def _require_apart(self) -> None:
-        target, source = (self.folder / "checkpoint").resolve(), self.checkpoint.root.resolve()
+        target = (self.folder / "checkpoint").resolve()
+        source = self.checkpoint.root.resolve()
         if target == source or target in source.parents or source in target.parents:
             raise ConfigError(
                 f"the new checkpoint in {target} would overwrite its source {source}; choose "
@@ -276,7 +281,8 @@ class PostTraining:
         """Validate and evaluate the averaged weights where it is time to; what is recorded
         already, only ``again``.
         """
-        step, steps = loop.step, self.config.steps
+        step = loop.step
+        steps = self.config.steps
         if (step % self.config.validate_every == 0 or step == steps) and (
             again or loop.lacks(VALIDATION)
         ):
@@ -357,7 +363,8 @@ class PostTraining:
         """
         if (target / "README.md").exists():
             (target / "README.md").replace(target / "SOURCE.md")
-        config, curve = self.config, self.folder / f"{VALIDATION}.jsonl"
+        config = self.config
+        curve = self.folder / f"{VALIDATION}.jsonl"
         losses = (f"{line['loss']:.4f} (step {line['step']})" for line in read_curve(curve)[-3:])
         facts = {
             "embodiment": self.embodiment.name,

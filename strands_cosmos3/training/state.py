@@ -14,7 +14,8 @@ import torch
 
 from strands_cosmos3.errors import TrainingError
 
-STATE, PREVIOUS = "state.pt", "state.previous.pt"
+STATE = "state.pt"
+PREVIOUS = "state.previous.pt"
 _MARK = b"sha256:"
 _TRAILER = len(_MARK) + 64
 
@@ -72,7 +73,8 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _sha256(path: Path, size: int) -> bytes:
-    digest, left = hashlib.sha256(), size
+    digest = hashlib.sha256()
+    left = size
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)

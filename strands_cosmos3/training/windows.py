@@ -21,7 +21,9 @@ from strands_cosmos3.resources import write_whole
 ROWS = 16
 FPS = 15.0
 RAW_WIDTH = 10
-POLICY, FORWARD, INVERSE = 0, 1, 2
+POLICY = 0
+FORWARD = 1
+INVERSE = 2
 """Mode of a window: policy, forward dynamics, inverse dynamics."""
 
 

@@ -33,7 +33,8 @@ def require_acting(
         given: Fields of the contract that the caller states.
     """
     checkpoint.require_contract(stated_fields)
-    metadata, wrong = checkpoint.metadata, list[str]()
+    metadata = checkpoint.metadata
+    wrong = list[str]()
     if other := _other_domain(checkpoint, embodiment):
         wrong.append(f"{other}; pass embodiment={metadata['domain']!r}, {_REMEDY}")
     if checkpoint.needs_contract and metadata["action_space"] != space.name:

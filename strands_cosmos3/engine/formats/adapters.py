@@ -26,7 +26,8 @@ CONFIGS = ("adapter_config.json", "lora_config.json")
 STEMS = ("adapter_model", "pytorch_lora_weights", "model")
 _PREFIX = re.compile(r"^(base_model\.)?(model\.)?(transformer\.|net\.|module\.)?")
 _FACTOR = re.compile(r"\.lora_(A|B|down|up)(\.default)?(\.weight)?$")
-_RANK, _ALPHA = ("r", "rank", "lora_rank"), ("lora_alpha", "alpha")
+_RANK = ("r", "rank", "lora_rank")
+_ALPHA = ("lora_alpha", "alpha")
 _MOST_SCALE = 1000
 _BASE = "base_model_name_or_path"
 _HEADER = "lora_adapter_metadata"
@@ -125,7 +126,8 @@ class Adapter(OnBase):
         if any("lora_magnitude_vector" in key for key in files.shapes):
             config["use_dora"] = True
         require_implemented(config, _IMPLEMENTED, where, _INSTEAD)
-        base_name, base = config.get(_BASE), self._base().root
+        base_name = config.get(_BASE)
+        base = self._base().root
         if base_name and repository_of(base).split("/")[-1] not in str(base_name).split("/"):
             raise LayoutError(
                 f"{where}: {_BASE} = {shown(base_name)}, and the base here is {base}; name that "
@@ -230,7 +232,8 @@ def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, st
         bare = _PREFIX.sub("", key)
         factor = _FACTOR.search(bare)
         if factor is None:
-            side, stored = bare, whole
+            side = bare
+            stored = whole
         else:
             side = {"down": "A", "up": "B"}.get(factor[1], factor[1])
             stored = pairs.setdefault(f"{bare[: factor.start()]}.weight", {})

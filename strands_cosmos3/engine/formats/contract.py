@@ -62,7 +62,8 @@ def _sampling(value: Any) -> bool:
         or not whole_from(1, 1000)(value["num_steps"])
     ):
         return False
-    guidance, shift = value["guidance_scale"], value["flow_shift"]
+    guidance = value["guidance_scale"]
+    shift = value["flow_shift"]
     return _number(guidance) and 0 <= guidance <= 100 and _number(shift) and 0 < shift <= 1000
 
 
@@ -263,7 +264,8 @@ def missing(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields that metadata does not state; statistics, with what the normalisation needs,
     for normalised rows only.
     """
-    method, figures = metadata.get("normalization"), metadata.get(_STATISTICS)
+    method = metadata.get("normalization")
+    figures = metadata.get(_STATISTICS)
     lacking = (
         isinstance(figures, Mapping)
         and not {*FIGURES[:2], *NEEDED.get(str(method), ())} <= figures.keys()

@@ -144,7 +144,8 @@ class DcpFiles(WeightSource):
     """
 
     def __init__(self, folder: Path, root: Path):
-        self.folder, self._root = folder, root
+        self.folder = folder
+        self._root = root
         path = inside(folder / METADATA, root)
         require_file(
             path, LayoutError, _MAX_METADATA_BYTES, "A distributed checkpoint has this file."
@@ -153,7 +154,8 @@ class DcpFiles(WeightSource):
             metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
         except _BROKEN as error:
             raise _unreadable(str(path), error) from None
-        self.shapes, self.dtypes = {}, {}
+        self.shapes = {}
+        self.dtypes = {}
         self._chunks: dict[str, list[_Chunk]] = {}
         try:
             self._read(metadata)
@@ -196,7 +198,8 @@ class DcpFiles(WeightSource):
         for name, entry in metadata.fields["state_dict_metadata"].items():
             if not isinstance(name, str) or entry.kind != "TensorStorageMetadata":
                 continue
-            shape, dtype = _sizes(entry.fields["size"]), entry.fields["properties"].fields[0]
+            shape = _sizes(entry.fields["size"])
+            dtype = entry.fields["properties"].fields[0]
             blocks = [chunk.fields for chunk in entry.fields["chunks"]]
             chunks = [self._chunk(name, block, places, dtype) for block in blocks]
             name = unwrapped(name, stored)
@@ -210,14 +213,17 @@ class DcpFiles(WeightSource):
     def _chunk(
         self, name: str, block: Mapping[str, Any], places: Mapping[Any, Any], dtype: torch.dtype
     ) -> _Chunk:
-        start, shape = _sizes(block["offsets"]), _sizes(block["sizes"])
+        start = _sizes(block["offsets"])
+        shape = _sizes(block["sizes"])
         if (name, start) not in places:
             raise LayoutError(
                 f"{self.folder}/{METADATA} does not say where {readable(name)} is; download it "
                 "again."
             )
         info = places[name, start]
-        file, offset, length = info["relative_path"], info["offset"], info["length"]
+        file = info["relative_path"]
+        offset = info["offset"]
+        length = info["length"]
         if (
             not isinstance(file, str)
             or Path(file).name != file

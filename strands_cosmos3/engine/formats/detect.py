@@ -45,7 +45,8 @@ def open_layout(
             f"{path}: base checkpoints are nested too deeply (at most {_DEPTH}); name a checkpoint "
             "in the released layout as the base."
         )
-    root, file = path, contract
+    root = path
+    file = contract
     if path.suffix == ".toml" and not os.path.isdir(path):
         if contract is not None:
             raise ConfigError(

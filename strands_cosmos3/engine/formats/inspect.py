@@ -81,8 +81,10 @@ def contract_of(path: Path, base: str | Path | None = None, contract: Path | Non
 
 
 def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, Any]:
-    metadata, weights = checkpoint.metadata, checkpoint.weights
-    variant, skipped = checkpoint.variant, checkpoint.layout.skipped
+    metadata = checkpoint.metadata
+    weights = checkpoint.weights
+    variant = checkpoint.variant
+    skipped = checkpoint.layout.skipped
     return {
         "variant": variant.name
         if variant.repo_id
@@ -110,9 +112,12 @@ def _is_text(key: str) -> bool:
 
 
 def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
-    stored, numbers, size = Counter[str](), 0, 0
+    stored = Counter[str]()
+    numbers = 0
+    size = 0
     for key in keys:
-        dtype, count = weights.dtypes[key], math.prod(weights.shapes[key])
+        dtype = weights.dtypes[key]
+        count = math.prod(weights.shapes[key])
         stored[dtype] += 1
         numbers += count
         size += count * TORCH_DTYPES[dtype].itemsize if dtype in TORCH_DTYPES else 0

@@ -48,7 +48,9 @@ class Layout:
     format = "released"
 
     def __init__(self, root: Path, contracts: Sequence[Stated] = (), base: Layout | None = None):
-        self.root, self.contracts, self.base = root, contracts, base
+        self.root = root
+        self.contracts = contracts
+        self.base = base
         self.skipped: tuple[str, ...] = ()
 
     def read(self, name: str) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class LeRobotPolicy(OnBase):
         return config
 
     def weights(self) -> WeightSource:
-        prefix, other = self._prefix("transformer"), self._prefix("vae")
+        prefix = self._prefix("transformer")
+        other = self._prefix("vae")
         stored = self._stored().shapes
         self.skipped = tuple(sorted(key for key in stored if not key.startswith((prefix, other))))
         if unknown := [key for key in self.skipped if not is_vision(key)]:
@@ -126,7 +127,8 @@ class LeRobotPolicy(OnBase):
         """Fields of the policy's config and its processors' steps: each file is a source, and so
         are two keys of the config.
         """
-        where, config = str(self.root / "config.json"), self._config
+        where = str(self.root / "config.json")
+        config = self._config
         fixed = {name: config[name] for name in _ONLY if name in config}
         require_implemented(
             fixed, _ONLY, self.root / "config.json", "Run it with the code that trained it."
@@ -141,7 +143,8 @@ class LeRobotPolicy(OnBase):
             for theirs, ours in _SAMPLING.items()
             if config.get(theirs) is not None
         }
-        tier, mapping = fields.get("resolution_tier"), config.get("normalization_mapping")
+        tier = fields.get("resolution_tier")
+        mapping = config.get("normalization_mapping")
         fields["resolution_tier"] = (
             int(tier) if isinstance(tier, str) and tier.isdecimal() else tier
         )
@@ -155,7 +158,8 @@ class LeRobotPolicy(OnBase):
                 "values (x -> 1 - x), for which no contract has a word. Only true with IDENTITY, "
                 "or false, is implemented."
             )
-        is_count, rows = FIELDS["chunk"][0], config.get("n_action_steps")
+        is_count = FIELDS["chunk"][0]
+        rows = config.get("n_action_steps")
         chunk: Any = fields.get("chunk")
         if is_count(rows) and is_count(chunk) and rows < chunk:
             fields["replan_rows"] = rows

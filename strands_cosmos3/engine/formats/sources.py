@@ -19,7 +19,9 @@ class Renamed(WeightSource):
     """Some weights of a source under other names, ``names``: released -> stored."""
 
     def __init__(self, source: WeightSource, names: Mapping[str, str]):
-        self.source, self.names, self.folder = source, dict(names), source.folder
+        self.source = source
+        self.names = dict(names)
+        self.folder = source.folder
         self.shapes = {name: source.shapes[stored] for name, stored in names.items()}
         self.dtypes = {name: source.dtypes[stored] for name, stored in names.items()}
 
@@ -39,7 +41,9 @@ class Overlay(WeightSource):
     """
 
     def __init__(self, base: WeightSource, over: WeightSource):
-        self.base, self.over, self.folder = base, over, over.folder
+        self.base = base
+        self.over = over
+        self.folder = over.folder
         over.check({name: base.shapes.get(name, ()) for name in over.shapes if name in base.shapes})
         self.shapes = base.shapes | over.shapes
         self.dtypes = base.dtypes | over.dtypes
@@ -66,7 +70,8 @@ class Dequantized(WeightSource):
     """
 
     def __init__(self, source: WeightSource):
-        self.source, self.folder = source, source.folder
+        self.source = source
+        self.folder = source.folder
         self.quantized = tuple(
             sorted(key for key, dtype in source.dtypes.items() if dtype == "F8_E4M3")
         )
@@ -116,10 +121,17 @@ class WithLora(WeightSource):
         factors: Mapping[str, tuple[str, str]],
         scales: Mapping[str, float],
     ):
-        self.base, self.adapter, self.factors, self.scales = base, adapter, dict(factors), scales
-        self.folder, self.shapes, self.dtypes = adapter.folder, base.shapes, base.dtypes
+        self.base = base
+        self.adapter = adapter
+        self.factors = dict(factors)
+        self.scales = scales
+        self.folder = adapter.folder
+        self.shapes = base.shapes
+        self.dtypes = base.dtypes
         for name, (a, b) in self.factors.items():
-            shape, A, B = base.shapes.get(name), adapter.shapes[a], adapter.shapes[b]
+            shape = base.shapes.get(name)
+            A = adapter.shapes[a]
+            B = adapter.shapes[b]
             if shape is None or len(A) != 2 or len(B) != 2 or A[0] != B[1] or (B[0], A[1]) != shape:
                 raise WeightsError(
                     f"the adapter of {readable(name)} has shapes {list(B)} x {list(A)}, the base "
