@@ -10,7 +10,13 @@ install 'strands-cosmos3[engine]'`:
 import sys
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-cosmos3[engine]'"
+    ) from None
 
 from strands_cosmos3 import Cosmos3Engine, Cosmos3PolicyProcessor
 from strands_cosmos3.embedded import embedded_checkpoint

@@ -9,9 +9,15 @@ and `exterior_2` to the simulation (`sim.add_camera`).
 """
 
 # ruff: noqa: I001 - strands-robots chooses MuJoCo's OpenGL as it is imported, so it comes first
-from strands_robots import Robot
+try:
+    from strands_robots import Robot
 
-import mujoco
+    import mujoco
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-robots>=0.5.3' 'mujoco<4' "
+        "'strands-cosmos3[sim,serve]'"
+    ) from None
 import numpy as np
 
 from strands_cosmos3 import get_embodiment, register

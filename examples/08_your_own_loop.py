@@ -8,7 +8,10 @@ plain floats at the rate that you tell it. This loop waits for each answer; `07_
 shows the one that does not.
 """
 
-import mujoco
+try:
+    import mujoco
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy

@@ -409,7 +409,10 @@ def main(argv=None, franky=None):
         )
         return
     if franky is None:
-        import franky
+        try:
+            import franky
+        except ModuleNotFoundError:
+            raise SystemExit("franky is not installed: pip install franky-control") from None
     with FrankaArm(franky, args.host, limits, compensation) as arm:
         print(
             "the robot's flange and ours are {:.2f} mm and {:.3f} degrees apart".format(

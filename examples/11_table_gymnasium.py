@@ -1,6 +1,11 @@
 """Our table with a policy of your own: any function from an observation to an action."""
 
-import gymnasium
+try:
+    import gymnasium
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-cosmos3[gym,sim]'"
+    ) from None
 import numpy as np
 
 env = gymnasium.make(

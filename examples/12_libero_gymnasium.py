@@ -1,10 +1,13 @@
-"""A LIBERO task with a policy of openpi: ``pip install openpi-client``, its server on port 8000,
-and ``make libero`` here.
-"""
+"""A LIBERO task with a policy of openpi, whose server is on port 8000."""
 
-import gymnasium
 import numpy as np
-from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+INSTALL = "pip install openpi-client 'strands-cosmos3[gym]'; make libero"
+try:
+    import gymnasium
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: {INSTALL}") from None
 
 policy = WebsocketClientPolicy(port=8000)
 env = gymnasium.make(

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import mujoco
+try:
+    import mujoco
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
 import numpy as np
 
 from strands_cosmos3.actions.decode import encode_chunk

@@ -44,6 +44,35 @@ def test_example_runs(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize(
+    ("number", "module", "install"),
+    [
+        ("03", "torch", "strands-cosmos3[engine]"),
+        ("05", "strands_robots", "strands-robots>="),
+        ("08", "mujoco", "strands-cosmos3[sim]"),
+        ("10", "franky", "franky-control"),
+        ("11", "gymnasium", "strands-cosmos3[gym,sim]"),
+        ("12", "openpi_client", "openpi-client"),
+        ("14", "mujoco", "strands-cosmos3[sim]"),
+    ],
+)
+def test_without_its_packages_an_example_ends_in_one_line(
+    number: str, module: str, install: str, monkeypatch: pytest.MonkeyPatch
+):
+    example = next(path for path in EXAMPLES if path.name.startswith(number))
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    arguments = ("--host", "127.0.0.1", "--payload-kg", "0") if number == "10" else ()
+    monkeypatch.setattr(sys, "argv", [str(example), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(example), run_name="__main__")
+    assert str(ended.value).startswith(module)
+    assert " is not installed: pip install " in str(ended.value)
+    assert install in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
 @pytest.mark.robots
 @pytest.mark.parametrize("example", FETCHING, ids=lambda path: path.stem)
 def test_example_adds_a_robot(example: Path, tmp_path: Path):
