@@ -17,6 +17,16 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from mujoco import (
+    mj_comPos,
+    mj_jacBody,
+    mj_jacGeom,
+    mj_jacSite,
+    mj_kinematics,
+    mju_mat2Quat,
+    mju_rotVecQuat,
+    mju_subQuat,
+)
 from numpy.typing import NDArray
 from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
@@ -30,9 +40,9 @@ _LAMBDA_MIN = 1e-9
 _LAMBDA_MAX = 1e2
 _cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy creates the name at import
 _FRAME_KINDS = {
-    "body": (mujoco.mj_jacBody, ""),
-    "site": (mujoco.mj_jacSite, "site_"),
-    "geom": (mujoco.mj_jacGeom, "geom_"),
+    "body": (mj_jacBody, ""),
+    "site": (mj_jacSite, "site_"),
+    "geom": (mj_jacGeom, "geom_"),
 }
 
 
@@ -59,17 +69,17 @@ class _Frame:
     def aim(self, T_world_frame: F64) -> None:
         """Set the target [4, 4]."""
         self._target_m = T_world_frame[:3, 3]
-        mujoco.mju_mat2Quat(self._target_quat, T_world_frame[:3, :3].reshape(9))
+        mju_mat2Quat(self._target_quat, T_world_frame[:3, :3].reshape(9))
 
     def update(self) -> tuple[float, float]:
         """Write the error (m, rad, in world axes) at the present kinematics, and return its
         :attr:`squares`.
         """
         np.subtract(self._target_m, self.position, out=self._error_m)
-        mujoco.mju_mat2Quat(self._quat, self.rotation)
+        mju_mat2Quat(self._quat, self.rotation)
         # rotation vector in the frame's own axes
-        mujoco.mju_subQuat(self._local_rad, self._target_quat, self._quat)
-        mujoco.mju_rotVecQuat(self._error_rad, self._local_rad, self._quat)
+        mju_subQuat(self._local_rad, self._target_quat, self._quat)
+        mju_rotVecQuat(self._error_rad, self._local_rad, self._quat)
         x, y, z, u, v, w = self._error.tolist()
         self.squares = squares = x * x + y * y + z * z, u * u + v * v + w * w
         return squares
@@ -118,7 +128,7 @@ class LevenbergMarquardt:
     def pose(self, q_rad: F64) -> F64:
         """Return the pose [4, 4] of the first frame in the world at a configuration [nq]."""
         self.data.qpos[:] = q_rad
-        mujoco.mj_kinematics(self.model, self.data)
+        mj_kinematics(self.model, self.data)
         T, frame = np.eye(4), self._frames[0]
         T[:3, :3], T[:3, 3] = frame.rotation.reshape(3, 3), frame.position
         return T
@@ -192,7 +202,7 @@ class LevenbergMarquardt:
         whether every frame has reached its target.
         """
         self.data.qpos[self._q_indices] = angles_rad
-        mujoco.mj_kinematics(self.model, self.data)
+        mj_kinematics(self.model, self.data)
         cost, reached = 0.0, True
         for frame in self._frames:
             position_sq, rotation_sq = frame.update()
@@ -207,7 +217,7 @@ class LevenbergMarquardt:
 
     def _update_jacobian(self) -> F64:
         """Return the Jacobian [6 L, n] at the current kinematics."""
-        mujoco.mj_comPos(self.model, self.data)
+        mj_comPos(self.model, self.data)
         for frame in self._frames:
             frame.update_jacobian()
         return self._J[:, self._dof_indices]
