@@ -55,6 +55,7 @@ OFF_POSE_BOUND_M = 0.01  # and one that misses it by more than that is not execu
 
 _T = TypeVar("_T")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_FILLED: Any = None  # of a field that is filled, where it is left out, as the instance is made
 
 
 class Mode(StrEnum):
@@ -101,7 +102,7 @@ def _only(by_limb: Mapping[str, _T]) -> _T | None:
 
 def _pictures(value: Any) -> Mapping[str, NDArray[np.uint8]]:
     """Read-only pictures by name."""
-    images = instance_of(value, Mapping, "images")
+    images = cast("Mapping[str, Any]", instance_of(value, Mapping, "images"))
     return MappingProxyType(
         {name: _image(image, f"image {name!r}") for name, image in images.items()}
     )
@@ -447,6 +448,15 @@ class ArmGeometry(Protocol):
         ...
 
 
+_OF_ROWS = {
+    "residual_m": 0.0,
+    "residual_rad": 0.0,
+    "converged": True,
+    "clamped": False,
+    "held": False,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class JointTrajectory:
     """Joint angles for an arm, with an account of how well they serve the poses they came from.
@@ -476,37 +486,29 @@ class JointTrajectory:
     t_s: F64
     gripper: F64 | None = None
     limb_poses: Mapping[str, PoseTrajectory] = field(default_factory=lambda: _NOTHING)
-    residual_m: F64 | None = None
-    residual_rad: F64 | None = None
-    converged: NDArray[np.bool_] | None = None
-    clamped: NDArray[np.bool_] | None = None
+    residual_m: F64 = _FILLED
+    residual_rad: F64 = _FILLED
+    converged: NDArray[np.bool_] = _FILLED
+    clamped: NDArray[np.bool_] = _FILLED
     t_capture_s: float = 0.0
     collision: CollisionReport = field(default_factory=CollisionReport)
-    held: NDArray[np.bool_] | None = None
+    held: NDArray[np.bool_] = _FILLED
     arm: ArmGeometry | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None, None))
         n = len(q)
-        residuals = {
-            name: constant_array(n, 0.0) if value is None else finite_array(value, name, (n,))
-            for name, value in (
-                ("residual_m", self.residual_m),
-                ("residual_rad", self.residual_rad),
-            )
-        }
-        masks = {
-            name: constant_array(n, default) if value is None else mask_array(value, name, n)
-            for name, value, default in (
-                ("converged", self.converged, True),
-                ("clamped", self.clamped, False),
-                ("held", self.held, False),
-            )
-        }
+        for name, default in _OF_ROWS.items():
+            value = getattr(self, name)
+            if value is None:
+                value = constant_array(n, default)
+            elif isinstance(default, bool):
+                value = mask_array(value, name, n)
+            else:
+                value = finite_array(value, name, (n,))
+            _set(self, **{name: value})
         gripper = None if self.gripper is None else open_fractions(self.gripper, n)
-        _set(
-            self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper, **residuals, **masks
-        )
+        _set(self, q_rad=q, t_s=increasing_times(self.t_s, n), gripper=gripper)
 
     @property
     def poses(self) -> PoseTrajectory | None:

@@ -33,36 +33,33 @@ _SMALLEST_SPREAD = 1e-12  # the narrowest in real data, AgiBot's still head, is 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A normalisation ``(a - offset) / scale`` by column, or its inverse ``z * scale + offset``
-    (``denormalizes``).
+    """A normalisation ``(a - offset) / scale`` by column.
 
-    ``offset`` [D] maps to zero, ``scale`` [D] is positive; ``columns`` are names for messages.
+    ``offset`` [D] maps to zero, ``scale`` [D] is positive; ``columns`` are the columns' names, for
+    messages.
     """
 
     offset: F64
     scale: F64
     columns: tuple[str, ...]
-    denormalizes: bool = False
-
-    @property
-    def inverse(self) -> Affine:
-        """The map in the other direction."""
-        return replace(self, denormalizes=not self.denormalizes)
 
     def __call__(self, rows: Any, clip: bool = False) -> F64:
-        """Map [..., D] rows; ``clip`` clamps normalised rows to [-1, 1], as training did.
-        De-normalising never clamps.
-
-        Raises:
-            ActionOutOfRangeError: A value to de-normalise lies beyond |z| = 10.
-            ShapeError, NonFiniteError, InputError: The rows are malformed.
+        """Normalise [..., D] rows; ``clip`` clamps them to [-1, 1], as training did. ShapeError,
+        NonFiniteError, InputError: They are malformed.
         """
-        if self.denormalizes:
-            z = trailing(rows, "normalised action", (len(self.columns),), largest=np.inf)
-            require_in_range(z, self.columns)
-            return z * self.scale + self.offset
         z = (trailing(rows, "action", (len(self.columns),)) - self.offset) / self.scale
         return np.clip(z, -1.0, 1.0) if clip else z
+
+    def inverse(self, rows: Any) -> F64:
+        """De-normalise [..., D] rows, ``z * scale + offset``, without clamping.
+
+        Raises:
+            ActionOutOfRangeError: A value lies beyond |z| = 10.
+            ShapeError, NonFiniteError, InputError: The rows are malformed.
+        """
+        z = trailing(rows, "normalised action", (len(self.columns),), largest=np.inf)
+        require_in_range(z, self.columns)
+        return z * self.scale + self.offset
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+from strands_cosmos3.robots.model import joints_to
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
@@ -207,11 +208,13 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     overlaps.
     """
     order = {joint: place for place, joint in enumerate(joints, 1)}
-    joints_below = np.zeros(model.nbody, dtype=int)  # chain joints between the base and each body
-    for body in range(1, model.nbody):
-        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-        places = [order[joint] for joint in range(first, first + count) if joint in order]
-        joints_below[body] = max([*places, joints_below[model.body_parentid[body]]])
+    # chain joints between the base and each body
+    joints_below = np.array(
+        [
+            max((order.get(joint, 0) for joint in joints_to(model, body)), default=0)
+            for body in range(model.nbody)
+        ]
+    )
     solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity)
     candidates = solid[np.stack(np.triu_indices(len(solid), 1), axis=1)]
     contype, conaffinity = model.geom_contype[candidates], model.geom_conaffinity[candidates]

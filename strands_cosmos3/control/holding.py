@@ -15,7 +15,6 @@ def hold_rows(trajectory: JointTrajectory, first: int, q_start_rad: F64) -> Join
     """Return a trajectory whose rows from ``first`` on hold the arm where the row before them, or
     the start [n], has it; they are accounted for against their own poses.
     """
-    assert trajectory.converged is not None  # JointTrajectory fills it
     q_rad = trajectory.q_rad[first - 1] if first else q_start_rad
     held = np.arange(len(trajectory.t_s)) >= first
     residuals = np.zeros((2, len(held)))

@@ -368,7 +368,6 @@ class LimbIK:
         """Hold the arm, at first at angles [n], from the first row on that is too far from its
         pose; rows that a collision holds are accounted for already.
         """
-        assert trajectory.residual_m is not None  # JointTrajectory fills it
         off = np.flatnonzero(
             trajectory.residual_m[: trajectory.collision.held_from_row] > self._off_pose_bound_m
         )

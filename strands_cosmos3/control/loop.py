@@ -641,7 +641,6 @@ class ControlLoop(Restorable):
         self._follow_rows(plan, rest, motion)
         if rest.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{rest.collision.outcome}"] += 1
-        assert rest.held is not None  # JointTrajectory fills it
         self.counters["off_pose_held"] += int(rest.held.sum())
         if self._on_accepted is not None:
             latency_ms = (self.arm.now_s() - pending.requested_s) * 1e3

@@ -264,6 +264,10 @@ def _blend(share: F64) -> F64:
     ).astype(np.float64)
 
 
+_START_BLEND = np.array([-11.0, 7.0, -2.0])[:, None] / 6
+_END_BLEND = np.array([2.0, -7.0, 11.0])[:, None] / 6
+
+
 def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
     """A motion that stays between each segment's knots, or nearly; it ends at rest (velocities:
     Fritsch and Butland 1984).
@@ -277,9 +281,20 @@ def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joi
         np.sign(first[1:]) * np.minimum(np.abs(first[1:]), np.abs(last[:-1])),
         0.0,
     )
-    return _three_pieces(
-        knots, velocity, np.vstack((start.qdd_rad_s2, inner, np.zeros_like(first[:1]))), h
+    acceleration = np.vstack((start.qdd_rad_s2, inner, np.zeros_like(first[:1])))
+    # three equal pieces: the cubic where that has these accelerations; otherwise each difference
+    # adds jerks that take it away within the segment and move neither angle nor velocity at its
+    # ends
+    third = h / 3
+    before = (acceleration[:-1] - first) / third[:, None]
+    after = (acceleration[1:] - last) / third[:, None]
+    jerk = (
+        ((last - first) / h[:, None])[:, None]
+        + _START_BLEND * before[:, None]
+        + _END_BLEND * after[:, None]
     )
+    pieces_s = np.repeat(third[:, None], 3, axis=1)
+    return _in_pieces(knots, velocity, acceleration[:-1], h, pieces_s, jerk)
 
 
 def _straight(knots: F64, h: F64, start: JointState, limits: JointLimits) -> JointSpline:
@@ -356,33 +371,6 @@ def _cubic_ends(knots: F64, velocity: F64, h: F64) -> tuple[F64, F64]:
     span, slope = h[:, None], np.diff(knots, axis=0) / h[:, None]
     v0, v1 = velocity[:-1], velocity[1:]
     return (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span
-
-
-_START_BLEND = np.array([-11.0, 7.0, -2.0])[:, None] / 6
-_END_BLEND = np.array([2.0, -7.0, 11.0])[:, None] / 6
-
-
-def _three_pieces(knots: F64, velocity: F64, acceleration: F64, h: F64) -> JointSpline:
-    """The motion with these angles, velocities and accelerations [K, n] at its knots: three equal
-    pieces in each segment.
-
-    They are the cubic where that has these accelerations. Otherwise each difference adds jerks that
-    take it away within the segment and move neither angle nor velocity at its ends.
-    """
-    first, last = _cubic_ends(knots, velocity, h)
-    third = h / 3
-    before, after = (
-        (acceleration[:-1] - first) / third[:, None],
-        (acceleration[1:] - last) / third[:, None],
-    )
-    jerk = (
-        ((last - first) / h[:, None])[:, None]
-        + _START_BLEND * before[:, None]
-        + _END_BLEND * after[:, None]
-    )
-    return _in_pieces(
-        knots, velocity, acceleration[:-1], h, np.repeat(third[:, None], 3, axis=1), jerk
-    )
 
 
 def _in_pieces(

@@ -316,6 +316,7 @@ def resolve_mapping(
     if state_keys is not None:
         require_state_keys(state_keys)
     limbs = _limbs_of(robot)
+    limb_of = {name: limb for limb in limbs for name in _limb_keys(limb, limbs)}
     keys = {name: key for limb in limbs for name, key in _limb_keys(limb, limbs).items()}
     keys = keys or _keys_of(state_keys)
     cameras = _cameras_of(rig)
@@ -325,13 +326,13 @@ def resolve_mapping(
     commanded = {**keys, **renamed}
     _require_injective("observation_mapping", observed)
     _require_injective("action_mapping", commanded)
-    _require_uncrossed(observed, commanded, limbs)
+    _require_uncrossed(observed, commanded, limb_of)
     return RobotMapping(
         observed,
         commanded,
         replace(cameras, mapped=views),
-        _gripper_units(observed, limbs, observed_gripper),
-        _gripper_units(commanded, limbs, commanded_gripper),
+        _gripper_units(observed, limb_of, observed_gripper),
+        _gripper_units(commanded, limb_of, commanded_gripper),
     )
 
 
@@ -385,7 +386,7 @@ def _missing_of(keys: Sequence[str]) -> str:
 
 
 def _gripper_units(
-    keys: Mapping[str, str], limbs: Sequence[Limb], unit: str | GripperConvention | None
+    keys: Mapping[str, str], limb_of: Mapping[str, Limb], unit: str | GripperConvention | None
 ) -> dict[str, GripperConvention]:
     """The unit of each gripper, by its canonical name: the given one; or that of its finger joint,
     where it is counted by that.
@@ -393,7 +394,6 @@ def _gripper_units(
     if unit is not None and not isinstance(unit, GripperConvention):
         known_name(unit, "gripper unit", GRIPPERS)
         unit = GRIPPERS[unit]
-    limb_of = {name: limb for limb in limbs for name in _limb_keys(limb, limbs)}
     units: dict[str, GripperConvention] = {}
     for name in (name for name in keys if name.endswith(_GRIPPER)):
         gripper = limb_of.get(name, PANDA.limb()).gripper
@@ -471,24 +471,24 @@ def _require_injective(option: str, entries: Mapping[str, str]) -> None:
 
 
 def _require_uncrossed(
-    observed: Mapping[str, str], commanded: Mapping[str, str], limbs: tuple[Limb, ...]
+    observed: Mapping[str, str], commanded: Mapping[str, str], limb_of: Mapping[str, Limb]
 ) -> None:
     """Refuse a key that is commanded for one limb, but observed as another's or called after the
     other; names may differ.
     """
+    limbs = {limb.name for limb in limb_of.values()}
     if len(limbs) < 2:
         return
-    limb_of = {name: limb.name for limb in limbs for name in _limb_keys(limb, limbs)}
     observed_as = {key: name for name, key in observed.items()}
 
     def limbs_in(key: str) -> set[str]:
         """The limbs whose names are words of a key, such as ``left`` in ``left_joint1``."""
-        return set(re.split(r"[\W\d_]+", key.lower())) & set(limb_of.values())
+        return set(re.split(r"[\W\d_]+", key.lower())) & limbs
 
     for name, key in commanded.items():
         of_observed, of_commanded = limbs_in(observed[name]), limbs_in(key)
         renamed = len(of_observed) == len(of_commanded) == 1 and of_observed != of_commanded
-        if limb_of[observed_as.get(key, name)] != limb_of[name] or renamed:
+        if limb_of[observed_as.get(key, name)] is not limb_of[name] or renamed:
             raise ConfigError(
                 f"{name!r} is observed as {observed[name]!r} and commanded as {key!r}, which is "
                 "another arm's; the arms would be exchanged. Map it to one arm in "

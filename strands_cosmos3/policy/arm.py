@@ -151,12 +151,10 @@ class PolicyArm:
         """For ``last_rollout``: ``collision``, the report of the check, ``off_pose_mm``, row -> mm
         where over 1 mm off, and ``off_pose_held``, the number of rows that hold the arm for it.
         """
-        assert plan.residual_m is not None  # JointTrajectory fills it
         off_pose_mm = {
             int(row): float(plan.residual_m[row] * 1e3)
             for row in np.flatnonzero(plan.residual_m > OFF_POSE_M)
         }
-        assert plan.held is not None  # JointTrajectory fills it
         return {
             "collision": plan.collision.to_dict(),
             "off_pose_mm": off_pose_mm,

@@ -113,7 +113,6 @@ def test_round_trips(z):
     for method in ("quantile", "quantile_rot", "minmax", "meanstd"):
         n = load_action_stats("libero").normalizer(method)
         np.testing.assert_allclose(n(n.inverse(z)), z, atol=1e-9)
-        np.testing.assert_allclose(n.inverse.inverse(n.inverse(z)), z, atol=1e-9)
 
 
 def test_decoding_never_clamps_and_encoding_clamps_on_request():
