@@ -15,11 +15,6 @@ EMBODIMENTS = ("droid", "droid_lerobot")
 ROBOTS = ("panda", "franka")
 TASKS = ("reach", "pick", "place")
 WORLD = "table"
-_ELSE = (
-    "name another: model= (--model) a Cosmos 3 checkpoint, e.g. one that was post-trained for "
-    "this robot "
-    "(docs/post_training.md), or backend= (--backend) scripted, replay or service"
-)
 
 
 def embedded_checkpoint(
@@ -54,9 +49,8 @@ def embedded_checkpoint(
         if value not in trained:
             raise ConfigError(
                 f"the bundled policy knows {name} {' or '.join(map(repr, trained))} on its own "
-                f"simulated table, not {value!r}: it was trained on a Panda's wrist camera and "
-                "two exterior views, and "
-                "droid's rows. Post-train it "
-                f"for another robot, or {_ELSE}."
+                f"simulated table, not {value!r}: use --backend scripted (backend=), replay or "
+                "service, or --model (model=), another Cosmos 3 checkpoint, e.g. one that was "
+                "post-trained for it (docs/post_training.md)."
             )
     return resource(FOLDER)

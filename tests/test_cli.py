@@ -249,12 +249,15 @@ def test_a_failed_task_is_status_one():
         (["rollout", "--instruction", "pick up the pink cube"], "red, green, blue"),
         (
             ["rollout", "--task", "stack"],
-            "the bundled policy knows task 'reach' or 'pick' or 'place'",
+            "the bundled policy knows task 'reach' or 'pick' or 'place' on its own simulated table, "
+            "not 'stack': use --backend scripted",
         ),
         (
             ["rollout", "--robot", "fr3", "--task", "reach"],
-            "the bundled policy knows robot 'panda' or 'franka'",
+            "the bundled policy knows robot 'panda' or 'franka' on its own simulated table, not "
+            "'fr3': use --backend scripted",
         ),
+        (["view", "--task", "stack"], "not 'stack': use --backend scripted"),
         (["rollout", "--control-frequency", "70"], "50"),
         (["rollout", "--video", "film.gif"], ".mp4"),
         (["rollout", "--json", "/proc/nowhere/a.json"], "/proc/nowhere"),

@@ -12,7 +12,7 @@ serving.py @0a2c9512: path, metadata, seed, sampling, errors).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -272,7 +272,8 @@ def decode_request(
         ):
             raise WireFormatError(f"{key!r}: {message[key]}")
     sent = wire_space(embodiment, space.name)
-    q, pose = _read_state(message, sent)
+    gripper_optional = sent not in (JOINT_POS, POSE_ABS)
+    q, pose = _read_state(message, sent, () if gripper_optional else (GRIPPER,))
     prompt = message.get(PROMPT, "")
     if not isinstance(prompt, str):
         raise InputError(f"{PROMPT!r} must be text, got {type(prompt).__name__}.")
@@ -289,7 +290,7 @@ def decode_request(
         instruction=prompt,
         n_rows=embodiment.chunk_rows(space.name),
         q_rad=q,
-        gripper=_read_gripper(message, embodiment, sent not in (JOINT_POS, POSE_ABS)),
+        gripper=_read_gripper(message, embodiment),
         limb_poses={} if pose is None else {embodiment.limbs[0].name: pose},
         composite=composite,
         seed=read_seed(message, SEED, seed),
@@ -300,17 +301,19 @@ def decode_request(
     )
 
 
-def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | None, F64 | None]:
-    """The joint angles and the pose; the one that the wire's action space needs is required, and
-    in own columns neither.
+def _read_state(
+    message: Mapping[str, Any], space: ActionSpace, others: tuple[str, ...]
+) -> tuple[F64 | None, F64 | None]:
+    """The joint angles and the pose; the one that the wire's action space needs is required, with
+    ``others``, and in own columns neither.
     """
     if space.meaning not in ("joint_position", "pose_absolute"):
         return None, None
     joints_only = space.meaning == "joint_position"
     name, *keys = ("joint_pos", JOINTS) if joints_only else ("midtrain", QUATERNION, POSITION)
-    if missing := [key for key in keys if key not in message]:
-        remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})."
-        raise _missing(message, missing[0], remedy)
+    if missing := [key for key in (*keys, *others) if key not in message]:
+        remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})"
+        raise _missing(message, missing, f"{remedy}, or add what is lacking.")
     q = _latest(message, JOINTS, 7) if JOINTS in message else None
     if joints_only:
         return q, None
@@ -319,17 +322,12 @@ def _read_state(message: Mapping[str, Any], space: ActionSpace) -> tuple[F64 | N
     )
 
 
-def _read_gripper(
-    message: Mapping[str, Any], embodiment: Embodiment, optional: bool
-) -> float | F64:
+def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment) -> float | F64:
     """The open fraction; those of several grippers from [G] or [T, G], or one number for all of
     them.
     """
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
-    if GRIPPER not in message:
-        if not optional:
-            raise _missing(message, GRIPPER)
-        message = {GRIPPER: 0.0}
+    message = {GRIPPER: 0.0, **message}
     closed = _numbers(message, GRIPPER)
     if n > 1 and closed.size > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
@@ -384,13 +382,13 @@ def _read_pictures(
                 return views, _picture(message, COMPOSITE)
             return views, None if compose is None else compose(views, rig)
         if compose is not None and len(missing) < len(keys) and COMPOSITE not in message:
-            raise _missing(message, missing[0])
+            raise _missing(message, missing)
     if COMPOSITE in message:
         return {}, _picture(message, COMPOSITE)
     if compose is not None:
         raise _missing(
             message,
-            COMPOSITE,
+            [COMPOSITE],
             f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "",
         )
     return {}, None
@@ -409,9 +407,10 @@ def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
     return picture
 
 
-def _missing(message: Mapping[str, Any], key: str, remedy: str = "") -> ObservationError:
+def _missing(message: Mapping[str, Any], keys: Sequence[str], remedy: str = "") -> ObservationError:
     have = ", ".join(str(name)[:60] for name in list(message)[:16]) or "nothing"
-    return ObservationError(f"the observation lacks {key!r}; it has: {have}.{remedy}")
+    lacking = " and ".join(map(repr, keys))
+    return ObservationError(f"the observation lacks {lacking}; it has: {have}.{remedy}")
 
 
 def encode_metadata(

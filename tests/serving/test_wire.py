@@ -299,6 +299,40 @@ def test_a_reply_may_hold_a_video(video, shape):
     assert (None if got is None else got.shape) == shape
 
 
+PICTURE = np.zeros((224, 224, 3), np.uint8)
+OF_DROID = {
+    "observation/exterior_image_1_left": PICTURE,
+    "observation/wrist_image_left": PICTURE,
+    "observation/joint_position": np.zeros(7),
+    "observation/gripper_position": np.zeros(1),
+    "prompt": "pick up the fork",
+}
+OF_LIBERO = {
+    "observation/image": PICTURE,
+    "observation/wrist_image": PICTURE,
+    "observation/state": np.zeros(8),
+    "prompt": "pick up the soup",
+}
+OF_ALOHA = {"state": np.zeros(14), "images": {"cam_high": PICTURE}, "prompt": "uncap the pen"}
+
+
+@pytest.mark.parametrize(
+    ("message", "space", "lacking"),
+    [
+        (OF_DROID, MIDTRAIN, ("eef_quat", "eef_pos")),
+        (OF_LIBERO, MIDTRAIN, ("eef_quat", "eef_pos", "gripper_position")),
+        (OF_LIBERO, JOINT_POS, ("joint_position", "gripper_position")),
+        (OF_ALOHA, JOINT_POS, ("joint_position", "gripper_position")),
+        (OF_DROID, JOINT_POS, ("exterior_image_2_left",)),
+        ({"prompt": "lift"}, JOINT_POS, ("joint_position", "gripper_position")),
+    ],
+)
+def test_a_plain_openpi_request_gets_the_names_of_all_keys_to_add(message, space, lacking):
+    listed = " and ".join(f"'observation/{name}'" for name in lacking)
+    with pytest.raises(ObservationError, match=f"lacks {listed}; it has: "):
+        wire.decode_request(message, DROID, space, images=True)
+
+
 def test_the_other_action_space_is_answered_with_the_remedy():
     joints = wire.encode_request(request(), wire.ROBOLAB, "s", 1)
     with pytest.raises(
