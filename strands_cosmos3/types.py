@@ -170,7 +170,8 @@ class Observation:
             if self.qd_rad_s is None
             else finite_array(self.qd_rad_s, "qd_rad_s", q.shape)
         )
-        gripper, images = _fraction(self.gripper), _pictures(self.images)
+        gripper = _fraction(self.gripper)
+        images = _pictures(self.images)
         _set(self, q_rad=q, qd_rad_s=qd, gripper=gripper, images=images)
         if self.q_anchor_rad is not None:
             _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))

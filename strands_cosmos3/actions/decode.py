@@ -189,7 +189,8 @@ def decode_limbs(
     if space.meaning == "pose_absolute":
         name = only_limb(chunk.embodiment, space, "decode_limbs")
         return LimbPoses({name: _absolute(chunk, anchors[name])}, {})
-    units, rows = _units(chunk.embodiment, space), denormalize_rows(chunk, stats, method)
+    units = _units(chunk.embodiment, space)
+    rows = denormalize_rows(chunk, stats, method)
     rows = rows if space.normalized else rows * units
     poses: dict[str, PoseTrajectory] = {}
     for limb in limbs:
@@ -245,7 +246,8 @@ def encode_limbs(
     """
     embodiment = get_embodiment(embodiment)
     space = embodiment.action_space("midtrain")
-    units, limbs = _units(embodiment, space), _limbs_of(embodiment, T_base_cosmos)
+    units = _units(embodiment, space)
+    limbs = _limbs_of(embodiment, T_base_cosmos)
     if any(limb.finger_tips is not None for limb in limbs):
         raise ActionSpaceError(
             f"rows of {embodiment.name!r} hold finger tips, which poses and grippers do not give."
@@ -298,7 +300,8 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
         raise FrameError(
             f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}."
         )
-    moved, anchor = trajectory.T_base_frame @ T_cosmos_ee, trajectory.T_base_anchor @ T_cosmos_ee
+    moved = trajectory.T_base_frame @ T_cosmos_ee
+    anchor = trajectory.T_base_anchor @ T_cosmos_ee
     return PoseTrajectory(moved, trajectory.t_s, name, anchor, trajectory.gripper)
 
 

@@ -182,7 +182,8 @@ class ActionStats:
             "minmax": ("min", "max"),
             "meanstd": ("mean", "std"),
         }[method]
-        a, b = cast("F64 | None", getattr(self, low)), cast("F64 | None", getattr(self, high))
+        a = cast("F64 | None", getattr(self, low))
+        b = cast("F64 | None", getattr(self, high))
         if a is None or b is None:
             raise StatisticsError(
                 f"statistics of {self.domain!r} have no {low}/{high} for {method!r}; use "
@@ -300,7 +301,8 @@ def _only_figures(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _described(data: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, ...]]:
     """The domain and the columns that a file in this project's schema states."""
-    domain, columns = data.get("domain"), data.get("columns")
+    domain = data.get("domain")
+    columns = data.get("columns")
     if data["schema"] != _SCHEMA or not isinstance(domain, str) or not isinstance(columns, list):
         raise StatisticsError(
             f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "

@@ -60,11 +60,13 @@ def join_chunk(
     than ``blend_s``, or the arm brakes, or starts slowly if it rests. Other arguments as of
     :func:`blend_chunk`; errors as of :meth:`Takeover.prepare`.
     """
-    reference, limits = takeover.reference, takeover.limits
+    reference = takeover.reference
+    limits = takeover.limits
     rest = blend_chunk(trajectory, q_departure, elapsed_s, reference, limits, blend_s)
     if rest is None:
         return None
-    prepared, seam = takeover.motion_through(rest), Seam.BLENDED
+    prepared = takeover.motion_through(rest)
+    seam = Seam.BLENDED
     chunk = _spline(q_departure, trajectory)
     if arm is None or not _contradicts(arm, reference, chunk, elapsed_s, blend_s):
         return takeover.without_collision(prepared), seam
@@ -76,16 +78,19 @@ def join_chunk(
             break
         rest = _blended(trajectory, q_departure, elapsed_s, reference, limits, longer_s)
         assert rest is not None  # it lasts longer than the blend
-        prepared, seam = takeover.motion_through(rest), Seam.SLOWED
+        prepared = takeover.motion_through(rest)
+        seam = Seam.SLOWED
     else:
         for _ in range(_MOST_SLOWER):
             if not _too_fast(arm, prepared, takeover.dt_s, most):
                 break
             if not reference.rests:
-                prepared, seam = takeover.brake(rest), Seam.BRAKED
+                prepared = takeover.brake(rest)
+                seam = Seam.BRAKED
                 break
             rest = replace(rest, t_s=rest.t_s * _SLOWER)
-            prepared, seam = takeover.motion_through(rest), Seam.SLOWED
+            prepared = takeover.motion_through(rest)
+            seam = Seam.SLOWED
     return takeover.without_collision(prepared), seam
 
 
@@ -104,8 +109,10 @@ def _contradicts(
     """
     now = reference.q_rad + np.outer(_MOMENT_S, reference.qd_rad_s)
     for T in arm.limb_poses(np.vstack((now, chunk(elapsed_s + _MOMENT_S)))).values():
-        R, apart = T[:, :3, :3], T[:2, :3, 3] - T[2:, :3, 3]
-        turn, turn_of_chunk = R[0].T @ R[1], R[2].T @ R[3]
+        R = T[:, :3, :3]
+        apart = T[:2, :3, 3] - T[2:, :3, 3]
+        turn = R[0].T @ R[1]
+        turn_of_chunk = R[2].T @ R[3]
         offset = np.array([np.linalg.norm(apart[0]), geodesic_angle(R[0], R[2])])
         change = np.array(
             [np.linalg.norm(apart[1] - apart[0]), geodesic_angle(turn, turn_of_chunk)]
@@ -235,5 +242,6 @@ def _spline(q_departure: F64, trajectory: JointTrajectory) -> CubicSpline:
     t_s = trajectory.t_s if due_at_once else np.concatenate(([0.0], trajectory.t_s))
     q = trajectory.q_rad if due_at_once else np.vstack((q_departure, trajectory.q_rad))
     if len(t_s) == 1:
-        t_s, q = np.array([0.0, 1.0]), np.repeat(q, 2, axis=0)
+        t_s = np.array([0.0, 1.0])
+        q = np.repeat(q, 2, axis=0)
     return CubicSpline(t_s, q, bc_type="natural")

@@ -50,7 +50,8 @@ class CollisionCheck:
     """
 
     def __init__(self, model: mujoco.MjModel, joints: list[int]):
-        self.model, self._data = model, mujoco.MjData(model)
+        self.model = model
+        self._data = mujoco.MjData(model)
         self.pairs = self._ever_apart(_pairs(model, joints), joints)
         # 0: no bounding sphere, as of a plane
         radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)
@@ -141,7 +142,8 @@ class CollisionCheck:
         """
         q = np.vstack((q_start, q_rad))
         distance, centres = self._distances(q)
-        least, closest = _least(distance[0]), distance[1:]
+        least = _least(distance[0])
+        closest = distance[1:]
         moved = np.linalg.norm(centres[1:] - centres[:-1], axis=2)  # [R, geometries]
         may_meet = distance[:-1].min(axis=1) + closest.min(axis=1) < 2 * moved.max(axis=1) + _NEAR_M
         for row in np.flatnonzero(may_meet | (closest < least).any(axis=1)):
@@ -168,7 +170,8 @@ class CollisionCheck:
         It is held earlier if it would collide while it comes to rest.
         """
         least = _least(self.distances(q_start[None])[0])
-        q, row = np.vstack((q_start, q_rad)), len(q_rad)
+        q = np.vstack((q_start, q_rad))
+        row = len(q_rad)
         while row > 0:
             coasting = q[row] + _COAST * (q[row] - q[row - 1])
             if (self.distances(coasting[None])[0] >= least).all():
@@ -217,7 +220,8 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     )
     solid = np.flatnonzero(model.geom_contype | model.geom_conaffinity)
     candidates = solid[np.stack(np.triu_indices(len(solid), 1), axis=1)]
-    contype, conaffinity = model.geom_contype[candidates], model.geom_conaffinity[candidates]
+    contype = model.geom_contype[candidates]
+    conaffinity = model.geom_conaffinity[candidates]
     masks = (contype & conaffinity[:, ::-1]).any(axis=1)
     bodies = model.geom_bodyid[candidates]
     signatures = (bodies << 16) + bodies[:, ::-1]  # of a pair in either order
@@ -225,7 +229,8 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     explicit = np.sort(np.stack((model.pair_geom1, model.pair_geom2), axis=1), axis=1)
     pairs = np.unique(np.vstack((explicit, candidates[masks & ~excluded])), axis=0)
     bodies = model.geom_bodyid[pairs]
-    root, between = model.body_rootid[bodies], joints_below[bodies]
+    root = model.body_rootid[bodies]
+    between = joints_below[bodies]
     gap = np.abs(between[:, 0] - between[:, 1])
     movable = ((between == 0) & (model.body_weldid[bodies] != 0)).any(axis=1)
     of_an_arm = np.isin(root[:, 0], model.body_rootid[model.jnt_bodyid[joints]])

@@ -70,7 +70,9 @@ class ReferenceBlock:
         over = index >= len(self)
         index = np.minimum(index, len(self) - 1)
         still = ~over[:, None]
-        q, qd, qdd = self.q_rad[index], self.qd_rad_s[index] * still, self.qdd_rad_s2[index] * still
+        q = self.q_rad[index]
+        qd = self.qd_rad_s[index] * still
+        qdd = self.qdd_rad_s2[index] * still
         return ReferenceBlock(
             q, qd, qdd, self.gripper[index], np.where(over, np.nan, self.nominal_s[index])
         )
@@ -172,7 +174,8 @@ class Takeover:
         while found.row is not None:
             if held_from == 0 or prepared.motion is None:
                 raise ControlError(f"no stop before a collision was found: {first}.")
-            held_from, fewer = max(min(found.row, held_from - fewer), 0), 2 * fewer
+            held_from = max(min(found.row, held_from - fewer), 0)
+            fewer = 2 * fewer
             report = replace(first, outcome=CollisionOutcome.STOPPED, held_from_row=held_from)
             held = hold_rows(trajectory, held_from, self.braking().q_rad[-1])
             prepared = self.motion_through(replace(held, collision=report))
@@ -188,7 +191,8 @@ class Takeover:
         """
         self._require_in_range(trajectory.q_rad)
         self._require_grippers(trajectory.gripper)
-        head, how = None, (trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
+        head = None
+        how = (trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
         try:
             motion = plan_motion(self.reference, *how)
         except MotionBoundsError:
@@ -244,7 +248,9 @@ class Takeover:
         """Sample the lead-in, the motion and the final stop on the physics clock. Row 0 is this
         reference.
         """
-        spline, dt_s, gripper = motion.spline, self.dt_s, trajectory.gripper
+        spline = motion.spline
+        dt_s = self.dt_s
+        gripper = trajectory.gripper
         n_rows = len(motion.nominal_s) - 1  # a first row due now is merged into the start
         gripper_rows = _held(self.gripper, n_rows) if gripper is None else gripper[-n_rows:]
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
@@ -256,7 +262,9 @@ class Takeover:
         stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
         tail = _braking(stop, gripper_rows[-1], dt_s, into_s)
-        q[-1], qd[-1], qdd[-1] = tail.q_rad[0], tail.qd_rad_s[0], tail.qdd_rad_s2[0]
+        q[-1] = tail.q_rad[0]
+        qd[-1] = tail.qd_rad_s[0]
+        qdd[-1] = tail.qdd_rad_s2[0]
         body = ReferenceBlock(
             q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s)
         )
@@ -299,7 +307,8 @@ class Executor(Restorable):
         self._motion_from_s = 0.0
         zeros = np.zeros((1, len(q)))
         still = ReferenceBlock(q[None], zeros, zeros, self._gripper[None], np.array([np.nan]))
-        self._plan, self._cursor = ReferencePlan(still), 0
+        self._plan = ReferencePlan(still)
+        self._cursor = 0
         self._history = np.repeat(q[None], 3, axis=0)  # the angles handed out last
         self._before = 0, self._gripper, self._history  # at the start of the steps handed out last
 
@@ -353,7 +362,8 @@ class Executor(Restorable):
         """Return the reference ``steps`` from now, if nothing else is taken up before, to plan
         from.
         """
-        step, block = self._cursor + steps, self._plan.block
+        step = self._cursor + steps
+        block = self._plan.block
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
         gripper = np.asarray(block.gripper[min(step, len(block) - 1)]) if steps else self._gripper
         return Takeover(self.limits, self.dt_s, self._plan, step, motion_s, gripper)

@@ -21,7 +21,8 @@ def hold_rows(trajectory: JointTrajectory, first: int, q_start_rad: F64) -> Join
     if trajectory.arm is not None:
         now = trajectory.arm.limb_poses(q_rad[None])
         for name, poses in trajectory.limb_poses.items():
-            T, away = poses.T_base_frame, now[name][0, :3, 3] - poses.T_base_frame[:, :3, 3]
+            T = poses.T_base_frame
+            away = now[name][0, :3, 3] - poses.T_base_frame[:, :3, 3]
             turned = geodesic_angle(now[name][0, :3, :3], T[:, :3, :3])
             residuals = np.maximum(residuals, (np.linalg.norm(away, axis=1), turned))
     return replace(

@@ -33,7 +33,8 @@ SWAY_RAD = 0.2
 _ROW_S = 1 / 15
 _SAMPLE_HZ, _FIT_HZ = 500.0, 50.0
 _CUTOFF_HZ = 3.0
-_DELAYS_S, _REFINE_S = np.arange(0.0, 0.1001, 0.005), (0.005, 0.001)
+_DELAYS_S = np.arange(0.0, 0.1001, 0.005)
+_REFINE_S = (0.005, 0.001)
 _MARGIN_S = 0.3  # at both ends, where the filter starts and no delayed reference exists
 
 
@@ -169,17 +170,25 @@ def _dynamics(
     """Torques [N, n] of the model's motion without damping and with its weight carried, and what
     the links alone add.
     """
-    data, joints = mujoco.MjData(model), joint_ids(model, limb.joints)
-    addresses, dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
-    moving, resting, links = np.zeros(model.nv), np.zeros(model.nv), np.empty((2, *q_rad.shape))
+    data = mujoco.MjData(model)
+    joints = joint_ids(model, limb.joints)
+    addresses = model.jnt_qposadr[joints]
+    dof = model.jnt_dofadr[joints]
+    moving = np.zeros(model.nv)
+    resting = np.zeros(model.nv)
+    links = np.empty((2, *q_rad.shape))
     for k in range(len(q_rad)):
-        data.qpos[addresses], data.qvel[dof], data.qacc[dof] = q_rad[k], 0.0, 0.0
+        data.qpos[addresses] = q_rad[k]
+        data.qvel[dof] = 0.0
+        data.qacc[dof] = 0.0
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_comVel(model, data)
         mujoco.mj_rne(model, data, 0, resting)
-        data.qvel[dof], data.qacc[dof] = qd_rad_s[k], qdd_rad_s2[k]
+        data.qvel[dof] = qd_rad_s[k]
+        data.qacc[dof] = qdd_rad_s2[k]
         mujoco.mj_comVel(model, data)
         mujoco.mj_rne(model, data, 1, moving)
-        links[0, k], links[1, k] = moving[dof], resting[dof]
+        links[0, k] = moving[dof]
+        links[1, k] = resting[dof]
     return links[0] - links[1] + model.dof_armature[dof] * qdd_rad_s2, links[0]

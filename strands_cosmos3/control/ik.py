@@ -203,7 +203,8 @@ class MinkIKBridge:
         self.solver = "daqp" if solver is None else solver
         if self.solver not in qpsolvers.available_solvers:
             raise UnknownNameError("qpsolvers solver", solver, qpsolvers.available_solvers)
-        self.ee_frame_name, self.ee_frame_type = ee_frame_name, ee_frame_type
+        self.ee_frame_name = ee_frame_name
+        self.ee_frame_type = ee_frame_type
         self.frame = ee_frame_type, _frame_id(model, ee_frame_name, ee_frame_type)
         self._joints = _chain(model, self.body_id)
         self.joint_names = joint_names(model, self._joints)
@@ -284,7 +285,8 @@ class MinkIKBridge:
                 f"body {body_name!r} is not rigidly attached to {self.ee_frame_name!r}; drive it, "
                 "or a frame fixed to it."
             )
-        T_world_ee, data = self.ee_pose(qpos), self._lm.data
+        T_world_ee = self.ee_pose(qpos)
+        data = self._lm.data
         return np.linalg.inv(T_world_ee) @ pose_of(data.body(body) if site < 0 else data.site(site))
 
     def solve(
@@ -359,8 +361,10 @@ class MinkIKBridge:
         """Solve rows in turn, up to the first with a residual (m, rad) above ``most`` [T, 2]."""
         n = len(targets)
         rows = np.empty((n, self.model.nq))
-        residual_m, residual_rad = np.empty(n), np.empty(n)
-        clamped, iterations = np.zeros(n, dtype=bool), np.zeros(n, dtype=int)
+        residual_m = np.empty(n)
+        residual_rad = np.empty(n)
+        clamped = np.zeros(n, dtype=bool)
+        iterations = np.zeros(n, dtype=int)
         for i, target in enumerate(targets):
             lower, upper = bounds.around(q[self.q_address])
             q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(
@@ -475,7 +479,8 @@ class MinkIKBridge:
         which distant targets need.
         """
         self._box.lower_rad, self._box.upper_rad = lower, upper = box
-        configuration, task = self._configuration, self._task
+        configuration = self._configuration
+        task = self._task
         task.set_orientation_cost(rotation_m)
         # Without this the program would move fingers, or free bodies such as cubes, out of the
         # arm's way.
@@ -489,7 +494,8 @@ class MinkIKBridge:
         for iteration in range(_MAX_ITERATIONS + 1):
             # body twist: metres, then radians
             x, y, z, u, v, w = task.compute_error(configuration).tolist()
-            distance, angle = math.hypot(x, y, z), math.hypot(u, v, w)
+            distance = math.hypot(x, y, z)
+            angle = math.hypot(u, v, w)
             now = distance * distance + (rotation_m * angle) ** 2
             if now < cost:
                 stalled = now > _STALL_RATIO * cost
@@ -563,7 +569,8 @@ def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
 
 def _frame_id(model: mujoco.MjModel, name: object, frame_type: str) -> int:
     known_name(frame_type, "frame type", _FRAME_TYPES)
-    part, count = getattr(model, frame_type), getattr(model, f"n{frame_type}")
+    part = getattr(model, frame_type)
+    count = getattr(model, f"n{frame_type}")
     names = [part(i).name for i in range(count)]
     if name == "" or name not in names:
         raise FrameError(
@@ -575,7 +582,8 @@ def _frame_id(model: mujoco.MjModel, name: object, frame_type: str) -> int:
 
 def _chain(model: mujoco.MjModel, body: int) -> list[int]:
     """Joints from the root to a body, in that order."""
-    joints, kinds = joints_to(model, body), model.jnt_type.tolist()
+    joints = joints_to(model, body)
+    kinds = model.jnt_type.tolist()
     for joint in joints:
         if kinds[joint] not in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
             raise InputError(

@@ -60,9 +60,14 @@ class _Frame:
         self._jacobian, prefix = _FRAME_KINDS[kind]
         self.position: F64 = getattr(data, f"{prefix}xpos")[index]
         self.rotation: F64 = getattr(data, f"{prefix}xmat")[index]
-        self._error, self._error_m, self._error_rad = error, error[:3], error[3:]
-        self._J_position, self._J_rotation = J[:3], J[3:]
-        self._quat, self._target_quat, self._local_rad = np.zeros(4), np.zeros(4), np.zeros(3)
+        self._error = error
+        self._error_m = error[:3]
+        self._error_rad = error[3:]
+        self._J_position = J[:3]
+        self._J_rotation = J[3:]
+        self._quat = np.zeros(4)
+        self._target_quat = np.zeros(4)
+        self._local_rad = np.zeros(3)
         self._target_m = np.zeros(3)
         self.squares = 0.0, 0.0
 
@@ -112,11 +117,13 @@ class LevenbergMarquardt:
     ):
         self.model = model
         self.data = mujoco.MjData(model)
-        self._q_indices, self._dof_indices = _as_slice(q_address), _as_slice(dof_address)
+        self._q_indices = _as_slice(q_address)
+        self._dof_indices = _as_slice(dof_address)
         self._weight = np.ones(len(q_address)) if weight is None else weight
         self._metric = np.repeat([[1.0, metres] for metres in rotation_m], 3)
         size = 6 * len(frames)
-        self._error, self._identity = np.zeros(size), np.eye(size)
+        self._error = np.zeros(size)
+        self._identity = np.eye(size)
         self._J = np.zeros((size, model.nv))
         self._frames = [
             _Frame(model, self.data, kind, index, error, J)
@@ -130,7 +137,8 @@ class LevenbergMarquardt:
         self.data.qpos[:] = q_rad
         mj_kinematics(self.model, self.data)
         T, frame = np.eye(4), self._frames[0]
-        T[:3, :3], T[:3, 3] = frame.rotation.reshape(3, 3), frame.position
+        T[:3, :3] = frame.rotation.reshape(3, 3)
+        T[:3, 3] = frame.position
         return T
 
     def residual(self, T_world_frame: Sequence[F64], q_rad: F64) -> list[tuple[float, float]]:
@@ -175,7 +183,9 @@ class LevenbergMarquardt:
             )
             trial_cost, trial_reached = self._evaluate(trial, metric)
             if trial_cost < cost:
-                angles_rad, cost, reached = trial, trial_cost, trial_reached
+                angles_rad = trial
+                cost = trial_cost
+                reached = trial_reached
                 damping = max(damping * 0.1, _LAMBDA_MIN)
             else:
                 self._evaluate(angles_rad)  # restore the state before the trial
@@ -250,7 +260,8 @@ class LevenbergMarquardt:
         """Return the angles [n] after a step inside the box; joints that it would take out stop
         there, and the others do without them.
         """
-        (low, high), error = box, self._metric * self._error
+        low, high = box
+        error = self._metric * self._error
         J = self._metric[:, None] * self._update_jacobian()
         stopped = np.zeros_like(angles_rad)  # steps of the joints that have weight zero
         weight, step = self._weight, stopped

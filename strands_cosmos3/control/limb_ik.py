@@ -132,11 +132,13 @@ class LimbIK:
         limits: Mapping[str, JointLimits | None] | None = None,
         off_pose_bound_m: float = OFF_POSE_BOUND_M,
     ):
-        self.robot, self._off_pose_bound_m = get_robot(robot), off_pose_bound_m
+        self.robot = get_robot(robot)
+        self._off_pose_bound_m = off_pose_bound_m
         self.model = load_robot(self.robot) if model is None else model
         if not 0 <= shared_weight <= 1:
             raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
-        limbs, alone = self.robot.limbs, len(self.robot.limbs) == 1
+        limbs = self.robot.limbs
+        alone = len(self.robot.limbs) == 1
         limits = robot_limits(self.model, self.robot) if limits is None else limits
         self.bridges = {
             limb.name: MinkIKBridge(
@@ -187,7 +189,8 @@ class LimbIK:
         return {limb.name: kinematics_of(self.model, limb) for limb in self.robot.limbs}
 
     def _home(self) -> F64:
-        q, model = np.array(self.model.qpos0), self.model
+        q = np.array(self.model.qpos0)
+        model = self.model
         q[self.q_address] = self.robot.home_rad
         for gripper in filter(None, (limb.gripper for limb in self.robot.limbs)):
             for joint in map(model.joint, range(model.njnt)):
@@ -270,7 +273,8 @@ class LimbIK:
         for name, bridge in self.bridges.items():
             posture[self.columns[name]] = bridge.posture_rad
         n_rows = len(next(iter(targets.values())))
-        rows, iterations = np.repeat(q[None], n_rows, axis=0), np.zeros(n_rows, dtype=int)
+        rows = np.repeat(q[None], n_rows, axis=0)
+        iterations = np.zeros(n_rows, dtype=int)
         angles, before = start, q
         for i, T in enumerate(zip(*targets.values(), strict=True)):
             angles, _, iterations[i] = self._together.solve(
@@ -334,7 +338,8 @@ class LimbIK:
             ActionSpaceError, StatisticsError, InputError: As :func:`decode_limbs` and
                 :meth:`solve`.
         """
-        poses_now, joined = self.forward(q_anchor), self.join(chunk.embodiment)
+        poses_now = self.forward(q_anchor)
+        joined = self.join(chunk.embodiment)
         frames = {
             columns.name: DrivenFrame(
                 limb.frame, poses_now[limb.name], self.tool_frame(limb, columns, q_anchor)

@@ -115,7 +115,8 @@ def _descend(
     reach = bounds.upper - bounds.lower if bounds.reach_rad is None else bounds.reach_rad
     angles = seed
     error, jacobian = linearize(angles)
-    cost, damping = float(np.sum(error * error)), _DAMPING
+    cost = float(np.sum(error * error))
+    damping = _DAMPING
     for _ in range(_PASSES):
         blocks = np.einsum("tki,tkj->tij", jacobian, jacobian) + damping * np.eye(len(start))
         step = solve_banded_program(
@@ -161,7 +162,8 @@ def solve_banded_program(
     steps = np.diff(np.vstack((start, angles)), axis=0)
     room = np.stack((reach - steps, reach + steps, bounds.upper - angles, angles - bounds.lower))
     gradient = gradient + _SMOOTHING * _differences_transposed(steps)
-    d, s = np.zeros_like(angles), np.maximum(room, 1e-3 * reach)
+    d = np.zeros_like(angles)
+    s = np.maximum(room, 1e-3 * reach)
     y = np.full_like(s, 0.1 * np.abs(gradient).max() + 1e-12)
     for _ in range(_ITERATIONS):
         gap = float(np.mean(s * y))
@@ -170,7 +172,8 @@ def solve_banded_program(
         curvature = np.einsum("tij,tj->ti", blocks, d) + _SMOOTHING * _differences_transposed(
             _differences(d)
         )
-        dual, primal = curvature + gradient + _forces(y), _sides(d) + s - room
+        dual = curvature + gradient + _forces(y)
+        primal = _sides(d) + s - room
         factor, failed = _factorize(blocks, y / s)
         if failed:  # as near to the solution as the precision allows
             break

@@ -396,7 +396,8 @@ class ControlLoop(Restorable):
         self.substeps = round(steps)
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self.error: Cosmos3Error | None = None
-        self._on_accepted, self._interrupted = on_accepted, interrupted
+        self._on_accepted = on_accepted
+        self._interrupted = interrupted
         self._worker = Worker()
         self._pending: PendingInference | None = None
         self._planning: PendingPlan | None = None
@@ -537,7 +538,8 @@ class ControlLoop(Restorable):
         return executor.steps_to_row(self._rows_remaining - 1) < self.substeps + lead
 
     def _request(self, now_s: float) -> None:
-        q_departure, latency = self.arm.joint_state()[0], self.config.latency_s
+        q_departure = self.arm.joint_state()[0]
+        latency = self.config.latency_s
         reference = self.executor.reference.q_rad
         off = np.abs(q_departure - reference).max() > self.config.anchor_tolerance_rad
         observation = self.planner.observe(None if off else self._prefix_span())
@@ -552,7 +554,8 @@ class ControlLoop(Restorable):
 
         # Submitted last: if anything above fails, no inference is under way.
         result = self._worker.submit(infer)
-        motion_s, pauses = self.executor.motion_s, self._pauses
+        motion_s = self.executor.motion_s
+        pauses = self._pauses
         self._pending = PendingInference(
             result, now_s, motion_s, pauses, q_departure, reference, latency_s
         )
@@ -560,7 +563,8 @@ class ControlLoop(Restorable):
         self.counters["anchored_on_measurement"] += int(off)
 
     def _prefix_span(self) -> PrefixSpan | None:
-        executor, expected_s = self.executor, self._expected_s()
+        executor = self.executor
+        expected_s = self._expected_s()
         if executor.state is not ExecutorState.RUNNING or expected_s <= 0:
             return None
         under_way = executor.rows_reached
@@ -577,7 +581,8 @@ class ControlLoop(Restorable):
         """Take up the chunk that has arrived, if any, as soon as it is planned; one that cannot
         be used is counted.
         """
-        pending, counter = self._pending, "failed"
+        pending = self._pending
+        counter = "failed"
         if pending is None or not pending.arrived(now_s):
             return
         latency_s = now_s - pending.requested_s if pending.latency_s is None else pending.latency_s
@@ -596,7 +601,9 @@ class ControlLoop(Restorable):
         self._pending = self._planning = None
         self._latencies.append(latency_s)
         if taken_up:
-            self._failures, self.error, self._not_before_s = 0, None, -float("inf")
+            self._failures = 0
+            self.error = None
+            self._not_before_s = -float("inf")
             if self.executor.state is ExecutorState.HOLD:  # it braked, and is asked again at rest
                 self._not_before_s = now_s + self.executor.steps_to_rest * self.arm.dt_s
         else:
@@ -616,14 +623,16 @@ class ControlLoop(Restorable):
         """Hand a chunk to the executor; None while it is being planned, False if all its rows
         have passed.
         """
-        executor, in_real_time = self.executor, pending.latency_s is None
+        executor = self.executor
+        in_real_time = pending.latency_s is None
         if self._planning is None:
             self._planning = self._plan_ahead(
                 plan, pending, self._ticks_ahead if in_real_time else 0
             )
         if in_real_time and not self._planning.result.done():
             return None
-        takeover, planned = self._planning.takeover, self._result_of(self._planning.result)
+        takeover = self._planning.takeover
+        planned = self._result_of(self._planning.result)
         if planned is None:
             return False
         prepared, seam = planned
@@ -632,7 +641,8 @@ class ControlLoop(Restorable):
                 self._ticks_ahead += 1
                 self._planning = self._plan_ahead(plan, pending, self._ticks_ahead)
             return None
-        begun, rest = executor.rows_begun, prepared.trajectory
+        begun = executor.rows_begun
+        rest = prepared.trajectory
         motion = executor.take_up(prepared)
         if seam is not Seam.BLENDED:
             self.counters[f"seam_{seam}"] += 1
@@ -658,7 +668,8 @@ class ControlLoop(Restorable):
         self, plan: JointTrajectory, pending: PendingInference, ticks: int
     ) -> PendingPlan:
         """Plan a chunk on the worker's thread, from the reference some ticks ahead."""
-        takeover, blend_s = self.executor.takeover(ticks * self.substeps), self.config.blend_s
+        takeover = self.executor.takeover(ticks * self.substeps)
+        blend_s = self.config.blend_s
         tolerance_rad = self.config.anchor_tolerance_rad
 
         def prepare() -> tuple[PreparedMotion, Seam] | None:

@@ -132,7 +132,8 @@ def _strain_bound(q: F64, v: F64, a: F64, limits: JointLimits, stop_s: float) ->
     slowing = np.maximum(deceleration, np.abs(a))
     strain = np.zeros(len(q))
     for hand in limits.hands:
-        reach, chain_speed = hand.chain.reach_m, hand.of_chain(speed)
+        reach = hand.chain.reach_m
+        chain_speed = hand.of_chain(speed)
         fast = chain_speed @ reach
         hard = hand.of_chain(slowing) @ reach + 2 * chain_speed.sum(1) * fast
         strain = np.maximum(strain, np.maximum(fast / hand.velocity, hard / hand.acceleration))
@@ -219,7 +220,9 @@ def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> 
     """
     speed = v + a * np.abs(a) / (2 * limits.jerk)
     room = np.maximum(np.where(speed > 0, limits.q_max - q, q - limits.q_min), 1e-9)
-    gentle, fast, tight = np.abs(speed) / np.maximum(stop_s, 1e-9), np.abs(speed), room / _FURTHER
+    gentle = np.abs(speed) / np.maximum(stop_s, 1e-9)
+    fast = np.abs(speed)
+    tight = room / _FURTHER
     spare = tight * tight - fast**3 / limits.jerk
     hard = np.where(
         spare > 0, fast * fast / (tight + np.sqrt(np.maximum(spare, 0.0))), limits.acceleration

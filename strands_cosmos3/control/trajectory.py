@@ -135,10 +135,12 @@ def plan_motion(
     if t_s[0] < dt_s:
         q_rad, t_s = q_rad[1:], t_s[1:]
     if len(t_s) == 0:
-        q_rad, t_s = start.q_rad[None], np.array([dt_s])
+        q_rad = start.q_rad[None]
+        t_s = np.array([dt_s])
     knots = np.vstack((start.q_rad, q_rad))
     nominal_s = np.concatenate(([0.0], t_s))
-    requested, allowed = np.diff(nominal_s), _Allowed.at(start, limits)
+    requested = np.diff(nominal_s)
+    allowed = _Allowed.at(start, limits)
     for law in (_smooth, _monotone, *((_straight,) if start.rests else ())):
         spline = _stretch(law, knots, requested, start, allowed, limits, dt_s)
         if spline is not None:
@@ -255,10 +257,8 @@ def _blend(share: F64) -> F64:
     At its end they have changed neither angle nor velocity.
     """
     after = 1.0 - np.cumsum(share)
-    of_velocity, of_angle = (
-        share * (after + share / 2),
-        share * (after**2 / 2 + after * share / 2 + share**2 / 6),
-    )
+    of_velocity = share * (after + share / 2)
+    of_angle = share * (after**2 / 2 + after * share / 2 + share**2 / 6)
     return np.linalg.solve(
         np.stack((share, of_velocity, of_angle)), np.array([-1.0, -1.0, -0.5])
     ).astype(np.float64)
@@ -274,7 +274,8 @@ def _monotone(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joi
     """
     t = np.concatenate(([0.0], np.cumsum(h)))
     velocity = np.asarray(PchipInterpolator(t, knots)(t, 1))
-    velocity[0], velocity[-1] = start.qd_rad_s, 0.0
+    velocity[0] = start.qd_rad_s
+    velocity[-1] = 0.0
     first, last = _cubic_ends(knots, velocity, h)
     inner = np.where(
         first[1:] * last[:-1] > 0,
@@ -307,7 +308,9 @@ def _straight(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joi
     )
     share = np.where(share.sum(axis=1, keepdims=True) > 0, share, 1.0)
     piece_s = np.maximum(share, 0.0) / share.sum(axis=1, keepdims=True) * h[:, None]  # [K - 1, 7]
-    ramp, acceleration, cruise = piece_s[:, 0], piece_s[:, :3].sum(axis=1), piece_s[:, 3]
+    ramp = piece_s[:, 0]
+    acceleration = piece_s[:, :3].sum(axis=1)
+    cruise = piece_s[:, 3]
     # jerk that covers a distance of 1
     unit = 1.0 / (ramp * (acceleration - ramp) * (acceleration + cruise))
     jerk = (unit[:, None] * np.array([1, 0, -1, 0, -1, 0, 1]))[..., None] * np.diff(knots, axis=0)[
@@ -357,18 +360,25 @@ def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
     """
     inverse, n = 1.0 / h, len(knots)
     pull = 3.0 * np.diff(knots, axis=0) * (inverse * inverse)[:, None]
-    bands, right_side = np.zeros((3, n)), np.empty_like(knots)
-    bands[0, 2:], bands[2, : n - 2] = inverse[1:], inverse[:-1]
+    bands = np.zeros((3, n))
+    right_side = np.empty_like(knots)
+    bands[0, 2:] = inverse[1:]
+    bands[2, : n - 2] = inverse[:-1]
     bands[1, 1:-1] = 2.0 * (inverse[:-1] + inverse[1:])
-    bands[1, 0], bands[1, -1], bands[2, n - 2] = 1.0, 2.0 * inverse[-1], inverse[-1]
-    right_side[0], right_side[1:-1], right_side[-1] = v_start, pull[:-1] + pull[1:], pull[-1]
+    bands[1, 0] = 1.0
+    bands[1, -1] = 2.0 * inverse[-1]
+    bands[2, n - 2] = inverse[-1]
+    right_side[0] = v_start
+    right_side[1:-1] = pull[:-1] + pull[1:]
+    right_side[-1] = pull[-1]
     solved = solve_banded((1, 1), bands, right_side, check_finite=False)  # pyright: ignore
     return np.asarray(solved, dtype=np.float64)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _cubic_ends(knots: F64, velocity: F64, h: F64) -> tuple[F64, F64]:
     """[K - 1, n] accelerations at the beginning and at the end of each segment's cubic."""
-    span, slope = h[:, None], np.diff(knots, axis=0) / h[:, None]
+    span = h[:, None]
+    slope = np.diff(knots, axis=0) / h[:, None]
     v0, v1 = velocity[:-1], velocity[1:]
     return (6 * slope - 4 * v0 - 2 * v1) / span, (-6 * slope + 2 * v0 + 4 * v1) / span
 
@@ -379,7 +389,9 @@ def _in_pieces(
     """Put a motion together from durations [K - 1, p] and jerks [K - 1, p, n], and accelerations
     [K - 1, n] at the knots.
     """
-    q, v, a = np.empty_like(jerk), np.empty_like(jerk), np.empty_like(jerk)
+    q = np.empty_like(jerk)
+    v = np.empty_like(jerk)
+    a = np.empty_like(jerk)
     state = knots[:-1], velocity[:-1], acceleration
     for i in range(jerk.shape[1]):
         q[:, i], v[:, i], a[:, i] = state
@@ -496,7 +508,8 @@ def _rates(spline: JointSpline, allowed: _Bounds) -> F64:
     """
     _, v0, a0, jerk = spline.pieces
     span = np.diff(spline.piece_s, append=spline.end_s)[:, None]
-    a1, v1 = a0 + jerk * span, v0 + span * (a0 + jerk * span / 2)
+    a1 = a0 + jerk * span
+    v1 = v0 + span * (a0 + jerk * span / 2)
     turns = a0 * a1 < 0  # the velocity has an extreme inside the piece
     inside = v0 - np.divide(a0 * a0, 2 * jerk, out=np.zeros_like(jerk), where=turns)
     speed = (

@@ -486,7 +486,8 @@ def _require_uncrossed(
         return set(re.split(r"[\W\d_]+", key.lower())) & limbs
 
     for name, key in commanded.items():
-        of_observed, of_commanded = limbs_in(observed[name]), limbs_in(key)
+        of_observed = limbs_in(observed[name])
+        of_commanded = limbs_in(key)
         renamed = len(of_observed) == len(of_commanded) == 1 and of_observed != of_commanded
         if limb_of[observed_as.get(key, name)] is not limb_of[name] or renamed:
             raise ConfigError(

@@ -104,7 +104,8 @@ def compose_prompt(
 def _json_caption(
     action: Mapping[str, str], framing: str, seconds: float, fps: float, canvas_hw: tuple[int, int]
 ) -> str:
-    (height, width), (minutes, rest) = canvas_hw, divmod(round(seconds), 60)
+    height, width = canvas_hw
+    minutes, rest = divmod(round(seconds), 60)
     caption: dict[str, Any] = {
         "cinematography": {"framing": framing},
         "actions": [{"time": f"0:00-{minutes}:{rest:02d}", **action}],

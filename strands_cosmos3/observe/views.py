@@ -85,10 +85,8 @@ def resize(
         antialias: Whether the kernel widens when the picture shrinks.
     """
     height, width, channels = picture.shape[-3:]
-    rows, columns = (
-        _weights(height, hw[0], kernel, antialias),
-        _weights(width, hw[1], kernel, antialias),
-    )
+    rows = _weights(height, hw[0], kernel, antialias)
+    columns = _weights(width, hw[1], kernel, antialias)
     out = np.empty((*picture.shape[:-3], *hw, channels), np.float32)
     for i in np.ndindex(picture.shape[:-3]):
         tall = rows @ picture[i].astype(np.float32).reshape(height, width * channels)
@@ -123,7 +121,8 @@ def _profile(x: NDArray[np.float64], kernel: Kernel) -> NDArray[np.float64]:
     x = np.abs(x)
     if kernel == "bilinear":
         return np.clip(1 - x, 0, None)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
@@ -160,7 +159,8 @@ def letterbox(picture: Image, hw: tuple[int, int]) -> Image:
     if (height, width) == hw:
         return picture
     inner = letterbox_hw(height, width, hw)
-    top, left = (hw[0] - inner[0]) // 2, (hw[1] - inner[1]) // 2
+    top = (hw[0] - inner[0]) // 2
+    left = (hw[1] - inner[1]) // 2
     out = np.zeros((*hw, 3), dtype=np.uint8)
     out[top : top + inner[0], left : left + inner[1]] = _rounded(resize(picture, inner, "bilinear"))
     return out
@@ -257,7 +257,8 @@ def to_canvas(frames: NDArray[np.generic], hw: tuple[int, int]) -> Canvas:
     signed: F32 = (shrunk / np.float32(255) if frames.dtype == np.uint8 else shrunk) * np.float32(
         2
     ) - np.float32(1)
-    bottom, right = hw[0] - content[0], hw[1] - content[1]
+    bottom = hw[0] - content[0]
+    right = hw[1] - content[1]
     mode = "edge" if right >= content[1] or bottom >= content[0] else "reflect"
     padded = np.pad(signed, ((0, 0), (0, bottom), (0, right), (0, 0)), mode=mode)
     return Canvas(padded, content)
@@ -332,10 +333,8 @@ class CanvasComposite:
 
     def padded(self, views: list[Image]) -> Image:
         """Return the whole canvas [H, W, 3]."""
-        bottom, right = (
-            self.canvas_hw[0] - self.content_hw[0],
-            self.canvas_hw[1] - self.content_hw[1],
-        )
+        bottom = self.canvas_hw[0] - self.content_hw[0]
+        right = self.canvas_hw[1] - self.content_hw[1]
         return np.pad(self(views), ((0, bottom), (0, right), (0, 0)), mode="reflect")
 
 

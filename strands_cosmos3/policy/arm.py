@@ -56,7 +56,8 @@ class PolicyArm:
             from strands_cosmos3.robots.limits import limits_of_arm
             from strands_cosmos3.robots.model import load_model, load_with_obstacles
         self._obstacles, robot, limits = obstacles, self._robot, self._options.limits
-        alone, arm_model = len(robot.limbs) == 1, self._options.arm_model
+        alone = len(robot.limbs) == 1
+        arm_model = self._options.arm_model
         if alone and arm_model is not None:
             model = load_model(arm_model, obstacles)
         else:
@@ -190,7 +191,9 @@ class PolicyArm:
             servo_lead_of,
         )
 
-        self._foreign, joints, grippers = None, mapping.joint_keys, mapping.gripper_keys
+        self._foreign = None
+        joints = mapping.joint_keys
+        grippers = mapping.gripper_keys
         try:
             require_robot(model, namespace, joints, self._robot)
             require_actuators(
@@ -215,7 +218,8 @@ class PolicyArm:
         """[nq] of the model, from angles [n] in range, to a tolerance. Fingers are open, as wide as
         they can meet things.
         """
-        q, limits = self._ik.home.copy(), self._all_limits
+        q = self._ik.home.copy()
+        limits = self._all_limits
         if len(q_rad) != len(self._ik.q_address):
             raise InputError(f"{len(q_rad)} joint angles for an arm of {len(self._ik.q_address)}.")
         limits.require_start(q_rad, _START_TOLERANCE_RAD, ObservationError)

@@ -198,7 +198,8 @@ class Cosmos3Policy(Policy):
             and (declared := info.action_space_for(self.embodiment)) is not None
         ):
             self.action_space = self.embodiment.action_space(declared)
-        self.requires_images, self.model_sha256 = info.requires_images, info.model_sha256
+        self.requires_images = info.requires_images
+        self.model_sha256 = info.model_sha256
         self.instruction_free_actions = info.instruction_free_actions
         self.reads_instruction = self.instruction_free_actions is None
         rename_columns(
@@ -516,7 +517,8 @@ class Cosmos3Policy(Policy):
         if not self.takes_action_prefix:
             return 0
         # the answer must add a row
-        longest, declared = self._rows_asked - 1, self.info.prefix_rows
+        longest = self._rows_asked - 1
+        declared = self.info.prefix_rows
         return longest if declared is None else min(longest, declared)
 
     @property

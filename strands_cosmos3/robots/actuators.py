@@ -97,7 +97,8 @@ def position_servos(
     if faults := servo_faults(model, actuators):
         raise ConfigError(f"no position servos: the actuators {', '.join(faults)}.")
     ids = np.asarray(actuators, dtype=np.intp)
-    gear, gain = model.actuator_gear[ids, 0], model.actuator_gainprm[ids, 0]
+    gear = model.actuator_gear[ids, 0]
+    gain = model.actuator_gainprm[ids, 0]
     offset, stiffness, damping = model.actuator_biasprm[ids, :3].T
     kp = -stiffness * gear * gear
     limited = model.actuator_ctrllimited[ids] > 0
@@ -137,7 +138,8 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
     """Return why an actuator cannot hold its joint at an angle; None for a position servo."""
     dynamics = mjtDyn(model.actuator_dyntype[actuator])
     bias = mjtBias(model.actuator_biastype[actuator])
-    gain, gear = model.actuator_gainprm[actuator], model.actuator_gear[actuator]
+    gain = model.actuator_gainprm[actuator]
+    gear = model.actuator_gear[actuator]
     stiffness, damping = model.actuator_biasprm[actuator, 1:3]
     # MuJoCo before 3.6 has no delays
     delay_s = float(getattr(model, "actuator_delay", np.zeros(model.nu))[actuator])

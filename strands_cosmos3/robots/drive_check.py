@@ -80,7 +80,8 @@ def _drive(
     dt_s = model.opt.timestep
     t_s = np.arange(0.0, MOVE_S + HOLD_S + dt_s / 2, dt_s)
     # a cosine has bounded acceleration, and begins and ends at rest
-    w, moves = np.pi / MOVE_S, t_s < MOVE_S + dt_s / 2
+    w = np.pi / MOVE_S
+    moves = t_s < MOVE_S + dt_s / 2
     turn = w * np.minimum(t_s, MOVE_S)
     motion = np.zeros((3, len(t_s), servo.n))
     motion[:, :, joint] = 1 - np.cos(turn), moves * w * np.sin(turn), moves * w * w * np.cos(turn)

@@ -282,7 +282,8 @@ def _unpack(path: Path, members: tuple[str, ...], folder: Path) -> None:
                 raise FetchError(
                     f"{path.name} has the {kind} {shown(name)}; only ordinary files are unpacked."
                 )
-            files, total = files + 1, total + size
+            files = files + 1
+            total = total + size
             if files > MAX_FILES or size > MAX_FILE_BYTES or total > MAX_MODEL_BYTES:
                 raise FetchError(
                     f"{path.name} unpacks to more than {MAX_FILES} files, {MAX_FILE_BYTES >> 20} "

@@ -28,7 +28,9 @@ from strands_cosmos3.robots.model import (
 from strands_cosmos3.robots.spec import GripperSpec, Limb, RobotSpec
 
 _OBJECTS = mujoco.mjtObj
-_JOINT, _BODY, _ACTUATOR = _OBJECTS.mjOBJ_JOINT, _OBJECTS.mjOBJ_BODY, _OBJECTS.mjOBJ_ACTUATOR
+_JOINT = _OBJECTS.mjOBJ_JOINT
+_BODY = _OBJECTS.mjOBJ_BODY
+_ACTUATOR = _OBJECTS.mjOBJ_ACTUATOR
 _TOLERANCE_M, _TOLERANCE_RAD = 1e-3, 2e-3
 _PROBES = np.array([0.0, 0.3, -0.4])[:, None]
 
@@ -48,7 +50,8 @@ def require_robot(
     instance_of(namespace, str, "namespace")
     ids = _joint_ids(model, namespace, joints)
     hands = [_find(model, _BODY, namespace, limb.frame) for limb in robot.limbs]
-    several, has_hands = len(robot.limbs) > 1, min(hands) >= 0
+    several = len(robot.limbs) > 1
+    has_hands = min(hands) >= 0
     if (several or has_hands) and len(ids) != len(robot.joints):
         raise ConfigError(
             f"{robot.title} has {len(robot.joints)} joints, and {len(joints)} are named."
@@ -58,7 +61,8 @@ def require_robot(
     own = load_robot(robot)
     bases: list[tuple[F64, F64]] = []
     for limb, hand in zip(robot.limbs, hands, strict=True):
-        ids_of_limb, ids = ids[: len(limb.joints)], ids[len(limb.joints) :]
+        ids_of_limb = ids[: len(limb.joints)]
+        ids = ids[len(limb.joints) :]
         T_world_base, T_base_hand = _poses(model, ids_of_limb, hand, limb)
         in_own = own, joint_ids(own, limb.joints), frame_body(own, limb)
         T_robot_base, T_expected = _poses(*in_own, limb)
@@ -163,7 +167,8 @@ def _poses(model: mujoco.MjModel, joints: list[int], hand: int, limb: Limb) -> t
     """Poses of a chain's base in the world [4, 4], and of its hand (a body) in the base [3, 4, 4],
     with the joints (ids, base first) at home and two configurations near it.
     """
-    base, T_base_hand = model.body_parentid[model.jnt_bodyid[joints[0]]], np.empty((3, 4, 4))
+    base = model.body_parentid[model.jnt_bodyid[joints[0]]]
+    T_base_hand = np.empty((3, 4, 4))
     T_world_base = np.eye(4)
     for T, q_rad in zip(T_base_hand, limb.home_rad + _PROBES, strict=True):
         data = data_at(model, joints, q_rad)

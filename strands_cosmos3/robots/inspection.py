@@ -63,9 +63,11 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
 
 def _require_names(model: mujoco.MjModel, path: Path) -> None:
     """Refuse what no limb can name: a base that floats, and joints or actuators without a name."""
-    kinds, bodies = model.jnt_type.tolist(), model.jnt_bodyid.tolist()
+    kinds = model.jnt_type.tolist()
+    bodies = model.jnt_bodyid.tolist()
     for joint, (kind, body) in enumerate(zip(kinds, bodies, strict=True)):
-        name, of_body = model.joint(joint).name, f"body {model.body(body).name!r}"
+        name = model.joint(joint).name
+        of_body = f"body {model.body(body).name!r}"
         if kind in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
             if not name:
                 raise ConfigError(

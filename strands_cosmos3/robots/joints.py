@@ -62,7 +62,8 @@ class SerialChain:
                 for k, value in enumerate(
                     (c, v + spin * c, a + spin * (2 * v + spin * c) + 1j * qdd[i] * c)
                 ):
-                    x[k, 0], x[k, 1] = value.real, value.imag
+                    x[k, 0] = value.real
+                    x[k, 1] = value.imag
             x = self.T_parent_joint[i, :3, :3] @ x
             x[0] += self.T_parent_joint[i, :3, 3, None]
         return x[0].T, x[1].T, x[2].T
@@ -78,7 +79,8 @@ class SerialChain:
             if self.slides[joint]:
                 step[..., :3, 3] += q_rad[..., joint, None] * T_parent[:3, 2]
             else:
-                c, s = np.cos(q_rad[..., joint, None]), np.sin(q_rad[..., joint, None])
+                c = np.cos(q_rad[..., joint, None])
+                s = np.sin(q_rad[..., joint, None])
                 step[..., :3, 0] = T_parent[:3, 0] * c + T_parent[:3, 1] * s
                 step[..., :3, 1] = T_parent[:3, 1] * c - T_parent[:3, 0] * s
             T = T @ step

@@ -136,11 +136,13 @@ def limits_of_arm(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits | None
 def _limb_limits(model: mujoco.MjModel, limb: Limb, assumed: list[str]) -> JointLimits:
     ids = joint_ids(model, limb.joints)
     stated = {name: np.array(values) for name, values in limb.limits.values.items()}
-    limits, hand = _complete(model, ids, stated, limb.name, assumed), limb.limits.hand
+    limits = _complete(model, ids, stated, limb.name, assumed)
+    hand = limb.limits.hand
     actuators = [model.actuator(name).id for name in limb.actuators]
     if not servo_faults(model, actuators):  # controls may not reach all of the joints' range
         low, high = position_servos(model, actuators).reach()
-        q_min, q_max = np.maximum(low, limits.q_min), np.minimum(high, limits.q_max)
+        q_min = np.maximum(low, limits.q_min)
+        q_max = np.minimum(high, limits.q_max)
         limits = replace(limits, q_min=q_min, q_max=q_max)
     if hand is None:
         return limits
@@ -177,7 +179,8 @@ def _complete(
 def _narrowed(model: mujoco.MjModel, ids: list[int], q_min: F64, q_max: F64) -> tuple[F64, F64]:
     """The model's ranges within other ones; ConfigError if nothing is left of one."""
     low, high, _ = _ranges(model, ids)
-    low, high = np.maximum(low, q_min), np.minimum(high, q_max)
+    low = np.maximum(low, q_min)
+    high = np.minimum(high, q_max)
     if (low >= high).any():
         names = ", ".join(joint_names(model, np.array(ids)[low >= high].tolist()))
         raise ConfigError(

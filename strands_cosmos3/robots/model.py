@@ -153,7 +153,8 @@ def _compiled(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> mujoco.MjMod
 def _turn(angle_rad: float, axis: int) -> F64:
     """[4] quaternion wxyz of a turn about an axis, by its index."""
     quat = np.zeros(4)
-    quat[0], quat[1 + axis] = np.cos(angle_rad / 2), np.sin(angle_rad / 2)
+    quat[0] = np.cos(angle_rad / 2)
+    quat[1 + axis] = np.sin(angle_rad / 2)
     return quat
 
 
@@ -268,7 +269,8 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
         for name in _OPTIONS:
             setattr(whole.option, name, getattr(specs[0].option, name))
     else:  # attaching without a prefix makes MuJoCo warn
-        whole, world = specs[0], specs[0].worldbody
+        whole = specs[0]
+        world = specs[0].worldbody
         for child in (*world.bodies, *world.geoms, *world.sites, *world.cameras):
             child.pos = np.add(child.pos, parts[0].position_m)
         specs, parts = specs[1:], parts[1:]
@@ -391,21 +393,25 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
     for joint, actuator, low, high in zip(
         limb.joints, limb.actuators, limits.q_min.values, limits.q_max.values, strict=True
     ):
-        j, a = model.joint(joint).id, model.actuator(actuator).id
+        j = model.joint(joint).id
+        a = model.actuator(actuator).id
         if model.jnt_limited[j]:
-            low, high = max(low, model.jnt_range[j, 0]), min(high, model.jnt_range[j, 1])
+            low = max(low, model.jnt_range[j, 0])
+            high = min(high, model.jnt_range[j, 1])
         if low >= high:
             raise ConfigError(
                 f"the limits of limb {limb.name!r} leave nothing of the range that the model "
                 f"gives {joint!r}."
             )
-        model.jnt_range[j], model.jnt_limited[j] = (low, high), 1
+        model.jnt_range[j] = (low, high)
+        model.jnt_limited[j] = 1
         if servo_faults(model, [a]):
             continue
         servo = position_servos(model, [a])
         if not servo.filtered.any():  # a filter is led by controls beyond the joint's range
             ends = servo.ctrl(np.clip([[low], [high]], *servo.reach()))
-            model.actuator_ctrlrange[a], model.actuator_ctrllimited[a] = np.sort(ends[:, 0]), 1
+            model.actuator_ctrlrange[a] = np.sort(ends[:, 0])
+            model.actuator_ctrllimited[a] = 1
 
 
 def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
@@ -462,7 +468,8 @@ def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
     """Position [3] of a limb's tool centre point in the frame of :func:`frame_body`."""
     if limb.frame_type == "body":
         return limb.T_frame_tool[:3, 3]
-    site, turned = model.site(limb.frame), np.zeros(3)
+    site = model.site(limb.frame)
+    turned = np.zeros(3)
     mujoco.mju_rotVecQuat(turned, limb.T_frame_tool[:3, 3], site.quat)
     return site.pos + turned
 
@@ -481,7 +488,8 @@ def base_pose(model: mujoco.MjModel, limb: Limb) -> F64:
 def pose_of(frame: Any) -> F64:
     """Return the pose [4, 4] in the world of a body or site of MuJoCo's data."""
     T = np.eye(4)
-    T[:3, :3], T[:3, 3] = frame.xmat.reshape(3, 3), frame.xpos
+    T[:3, :3] = frame.xmat.reshape(3, 3)
+    T[:3, 3] = frame.xpos
     return T
 
 
@@ -535,7 +543,8 @@ def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:
 
 def driven_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
     """Return the ids of the joints that an actuator drives, directly or through a tendon."""
-    kind, target = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
+    kind = int(model.actuator_trntype[actuator])
+    target = int(model.actuator_trnid[actuator, 0])
     if kind in JOINT_DRIVES:
         return [target]
     if kind != mujoco.mjtTrn.mjTRN_TENDON:
@@ -595,7 +604,8 @@ def _joint_frame(anchor_m: F64, axis: F64) -> F64:
     x = np.cross(other_axis, axis)
     x /= np.linalg.norm(x)
     T = np.eye(4)
-    T[:3, :3], T[:3, 3] = np.column_stack((x, np.cross(axis, x), axis)), anchor_m
+    T[:3, :3] = np.column_stack((x, np.cross(axis, x), axis))
+    T[:3, 3] = anchor_m
     return T
 
 

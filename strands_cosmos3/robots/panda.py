@@ -64,7 +64,8 @@ T_hand_flange = _screw_z(np.pi / 4, 0.0)
 def _franka_chain() -> SerialChain:
     T = np.tile(np.eye(4), (len(DH), 1, 1))
     for T_parent_joint, (a_m, d_m, alpha_rad) in zip(T, DH, strict=True):
-        c, s = np.cos(alpha_rad), np.sin(alpha_rad)
+        c = np.cos(alpha_rad)
+        s = np.sin(alpha_rad)
         T_parent_joint[:3] = [[1, 0, 0, a_m], [0, c, -s, -d_m * s], [0, s, c, d_m * c]]
     return SerialChain(T, T_link7_flange[:3, 3], np.zeros(len(DH), dtype=bool))
 

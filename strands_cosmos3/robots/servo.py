@@ -91,7 +91,8 @@ class Compensation:
                 than the limit either.
         """
         led_q, led_qd = self.lead(*references)
-        q, most = np.clip(led_q, limits.q_min, limits.q_max), limits.velocity * (_RATE_SLACK * dt_s)
+        q = np.clip(led_q, limits.q_min, limits.q_max)
+        most = limits.velocity * (_RATE_SLACK * dt_s)
         fast = (np.abs(np.diff(q, axis=0, prepend=q_before_rad[None])) > most).any(axis=1)
         for row in range(int(fast.argmax()) if fast.any() else len(q), len(q)):
             before = q[row - 1] if row else q_before_rad
@@ -149,7 +150,8 @@ class JointServo:
         self._friction_nm: F64 = (
             model.dof_frictionloss[self._dof_address] + compensation.friction_nm
         )
-        self._acceleration, self._torque = np.zeros(model.nv), np.zeros(model.nv)
+        self._acceleration = np.zeros(model.nv)
+        self._torque = np.zeros(model.nv)
         self._payload = None
         if compensation.payload_kg:
             limb, *further = limbs
@@ -267,7 +269,8 @@ class Payload:
         return np.stack([self._jacobian(q)[1] for q in q_rad])
 
     def _jacobian(self, q_rad: F64) -> tuple[F64, F64]:
-        data, jacobian = self._data, np.empty((3, self.model.nv))
+        data = self._data
+        jacobian = np.empty((3, self.model.nv))
         data.qpos[self._q] = q_rad
         mujoco.mj_kinematics(self.model, data)
         mujoco.mj_comPos(self.model, data)
@@ -278,10 +281,12 @@ class Payload:
 
 def _joint_inertia(model: mujoco.MjModel, joints: list[int], home_rad: F64) -> F64:
     """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
-    data, dofs = data_at(model, joints, home_rad), model.jnt_dofadr[joints]
+    data = data_at(model, joints, home_rad)
+    dofs = model.jnt_dofadr[joints]
     mujoco.mj_comPos(model, data)
     mujoco.mj_crb(model, data)
-    column, inertia = np.empty(model.nv), np.empty(len(dofs))
+    column = np.empty(model.nv)
+    inertia = np.empty(len(dofs))
     for i, dof in enumerate(dofs):
         mujoco.mj_mulM(model, data, column, np.eye(model.nv)[dof])
         inertia[i] = column[dof]

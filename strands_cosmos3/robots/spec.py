@@ -229,7 +229,8 @@ class Limb:
             _require_within(self.rotation_weight_m, name, 1e-3, _PART_M)
         by_joint = {"actuators": self.actuators, "home": self.home, **self.limits.values}
         if self.gains is not None:
-            kp, kd = self.gains.kp.values, self.gains.kd.values
+            kp = self.gains.kp.values
+            kd = self.gains.kd.values
             _require_within(kp, f"gains kp of limb {self.name!r}", 1e-6, 1e6)
             _require_within(kd, f"gains kd of limb {self.name!r}", 0.0, 1e6)
             by_joint |= {"gains kp": kp, "gains kd": kd}
@@ -251,7 +252,8 @@ class Limb:
     @property
     def T_frame_tool(self) -> F64:
         """[4, 4] pose of the tool centre point in the frame."""
-        T, roll_rad = np.eye(4), np.deg2rad(self.tool_roll_deg)
+        T = np.eye(4)
+        roll_rad = np.deg2rad(self.tool_roll_deg)
         c, s = np.cos(roll_rad), np.sin(roll_rad)
         T[1:3, 1:3] = [[c, -s], [s, c]]
         T[:3, 3] = self.tool_m
