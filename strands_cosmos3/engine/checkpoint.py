@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
-from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import missing, require_complete
@@ -212,7 +212,7 @@ class Checkpoint:
         if stats is None or method == "none":
             return None
         if beside is not None and any(
-            not _equal(getattr(stats, name), getattr(beside, name)) for name in FIGURES[:2]
+            not np.array_equal(getattr(stats, name), getattr(beside, name)) for name in FIGURES[:2]
         ):
             raise ContractError(
                 f"the statistics of {path} differ from those of the contract; remove the ones "
@@ -374,10 +374,6 @@ class Checkpoint:
             {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in tensors.items()}
         )
         return ActionHead(**tensors)
-
-
-def _equal(first: F64, second: F64) -> bool:
-    return first.shape == second.shape and bool((first == second).all())
 
 
 class _Collected:

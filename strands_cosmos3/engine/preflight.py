@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from functools import cache
+import re
+from functools import cache, partial
 from pathlib import Path
+from timeit import timeit
 
 import torch
 
@@ -73,20 +74,19 @@ def bfloat16_gain(width: int, inner: int, threads: int) -> float:
     The best of five runs each, in turn: some 0.1 s at a width of 1024, once per process.
     ``threads``, torch's number of threads, only tells cached results apart.
     """
-    pairs = []
-    for dtype in (torch.float32, torch.bfloat16):
-        pairs.append((torch.ones(_ROWS, width, dtype=dtype), torch.ones(inner, width, dtype=dtype)))
+    products = [
+        partial(
+            torch.nn.functional.linear,
+            torch.ones(_ROWS, width, dtype=dtype),
+            torch.ones(inner, width, dtype=dtype),
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
     with torch.inference_mode():
         # the first warms up
-        runs = [[_seconds(x, weight) for x, weight in pairs] for _ in range(_RUNS + 1)][1:]
+        runs = [[timeit(product, number=1) for product in products] for _ in range(_RUNS + 1)][1:]
     single, half = (min(times) for times in zip(*runs, strict=True))
     return single / half
-
-
-def _seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
-    start = time.perf_counter()
-    torch.nn.functional.linear(x, weight)
-    return time.perf_counter() - start
 
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -127,14 +127,10 @@ def available_bytes(device: torch.device) -> int:
     """Free memory of a device; on a CPU, the kernel's estimate without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for line in (
-        Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        if Path("/proc/meminfo").exists()
-        else ()
-    ):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62  # unknown
+    kernel = Path("/proc/meminfo")
+    text = kernel.read_text(encoding="utf-8") if kernel.exists() else ""
+    available = re.search(r"MemAvailable:\s*(\d+)", text)
+    return int(available[1]) * 1024 if available else 1 << 62  # unknown
 
 
 def preflight(

@@ -299,11 +299,8 @@ class WeightFiles(WeightSource):
         self.shapes = {}
         self.dtypes = {}
         self._stored: dict[str, str] = {}  # by the name without wrappers
-        names: dict[Path, set[str]] = {}
-        for key, file in self._file_of.items():
-            names.setdefault(file, set()).add(key)
         for file in self.files:
-            self._read_header(file, names[file])
+            self._read_header(file, {key for key, owner in self._file_of.items() if owner == file})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -377,12 +374,10 @@ class WeightFiles(WeightSource):
         """Yield the parts file by file; see :class:`WeightSource`. Raises LayoutError if a file
         cannot be read.
         """
-        by_file: dict[Path, list[str]] = {}
-        for key, (name, _) in requests.items():
-            by_file.setdefault(self._file_of[self._stored[name]], []).append(key)
-        for path, keys in sorted(by_file.items()):
+        file_of = {key: self._file_of[self._stored[name]] for key, (name, _) in requests.items()}
+        for path in sorted(set(file_of.values())):
             with opened(inside(path, self._root)) as file:
-                for key in sorted(keys):
+                for key in sorted(key for key in requests if file_of[key] == path):
                     name, index = requests[key]
                     stored = self._stored[name]
                     whole = not self.shapes[name]

@@ -274,20 +274,21 @@ def _raise_error(status: RankStatus) -> None:
 
 
 def _is_known(name: str) -> bool:
+    kind = _error_kind(name)
+    return kind is not None and not issubclass(kind, RanksError)
+
+
+def _error_kind(name: str) -> type[Cosmos3Error] | None:
     kind = vars(errors).get(name)
-    return (
-        isinstance(kind, type)
-        and issubclass(kind, Cosmos3Error)
-        and not issubclass(kind, RanksError)
-    )
+    return kind if isinstance(kind, type) and issubclass(kind, Cosmos3Error) else None
 
 
 def error_from_name(name: str, message: str) -> Cosmos3Error:
     """Return an error of this package that another process raised; a ``BackendError`` for any
     other name.
     """
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Cosmos3Error)):
+    kind = _error_kind(name)
+    if kind is None:
         return BackendError(f"{name}: {message}")
     if kind is errors.UnknownNameError:  # its constructor composes the message
         return errors.InputError(message)

@@ -9,6 +9,7 @@ Source: huggingface/lerobot 68ff20d2 (pull request 3745), ``policies/cosmos3``, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,13 @@ class LeRobotPolicy(OnBase):
 
     format = "LeRobot policy"
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self._config = self.read("config.json")
-        self._files: WeightFiles | None = None
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return self.read("config.json")
+
+    @cached_property
+    def _stored(self) -> WeightFiles:
+        return WeightFiles(self.root, self.root, "model", "model")
 
     def model_index(self) -> dict[str, Any]:
         return {}
@@ -102,7 +106,7 @@ class LeRobotPolicy(OnBase):
     def weights(self) -> WeightSource:
         prefix = self._prefix("transformer")
         other = self._prefix("vae")
-        stored = self._stored().shapes
+        stored = self._stored.shapes
         self.skipped = tuple(sorted(key for key in stored if not key.startswith((prefix, other))))
         if unknown := [key for key in self.skipped if not is_vision(key)]:
             raise LayoutError(
@@ -236,15 +240,11 @@ class LeRobotPolicy(OnBase):
                 if f"action.{figure}" in stored
             }
 
-    def _stored(self) -> WeightFiles:
-        self._files = self._files or WeightFiles(self.root, self.root, "model", "model")
-        return self._files
-
     def _prefix(self, part: str) -> str:
         mark = _LANDMARKS[part]
         prefixes = [
             key.removesuffix(mark)
-            for key in self._stored().shapes
+            for key in self._stored.shapes
             if key == mark or key.endswith(f".{mark}")
         ]
         if len(prefixes) != 1:
@@ -255,7 +255,7 @@ class LeRobotPolicy(OnBase):
         return prefixes[0]
 
     def _part(self, prefix: str) -> Renamed:
-        stored = self._stored()
+        stored = self._stored
         names = {
             key.removeprefix(prefix): key
             for key in stored.shapes
