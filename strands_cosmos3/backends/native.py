@@ -42,7 +42,7 @@ class EngineBackend(Backend):
     def __init__(
         self,
         engine: Cosmos3Engine | RankGroupEngine,
-        options: BackendOptions | None = None,
+        options: BackendOptions,
         name: str = "native",
     ):
         self.engine = engine
@@ -64,7 +64,6 @@ class EngineBackend(Backend):
         self._counters: Counter[str] = Counter(
             {} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0}
         )
-        options = options or BackendOptions()
         self._input = ModelInput(engine.checkpoint, options)
         self._karras = options.sampling.karras
         self._futures_apart = (

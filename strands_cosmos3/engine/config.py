@@ -12,29 +12,19 @@ from strands_cosmos3.checks import typed_fields
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-)
-_POSITIVE = (
-    *_SIZES,
-    "vocab_size",
-    "latent_channel",
-    "latent_patch_size",
-    "action_dim",
-    "num_embodiment_domains",
-)
-_LARGEST = {
+_LARGEST = {  # nothing is built of larger ones
+    "hidden_size": 262_144,
     "num_hidden_layers": 512,
+    "num_attention_heads": 262_144,
+    "num_key_value_heads": 262_144,
+    "head_dim": 262_144,
+    "intermediate_size": 262_144,
+    "vocab_size": 4_194_304,
     "latent_channel": 4096,
     "latent_patch_size": 64,
-    "vocab_size": 1 << 22,
+    "action_dim": 262_144,
+    "num_embodiment_domains": 262_144,
 }
-_LARGEST_SIZE = 1 << 18  # of the other sizes: nothing is built of larger ones
 TIME_CHANNELS = 256  # width of the sinusoidal timestep embedding
 
 
@@ -96,10 +86,9 @@ class TransformerConfig:
         except InputError as error:
             problems = [str(error).rstrip(".")]
         else:
-            largest = {name: _LARGEST.get(name, _LARGEST_SIZE) for name in _POSITIVE}
             problems = [
                 f"{name} is {shown(getattr(self, name))}, not from 1 to {most}"
-                for name, most in largest.items()
+                for name, most in _LARGEST.items()
                 if not 0 < getattr(self, name) <= most
             ] or self._inconsistencies()
         if problems:
@@ -127,7 +116,7 @@ class TransformerConfig:
                 problems.append(f"{name} is {value!r}, not a positive number")
         if (
             not 0 <= self.unified_3d_mrope_temporal_modality_margin < 1 << 31
-            or not 0 < (self.sound_dim or 1) <= _LARGEST_SIZE
+            or not 0 < (self.sound_dim or 1) <= _LARGEST["hidden_size"]
         ):
             problems.append(
                 "unified_3d_mrope_temporal_modality_margin or sound_dim is out of range"

@@ -193,6 +193,8 @@ class Cosmos3PolicyProcessor:
                 "it unset."
             )
         self._tier = DEFAULT_TIER if image_size is None else image_size
+        if num_frames is not None and action_chunk_size is None:
+            action_chunk_size = num_frames - 1
         self._options = (action_chunk_size, num_frames, fps, view_point)
         self._domain = (_only_domain(domain_name, domain_id), raw_action_dim)
         self._mode = Mode.parse(mode)
@@ -384,9 +386,8 @@ class Cosmos3PolicyProcessor:
         if affine is not None:
             rows = affine.inverse(rows)
         elif call.space.state_row:
-            rows = rows.copy()
             rows[..., -1] = self._gripper.from_fraction(rows[..., -1])
-        return {**answer, "action": torch.from_numpy(np.ascontiguousarray(rows))}
+        return {**answer, "action": torch.from_numpy(rows)}
 
     def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
         domain, width = self._domain
@@ -402,11 +403,7 @@ class Cosmos3PolicyProcessor:
         space = embodiment.action_space(self._space)
         mode = self._mode if raw.get("mode") is None else Mode.parse(raw["mode"])
         chunk, frames, fps, view = self._options
-        chunk = (
-            chunk
-            if chunk is not None
-            else (frames - 1 if frames else embodiment.chunk_rows(space.name))
-        )
+        chunk = embodiment.chunk_rows(space.name) if chunk is None else chunk
         if chunk < 1 or (frames is not None and frames != chunk + 1):
             raise ConfigError(
                 f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at "

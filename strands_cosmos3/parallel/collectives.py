@@ -148,9 +148,7 @@ def naming_lost_ranks(doing: str) -> Iterator[None]:
             isinstance(error, dist.DistError) or _EXCHANGE.search(str(error))
         ):
             raise
-        reason = (
-            str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        )
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0][:200]
         raise RankLostError(
             f"rank {dist.get_rank()} could not exchange {doing!r}: {_lost_ranks()} ended or "
             "hangs. Its own error, if any, is "

@@ -111,9 +111,9 @@ class RankGroup:
     def __init__(
         self,
         start: Callable[[ExitStack], Sequence[RankHandle]],
-        timeouts: RankTimeouts | None = None,
+        timeouts: RankTimeouts,
     ):
-        self.timeouts = timeouts or RankTimeouts()
+        self.timeouts = timeouts
         self.handles: tuple[RankHandle, ...] = ()
         self.starts = 0
         self._start = start

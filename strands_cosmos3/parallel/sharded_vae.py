@@ -82,26 +82,14 @@ class ShardedVae:
 
     def __init__(self, vae: Vae, group: Group, split: str):
         self._vae = vae
+        self.model = vae.model
+        self.has_decoder = vae.has_decoder
+        self.previews = vae.previews  # rank 0 has the preview decoder do so alone
         self._group = group
         self._split = split
         self._halo = HaloExchange(group)
         if split != "off":
             _parallelize(vae.model, self._halo)
-
-    @property
-    def model(self) -> nn.Module:
-        """The network."""
-        return self._vae.model
-
-    @property
-    def has_decoder(self) -> bool:
-        """Whether videos are decoded."""
-        return self._vae.has_decoder
-
-    @property
-    def previews(self) -> bool:
-        """Whether a preview decoder decodes; rank 0 has it do so alone."""
-        return self._vae.previews
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return normalised latents [1, C, F, H, W] on every rank; see :meth:`WanVae.encode`."""

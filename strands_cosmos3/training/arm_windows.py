@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
 from strands_cosmos3.actions.stats import ActionStats, denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
-from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset, camera_key
+from strands_cosmos3.datasets import (
+    ACTION,
+    EE_POSE,
+    STATE,
+    Dataset,
+    RecordedEpisode,
+    camera_key,
+)
 from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
 from strands_cosmos3.datasets.spec import EXPERT, INSTRUCTIONS, LABELLED
 from strands_cosmos3.embodiments import Embodiment
@@ -242,21 +249,17 @@ class ArmWindows:
         mode = "policy" if self._frames == 1 else "inverse_dynamics"
         tasks = self._instructions or (recorded.task,)
         raw: dict[str, Any] = {"images": self._composed(views), "task": tasks[0], "mode": mode}
-        if self._embodiment.in_controller_units:
-            rows = np.asarray(recorded[ACTION][span], np.float64)[:count]
-            rows = np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
-        else:
+        if self._space == "joint_pos":
             measured = np.asarray(recorded[self._keys.state][span], np.float64)
-            if self._space == "joint_pos":
-                raw["state"] = measured[0].tolist()
-                rows = measured[:-1]  # row 0 is the command for now
-            else:
-                poses = poses_of(recorded[self._keys.pose][span])
-                rows = raw_rows(
-                    poses, np.asarray(recorded[self._keys.gripper_command][span], np.float64)[:, -1]
-                )[:-1]
-                if self._checkpoint.state_row is not None:
-                    raw["state"] = state_columns(poses[:1], measured[:1, -1])[0].tolist()
+            raw["state"] = measured[0].tolist()
+            rows = measured[:-1]  # row 0 is the command for now
+        else:
+            rows = _midtrain_rows(recorded, self._embodiment, self._keys, span)[:count]
+            rows = np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
+            if self._checkpoint.state_row is not None:
+                pose = poses_of(recorded[self._keys.pose][t : t + 1])
+                opening = np.asarray(recorded[self._keys.state][t : t + 1], np.float64)[:, -1]
+                raw["state"] = state_columns(pose, opening)[0].tolist()
         chunks = [rows]
         if self._instructions:
             answers = np.asarray(recorded[EXPERT][t], np.float64)
@@ -333,18 +336,24 @@ def action_info(dataset: Dataset) -> Mapping[str, Any]:
     return {} if feature is None else feature.info
 
 
+def _midtrain_rows(
+    episode: RecordedEpisode, embodiment: Embodiment, keys: ArmKeys, span: slice
+) -> F64:
+    """Return the ``midtrain`` rows of an episode's frames: a controller's commands, or what was
+    executed after each frame but the last.
+    """
+    if embodiment.in_controller_units:
+        return np.asarray(episode[ACTION][span], np.float64)
+    command = np.asarray(episode[keys.gripper_command][span], np.float64)[:, -1]
+    return raw_rows(poses_of(episode[keys.pose][span]), command)[:-1]
+
+
 def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
     """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of
     ``midtrain`` rows, by column. ``keys``: as for :class:`ArmWindows`.
     """
-    rows: list[F64] = []
-    for episode in dataset:
-        if embodiment.in_controller_units:
-            rows.append(np.asarray(episode[ACTION], np.float64))
-            continue
-        command = np.asarray(episode[keys.gripper_command], np.float64)[:, -1]
-        rows.append(raw_rows(poses_of(episode[keys.pose]), command)[:-1])
-    joined = np.concatenate(rows)
+    every = slice(None)
+    joined = np.concatenate([_midtrain_rows(e, embodiment, keys, every) for e in dataset])
     low, high = np.quantile(joined, [0.01, 0.99], axis=0)
     apart = np.where(high - low < _MIN_RANGE, _MIN_RANGE / 2, 0.0)
     if embodiment.stats is None:
