@@ -599,11 +599,14 @@ def _only_domain(name: str | int | None, number: str | int | None) -> str | int 
     """
     if name is None or number is None:
         return number if name is None else name
-    ids = [v if isinstance(v, int) else get_embodiment(v).domain_id for v in (name, number)]
-    if ids[0] != ids[1]:
+    first, second = (
+        value if isinstance(value, int) else get_embodiment(value).domain_id
+        for value in (name, number)
+    )
+    if first != second:
         raise ConfigError(
-            f"domain_name={name!r} and domain_id={number!r} are different domains ({ids[0]}, "
-            f"{ids[1]})."
+            f"domain_name={name!r} and domain_id={number!r} are different domains ({first}, "
+            f"{second})."
         )
     return name
 

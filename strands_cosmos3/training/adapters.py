@@ -125,10 +125,11 @@ def replace_weights(
     for name, tensor in policy.items():
         if (key := released_key(name)) not in out:  # it is in another file of the checkpoint
             continue
-        tensor = tensor.detach().to(out[key].dtype)
+        stored = out[key]
+        tensor = tensor.detach().to(stored.dtype)
         if name in HEAD_KEYS:
-            out[key] = out[key].clone()
+            out[key] = stored.clone()
             out[key][domain] = tensor.reshape(-1)
         else:
-            out[key] = tensor.reshape(out[key].shape).contiguous()
+            out[key] = tensor.reshape(stored.shape).contiguous()
     return out

@@ -92,14 +92,15 @@ def caption(instruction: str, canvas_hw: tuple[int, int]) -> str:
 
 def chunk_errors(predicted: torch.Tensor, true: torch.Tensor) -> ChunkErrors:
     """Compare chunks [B, rows, 10] in the model's scale."""
-    ends = [_ends(rows) for rows in (predicted, true)]
-    apart = np.linalg.norm(ends[0][:, :3, 3] - ends[1][:, :3, 3], axis=1)
-    angle = geodesic_angle(ends[0][:, :3, :3], ends[1][:, :3, :3])
+    T_predicted = _ends(predicted)
+    T_true = _ends(true)
+    apart = np.linalg.norm(T_predicted[:, :3, 3] - T_true[:, :3, 3], axis=1)
+    angle = geodesic_angle(T_predicted[:, :3, :3], T_true[:, :3, :3])
     return ChunkErrors(
         float((predicted - true).square().mean()),
         float(np.median(apart) * 1e3),
         float(np.degrees(np.median(angle))),
-        float(np.median(np.linalg.norm(ends[1][:, :3, 3], axis=1)) * 1e3),
+        float(np.median(np.linalg.norm(T_true[:, :3, 3], axis=1)) * 1e3),
         float(((predicted[..., 9] > 0) == (true[..., 9] > 0)).float().mean()),
     )
 

@@ -107,22 +107,20 @@ def add_noise(
     sigma = sample_sigma(B, how, noise)
     from_frame = (batch.modes != POLICY) & how.dynamics_from_frame
     sigma[from_frame] = 1.0
-    clean = (
-        torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents),
-        _rows(batch, config),
-    )
+    clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents)
+    clean_rows = _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
     free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
-    eps = (
-        torch.randn(clean[0].shape, generator=noise) * real,
-        torch.randn(clean[1].shape, generator=noise) * free_rows,
-    )
-    eps[0][from_frame] = clean[0][from_frame, :per_frame].repeat(1, frames, 1)
-    eps[1][from_frame] = 0
+    eps = torch.randn(clean.shape, generator=noise) * real
+    eps_rows = torch.randn(clean_rows.shape, generator=noise) * free_rows
+    eps[from_frame] = clean[from_frame, :per_frame].repeat(1, frames, 1)
+    eps_rows[from_frame] = 0
     share = noisy * sigma[:, None, None]
-    vision = clean[0] + share[:, :V] * (eps[0] - clean[0])
-    action = clean[1] + share[:, V:] * (eps[1] - clean[1])
-    return Noised(vision, action, eps[0] - clean[0], eps[1] - clean[1], noisy, sigma, real, layout)
+    target = eps - clean
+    row_target = eps_rows - clean_rows
+    vision = clean + share[:, :V] * target
+    action = clean_rows + share[:, V:] * row_target
+    return Noised(vision, action, target, row_target, noisy, sigma, real, layout)
 
 
 def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:

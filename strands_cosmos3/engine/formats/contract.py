@@ -193,17 +193,17 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
 
     def compare(source: str, values: Mapping[str, Any], keep: bool) -> None:
         for name, value in values.items():
-            if value is None:
-                continue
-            if name in fields and not _agree(name, fields[name], value):
+            known = fields.get(name)
+            if known is None:
+                if keep and value is not None:
+                    fields[name] = value
+                    said_by[name] = source
+            elif value is not None and not _agree(name, known, value):
                 wrong.append(
-                    f"{name} is {shown(fields[name])} in {said_by[name]} and {shown(value)} in "
-                    f"{source}"
+                    f"{name} is {shown(known)} in {said_by[name]} and {shown(value)} in {source}"
                 )
-            elif name in fields and isinstance(value, Mapping):
-                fields[name] = {**fields[name], **value}
-            elif keep and name not in fields:
-                fields[name], said_by[name] = value, source
+            elif isinstance(value, Mapping):
+                fields[name] = {**known, **value}
 
     for source, values in sources:
         compare(source, values, keep=True)

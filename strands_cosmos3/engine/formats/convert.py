@@ -92,14 +92,14 @@ def _blocks(planned: Sequence[Planned]) -> Iterator[memoryview]:
 
 def shards_of(planned: Sequence[Planned], most_bytes: int) -> list[list[Planned]]:
     """Consecutive groups of at most ``most_bytes``, or of one larger tensor."""
-    groups: list[list[Planned]] = [[]]
-    size = 0
+    groups: list[list[Planned]] = []
+    left = 0
     for tensor_plan in planned:
-        if groups[-1] and size + tensor_plan.size > most_bytes:
+        if not groups or tensor_plan.size > left:
             groups.append([])
-            size = 0
+            left = most_bytes
         groups[-1].append(tensor_plan)
-        size += tensor_plan.size
+        left -= tensor_plan.size
     return groups
 
 

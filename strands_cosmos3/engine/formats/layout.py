@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ Implemented = Mapping[str, tuple[Any, ...]]
 """Option of a config -> the values that are implemented; none listed means any."""
 
 
+@dataclass(eq=False)
 class Layout:
     """A folder in the released layout. Every method raises a CheckpointError if its part is missing
     or damaged.
@@ -47,11 +49,10 @@ class Layout:
 
     format = "released"
 
-    def __init__(self, root: Path, contracts: Sequence[Stated] = (), base: Layout | None = None):
-        self.root = root
-        self.contracts = contracts
-        self.base = base
-        self.skipped: tuple[str, ...] = ()
+    root: Path
+    contracts: Sequence[Stated] = ()
+    base: Layout | None = None
+    skipped: tuple[str, ...] = field(default=(), init=False)
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder."""
