@@ -207,9 +207,9 @@ class LiberoServiceBackend(RemoteBackend):
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
         """Return the chunk for each request, of one inference. Errors: as :meth:`infer`."""
-        return self._ask(requests, batch=len(requests) > 1) if requests else []
-
-    def _ask(self, requests: Sequence[Request], batch: bool) -> list[ActionChunk]:
+        if not requests:
+            return []
+        batch = len(requests) > 1
         items = [libero.encode_request(request) for request in requests]
 
         def message(info: Mapping[str, object]) -> Mapping[str, object]:

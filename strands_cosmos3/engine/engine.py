@@ -446,15 +446,15 @@ class Cosmos3Engine(Closeable):
         self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch
     ) -> dict[str, Any]:
         video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
-        if not frames:
-            return {"video": video}
-        with clock.part("decode"):
-            # the decoder is causal: later latents change nothing
-            needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1
-            pixels = self.vae.decode(video[:, :, :needed])
-            return {"video": video} | (
-                {} if pixels is None else {"pixels": ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)}
-            )
+        result = {"video": video}
+        if frames:
+            with clock.part("decode"):
+                # the decoder is causal: later latents change nothing
+                needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1
+                pixels = self.vae.decode(video[:, :, :needed])
+                if pixels is not None:
+                    result["pixels"] = ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)
+        return result
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
         requested = request.action_space

@@ -202,8 +202,8 @@ class DecoderLayer(nn.Module):
             "q": linear(D, heads),
             "k": linear(D, key_heads),
             "v": linear(D, key_heads),
+            "out": linear(heads, D),
         }
-        modules |= {"out": linear(heads, D)}
         modules |= {
             role: RmsNorm(d, config) if used else nn.Identity()
             for role, used in normed.items()

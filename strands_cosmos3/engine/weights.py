@@ -76,8 +76,9 @@ def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
             "audio_proj_in.weight": (D, S),
             "audio_proj_in.bias": (D,),
             "audio_proj_out.weight": (S, D),
+            "audio_proj_out.bias": (S,),
+            "audio_modality_embed": (D,),
         }
-        shapes |= {"audio_proj_out.bias": (S,), "audio_modality_embed": (D,)}
     return shapes
 
 

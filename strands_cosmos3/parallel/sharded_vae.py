@@ -97,10 +97,10 @@ class ShardedVae:
         if self._split == "off" or rest or columns < self._group.size:
             return self._vae.encode(pixels)
         widths = shard_widths(columns, self._group.size)
-        mine = _own(pixels, [width * SPATIAL_COMPRESSION for width in widths], self._group.rank)
-        return self._group.gather_widths(
-            self._together(widths, self._vae.encode, mine), widths, "latents"
-        )
+        sizes = [width * SPATIAL_COMPRESSION for width in widths]
+        mine = pixels.split(sizes, dim=-1)[self._group.rank].contiguous()
+        latents = self._together(widths, self._vae.encode, mine)
+        return self._group.gather_widths(latents, widths, "latents")
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
         """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see
@@ -110,13 +110,20 @@ class ShardedVae:
         if self._split == "off" or self.previews or columns < self._group.size:
             return self._vae.decode(latents) if self._group.rank == 0 else None
         widths = shard_widths(columns, self._group.size)
-        if self._split == "tiles":
-            return self._decode_tiles(latents, widths)
-        mine = self._together(widths, self._vae.decode, _own(latents, widths, self._group.rank))
-        parts = self._group.collect(
-            mine, [width * SPATIAL_COMPRESSION for width in widths], "pixels"
-        )
-        return None if parts is None else torch.cat(parts, dim=-1)
+        margin = TILE_MARGIN if self._split == "tiles" else 0
+        spans = [
+            (max(first - margin, 0), min(last + margin, columns))
+            for first, last in pairwise(accumulate(widths, initial=0))
+        ]
+        first, last = spans[self._group.rank]
+        mine = latents[..., first:last].contiguous()
+        decode: Any = self._vae.decode
+        pixels = decode(mine) if margin else self._together(widths, decode, mine)
+        sizes = [(last - first) * SPATIAL_COMPRESSION for first, last in spans]
+        parts = self._group.collect(pixels, sizes, "pixels")
+        if parts is None:
+            return None
+        return _blended(parts, spans, columns) if margin else torch.cat(parts, dim=-1)
 
     def _together(self, widths: list[int], run: Any, x: torch.Tensor) -> torch.Tensor:
         self._halo.widths = widths
@@ -124,24 +131,6 @@ class ShardedVae:
             return run(x)
         finally:
             self._halo.widths = None
-
-    def _decode_tiles(self, latents: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
-        ends = list(accumulate(widths, initial=0))
-        columns = ends[-1]
-        tiles = [
-            (max(a - TILE_MARGIN, 0), min(b + TILE_MARGIN, columns)) for a, b in pairwise(ends)
-        ]
-        first, last = tiles[self._group.rank]
-        mine = self._vae.decode(latents[..., first:last].contiguous())
-        assert mine is not None
-        parts = self._group.collect(
-            mine, [(b - a) * SPATIAL_COMPRESSION for a, b in tiles], "pixels"
-        )
-        return None if parts is None else _blended(parts, tiles, columns)
-
-
-def _own(x: torch.Tensor, widths: Sequence[int], rank: int) -> torch.Tensor:
-    return x.split(list(widths), dim=-1)[rank].contiguous()
 
 
 def _blended(

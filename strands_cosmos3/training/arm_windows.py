@@ -283,13 +283,11 @@ class ArmWindows:
             return views[0]
         if rig is None:
             return np.concatenate(views, axis=2)
-        moments = zip(*views, strict=True)
-        return np.stack(
-            [
-                self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig)
-                for moment in moments
-            ]
-        )
+        composites = [
+            self._processor.compose(dict(zip(rig.views, moment, strict=True)), rig)
+            for moment in zip(*views, strict=True)
+        ]
+        return np.stack(composites)
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
