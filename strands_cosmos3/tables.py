@@ -54,7 +54,11 @@ def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
         raise ConfigError(
             f"{where} has the unknown field {unknown[0]!r}; it may have: {', '.join(hints)}."
         )
-    required = {name for name, field in _fields(kind).items() if not _has_default(field)}
+    required = {
+        name
+        for name, field in _fields(kind).items()
+        if field.default is MISSING and field.default_factory is MISSING
+    }
     if missing := sorted(required - set(table)):
         raise ConfigError(f"{where} lacks {', '.join(missing)}. {hint}")
     values = {
@@ -82,10 +86,6 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _fields(kind: Any) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(kind) if field.init}
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
 
 
 def _from_value(hint: Any, value: Any, where: str, name: str, advice: str) -> Any:

@@ -190,7 +190,15 @@ class _Merge:
                 columns = {
                     key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)
                 }
-                table = _renumbered(columns, part, first_episode, first_row, remap)
+                tasks = columns["task_index"]
+                if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
+                    raise DatasetFormatError(
+                        f"{part.root}: a frame has a task index without an instruction."
+                    )
+                columns["episode_index"] = columns["episode_index"] + first_episode
+                columns["index"] = columns["index"] + first_row
+                columns["task_index"] = remap[tasks]
+                table = files.columns_to_table(columns)
                 episodes = first_episode + np.flatnonzero((part._index.data == file).all(axis=1))
                 yield _Piece(table, table.nbytes, episodes)
             first_episode, first_row = first_episode + len(part), first_row + part.n_frames
@@ -206,17 +214,3 @@ class _Merge:
                 layout, n_bytes = video_layout(path), path.stat().st_size
                 yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)
             first_episode += len(part)
-
-
-def _renumbered(
-    columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any
-) -> Any:
-    tasks = columns["task_index"]
-    if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
-        raise DatasetFormatError(f"{part.root}: a frame has a task index without an instruction.")
-    changed = {
-        "episode_index": columns["episode_index"] + first_episode,
-        "index": columns["index"] + first_row,
-        "task_index": remap[tasks],
-    }
-    return files.columns_to_table({**columns, **changed})

@@ -258,11 +258,9 @@ class DatasetWriter(Closeable):
 
     def _open(self, spec: DatasetSpec) -> files.Info:
         if not (self.root / files.INFO).exists():
-            info = files.Info(_described(spec, self.video))
             with files.writing(self.root):
-                write_json(self.root / files.INFO, info.to_json())
-            self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
-            return info
+                empty = files.Info(_described(spec, self.video))
+                write_json(self.root / files.INFO, empty.to_json())
         info = files.read_info(self.root)
         if differences := info.spec.differences(spec) + list(info.foreign):
             raise DatasetMismatchError(

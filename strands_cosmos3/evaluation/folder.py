@@ -61,22 +61,19 @@ class RunFolder(Closeable):
             stack.enter_context(locked(self.path, "--out"))
             for unfinished in self.path.rglob(UNFINISHED):
                 unfinished.unlink(missing_ok=True)
-            self._check_stored(resume)
+            stored = list(self.path.glob("episodes/*/*/*.json"))
+            if stored and not resume:
+                raise ConfigError(
+                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
+                    "already; add --resume to continue with them, or choose another --out."
+                )
+            start = _json(self.path / "run.json")
+            if start and start.get("format") != FORMAT:
+                raise ConfigError(
+                    f"{self.path} was written by another version of this package, whose episodes "
+                    "are not comparable; choose another --out."
+                )
             self._lock = stack.pop_all()
-
-    def _check_stored(self, resume: bool) -> None:
-        stored = list(self.path.glob("episodes/*/*/*.json"))
-        if stored and not resume:
-            raise ConfigError(
-                f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
-                "already; add --resume to continue with them, or choose another --out."
-            )
-        start = _json(self.path / "run.json")
-        if start and start.get("format") != FORMAT:
-            raise ConfigError(
-                f"{self.path} was written by another version of this package, whose episodes are "
-                "not comparable; choose another --out."
-            )
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""

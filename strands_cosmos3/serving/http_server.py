@@ -197,7 +197,13 @@ async def serve_http(
                 writer.write(reply.encoded(head.method))
                 await writer.drain()
             if body is None and head.method not in ("GET", "HEAD"):
-                await _linger(reader, writer)
+                # closing at once would reset the connection before a refused client, which still
+                # sends, reads the reply
+                if writer.can_write_eof():
+                    writer.write_eof()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LINGER_S):
+                        await _drained(reader)
     except (OSError, EOFError):  # TimeoutError is an OSError: the client left, or does not read
         writer.transport.abort()
     except asyncio.CancelledError:
@@ -257,14 +263,3 @@ async def _drained(reader: asyncio.StreamReader) -> None:
     """Discard what a client sends after its request, e.g. another one, until it leaves."""
     while await reader.read(_HEAD_BYTES):
         pass
-
-
-async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Discard what a refused client still sends; closing at once would reset the connection
-    before it reads the reply.
-    """
-    if writer.can_write_eof():
-        writer.write_eof()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            await _drained(reader)

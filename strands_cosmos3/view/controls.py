@@ -173,14 +173,14 @@ class ControlPanel:
                 "cube positions."
             )
             buttons = gui.add_button_group("clock", ("Pause", "Resume", "Reset"), hint=hint)
-            self.speed = gui.add_dropdown(
+            self.speed_menu = gui.add_dropdown(
                 "speed",
                 list(SPEEDS),
                 initial_value="1 x",
                 disabled=in_real_time,
                 hint="Simulated time per wall-clock time, at most.",
             )
-            self.latency = gui.add_slider(
+            self.latency_slider = gui.add_slider(
                 "latency (s)",
                 0.0,
                 LATENCIES_S[-1],
@@ -191,8 +191,8 @@ class ControlPanel:
                 "stops the clock.",
             )
         buttons.on_click(lambda event: self._press(event.target.value))
-        self.speed.on_update(lambda event: controls.set_speed(str(event.target.value)))
-        self.latency.on_update(lambda event: controls.set_latency(float(event.target.value)))
+        self.speed_menu.on_update(lambda event: controls.set_speed(str(event.target.value)))
+        self.latency_slider.on_update(lambda event: controls.set_latency(float(event.target.value)))
         self.update()
 
     def close(self) -> None:
