@@ -20,7 +20,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from strands_cosmos3.errors import UnknownNameError
+from strands_cosmos3.checks import known_name
 
 registry = ConstructorRegistry()
 
@@ -63,16 +63,10 @@ def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     names = get_args(literal)
     if get_origin(literal) is not Literal or not all(isinstance(name, str) for name in names):
         return None
-
-    def chosen(texts: list[str]) -> str:
-        if texts[0] not in names:
-            raise UnknownNameError("choice", texts[0], names)
-        return texts[0]
-
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=f"{{{','.join(names)}}}",
-        instance_from_str=chosen,
+        instance_from_str=lambda texts: known_name(texts[0], "choice", names),
         is_instance=lambda value: value is None or value in names,
         str_from_instance=lambda value: [str(value)],
     )

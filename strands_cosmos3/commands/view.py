@@ -203,17 +203,9 @@ class ViewCommand(RolloutCommand):
             if judged is not None:  # raises where the scene has nothing to judge
                 world.judge(judged, robot.scene, instruction)
 
-        def fits(instruction: str) -> bool:
-            try:
-                check(instruction)
-            except Cosmos3Error:
-                return False
-            return True
-
-        controls.latency_s = self.latency
-        controls.check = check
+        controls.latency_s, controls.check = self.latency, check
         suggestions = world.suggestions(self._robot, language) if policy.reads_instruction else ()
-        sentences = [sentence for sentence in suggestions if fits(sentence)]
+        sentences = [sentence for sentence in suggestions if not controls.refusal(sentence)]
         with (
             self._open_page(robot.scene) as page,
             LiveView(

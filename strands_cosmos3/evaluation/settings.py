@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -399,7 +399,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     :class:`Settings`.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    run = {name: options[name] for name in _RUN if name in options}
+    run = _part(options, _RUN)
     for name, suffix in (("world", ".py"), ("robot", ".toml")):
         if name in run:
             run[name] = _absolute(run[name], suffix, name)
@@ -411,20 +411,22 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     run.setdefault("seeds", min((n for n in starts if n is not None), default=DEFAULT_SEEDS))
     if "conditions" in run:
         run["conditions"] = _conditions(run["conditions"], world)
-    policy = {name: options[name] for name in POLICY_OPTIONS if name in options}
+    policy = _part(options, POLICY_OPTIONS)
     policy.setdefault("backend", "native" if "model" in policy else "scripted")
     dialect = _DIALECT_OF_EMBODIMENT.get(world.embodiment(run.get("robot")))
     if policy["backend"] == "service" and dialect is not None:
         policy.setdefault("dialect", dialect)
-    settings = with_options(
-        PolicySettings(), policy | ({} if token is None else {"api_key": token})
-    )
+    settings = with_options(PolicySettings(), {**policy, "api_key": token})
     topology = Topology(
         tp_size=settings.parallel.tp_size,
         cfg_size=settings.parallel.cfg_size,
-        **{name: options[name] for name in _TOPOLOGY if name in options},
+        **_part(options, _TOPOLOGY),
     )
     return Settings(settings, topology=topology, **run)
+
+
+def _part(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
 
 
 def _is_file(name: str, suffix: str) -> bool:

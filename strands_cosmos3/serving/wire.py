@@ -370,28 +370,22 @@ def _read_pictures(
     message: Mapping[str, Any], embodiment: Embodiment, compose: Compose | None
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """Return the views by name, and the composite, as far as the message has them."""
-    rig = embodiment.rig
-    if rig is not None:
-        keys = _keys(rig, "observation/exterior_image_0_left" in message)
-        missing = [key for key in keys if key not in message]
-        if not missing:
-            views = {
-                view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)
-            }
-            if COMPOSITE in message:  # the released server prefers it
-                return views, _picture(message, COMPOSITE)
-            return views, None if compose is None else compose(views, rig)
-        if compose is not None and len(missing) < len(keys) and COMPOSITE not in message:
-            raise _missing(message, missing)
-    if COMPOSITE in message:
-        return {}, _picture(message, COMPOSITE)
-    if compose is not None:
-        raise _missing(
-            message,
-            [COMPOSITE],
-            f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "",
-        )
-    return {}, None
+    rig, views = embodiment.rig, dict[str, NDArray[np.uint8]]()
+    keys = () if rig is None else _keys(rig, "observation/exterior_image_0_left" in message)
+    missing = [key for key in keys if key not in message]
+    if rig is not None and not missing:
+        views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+    if COMPOSITE in message:  # the released server prefers it
+        return views, _picture(message, COMPOSITE)
+    if compose is None:
+        return views, None
+    if rig is None:
+        raise _missing(message, [COMPOSITE])
+    if len(missing) == len(keys):
+        raise _missing(message, [COMPOSITE], f" Send it, or {', '.join(rig.wire_names)}.")
+    if missing:
+        raise _missing(message, missing)
+    return views, compose(views, rig)
 
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
@@ -505,33 +499,28 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             request.
         ServiceChunkError: Its rows must not be executed.
     """
-    timing: dict[str, float] = {}
-    video, quantiles = None, None
-    rows: Any = reply
     if isinstance(reply, str):
         raise ServiceRefusedError(f"the server reports an error: {short(reply)}")
-    if isinstance(reply, dict):
-        fields = cast("dict[str, Any]", reply)
-        if fields.get("type") == "error":
-            raise ServiceRefusedError(
-                f"the server reports an error: {short(fields.get('message', 'without a message'))}"
-            )
-        echoed = fields.get(REQUEST_ID, request_id)
-        if echoed != request_id:
-            raise ServiceUnreadableError(
-                f"the reply belongs to request {short(echoed)}, not to {request_id}."
-            )
-        rows = fields.get("action", fields.get("actions"))
-        timing = _timing(fields.get("server_timing"))
-        video, quantiles = _video(fields.get("video")), fields.get(QUANTILES)
+    fields = cast("dict[str, Any]", reply) if isinstance(reply, dict) else {}
+    if fields.get("type") == "error":
+        raise ServiceRefusedError(
+            f"the server reports an error: {short(fields.get('message', 'without a message'))}"
+        )
+    echoed = fields.get(REQUEST_ID, request_id)
+    if echoed != request_id:
+        raise ServiceUnreadableError(
+            f"the reply belongs to request {short(echoed)}, not to {request_id}."
+        )
+    rows = fields.get("action", fields.get("actions", reply))
     if not isinstance(rows, np.ndarray):
-        keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
-        have = ", ".join(str(key)[:40] for key in keys) or "no keys"
+        have = ", ".join(str(key)[:40] for key in list(fields)[:8]) or "no keys"
         raise ServiceUnreadableError(
             f"the reply has no array 'action' or 'actions'; it has {have}."
         )
+    timing = _timing(fields.get("server_timing"))
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
-    return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk.action_space))
+    quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
+    return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles)
 
 
 def _video(value: Any) -> NDArray[np.uint8] | None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strands_cosmos3.errors import Cosmos3Error, InstructionError
+from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.types import Rollout
 
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
@@ -48,23 +48,27 @@ class LiveControls:
         self._ends_episode = self._keeps_scene = False
         self._lock = threading.Lock()
 
+    def refusal(self, text: str) -> str:
+        """Return why an instruction is refused; empty if it is not."""
+        if len(text) > _LONGEST_INSTRUCTION:
+            most = _LONGEST_INSTRUCTION
+            return f"an instruction has at most {most} characters, got {len(text)}."
+        try:
+            self.check(text)
+        except Cosmos3Error as error:
+            return str(error)
+        return ""
+
     def ask(self, text: str) -> None:
         """Have the present episode end and one with this instruction begin on the same scene,
         unless it is refused.
         """
-        try:
-            if len(text) > _LONGEST_INSTRUCTION:
-                raise InstructionError(
-                    f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got "
-                    f"{len(text)}."
-                )
-            self.check(text)
-        except Cosmos3Error as error:
-            self.message = str(error)
+        self.message = self.refusal(text)
+        if self.message:
             return
         with self._lock:
             self._before = self.instruction if self._before is None else self._before
-            self.instruction, self.message = text, ""
+            self.instruction = text
             self._ends_episode, self._keeps_scene, self.paused = True, True, False
 
     def start_over(self) -> None:
@@ -99,11 +103,8 @@ class LiveControls:
         """Note an episode; one that the page ended does not count."""
         if self._ends_episode and not rollout.success:
             return
-        instruction, seconds = (
-            rollout.instruction or "no instruction",
-            f"{rollout.duration_s:.1f} s",
-        )
-        text = f"{instruction}, seed {rollout.seed}: {rollout.outcome}, {seconds}"
+        ended = f"seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s"
+        text = f"{rollout.instruction or 'no instruction'}, {ended}"
         self.outcomes.append((rollout.success, text))
         if not self._ends_episode:
             self._before = None
