@@ -454,9 +454,7 @@ class ControlLoop(Restorable):
             self._receive(now_s)
         self._wait_for_arm()
         self._give_up_after_patience(now_s)
-        self.counters["idle_ticks"] += (
-            self._has_moved and self.executor.state is not ExecutorState.RUNNING
-        )
+        self.counters["idle_ticks"] += self._waits
         holds = self.executor.counters["holds"]
         tick = self.advance()
         self.counters["deadline_misses"] += self.executor.counters["holds"] - holds
@@ -481,9 +479,7 @@ class ControlLoop(Restorable):
         """Time since the arm last moved, to a tick; 0 while it moves and before its first
         motion.
         """
-        if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
-            return 0.0
-        return self.arm.now_s() - self._moved_s
+        return self.arm.now_s() - self._moved_s if self._waits else 0.0
 
     def why_held(self) -> str | None:
         """One sentence on what the arm waits for in HOLD; None in every other state."""
@@ -514,6 +510,11 @@ class ControlLoop(Restorable):
     @property
     def _has_moved(self) -> bool:
         return self.executor.counters["chunks"] > 0
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the arm has no motion, after its first one."""
+        return self._has_moved and self.executor.state is not ExecutorState.RUNNING
 
     @property
     def _pauses(self) -> int:
@@ -750,7 +751,7 @@ class ControlLoop(Restorable):
         self._failures += 1
 
     def _give_up_after_patience(self, now_s: float) -> None:
-        if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
+        if not self._waits:
             self._moved_s = now_s
         elif self.error is not None and now_s - self._moved_s > self.config.patience_s:
             raise self.error
