@@ -62,7 +62,11 @@ class HttpPolicyClient(ServiceClient):
             "User-Agent": "strands-cosmos3",
             **self._authorization,
         }
-        path = urlsplit(self._url).path.rstrip("/") + path
+        address = urlsplit(self._url)
+        path = address.path.rstrip("/") + path
+        if self._forwarded:
+            path = f"http://{address.netloc}{path}"
+            headers |= self._proxy_headers
         try:
             with self._within(self.config.read_s, "waiting for the chunk"):
                 connection.sock = self._secured()
