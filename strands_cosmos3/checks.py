@@ -334,7 +334,8 @@ def _accepted(kind: Any) -> Any:
     """The type that is checked for an annotation: numbers and booleans of numpy count; arrays and
     the values of literals are left to the function.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Annotated:
         return _accepted(arguments[0])
     if origin is Literal:

@@ -115,9 +115,11 @@ def to_toml(value: Any) -> str:
 
 def _lines(value: Any, path: str) -> list[str]:
     """The plain fields of a dataclass, then its tables."""
-    plain, tables = [], []
+    plain = []
+    tables = []
     for field in fields(value):
-        inner, name = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
+        inner = getattr(value, field.name)
+        name = f"{path}.{field.name}".lstrip(".")
         is_default = inner == field.default or (
             field.default_factory is not MISSING and inner == field.default_factory()
         )

@@ -61,7 +61,8 @@ class Checkpoint:
             raise ConfigError(f"--json belongs to inspect, not to {self.what}.")
         if self.contract is not None and not self.contract.is_file():
             raise ConfigError(f"--contract {str(self.contract)!r} is not a file.")
-        path, base = locate(self.path), None if self.base is None else locate(self.base)
+        path = locate(self.path)
+        base = None if self.base is None else locate(self.base)
         if self.what == "inspect":
             return self._inspect(path, base)
         if self.what == "contract":

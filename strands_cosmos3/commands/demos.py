@@ -150,7 +150,8 @@ class Demos(Recording):
         """Raise ConfigError for values that a robot or the table does not take."""
         from strands_cosmos3.sim.dataset import rollout_spec
 
-        config, robot = self.table, self.table.spec
+        config = self.table
+        robot = self.table.spec
         whole_number(config.ticks, "--ticks", 2)
         for name, largest in _LARGEST.items():
             fraction = getattr(config, name)

@@ -133,7 +133,8 @@ def _kinematics() -> tuple[str, str]:
 
     q_rad = HOME_Q + 0.2 * np.sin(np.linspace(0, np.pi / 2, 33))[:, None]
     bridge = MinkIKBridge(load_panda())
-    start, poses = np.zeros(bridge.model.nq), dh_forward(q_rad[1:])
+    start = np.zeros(bridge.model.nq)
+    poses = dh_forward(q_rad[1:])
     start[bridge.q_address] = q_rad[0]
     worst_m = max(
         bridge.solve(poses, start, None, method).residual_m.max() for method in ("auto", "mink")
@@ -164,7 +165,8 @@ def _gl() -> tuple[str, str]:
     data = mujoco.MjData(scene.model)
     mujoco.mj_step(scene.model, data, nstep=60)
     with Renderer(scene.model) as renderer:
-        picture, backend = renderer.render(data, "exterior_1"), renderer.backend
+        picture = renderer.render(data, "exterior_1")
+        backend = renderer.backend
     if int(picture.max()) - int(picture.min()) < 10:
         raise RuntimeError(f"backend {backend!r} renders an empty image")
     return f"{backend}: simulated 0.1 s, rendered an image of 320 x 180", ""

@@ -251,7 +251,8 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
     def measure() -> Mapping[str, Any]:
         # of a checkpoint that reads no sentence, they do not matter
         tasks = DemoConfig.tasks if checkpoint.dynamics_without_text else ("reach", "pick")
-        tier, clips = int(checkpoint.metadata["resolution_tier"]), settings.clips or 0
+        tier = int(checkpoint.metadata["resolution_tier"])
+        clips = settings.clips or 0
         expert = expert_clips(clips, ROWS, tier, settings.seed, tasks, show("expert"))
         num_steps = settings.policy.sampling.num_steps
         return asdict(judge_dynamics(path, expert, num_steps, show("dynamics")))

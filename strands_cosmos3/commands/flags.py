@@ -35,7 +35,8 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     kind: Any = info.type
     if not is_dataclass(info.type) or kind.__module__.startswith("tyro"):  # a union of subcommands
         return None
-    texts, hints = help_texts(kind), get_type_hints(kind, include_extras=True)
+    texts = help_texts(kind)
+    hints = get_type_hints(kind, include_extras=True)
     flags: list[StructFieldSpec] = []
     for declared in fields(kind):
         default: Any = _default(declared, info.default)

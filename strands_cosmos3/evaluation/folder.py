@@ -54,7 +54,8 @@ class RunFolder(Closeable):
     """
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
-        self.path, self.settings = Path(path), settings
+        self.path = Path(path)
+        self.settings = settings
         self.damaged: list[Path] = []
         require_creatable(self.path / "run.json", "--out")
         with ExitStack() as stack:
@@ -119,7 +120,8 @@ class RunFolder(Closeable):
         return record
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
-        new, stored = _flat(self.settings.identity(assignment)), _flat(record["identity"])
+        new = _flat(self.settings.identity(assignment))
+        stored = _flat(record["identity"])
         different = [
             f"{name} was {stored.get(name)!r} and is {new.get(name)!r}"
             for name in {**new, **stored}

@@ -72,7 +72,8 @@ class Topology:
             )
 
     def _remedy(self) -> str:
-        size, n = self.ranks_per_replica, self.num_gpus
+        size = self.ranks_per_replica
+        n = self.num_gpus
         numbers = [
             f"num_gpus={gpus}" for gpus in (n // size * size, (n // size + 1) * size) if gpus
         ]
@@ -105,7 +106,8 @@ class Topology:
     def __str__(self) -> str:
         if not self.replicas:
             return "a policy in every worker, no GPU"
-        gpus, replicas = self.num_gpus, self.replicas
+        gpus = self.num_gpus
+        replicas = self.replicas
         return (
             f"{replicas} replica{'s' * (replicas > 1)} of {self.ranks_per_replica} (tensor "
             f"{self.tp_size} x guidance {self.cfg_size}) on "
@@ -209,7 +211,9 @@ class Settings:
             world.check_instruction(first.task, first.goal_instruction)
 
     def _check_policy(self) -> None:
-        policy, sharded, world = self.policy, self.topology.replicas > 0, self.get_world()
+        policy = self.policy
+        sharded = self.topology.replicas > 0
+        world = self.get_world()
         known_name(policy.backend, "backend", EVALUATED_BACKENDS)
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
             raise ConfigError(
@@ -302,7 +306,8 @@ class Settings:
         The number of GPUs, replicas, workers, episodes, tasks and conditions does not belong to
         it.
         """
-        policy, world = self.policy.to_dict(), self.get_world()
+        policy = self.policy.to_dict()
+        world = self.get_world()
         return {
             "policy": {name: policy[name] for name in policy if name not in _SAME_RESULT},
             "tp_size": self.topology.tp_size,

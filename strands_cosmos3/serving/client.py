@@ -131,7 +131,8 @@ class ClientConfig:
             parts = urlsplit(text)
             port = self.port or parts.port or (443 if parts.scheme == encrypted else 8000)
         except ValueError:
-            parts, port = urlsplit(""), 0
+            parts = urlsplit("")
+            port = 0
         if parts.scheme not in (plain, encrypted) or not parts.hostname:
             raise ConfigError(
                 f"host {self.host!r} is not an address; write e.g. localhost, or "
@@ -211,7 +212,8 @@ class ServiceClient(ABC):
             self._abort()
 
     def _dial(self) -> None:
-        pause, failure = self.config.first_pause_s, ""
+        pause = self.config.first_pause_s
+        failure = ""
         for attempt in range(self.config.attempts):
             if attempt:
                 self._sleep(pause)
@@ -405,7 +407,8 @@ class PolicyClient(ServiceClient):
             raise ServiceUnreadableError(
                 f"the first frame from {self._url} is not a map of metadata."
             )
-        self.metadata, self._connection = metadata, connection
+        self.metadata = metadata
+        self._connection = connection
         self._left.clear()
         self._attendant = threading.Thread(
             target=self._attend, args=(connection,), name="policy-client", daemon=True

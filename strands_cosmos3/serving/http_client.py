@@ -80,7 +80,8 @@ class HttpPolicyClient(ServiceClient):
             self._abort()
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
-        most, length = self.config.max_reply_bytes, response.length or 0
+        most = self.config.max_reply_bytes
+        length = response.length or 0
         body = response.read(most + 1)
         if len(body) > most:
             raise ServiceUnreadableError(

@@ -56,21 +56,27 @@ from strands_cosmos3.observe.views import as_uint8, compose, letterbox
 from strands_cosmos3.serving.codec import UnsupportedArray
 from strands_cosmos3.types import ActionChunk, Request
 
-PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
-POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat", "observation/image"
-ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
-SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
-QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
+PROMPT = "prompt"
+JOINTS = "observation/joint_position"
+GRIPPER = "observation/gripper_position"
+POSITION = "observation/eef_pos"
+QUATERNION = "observation/eef_quat"
+COMPOSITE = "observation/image"
+ENDPOINT = "endpoint"
+SESSION = "session_id"
+REQUEST_ID = "cosmos3/request_id"
+SEED = "cosmos3/seed"
+MOTION_CLOCK = "cosmos3/t_motion_s"
+QUANTILES = "cosmos3/quantiles"
+SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
 optional.
 """
-VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = (
-    "/v1/realtime/robot/openpi",
-    "seed",
-    "sampling_params",
-    "action_space",
-)
+VLLM_PATH = "/v1/realtime/robot/openpi"
+VLLM_SEED = "seed"
+VLLM_SAMPLING = "sampling_params"
+VLLM_SPACE = "action_space"
 _VLLM_JOINTS = "joint_position"  # what vLLM-Omni calls joint_pos
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
@@ -165,7 +171,8 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
     Raises:
         ServiceUnreadableError: It is one that this client does not know, e.g. joint velocities.
     """
-    ours, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
+    ours = metadata.get(SERVED_SPACE)
+    theirs = metadata.get(VLLM_SPACE)
     if isinstance(ours, str) or theirs is None:
         return ours if isinstance(ours, str) else None
     if theirs != _VLLM_JOINTS:
@@ -370,7 +377,8 @@ def _read_pictures(
     message: Mapping[str, Any], embodiment: Embodiment, compose: Compose | None
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """Return the views by name, and the composite, as far as the message has them."""
-    rig, views = embodiment.rig, dict[str, NDArray[np.uint8]]()
+    rig = embodiment.rig
+    views = dict[str, NDArray[np.uint8]]()
     keys = () if rig is None else _keys(rig, "observation/exterior_image_0_left" in message)
     missing = [key for key in keys if key not in message]
     if rig is not None and not missing:
@@ -466,12 +474,14 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
-        requested, got = request.action_space.name, chunk.action_space.name
+        requested = request.action_space.name
+        got = chunk.action_space.name
         raise ActionSpaceError(
             f"the request asks for {requested!r}, but the backend returned {got!r}."
         )
     if meaning == "joint_position":
-        columns, gripper = chunk.action[:, :7], chunk.action[:, 7].clip(0.0, 1.0)
+        columns = chunk.action[:, :7]
+        gripper = chunk.action[:, 7].clip(0.0, 1.0)
     else:
         assert request.T_base_cosmos is not None  # decode_request requires it
         poses = decode_chunk(chunk, request.T_base_cosmos)
@@ -573,7 +583,8 @@ def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
 def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
     space = wire_space(request.embodiment, request.action_space.name)
     require_rows(rows, space)
-    action, departure = rows.astype(np.float64), None
+    action = rows.astype(np.float64)
+    departure = None
     if space.meaning == "pose_absolute":
         if request.T_base_cosmos is not None:
             position, quaternion = _sent_pose(request.T_base_cosmos)

@@ -41,7 +41,9 @@ class LiveControls:
 
     def __init__(self) -> None:
         self.instruction = self.message = ""
-        self.paused, self.speed, self.latency_s = False, 1.0, 0.0
+        self.paused = False
+        self.speed = 1.0
+        self.latency_s = 0.0
         self.check: Callable[[str], None] = lambda instruction: None
         self.outcomes: list[tuple[bool | None, str]] = []
         self._before: str | None = None
@@ -69,12 +71,16 @@ class LiveControls:
         with self._lock:
             self._before = self.instruction if self._before is None else self._before
             self.instruction = text
-            self._ends_episode, self._keeps_scene, self.paused = True, True, False
+            self._ends_episode = True
+            self._keeps_scene = True
+            self.paused = False
 
     def start_over(self) -> None:
         """Have the present episode end, and the next scene begin."""
         with self._lock:
-            self._ends_episode, self.paused, self.message = True, False, ""
+            self._ends_episode = True
+            self.paused = False
+            self.message = ""
 
     def set_speed(self, name: str) -> None:
         """Set the speed, one of :data:`SPEEDS`; any other name is ignored."""
@@ -95,7 +101,8 @@ class LiveControls:
         if it asked for none.
         """
         with self._lock:
-            asked, same = self._ends_episode, self._keeps_scene
+            asked = self._ends_episode
+            same = self._keeps_scene
             self._ends_episode = self._keeps_scene = False
         return (seed if same else seed + 1) if asked else None
 
@@ -116,7 +123,9 @@ class LiveControls:
         with self._lock:
             if self._before is None:
                 return False
-            self.message, self.instruction, self._before = str(error), self._before, None
+            self.message = str(error)
+            self.instruction = self._before
+            self._before = None
         return True
 
     def tally(self) -> str:
