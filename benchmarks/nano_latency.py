@@ -14,10 +14,12 @@ the 790 TFLOP/s that an H200 was measured to reach in bfloat16.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +32,15 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.layout import Layout
-from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions
+from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions, Quantize
+from strands_cosmos3.engine.parallel_context import SingleProcess
+from strands_cosmos3.engine.quantised import Quantization
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weights import expected_shapes
+from strands_cosmos3.errors import ConfigError
 
 NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
 SMALL = TransformerConfig(128, 2, 4, 2, 32, 256, 512, 64, rope_axes_dim=(6, 5, 5))
@@ -53,16 +58,16 @@ class RandomWeights:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
         self.shapes = shapes
+        self.eight_bit = None
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: object = ()) -> None:
         """Whatever is wanted is there."""
 
-    def read_into(self, targets: Mapping[str, torch.Tensor], slices: object = None) -> None:
+    def read_into(self, targets: Mapping[str, Any], slices: object = None) -> None:
         for name, target in targets.items():
-            scale = 1.0 if target.ndim < 2 else target[0].numel() ** -0.5
-            target.normal_(0, scale)
-            if "norm" in name or "gamma" in name:
-                target.fill_(1.0)
+            scale = 1.0 if len(target.shape) < 2 else math.prod(target.shape[1:]) ** -0.5
+            weight = torch.randn(target.shape, device=target.device).mul_(scale)
+            target.copy_(weight.fill_(1.0) if "norm" in name or "gamma" in name else weight)
 
 
 def build(
@@ -96,11 +101,24 @@ def build(
         layout=Layout(Path("random")),
     )
     options.require_runnable(device.type)
+    quantization = Quantization.of(config, None, options)
+    if quantization is not None:
+        quantization.require_kernels({}, device, dtype)
     transformer = checkpoint.load_transformer(
-        device, dtype, torch.device("cpu") if options.offload_text else None
+        device,
+        dtype,
+        torch.device("cpu") if options.offload_text else None,
+        quantization=quantization,
     )
     vae = WanVae(vae_config, weights, device, dtype, decoder=False)
-    return Cosmos3Engine(checkpoint, transformer, vae, device, options=options)
+    return Cosmos3Engine(
+        checkpoint,
+        transformer,
+        vae,
+        parallel_context=SingleProcess(device),
+        options=options,
+        preview=None,
+    )
 
 
 def chunks(engine: Cosmos3Engine, small: bool, repeats: int, profile: bool) -> dict[str, Any]:
@@ -151,8 +169,10 @@ def measure(
     offload_text: bool = False,
     text_cache_bytes: int = TEXT_CACHE_BYTES,
     repeats: int = 10,
+    forms: tuple[Quantize | Literal["unquantised"], ...] = ("unquantised", "int8", "fp8"),
 ) -> dict[str, Any]:
-    """Measure each way of computing a chunk: eager, with CUDA graphs, and compiled.
+    """Measure each way of computing a chunk, eager, with CUDA graphs, and compiled, with each form
+    of the weights.
 
     Args:
         device: cuda, cuda:N or cpu.
@@ -163,20 +183,32 @@ def measure(
         offload_text: Keep the text tower in host memory.
         text_cache_bytes: Bytes of prompts to keep.
         repeats: Chunks of which the medians are reported.
+        forms: Of the generation tower's weights.
     """
     where, cuda = torch.device(device), device.startswith("cuda")
     ways = {"eager": {}, "graphs": {"cuda_graphs": True}, "compiled": {"compile": True}}
     ways["compiled graphs"] = ways["graphs"] | ways["compiled"]
     measured: dict[str, Any] = {}
-    for name, way in ways.items():
+    for (name, way), form in product(ways.items(), forms):
         if ("cuda_graphs" in way and not cuda) or ("compile" in way and not compile):
             continue
+        name = name if form == "unquantised" else f"{name}, {form}"
         report.progress(f"{name} ...")
-        options = EngineOptions(offload_text=offload_text, text_cache_bytes=text_cache_bytes, **way)
+        options = EngineOptions(
+            offload_text=offload_text,
+            text_cache_bytes=text_cache_bytes,
+            quantize=None if form == "unquantised" else form,
+            **way,
+        )
         torch.manual_seed(0)
-        with build(small, where, getattr(torch, dtype), options) as engine:
-            kept_gib = engine.kept_bytes / 2**30
-            measured[name] = {"kept_gib": kept_gib, **chunks(engine, small, repeats, profile)}
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            with build(small, where, getattr(torch, dtype), options) as engine:
+                kept_gib = engine.kept_bytes / 2**30
+                measured[name] = {"kept_gib": kept_gib, **chunks(engine, small, repeats, profile)}
+        except ConfigError as error:  # this device has no such kernel
+            measured[name] = {"refused": str(error)}
         if cuda:
             measured[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         report.progress(json.dumps(measured[name]))  # should a later way not end: compiling is slow

@@ -147,9 +147,7 @@ class InferCommand:
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
             answer = processor.postprocess(result, processed)
-        rows = answer["action"][0].numpy()
-        timing = result["timing"]
-        space = processed.space.name
+        rows, timing, space = answer["action"][0].numpy(), result["timing"], processed.space.name
         report = {
             "shape": list(rows.shape),
             "dtype": str(rows.dtype),
@@ -307,8 +305,7 @@ def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"--action-file {str(path)!r} is not JSON ({error}).") from None
-    data = content
-    shape = None
+    data, shape = content, None
     if isinstance(content, dict):
         chunks = content.get("action_chunks", [content.get("data")])
         if not isinstance(chunks, list) or not 0 <= chunk_index < len(chunks):

@@ -124,8 +124,7 @@ class ServeCommand:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )
-        name = self._backend
-        backends = self._backends()
+        name, backends = self._backend, self._backends()
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING,
             format="%(asctime)s %(levelname)s %(message)s",
@@ -171,8 +170,7 @@ class ServeCommand:
         from strands_cosmos3.backends import make_backend
         from strands_cosmos3.parallel.group import RankTimeouts
 
-        policy = self.policy
-        name = self._backend
+        policy, name = self.policy, self._backend
         if policy.model is not None and self.trajectory is not None:
             raise ConfigError("--model and --trajectory are mutually exclusive.")
         if name == "replay" and "pose_abs" not in get_embodiment(self.embodiment).spaces:

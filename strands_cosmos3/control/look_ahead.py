@@ -142,13 +142,12 @@ def _inside(angles: F64, start: F64, bounds: StepBounds) -> F64:
     """Remove what the program's tolerance leaves outside of bounds, and put angles that all but
     reach a bound on it.
     """
-    inside = np.empty_like(angles)
-    before = start
+    out, before = np.empty_like(angles), start
     for row, target in enumerate(angles):
         lower, upper = bounds.around(before)
         snapped = np.where(target < lower + _SNAP_RAD, lower, target)
-        inside[row] = before = np.where(target > upper - _SNAP_RAD, upper, snapped)
-    return inside
+        out[row] = before = np.where(target > upper - _SNAP_RAD, upper, snapped)
+    return out
 
 
 def solve_banded_program(
@@ -204,9 +203,9 @@ def _differences(d: F64) -> F64:
 
 
 def _differences_transposed(y: F64) -> F64:
-    differences = y.copy()
-    differences[:-1] -= y[1:]
-    return differences
+    out = y.copy()
+    out[:-1] -= y[1:]
+    return out
 
 
 def _sides(d: F64) -> F64:

@@ -90,16 +90,12 @@ class CameraWriter:
         stream: Any = self._container.add_stream("libx264", rate=Fraction(str(fps)))
         stream.height, stream.width, stream.pix_fmt = *feature.shape[:2], config.pixel_format
         context = stream.codec_context
-        context.gop_size = config.gop
-        context.max_b_frames = 0
-        context.thread_count = 1
+        context.gop_size, context.max_b_frames, context.thread_count = config.gop, 0, 1
         context.time_base = 1 / Fraction(str(fps))
-        context.colorspace = _BT601
-        context.color_range = _LIMITED
+        context.colorspace, context.color_range = _BT601, _LIMITED
         context.color_primaries = context.color_trc = _BT601
         context.options = {"crf": str(config.crf), "preset": config.preset}
-        self._stream = stream
-        self._config = config
+        self._stream, self._config = stream, config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
         self._stats = PictureStats()
         self._sampled: set[int] | None = None
@@ -156,9 +152,11 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Pat
                 for packet in source.demux(stream):
                     if packet.dts is None or packet.pts is None:
                         continue
-                    packet.pts = packet.pts + shift
-                    packet.dts = packet.dts + shift
-                    packet.stream = target
+                    packet.pts, packet.dts, packet.stream = (
+                        packet.pts + shift,
+                        packet.dts + shift,
+                        target,
+                    )
                     out.mux(packet)
                     copied += 1
                 if copied != n_frames:
@@ -251,8 +249,7 @@ class FrameReader:
         container.seek(
             start + round((first + run[0]) / self._fps / stream.time_base), stream=stream
         )
-        rows = set(run)
-        frames = dict[int, Any]()
+        rows, frames = set(run), dict[int, Any]()
         for frame in container.decode(stream):
             row = round((frame.pts - start) * stream.time_base * self._fps) - first
             if row in rows:

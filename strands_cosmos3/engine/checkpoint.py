@@ -36,6 +36,7 @@ from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.metadata import StateRow
+from strands_cosmos3.engine.quantised import Place, Quantization, install
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder, materialise
@@ -51,6 +52,7 @@ from strands_cosmos3.engine.wan import empty_weight
 from strands_cosmos3.engine.weight_files import (
     Shard,
     Slices,
+    Target,
     WeightSource,
     sliced_shape,
     unsharded,
@@ -64,6 +66,7 @@ from strands_cosmos3.engine.weights import (
     expected_shapes,
     head_shapes,
     kept_dtype,
+    parameter_shapes,
 )
 from strands_cosmos3.errors import (
     CheckpointError,
@@ -326,29 +329,40 @@ class Checkpoint:
         dtype: torch.dtype,
         text_device: torch.device | None = None,
         shard: Shard = unsharded,
+        quantization: Quantization | None = None,
     ) -> Cosmos3Transformer:
         """The transformer with its weights, without action heads and weights that inference does
         not use.
 
         The time embedder stays in float32. ``text_device`` keeps the text tower; None is
-        ``device``. Raises WeightsError if a weight is not finite.
+        ``device``. ``quantization`` keeps some layers in 8 bits; None keeps none, whatever the
+        files hold. Raises WeightsError if a weight is not finite.
         """
         with torch.device("meta"):
             model = Cosmos3Transformer(self.config)
+        shapes = parameter_shapes(self.config)
         slices: dict[str, Slices] = {}
 
-        def empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        def kept(name: str) -> tuple[tuple[int, ...], torch.device]:
             key = checkpoint_key(name)
-            slices[key] = shard(key, shape)
+            slices[key] = shard(key, shapes[name])
             where = text_device if text_device is not None and name.startswith(TEXT) else device
-            return torch.empty(
-                sliced_shape(shape, slices[key]), device=where, dtype=kept_dtype(name, dtype)
-            )
+            return sliced_shape(shapes[name], slices[key]), where
 
-        targets = materialise(model, empty)
-        self.weights.read_into(
-            {checkpoint_key(name): tensor for name, tensor in targets.items()}, slices
-        )
+        def empty(name: str, _: tuple[int, ...]) -> torch.Tensor:
+            shape, where = kept(name)
+            return torch.empty(shape, device=where, dtype=kept_dtype(name, dtype))
+
+        targets: dict[str, Target] = {}
+        if quantization is not None:
+            for name, layer in install(model, quantization, device).items():
+                shape, where = kept(name)
+                key = checkpoint_key(name)
+                targets[key] = Place(layer, shape, quantization.scale(key, slices[key]), where)
+        targets |= {
+            checkpoint_key(name): tensor for name, tensor in materialise(model, empty).items()
+        }
+        self.weights.read_into(targets, slices)
         return model.eval()
 
     def load_preview(self, device: torch.device, dtype: torch.dtype) -> PreviewDecoder | None:

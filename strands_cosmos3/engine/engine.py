@@ -35,7 +35,9 @@ from strands_cosmos3.engine.denoising import (
 from strands_cosmos3.engine.graphs import VelocityRunner
 from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
+from strands_cosmos3.engine.precision import StepPolicy
 from strands_cosmos3.engine.preflight import choose_dtype, preflight, torch_device
+from strands_cosmos3.engine.quantised import Quantization, StepPrecision, packed_bytes
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
@@ -160,6 +162,7 @@ class Cosmos3Engine(Closeable):
         parallel_context: ParallelContext,
         options: EngineOptions,
         preview: PreviewDecoder | None,
+        policy: StepPolicy | None = None,
     ):
         self.options = options
         self.checkpoint = checkpoint
@@ -175,6 +178,7 @@ class Cosmos3Engine(Closeable):
         self._runner = VelocityRunner(
             transformer, device, capture=options.cuda_graphs, compiler=compiler
         )
+        self._precision = StepPrecision(transformer, policy)
         self._preview = preview
         self._novelty_of = Novelty(preview, checkpoint.novelty_rmse)
         self._closed = False
@@ -246,6 +250,7 @@ class Cosmos3Engine(Closeable):
                 locate(path_or_repo_id, revision, local_files_only), variant, action_space
             )
             dtype = choose_dtype(dtype, where, checkpoint.config)
+            quantization = Quantization.of(checkpoint.config, checkpoint.weights.eight_bit, options)
             parallel_context.check(checkpoint.config)
             decoder = bool(decode_video)
             shard = parallel_context.shard
@@ -256,6 +261,7 @@ class Cosmos3Engine(Closeable):
                 decoder=decoder,
                 offload_text=options.offload_text,
                 shard=shard,
+                quantization=quantization,
             )
             if verify:
                 checkpoint.verify()
@@ -278,7 +284,9 @@ class Cosmos3Engine(Closeable):
                     "they do not belong together."
                 )
             text_device = torch.device("cpu") if options.offload_text else None
-            transformer = checkpoint.load_transformer(where, dtype, text_device, shard)
+            transformer = checkpoint.load_transformer(
+                where, dtype, text_device, shard, quantization
+            )
             parallel_context.parallelize(transformer)
             engine = cls(
                 checkpoint,
@@ -287,6 +295,7 @@ class Cosmos3Engine(Closeable):
                 parallel_context=parallel_context,
                 options=options,
                 preview=preview,
+                policy=None if quantization is None else quantization.policy,
             )
             for domain in domains:
                 engine.action_head(domain)
@@ -312,7 +321,8 @@ class Cosmos3Engine(Closeable):
             id(p): p for module in modules if module is not None for p in module.parameters()
         }.values()
         tensors = [*tensors, *(t for head in self._heads.values() for t in vars(head).values())]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        kept = sum(t.numel() * t.element_size() for t in tensors)
+        return kept + packed_bytes(self.transformer)
 
     def close(self) -> None:
         """Free weights, graphs and prompts, and leave the process group; nothing can be called
@@ -619,6 +629,7 @@ class Cosmos3Engine(Closeable):
         action_group = hull([layout.noisy_action for layout in layouts])
         rows = slice(action_group.start - V, action_group.stop - V)
         for i, at_step in enumerate(passes):
+            is_a16 = self._precision.select(i, len(passes))
             vision_group = every_group if wants_video or i + 1 < len(passes) else slice(0, 0)
             velocities = []
             for each in at_step:
@@ -639,6 +650,7 @@ class Cosmos3Engine(Closeable):
                         each.head,
                         vision_group,
                         action_group,
+                        is_a16,
                     )
                 )
             of_vision, of_action = self._combined(at_step, velocities)

@@ -104,9 +104,10 @@ class VelocityRunner:
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
+        is_a16: bool = False,
     ) -> Velocities:
-        """As :meth:`Cosmos3Transformer.velocity`. Raises ConfigError if the forward pass cannot
-        be compiled.
+        """As :meth:`Cosmos3Transformer.velocity`; ``is_a16`` tells graphs of quantised layers
+        apart. Raises ConfigError if the forward pass cannot be compiled.
         """
         inputs = (vision_VP, action_TA, time_D, noisy_N1, *rope)
         groups = (vision_group, action_group)
@@ -117,7 +118,7 @@ class VelocityRunner:
         if not self._capture:
             return self._run(inputs, prompts.load(texts), head, groups)
         with torch.cuda.device(self._device):
-            return self._replay(inputs, texts, prompts, head, groups)
+            return self._replay(inputs, texts, prompts, head, groups, is_a16)
 
     def clear(self) -> None:
         """Drop all graphs and prompts."""
@@ -147,9 +148,11 @@ class VelocityRunner:
         prompts: _PromptBuffer,
         head: ActionHead,
         groups: _Groups,
+        is_a16: bool,
     ) -> Velocities:
         bounds = tuple((group.start, group.stop) for group in groups)
         key = (*(tensor.shape for tensor in (*inputs, head.b_in)), prompts.padded.tokens, bounds)
+        key = (*key, is_a16)
         captured = _kept(
             self._graphs, key, lambda: self._captured(inputs, texts, prompts, head, groups)
         )

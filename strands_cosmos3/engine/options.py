@@ -11,16 +11,19 @@ from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 DecodeVideo = bool | Literal["preview"]
+Quantize = Literal["int8", "int8-weights", "fp8"]
+QUANTIZE: tuple[str, ...] = get_args(Quantize)
 DTYPES: tuple[str, ...] = get_args(Dtype)
 TEXT_CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Device, speed and memory of a model. All but the dtype change results by rounding at most.
+    """Device, speed and memory of a model. All but dtype and quantisation change results by
+    rounding at most.
 
     Raises:
-        ConfigError: ``dtype`` or ``decode_video`` is unknown.
+        ConfigError: ``dtype``, ``quantize`` or ``decode_video`` is unknown.
         InputError: A value has another type, or ``text_cache_bytes`` is negative.
     """
 
@@ -30,6 +33,13 @@ class EngineOptions:
     """Type of weights and hidden states; None is bfloat16 on cuda, else float32. auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster.
     """
+    quantize: Quantize | None = option(None, *ENGINE_BACKENDS)
+    """Keep the generation tower's linear layers in 8 bits. int8 and fp8 also multiply in 8 bits and
+    save time and memory; int8-weights saves memory alone and is more exact. None: as the checkpoint
+    stores them.
+    """
+    quantize_text: bool = option(False, *ENGINE_BACKENDS)
+    """Keep the text tower's linear layers in 8 bits too."""
     decode_video: DecodeVideo = option(False, *MODEL_BACKENDS, hidden=True)
     """Decode the predicted video. preview is cheaper and less exact, for checkpoints with a preview
     decoder.
@@ -50,6 +60,12 @@ class EngineOptions:
         whole_number(self.text_cache_bytes, "text_cache_bytes", 0)
         if self.dtype not in (None, *DTYPES):
             raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
+        if self.quantize not in (None, *QUANTIZE):
+            raise ConfigError(
+                f"quantize {self.quantize!r} is not supported; valid: {', '.join(QUANTIZE)}."
+            )
+        if self.quantize_text and self.quantize is None:
+            raise ConfigError("quantize_text needs quantize: " + ", ".join(QUANTIZE) + ".")
         if not isinstance(self.decode_video, bool) and self.decode_video != "preview":
             raise ConfigError(
                 f"decode_video {self.decode_video!r} is unknown; valid: True, False, 'preview'."

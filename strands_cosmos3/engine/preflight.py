@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from timeit import timeit
@@ -12,7 +13,8 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.options import DTYPES, Dtype
+from strands_cosmos3.engine.options import DTYPES, Dtype, EngineOptions
+from strands_cosmos3.engine.quantised import Quantization
 from strands_cosmos3.engine.weight_files import Shard, sliced_shape, unsharded
 from strands_cosmos3.engine.weights import (
     TEXT,
@@ -92,6 +94,8 @@ def bfloat16_gain(width: int, inner: int, threads: int) -> float:
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HEADROOM = 1.05
 _DROID_TOKENS = 3093
+_CPU = torch.device("cpu")
+_HALF = torch.bfloat16
 
 
 def kept_bytes(
@@ -101,6 +105,8 @@ def kept_bytes(
     decoder: bool,
     text: bool,
     shard: Shard = unsharded,
+    quantization: Quantization | None = None,
+    device: torch.device = _CPU,
 ) -> int:
     """Bytes of weights on the device with one action head, with or without the VAE's decoder and
     the text tower.
@@ -112,9 +118,62 @@ def kept_bytes(
     total = numbers * dtype.itemsize
     for name, shape in parameter_shapes(checkpoint.config).items():
         if text or not name.startswith(TEXT):
-            kept_shape = sliced_shape(shape, shard(checkpoint_key(name), shape))
-            total += math.prod(kept_shape) * kept_dtype(name, dtype).itemsize
+            key = checkpoint_key(name)
+            kept_shape = sliced_shape(shape, shard(key, shape))
+            if quantization is not None and key in quantization.names:
+                total += quantization.bytes_of(kept_shape, device)
+            else:
+                total += math.prod(kept_shape) * kept_dtype(name, dtype).itemsize
     return total
+
+
+def needed_bytes(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    *,
+    device: torch.device = _CPU,
+    decoder: bool = False,
+    text: bool = True,
+    shard: Shard = unsharded,
+) -> int:
+    """Memory of a device for weights, some headroom and one step; arguments as of
+    :func:`kept_bytes`.
+    """
+    weights = kept_bytes(
+        checkpoint,
+        dtype,
+        decoder=decoder,
+        text=text,
+        shard=shard,
+        quantization=quantization,
+        device=device,
+    )
+    return int(weights * _HEADROOM) + working_bytes(checkpoint.config, dtype)
+
+
+FORMS: Mapping[str, tuple[torch.dtype, EngineOptions]] = {
+    "float32": (torch.float32, EngineOptions()),
+    "bfloat16": (_HALF, EngineOptions()),
+    "int8 or fp8": (_HALF, EngineOptions(quantize="int8")),
+    "int8 or fp8 with quantize_text": (_HALF, EngineOptions(quantize="int8", quantize_text=True)),
+    "bfloat16 with offload_text": (_HALF, EngineOptions(offload_text=True)),
+    "int8 or fp8 with offload_text": (_HALF, EngineOptions(quantize="int8", offload_text=True)),
+}
+"""Forms in which a checkpoint can be loaded."""
+
+
+def memory_forms(needs: Callable[..., int], config: TransformerConfig) -> dict[str, int]:
+    """What a device needs for each of :data:`FORMS`, in bytes, by :func:`needed_bytes`."""
+    return {
+        name: needs(dtype, Quantization.of(config, None, options), text=not options.offload_text)
+        for name, (dtype, options) in FORMS.items()
+    }
+
+
+def gib(size: int) -> str:
+    """Bytes as messages show them."""
+    return f"{size / 2**30:.2f} GiB"
 
 
 def working_bytes(config: TransformerConfig, dtype: torch.dtype) -> int:
@@ -141,9 +200,11 @@ def preflight(
     decoder: bool,
     offload_text: bool,
     shard: Shard = unsharded,
+    quantization: Quantization | None = None,
 ) -> None:
     """Raise PreflightError with all that is wrong; arguments as in
-    :meth:`Cosmos3Engine.from_pretrained`.
+    :meth:`Cosmos3Engine.from_pretrained`. Raises ConfigError if the device cannot multiply what is
+    quantised.
     """
     failures = []
     if dtype not in _TYPES:
@@ -156,16 +217,25 @@ def preflight(
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")
     elif dtype in _TYPES:
-        weight_bytes = kept_bytes(
-            checkpoint, dtype, decoder=decoder, text=not offload_text, shard=shard
-        )
-        needed = int(weight_bytes * _HEADROOM) + working_bytes(checkpoint.config, dtype)
+        needs = partial(needed_bytes, checkpoint, device=device, decoder=decoder, shard=shard)
+        needed = needs(dtype, quantization, text=not offload_text)
+        if quantization is not None:
+            shapes = checkpoint.weights.shapes
+            names = sorted(quantization.names)
+            kept = {name: sliced_shape(shapes[name], shard(name, shapes[name])) for name in names}
+            quantization.require_kernels(kept, device, dtype)
         if needed > (free := available_bytes(device)):
+            forms = memory_forms(needs, checkpoint.config)
+            listed = ", ".join(f"{name} {gib(size)}" for name, size in forms.items())
             failures.append(
-                f"{device} has {free / 2**30:.2f} GiB left, {needed / 2**30:.2f} GiB are needed "
-                f"({weight_bytes / 2**30:.2f} GiB of weights as {dtype}); use bfloat16, "
-                "decode_video=False, offload_text=True, "
-                "or another device"
+                f"{device} has {gib(free)} left, {gib(needed)} are needed as {dtype}; use a form "
+                f"that fits ({listed}), decode_video=False, or another device"
+            )
+        host = needs(dtype, quantization, text=True) - needed if offload_text else 0
+        if host > (free := available_bytes(_CPU)):
+            failures.append(
+                f"the text tower needs {gib(host)} of host memory, {gib(free)} are left; leave "
+                "offload_text out"
             )
     if failures:
         raise PreflightError(f"{checkpoint.root} cannot be loaded: " + "; ".join(failures) + ".")

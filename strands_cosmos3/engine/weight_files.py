@@ -15,12 +15,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from strands_cosmos3.engine.precision import EightBit
 from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json, require_file, shown
 
@@ -39,10 +40,19 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
 }
 """Those that are read, some of which are dequantised before they are loaded."""
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CHECK_BLOCK = 1 << 22
+
+
+class Target(Protocol):
+    """Where a weight goes: a tensor, or what makes another form of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def copy_(self, src: torch.Tensor, /) -> Any: ...
 
 
 class WeightSource(ABC):
@@ -52,11 +62,13 @@ class WeightSource(ABC):
         folder: Where they are, for messages.
         shapes: Name -> whole shape.
         dtypes: Name -> dtype as safetensors calls it, e.g. ``BF16``.
+        eight_bit: Scales of weights that are stored in 8 bits, and read as float32.
     """
 
     folder: Path
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
+    eight_bit: EightBit | None = None
 
     @property
     @abstractmethod
@@ -95,9 +107,11 @@ class WeightSource(ABC):
                     f"{list(expected[key])}"
                 )
             if self.dtypes[key] not in DTYPES:
+                small = self.dtypes[key] in TORCH_DTYPES
+                unless = " without hf_quant_config.json, which is missing" if small else ""
                 problems.append(
                     f"{key} is stored as {shown(self.dtypes[key])}; only {', '.join(DTYPES)} are "
-                    "loaded"
+                    f"loaded{unless}"
                 )
         # some of each kind: a foreign name says more than twelve that it replaced
         first = [*missing[:8], *surplus[:4], *problems][:12]
@@ -106,7 +120,7 @@ class WeightSource(ABC):
             raise WeightsError(f"{count} weights of {self.folder} do not fit its config: {listed}.")
 
     def read_into(
-        self, targets: Mapping[str, torch.Tensor], slices: Mapping[str, Slices] | None = None
+        self, targets: Mapping[str, Target], slices: Mapping[str, Slices] | None = None
     ) -> None:
         """Copy weights into existing tensors, converting dtype and device. ``name#i`` is row i of a
         stored matrix.

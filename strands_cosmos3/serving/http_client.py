@@ -62,11 +62,7 @@ class HttpPolicyClient(ServiceClient):
             "User-Agent": "strands-cosmos3",
             **self._authorization,
         }
-        address = urlsplit(self._url)
-        path = address.path.rstrip("/") + path
-        if self._forwarded:
-            path = f"http://{address.netloc}{path}"
-            headers |= self._proxy_headers
+        path = urlsplit(self._url).path.rstrip("/") + path
         try:
             with self._within(self.config.read_s, "waiting for the chunk"):
                 connection.sock = self._secured()
@@ -80,8 +76,7 @@ class HttpPolicyClient(ServiceClient):
             self._abort()
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
-        most = self.config.max_reply_bytes
-        length = response.length or 0
+        most, length = self.config.max_reply_bytes, response.length or 0
         body = response.read(most + 1)
         if len(body) > most:
             raise ServiceUnreadableError(

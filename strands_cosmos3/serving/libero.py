@@ -47,9 +47,7 @@ from strands_cosmos3.serving.wire import (
 from strands_cosmos3.types import ActionChunk, Request
 
 DOMAIN = "libero"
-PREDICT = "/predict"
-PREDICT_BATCH = "/predict_batch"
-INFO = "/info"
+PREDICT, PREDICT_BATCH, INFO = "/predict", "/predict_batch", "/info"
 MAX_ITEMS = 64
 MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
@@ -132,8 +130,7 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
     Raises:
         InputError: A key is missing or malformed; the message names it.
     """
-    prompt = item.get("prompt")
-    domain = item.get("domain_name")
+    prompt, domain = item.get("prompt"), item.get("domain_name")
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_CHARACTERS:
         raise InputError(f"'prompt' must be text of at most {MAX_PROMPT_CHARACTERS} characters.")
     if domain != DOMAIN:

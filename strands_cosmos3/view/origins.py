@@ -82,15 +82,13 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
     viser has no such option and starts its server itself. If it starts none within, RenderError is
     raised: nothing must be served without this check.
     """
-    serve = server.serve
-    started = []
+    serve, started = server.serve, []
 
     def guarded(*args: Any, process_request: Any = None, **kwargs: Any) -> Any:
         started.append(True)
 
         def check(connection: Any, request: Any) -> Any:
-            hosts = request.headers.get_all("Host")
-            origins = request.headers.get_all("Origin")
+            hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
             # one header given several times
             why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)
             if why is not None:

@@ -37,7 +37,9 @@ def test_the_small_form_measures_every_case(options, ways, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["nano_latency.py", *SMALL, *options, "--repeats", "1"])
     runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"), run_name="__main__")
     measured = json.loads(capsys.readouterr().out)["ways"]
-    assert set(measured) == ways, "CUDA graphs are measured on a GPU only"
+    forms = {f"{way}{form}" for way in ways for form in ("", ", int8", ", fp8")}
+    assert set(measured) == forms, "CUDA graphs are measured on a GPU only"
+    assert measured["eager, int8"]["kept_gib"] < measured["eager"]["kept_gib"]
     for way in measured.values():
         cases = {name: case for name, case in way.items() if name.startswith("N=")}
         assert set(cases) == {

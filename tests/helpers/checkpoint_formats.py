@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +179,32 @@ def dcp_run(released: Path, folder: Path) -> Path:
     return folder
 
 
-def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
+STEP_POLICY = {
+    "schema_version": 1,
+    "type": "first_last_n",
+    "index_space": "denoising_loop_iteration",
+    "scope": ["transformer"],
+    "default_mode": "native",
+    "first_steps": {"count": 3, "mode": "a16"},
+    "last_steps": {"count": 3, "mode": "a16"},
+    "overlap": "a16",
+    "reasoner": "a16",
+}
+"""NVIDIA's."""
+
+
+def modelopt_fp8(
+    released: Path,
+    folder: Path,
+    policy: Mapping[str, Any] | None = STEP_POLICY,
+    activation: float = 1.0,
+) -> tuple[Path, Path]:
     """ModelOpt's FP8 with scales in another shard, and the same weights dequantised in the
     released layout.
+
+    Args:
+        policy: Which steps round activations; None: all.
+        activation: Scale of every layer's input.
     """
     plain = Path(shutil.copytree(released, folder.with_name(f"{folder.name}_plain")))
     shutil.copytree(released, folder)
@@ -194,7 +218,7 @@ def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
         stored[key] = (w / scale).to(torch.float8_e4m3fn)
         stored[f"{key}_scale"], stored[key.replace(".weight", ".input_scale")] = (
             scale,
-            torch.tensor(1.0),
+            torch.tensor(activation),
         )
         dequantized[key] = stored[key].float() * scale
     for target, weights in ((folder, stored), (plain, dequantized)):
@@ -202,6 +226,11 @@ def modelopt_fp8(released: Path, folder: Path) -> tuple[Path, Path]:
             old.unlink()
         save_sharded(target / "transformer", weights, "diffusion_pytorch_model")
     write_json(folder / "hf_quant_config.json", {"quant_method": "modelopt", "quant_algo": "FP8"})
+    if policy is not None:
+        config = json.loads((folder / "transformer/config.json").read_text())
+        runtime = {"quant_method": "modelopt", "runtime": {"diffusion_step_policy": policy}}
+        config["quantization_config"] = runtime
+        write_json(folder / "transformer/config.json", config)
     return folder, plain
 
 

@@ -17,6 +17,7 @@ import torch
 from helpers import post_training, sharded_training
 from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.training import loop
@@ -61,11 +62,15 @@ def question(
 
 
 @cache
-def engine(folder, tp=1, cfg=1, decode=True, split="exact", dtype="float32"):
+def engine(folder, tp=1, cfg=1, decode=True, split="exact", dtype="float32", quantize=None):
     """One engine for each set of arguments and process; in a group, one rank of it."""
     parallel = None if tp * cfg == 1 else ParallelConfig(tp, cfg, split)
     return Cosmos3Engine.from_pretrained(
-        folder, dtype=getattr(torch, dtype), parallel=parallel, decode_video=decode
+        folder,
+        dtype=getattr(torch, dtype),
+        parallel=parallel,
+        decode_video=decode,
+        options=EngineOptions(quantize=quantize),
     )
 
 

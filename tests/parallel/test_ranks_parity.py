@@ -28,8 +28,8 @@ PAIRWISE = [
 ]
 
 
-def compare(harness, folder, cfg, tp, tolerance=TOLERANCE, dtype="float32", **asked):
-    which = {"folder": folder, "decode": False, "dtype": dtype}
+def compare(harness, folder, cfg, tp, tolerance=TOLERANCE, dtype="float32", quantize=None, **asked):
+    which = {"folder": folder, "decode": False, "dtype": dtype, "quantize": quantize}
     alone = cases.step(asked, **which)
     ranks = harness.group(cfg * tp).run("step", asked=asked, tp=tp, cfg=cfg, **which)
     for found in ranks:
@@ -90,6 +90,16 @@ def test_bfloat16(harness, checkpoints):
     """Partial sums are rounded to bfloat16 once more than a whole product is."""
     compare(harness, checkpoints["nano"], 2, 1, tolerance=1e-6, dtype="bfloat16")
     compare(harness, checkpoints["nano"], 1, 2, tolerance=0.25, dtype="bfloat16")
+
+
+def test_layers_in_8_bits(harness, checkpoints):
+    """Branches of guidance share no scale, but where an input lies between two numbers of E4M3,
+    float32's own rounding decides; parts of a row have scales of their own.
+    """
+    for scheme, tolerance in (("int8", TOLERANCE), ("int8-weights", TOLERANCE), ("fp8", 1.0)):
+        compare(harness, checkpoints["nano"], 2, 1, tolerance=tolerance, quantize=scheme)
+    for scheme, tolerance in (("int8", 1.0), ("int8-weights", 0.3)):
+        compare(harness, checkpoints["nano"], 1, 2, tolerance=tolerance, quantize=scheme)
 
 
 def test_a_bias_is_added_once(harness):

@@ -10,12 +10,8 @@ from typing import Any
 from strands_cosmos3.engine.formats import dcp
 from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
 from strands_cosmos3.engine.formats.contract import CONTRACT, Stated, fields_of, read_contract
-from strands_cosmos3.engine.formats.framework import (
-    MODEL_TYPE,
-    QUANTIZATION,
-    FrameworkExport,
-    ModelOptFp8,
-)
+from strands_cosmos3.engine.formats.eight_bit import EightBitLayout, stated_blocks
+from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
 from strands_cosmos3.engine.variants import VARIANTS, existing, locate, repository_of
@@ -82,7 +78,7 @@ def kind_of(root: Path) -> type[Layout]:
     """The format of a folder; raises LayoutError for one that only looks like Cosmos 3's."""
     has = lambda name: os.path.lexists(root / name)  # noqa: E731
     if has("transformer"):
-        return ModelOptFp8 if has(QUANTIZATION) else Layout
+        return EightBitLayout if stated_blocks(root) else Layout
     if has("config.json"):
         config: Mapping[str, Any] = read_config(root / "config.json", root)
         if config.get("model_type") == MODEL_TYPE:

@@ -1,14 +1,12 @@
-"""cosmos-framework: its names of weights, its Hugging Face export (``export_model``) and ModelOpt's
-static FP8.
+"""cosmos-framework: its names of weights, and its Hugging Face export (``export_model``).
 
 Names of other formats become the released (diffusers) names: a rename is the whole conversion,
 there are no transposes and no fused matrices. An export holds ``model.net.<framework name>`` in the
 root and no VAE; a contract is inside for Edge policies alone, and not whole
-(``checkpoint.json.policy`` has the domain, the rows of an answer and their rate). FP8 weights are
-dequantised while they are read; other packings (NVFP4, block FP8, W4A16) are refused.
+(``checkpoint.json.policy`` has the domain, the rows of an answer and their rate).
 
 Source: cosmos-framework 5eee9ed5, ``scripts/_convert_model_to_diffusers.py``,
-``inference/model.py``, ``scripts/export_model.py`` and ``utils/generator/quantization.py``.
+``inference/model.py`` and ``scripts/export_model.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from strands_cosmos3.engine.formats.contract import Stated
-from strands_cosmos3.engine.formats.layout import Implemented, Layout, OnBase, require_implemented
-from strands_cosmos3.engine.formats.sources import Dequantized, Renamed
+from strands_cosmos3.engine.formats.layout import OnBase
+from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import WeightFiles, WeightSource, claim
 from strands_cosmos3.errors import LayoutError, VariantError
 from strands_cosmos3.resources import shown
@@ -176,38 +174,3 @@ def require_vision(skipped: tuple[str, ...], layout: OnBase) -> None:
             f"{shown(unknown[:6])}; nothing "
             "was loaded."
         )
-
-
-QUANTIZATION = "hf_quant_config.json"
-_IMPLEMENTED: Implemented = {
-    "quant_method": ("modelopt",),
-    "quant_algo": ("FP8",),
-    **dict.fromkeys(
-        ("quantization", "producer", "exclude_modules", "ignore", "kv_cache_quant_algo"), ()
-    ),
-}
-_INSTEAD = (
-    "Only ModelOpt's FP8 with one scale a tensor is read; take the BF16 checkpoint that it was "
-    "made from."
-)
-
-
-class ModelOptFp8(Layout):
-    """A folder in the released layout with FP8 linear layers."""
-
-    format = "ModelOpt FP8"
-
-    def weights(self) -> WeightSource:
-        config = self.read(QUANTIZATION)
-        if not {"quant_method", "quant_algo"} <= config.keys():
-            raise LayoutError(
-                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
-                f"{shown(config)}. {_INSTEAD}"
-            )
-        nested = config.get("quantization")
-        for block in (config, nested if isinstance(nested, Mapping) else {}):
-            require_implemented(block, _IMPLEMENTED, self.root / QUANTIZATION, _INSTEAD)
-        files = WeightFiles(self.root / "transformer", self.root)
-        weights = Dequantized(files)
-        names, self.skipped = renamed(weights.shapes, "")
-        return Renamed(weights, names)

@@ -24,6 +24,8 @@ class Renamed(WeightSource):
         self.folder = source.folder
         self.shapes = {name: source.shapes[stored] for name, stored in names.items()}
         self.dtypes = {name: source.dtypes[stored] for name, stored in names.items()}
+        if source.eight_bit is not None:
+            self.eight_bit = source.eight_bit.renamed(names)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -47,6 +49,8 @@ class Overlay(WeightSource):
         over.check({name: base.shapes.get(name, ()) for name in over.shapes if name in base.shapes})
         self.shapes = base.shapes | over.shapes
         self.dtypes = base.dtypes | over.dtypes
+        if base.eight_bit is not None:
+            self.eight_bit = base.eight_bit.changed(over.shapes)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -60,47 +64,6 @@ class Overlay(WeightSource):
                 if (request[0] in self.over.shapes) == (source is self.over)
             }
             yield from source.parts(mine)
-
-
-class Dequantized(WeightSource):
-    """Weights of which some are FP8 with one scale a tensor (ModelOpt): ``weight * weight_scale``,
-    in float32.
-
-    Raises WeightsError if a scale is missing, has another shape, or is not above zero.
-    """
-
-    def __init__(self, source: WeightSource):
-        self.source = source
-        self.folder = source.folder
-        self.quantized = tuple(
-            sorted(key for key, dtype in source.dtypes.items() if dtype == "F8_E4M3")
-        )
-        scales = {key: f"{key}_scale" for key in self.quantized}
-        if lost := [name for name in scales.values() if source.shapes.get(name) not in ((), (1,))]:
-            raise WeightsError(
-                f"{source.folder} has no single number {', '.join(lost[:6])}; FP8 weights need "
-                "their scales."
-            )
-        stored = source.parts({key: (name, ()) for key, name in scales.items()})
-        self._scale_of = {key: float(scale.float().item()) for key, scale in stored}
-        if wrong := [key for key, scale in self._scale_of.items() if not 0 < scale < float("inf")]:
-            raise WeightsError(
-                f"the scales of {', '.join(wrong[:6])} are not positive numbers; download it again."
-            )
-        aside = set(scales.values()) | {
-            f"{key.removesuffix('.weight')}.input_scale" for key in self.quantized
-        }
-        self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
-        self.dtypes = {key: "F32" if key in scales else source.dtypes[key] for key in self.shapes}
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.source.files
-
-    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
-        for key, part in self.source.parts(requests):
-            scale = self._scale_of.get(requests[key][0])
-            yield key, part if scale is None else part.float().mul_(scale)
 
 
 class WithLora(WeightSource):
@@ -128,6 +91,8 @@ class WithLora(WeightSource):
         self.folder = adapter.folder
         self.shapes = base.shapes
         self.dtypes = base.dtypes
+        if base.eight_bit is not None:
+            self.eight_bit = base.eight_bit.changed(factors)
         for name, (a, b) in self.factors.items():
             shape = base.shapes.get(name)
             A = adapter.shapes[a]

@@ -1,0 +1,213 @@
+"""Checkpoints in the released layout whose linear layers are stored in 8 bits: ModelOpt's FP8, and
+the INT8 that ``checkpoint convert --quantize int8`` writes.
+
+Beside each weight stand ``weight_scale``, with which it is multiplied, and for FP8
+``input_scale``; buffers of ModelOpt's quantizers are skipped. What they mean is stated in
+``hf_quant_config.json``, plain or nested, and in ``quantization_config`` of
+``transformer/config.json``; all that is stated is read. Other packings (NVFP4, block FP8, W4A16)
+are refused.
+
+Source of FP8: cosmos-framework 5eee9ed5 ``utils/generator/quantization.py``, ModelOpt's
+``hf_quant_config.json``, diffusers 0.42.1 ``NVIDIAModelOptConfig``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strands_cosmos3.engine.formats.framework import renamed
+from strands_cosmos3.engine.formats.layout import (
+    CONFIG_FILES,
+    Implemented,
+    Layout,
+    require_implemented,
+)
+from strands_cosmos3.engine.formats.sources import Renamed, Wanted
+from strands_cosmos3.engine.precision import EightBit, Family, StepPolicy, StoredScale
+from strands_cosmos3.engine.weight_files import (
+    WeightFiles,
+    WeightSource,
+    read_config,
+)
+from strands_cosmos3.errors import LayoutError, WeightsError
+from strands_cosmos3.resources import shown
+
+QUANTIZATION = "hf_quant_config.json"
+STATED = "quantization_config"
+OURS = "strands_cosmos3"
+"""The ``quant_method`` of files that this package writes."""
+_CONFIG = CONFIG_FILES["transformer"]
+_FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
+_QUANTIZERS = "_quantizer."
+_FAMILIES: Mapping[str, Family] = {"modelopt": "fp8", OURS: "int8"}
+_DTYPES: Mapping[Family, str] = {"fp8": "F8_E4M3", "int8": "I8"}
+_FREE = ("quantization", "producer", "exclude_modules", "ignore", "config_groups", "runtime")
+_IMPLEMENTED: Implemented = {
+    "quant_method": tuple(_FAMILIES),
+    "quant_algo": ("FP8", "INT8"),
+    "quant_type": ("FP8",),
+    **dict.fromkeys((*_FREE, "kv_cache_quant_algo", "modules_to_not_convert"), ()),
+    **dict.fromkeys(("recipe", "errors"), ()),
+}
+_GROUP: Implemented = {"weights": (), "input_activations": (), "targets": (["Linear"],)}
+_NUMBERS: Implemented = {
+    "num_bits": (8,),
+    "type": ("float",),
+    "strategy": ("tensor",),
+    "symmetric": (True,),
+    "dynamic": (False,),
+}
+_INSTEAD = (
+    "Only ModelOpt's FP8 with one scale a tensor and this package's INT8 are read; take the BF16 "
+    "checkpoint that it was made from."
+)
+
+
+def stated_blocks(root: Path) -> dict[str, Mapping[str, Any]]:
+    """What a folder states of its quantisation, by the place where it does; empty if nothing."""
+    blocks: dict[str, Mapping[str, Any]] = {
+        name: read_config(root / name, root) for name in _FILES if os.path.lexists(root / name)
+    }
+    if os.path.isfile(root / _CONFIG):
+        try:
+            config = read_config(root / _CONFIG, root)
+        except LayoutError:  # which names itself where the config is read
+            config = {}
+        if config.get(STATED) is not None:
+            blocks[f"{_CONFIG}: {STATED}"] = config[STATED]
+    return blocks
+
+
+class EightBitLayout(Layout):
+    """A folder in the released layout with linear layers in 8 bits."""
+
+    format = "ModelOpt FP8"
+
+    def config(self, part: str) -> dict[str, Any]:
+        config = super().config(part)
+        config.pop(STATED, None)
+        return config
+
+    def weights(self) -> WeightSource:
+        family, policy = self._stated()
+        files = WeightFiles(self.root / "transformer", self.root)
+        weights = Dequantized(files, family, policy)
+        names, skipped = renamed(weights.shapes, "")
+        self.skipped = (*weights.skipped, *skipped)
+        return Renamed(weights, names)
+
+    def _stated(self) -> tuple[Family, StepPolicy | None]:
+        """The type of the weights, and the precision of each step."""
+        method = algorithm = policy = None
+        for name, stated in stated_blocks(self.root).items():
+            where = self.root / name
+            nested = _object(stated, where).get("quantization") or {}
+            for block in (stated, _object(nested, where)):
+                require_implemented(block, _IMPLEMENTED, where, _INSTEAD)
+                _check_groups(block, where)
+                maker = _object(block.get("producer") or {}, where).get("name")
+                method = block.get("quant_method") or maker or method
+                algorithm = block.get("quant_algo") or block.get("quant_type") or algorithm
+                runtime = _object(block.get("runtime") or {}, where)
+                require_implemented(runtime, _RUNTIME, where, _INSTEAD)
+                if runtime:
+                    policy = StepPolicy.parse(runtime[_POLICY], str(where))
+        family = _FAMILIES.get(str(method))
+        if family is None or algorithm != family.upper():
+            raise LayoutError(
+                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
+                f"{shown(method)} and {shown(algorithm)}. {_INSTEAD}"
+            )
+        return family, policy
+
+
+_POLICY = "diffusion_step_policy"
+_RUNTIME: Implemented = {_POLICY: ()}
+
+
+def _object(value: Any, where: Path) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise LayoutError(f"{where} must hold JSON objects, got {shown(value)}. {_INSTEAD}")
+    return value
+
+
+def _check_groups(block: Mapping[str, Any], where: Path) -> None:
+    for group in _object(block.get("config_groups") or {}, where).values():
+        require_implemented(_object(group, where), _GROUP, where, _INSTEAD)
+        for part in ("weights", "input_activations"):
+            numbers = _object(group.get(part) or {}, where)
+            require_implemented(numbers, _NUMBERS, where, _INSTEAD)
+
+
+class Dequantized(WeightSource):
+    """Weights of which some are stored in 8 bits, as float32: ``weight * weight_scale``.
+
+    Attributes:
+        quantized: Names of those that are.
+        skipped: Names of the quantizers' buffers.
+
+    Raises WeightsError if a scale is missing, has another shape, or is not above zero.
+    """
+
+    def __init__(self, source: WeightSource, family: Family, policy: StepPolicy | None):
+        self.source, self.folder = source, source.folder
+        dtype = _DTYPES[family]
+        self.quantized = tuple(sorted(k for k, stored in source.dtypes.items() if stored == dtype))
+        self.skipped = tuple(key for key in source.shapes if _QUANTIZERS in key)
+        of_weight = {f"{key}_scale": key for key in self.quantized}
+        of_input = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
+        if lost := [name for name, key in of_weight.items() if not self._has_scale(name, key)]:
+            raise WeightsError(
+                f"{source.folder} has no single number {', '.join(lost[:6])}; 8-bit weights need "
+                "their scales."
+            )
+        present = [name for name in of_input if name in source.shapes]
+        stored = {
+            name: scale.float().reshape(-1)
+            for name, scale in source.parts({n: (n, ()) for n in (*of_weight, *present)})
+        }
+        if wrong := [
+            name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())
+        ]:
+            raise WeightsError(
+                f"the scales of {', '.join(sorted(wrong)[:6])} are not positive numbers; download "
+                "it again."
+            )
+        if wrong := [name for name in present if len(stored[name]) != 1]:
+            raise WeightsError(f"{', '.join(wrong[:6])} is no single number; download it again.")
+        activations = {of_input[name]: float(stored[name]) for name in present}
+        scales = {
+            key: StoredScale(stored[name], activations.get(key)) for name, key in of_weight.items()
+        }
+        self._scales = scales
+        self.eight_bit = EightBit(family, scales, policy)
+        aside = {*of_weight, *of_input, *self.skipped}
+        self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
+        self.dtypes = {key: "F32" if key in scales else source.dtypes[key] for key in self.shapes}
+
+    def _has_scale(self, name: str, key: str) -> bool:
+        """Whether a weight's scale is one number, or for INT8 one a row."""
+        shape = self.source.shapes.get(name)
+        rows = self.source.shapes[key][:1]
+        return shape in ((), (1,), (1, 1)) or (self.source.dtypes[key] == "I8" and shape == rows)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.source.files
+
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, part in self.source.parts(requests):
+            name, index = requests[key]
+            stored = self._scales.get(name)
+            yield key, part if stored is None else _widened(part, stored.part(index))
+
+
+def _widened(part: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """A part of a weight in float32; ``scale`` is one number, or one a row."""
+    assert scale is not None
+    return part.float().mul_(scale[:, None] if part.ndim == 2 else scale)

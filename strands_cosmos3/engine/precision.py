@@ -1,0 +1,144 @@
+"""What a checkpoint says of weights that it stores in 8 bits: their scales, and in which precision
+each denoising step runs.
+
+Source of the step policy: NVIDIA's FP8 revisions of Cosmos 3, ``quantization_config.runtime.
+diffusion_step_policy`` in ``transformer/config.json``, as diffusers 0.42.1
+``pipelines/cosmos/mixed_precision.py`` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from strands_cosmos3.errors import LayoutError
+from strands_cosmos3.resources import shown
+
+Family = Literal["int8", "fp8"]
+MODES = ("a16", "native")
+
+
+@dataclass(frozen=True)
+class StoredScale:
+    """Scales of one linear layer.
+
+    Args:
+        weight: [1] or [rows], float32; None if the weight was changed since, e.g. by an adapter.
+        activation: Fixed scale of the layer's input; None is measured at each call.
+    """
+
+    weight: torch.Tensor | None = None
+    activation: float | None = None
+
+    def part(self, index: Any) -> torch.Tensor | None:
+        """The weight's scales for a part of the weight: a row, or slices."""
+        if self.weight is None or len(self.weight) == 1 or index == ():
+            return self.weight
+        return self.weight[index if isinstance(index, int) else index[0]]
+
+
+_FIXED: Mapping[str, Any] = {
+    "schema_version": 1,
+    "type": "first_last_n",
+    "index_space": "denoising_loop_iteration",
+    "scope": ["transformer"],
+    "default_mode": "native",
+}
+_FIELDS = (*_FIXED, "first_steps", "last_steps", "overlap", "reasoner")
+
+
+@dataclass(frozen=True)
+class StepPolicy:
+    """Which denoising steps compute with activations as they are (W8A16, ``a16``); the others round
+    them to 8 bits (W8A8, ``native``).
+
+    Args:
+        first_steps, last_steps: Steps in ``a16`` at the beginning and at the end.
+        overlap: Mode of steps that are both among the first and among the last.
+        reasoner: Mode of the text tower.
+    """
+
+    first_steps: int
+    last_steps: int
+    overlap: str
+    reasoner: str
+
+    @classmethod
+    def parse(cls, policy: Any, where: str) -> StepPolicy:
+        """Read ``diffusion_step_policy``; raises LayoutError for a field, value or version that is
+        unknown.
+        """
+        if not isinstance(policy, Mapping) or set(policy) != set(_FIELDS):
+            raise LayoutError(
+                f"{where}: diffusion_step_policy must have exactly {', '.join(_FIELDS)}, got "
+                f"{shown(policy)}; the checkpoint needs a newer version of this package."
+            )
+        for name, value in _FIXED.items():
+            if policy[name] != value or isinstance(policy[name], bool):
+                raise LayoutError(
+                    f"{where}: diffusion_step_policy.{name} is {shown(policy[name])}; only "
+                    f"{value!r} is implemented."
+                )
+        for name in ("overlap", "reasoner"):
+            if policy[name] not in MODES:
+                raise LayoutError(
+                    f"{where}: diffusion_step_policy.{name} is {shown(policy[name])}; valid: "
+                    f"{', '.join(MODES)}."
+                )
+        first, last = (_count(policy[name], name, where) for name in ("first_steps", "last_steps"))
+        return cls(first, last, policy["overlap"], policy["reasoner"])
+
+    def is_a16(self, step: int, steps: int) -> bool:
+        """Whether a step of so many is computed in ``a16``; a single step never is."""
+        if steps == 1:
+            return False
+        is_first, is_last = step < self.first_steps, step >= steps - self.last_steps
+        return self.overlap == "a16" if is_first and is_last else is_first or is_last
+
+
+def _count(window: Any, name: str, where: str) -> int:
+    """Steps of a window in ``a16``."""
+    sound = isinstance(window, Mapping) and set(window) == {"count", "mode"}
+    if not sound or type(window["count"]) is not int or window["count"] < 0:
+        raise LayoutError(
+            f"{where}: diffusion_step_policy.{name} must be a count of at least 0 and a mode, got "
+            f"{shown(window)}."
+        )
+    if window["mode"] not in MODES:
+        raise LayoutError(
+            f"{where}: diffusion_step_policy.{name}.mode is {shown(window['mode'])}; valid: "
+            f"{', '.join(MODES)}."
+        )
+    return window["count"] if window["mode"] == "a16" else 0
+
+
+@dataclass(frozen=True)
+class EightBit:
+    """How a checkpoint stores some of its weights.
+
+    Args:
+        family: Their type. scales: By the name of a weight. policy: None rounds the activations of
+            every step.
+    """
+
+    family: Family
+    scales: Mapping[str, StoredScale] = field(repr=False)
+    policy: StepPolicy | None = None
+
+    def renamed(self, names: Mapping[str, str]) -> EightBit:
+        """The same under other names, new -> old; the others are left out."""
+        scales = {new: self.scales[old] for new, old in names.items() if old in self.scales}
+        return EightBit(self.family, scales, self.policy)
+
+    def changed(self, names: Mapping[str, object]) -> EightBit:
+        """The same with other numbers in some weights: these get new scales when they are
+        loaded.
+        """
+        scales = {
+            name: StoredScale(None, scale.activation) if name in names else scale
+            for name, scale in self.scales.items()
+        }
+        return EightBit(self.family, scales, self.policy)

@@ -1,0 +1,382 @@
+"""Weights that stay in 8 bits: layers against formulas by hand, engines against float32, and FP8
+against diffusers' own reading of it.
+"""
+
+import json
+import math
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers.pipelines.cosmos.mixed_precision import (
+    Cosmos3MixedPrecisionConfig,
+    _w8a16_linear,
+    apply_cosmos3_mixed_precision_step,
+    parse_diffusion_step_policy,
+)
+from torch import nn
+from torch.nn import functional as F
+
+from helpers import checkpoint_formats as formats
+from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import QUANTIZE, EngineOptions
+from strands_cosmos3.engine.precision import StepPolicy, StoredScale
+from strands_cosmos3.engine.preflight import kept_bytes
+from strands_cosmos3.engine.quantised import (
+    Fp8Linear,
+    Int8Linear,
+    PackedInt8Linear,
+    Quantization,
+    QuantizedLinear,
+    linears,
+)
+from strands_cosmos3.engine.weights import parameter_shapes
+from strands_cosmos3.errors import ConfigError, LayoutError
+
+CPU = torch.device("cpu")
+E4M3 = torch.float8_e4m3fn
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(layer, weight, scale=None, activation=None):
+    layer.fill(weight, StoredScale(scale, activation), CPU)
+    return layer
+
+
+def rounded(x, scale, most=127):
+    return (x / scale).round().clamp(-most, most) * scale
+
+
+def per_row(x, most=127):
+    return x.abs().amax(-1, keepdim=True) / most
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, PackedInt8Linear])
+def test_int8_is_the_product_of_rounded_rows_and_rounded_tokens(kind):
+    weight, x, bias = drawn(48, 64), drawn(2, 7, 64, seed=1), drawn(48, seed=2)
+    layer = filled(kind(nn.Parameter(bias, requires_grad=False)), weight)
+    expected = F.linear(rounded(x, per_row(x)), rounded(weight, per_row(weight)), bias)
+    with torch.inference_mode():
+        assert float((layer(x) - expected).abs().max()) < 1e-4
+        assert 0.01 < float((layer(x) - F.linear(x, weight, bias)).abs().max()) < 0.5
+        # the same alone as in a batch
+        assert torch.equal(layer(x)[1], layer(x[1:])[0])
+        assert layer.product(x.bfloat16()).dtype == torch.bfloat16
+        assert not layer(torch.zeros(1, 64)).sub(bias).any()
+
+
+def test_weights_alone_in_8_bits():
+    weight, x = drawn(48, 64), drawn(7, 64, seed=1)
+    layer = filled(Int8Linear(None), weight)
+    layer.a16 = True
+    with torch.inference_mode():
+        expected = F.linear(x, rounded(weight, per_row(weight)))
+        assert float((layer(x) - expected).abs().max()) < 1e-5
+
+
+def test_fp8_is_the_product_of_what_modelopt_rounds():
+    weight, x = drawn(48, 64), drawn(2, 16, 64, seed=1)
+    scale, activation = float(weight.abs().max() / 448), 0.004  # the largest inputs are cut off
+    layer = filled(Fp8Linear(None), weight, torch.tensor([scale]), activation)
+    small = (weight / scale).to(E4M3).float() * scale
+    seen = (x / activation).clamp(-448, 448).to(E4M3).float() * activation
+    with torch.inference_mode():
+        assert float((layer(x) - F.linear(seen, small)).abs().max()) < 1e-4
+        layer.a16 = True
+        assert torch.equal(layer(x), F.linear(x, small))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_w8a16_is_diffusers_linear_to_the_bit(dtype):
+    weight, x = drawn(48, 64), drawn(9, 64, seed=1).to(dtype)
+    scale = weight.abs().max() / 448
+    layer = filled(Fp8Linear(None), weight, scale[None], 1.0)
+    layer.a16 = True
+    theirs = stand_in(nn.Linear(64, 48, bias=False), weight)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), _w8a16_linear(theirs, x, "x"))
+
+
+def test_fp8_without_a_scale_of_the_input_measures_each_token():
+    weight, x = drawn(48, 64), drawn(2, 16, 64, seed=1) * torch.tensor([1.0, 1e3])[:, None, None]
+    layer = filled(Fp8Linear(None), weight)
+    with torch.inference_mode():
+        error = (layer(x) - F.linear(x, weight)).square().mean((1, 2)).sqrt()
+        share = error / F.linear(x, weight).square().mean((1, 2)).sqrt()
+        assert (share < 0.06).all()
+        assert torch.equal(layer(x)[1], layer(x[1:])[0])
+
+
+def test_a_stored_weight_is_the_same_again():
+    """Reading gives float32 of what is stored; rounding that with the same scale gives it back."""
+    weight = drawn(33, 64)
+    int8 = filled(Int8Linear(None), weight)
+    again = filled(Int8Linear(None), int8.weight * int8.scale_N[:, None], int8.scale_N)
+    assert torch.equal(again.weight, int8.weight)
+    scale = weight.abs().max()[None] / 448
+    fp8 = (weight / scale).to(E4M3).float()
+    assert torch.equal(filled(Fp8Linear(None), fp8 * scale, scale).weight.float(), fp8)
+
+
+def loaded(folder, **options):
+    return Cosmos3Engine.from_pretrained(
+        folder, dtype=torch.float32, options=EngineOptions(**options)
+    )
+
+
+def asked(folder, **changes):
+    return replace(request(Case(folder, steps=3)), **changes)
+
+
+def apart(one, other):
+    """RMS of what differs, as a share of the RMS."""
+    return float((one - other).square().mean().sqrt() / other.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+@pytest.mark.parametrize("scheme", QUANTIZE)
+def test_an_engine_in_8_bits(checkpoints, kind, scheme):
+    whole = asked(checkpoints[kind])
+    with loaded(checkpoints[kind], quantize=scheme) as model:
+        result = model.step(whole)
+        exact = engine(checkpoints[kind], torch.float32).step(whole)
+        assert 1e-5 < apart(result["action"], exact["action"]) < 0.5
+        other = replace(whole, seed=9, text_ids=whole.text_ids + 1, video_noise=None)
+        both = model.step_batch([whole, other])
+        for name in ("action", "video"):
+            assert apart(both[0][name], result[name]) < 1e-5
+        alone = model.step(replace(whole, return_video=False))
+        assert torch.equal(alone["action"], result["action"])
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("scheme", QUANTIZE)
+def test_bytes(checkpoints, scheme, text):
+    """At most 0.30 of float32's, scales included; embeddings, norms and heads stay."""
+    options = EngineOptions(quantize=scheme, quantize_text=text)
+    with Cosmos3Engine.from_pretrained(checkpoints["silu"], options=options) as model:
+        shapes = parameter_shapes(model.config)
+        exact = 4 * sum(
+            math.prod(shape)
+            for name, shape in shapes.items()
+            if ".layers." in name and len(shape) == 2 and (text or name.startswith("generation."))
+        )
+        with loaded(checkpoints["silu"]) as whole:
+            saved = whole.kept_bytes - model.kept_bytes
+        assert exact - saved <= 0.30 * exact
+        quantization = Quantization.of(model.config, None, options)
+        counted = kept_bytes(
+            model.checkpoint,
+            torch.float32,
+            decoder=False,
+            text=True,
+            quantization=quantization,
+            device=CPU,
+        )
+        model.action_head(8)
+        assert model.kept_bytes == pytest.approx(counted, rel=1e-3)
+        kept = [m for m in model.transformer.modules() if isinstance(m, QuantizedLinear)]
+        assert len(kept) == len(linears(model.config, text))
+
+
+def test_what_is_never_quantised(checkpoints):
+    names = linears(Checkpoint.open(checkpoints["silu"]).config, True)
+    assert len(names) == 3 * 7 + 2 * 7 + 2  # the text tower's last layer has keys and values alone
+    assert all(name.startswith("layers.") and "norm" not in name for name in names)
+
+
+def test_an_adapter_is_merged_before_its_base_is_rounded(checkpoints, tmp_path):
+    _, merged = formats.adapter(checkpoints["silu"], tmp_path / "a", "peft")
+    contract = formats.contract_file(tmp_path / "my.toml", tmp_path / "a", checkpoints["silu"])
+    results = []
+    for folder in (contract, merged):
+        with Cosmos3Engine.from_pretrained(
+            folder, options=EngineOptions(quantize="int8"), action_space="midtrain"
+        ) as model:
+            results.append(model.step(asked(checkpoints["silu"]))["action"])
+    assert torch.equal(*results)
+
+
+def test_a_closed_engine_keeps_no_packed_weights(checkpoints):
+    model = loaded(checkpoints["silu"], quantize="int8")
+    layer = next(m for m in model.transformer.modules() if isinstance(m, PackedInt8Linear))
+    assert layer.packed is not None
+    model.close()
+    assert layer.packed is None
+
+
+def test_a_device_without_kernels_is_refused(checkpoints, monkeypatch):
+    def none(*_):
+        raise RuntimeError("no such engine")
+
+    monkeypatch.setattr(PackedInt8Linear, "fill", none)
+    with pytest.raises(ConfigError, match=r"cpu multiplies no such numbers.*int8-weights"):
+        loaded(checkpoints["silu"], quantize="int8")
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        Quantization("fp8", frozenset()).require_kernels(
+            {"w": (24, 64)}, torch.device("cuda"), torch.bfloat16
+        )
+    with pytest.raises(ConfigError, match="valid: int8, int8-weights, fp8"):
+        EngineOptions(quantize="int4")
+    with pytest.raises(ConfigError, match="quantize_text needs"):
+        EngineOptions(quantize_text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", QUANTIZE)
+def test_compiled_code_gives_the_same_actions(checkpoints, scheme):
+    """Rounding a token's last bit otherwise moves an action by far more than float32's rounding."""
+    whole = asked(checkpoints["silu"])
+    with (
+        loaded(checkpoints["silu"], quantize=scheme) as eager,
+        loaded(checkpoints["silu"], quantize=scheme, compile=True) as model,
+    ):
+        bound = 1e-4 if scheme == "int8-weights" else 0.1
+        assert apart(model.step(whole)["action"], eager.step(whole)["action"]) < bound
+
+
+def policy(**changes):
+    return {**formats.STEP_POLICY, **changes}
+
+
+def window(count, mode="a16"):
+    return {"count": count, "mode": mode}
+
+
+def test_steps_run_as_diffusers_runs_them():
+    """Every policy of a grid, at every step."""
+    compared = set()
+    for first, last, overlap, reasoner in product(
+        (window(0), window(1), window(3), window(2, "native")),
+        (window(0), window(2), window(3, "native")),
+        ("a16", "native"),
+        ("a16", "native"),
+    ):
+        stated = policy(first_steps=first, last_steps=last, overlap=overlap, reasoner=reasoner)
+        ours, theirs = StepPolicy.parse(stated, "x"), parse_diffusion_step_policy(stated)
+        assert (ours.reasoner == "a16") == (theirs.reasoner_policy == "high_precision")
+        config = Cosmos3MixedPrecisionConfig(
+            "fp8", theirs.first_steps, theirs.last_steps, theirs.reasoner_policy, theirs.overlap
+        )
+        for steps in (1, 2, 4, 30):
+            for step in range(steps):
+                assert ours.is_a16(step, steps) == config.use_high_precision(step, steps)
+                compared.add(ours.is_a16(step, steps))
+    assert compared == {True, False}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": 2},
+        {"schema_version": True},
+        {"type": "every_n"},
+        {"index_space": "timestep"},
+        {"scope": ["transformer", "vae"]},
+        {"default_mode": "a16"},
+        {"first_steps": window(-1)},
+        {"first_steps": window(True)},
+        {"last_steps": {"count": 1}},
+        {"last_steps": window(3, "a8")},
+        {"last_steps": {**window(3), "stride": 2}},
+        {"overlap": "both"},
+        {"reasoner": "high"},
+        {"middle_steps": window(1)},
+    ],
+    ids=str,
+)
+def test_a_policy_of_another_version_is_refused(changes, checkpoints, tmp_path):
+    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", policy(**changes))
+    with pytest.raises(LayoutError, match="diffusion_step_policy"):
+        Cosmos3Engine.from_pretrained(folder)
+
+
+def stand_in(linear, weight):
+    """A linear layer as ModelOpt restores it, as far as diffusers looks at it; its own product is
+    not called.
+    """
+    scale = weight.abs().max() / 448
+    linear.weight = nn.Parameter((weight / scale).to(E4M3), requires_grad=False)
+    linear.weight_quantizer = SimpleNamespace(is_enabled=True, _scale=scale)
+    linear.input_quantizer = SimpleNamespace(is_enabled=True)
+    linear._should_run_real_quant_gemm = True
+    return linear
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_w8a16_steps_are_those_of_diffusers(checkpoints, tmp_path, kind):
+    """Its parser reads the file's policy and its linear computes; all four steps are in W8A16."""
+    folder, plain = formats.modelopt_fp8(checkpoints[kind], tmp_path / "c")
+    transformer = pipeline(plain, torch.float32).transformer
+    original = formats.weights_of(checkpoints[kind])
+    for name, module in transformer.named_modules():
+        key = f"{name}.weight"
+        if isinstance(module, nn.Linear) and ("self_attn.to_" in key or "proj.weight" in key):
+            stand_in(module, original[key])
+    stated = json.loads((folder / "transformer/config.json").read_text())["quantization_config"]
+    config = Cosmos3MixedPrecisionConfig.resolve(transformer, quantization_config=stated)
+    assert config.enabled
+    for step in range(4):
+        assert apply_cosmos3_mixed_precision_step(transformer, config, step, 4) == "W8A16"
+    case = Case(plain, steps=4)
+    video, action = oracle(case)
+    with loaded(folder) as model:
+        result = model.step(request(case))
+        assert sum(isinstance(m, Fp8Linear) for m in model.transformer.modules()) > 20
+    for ours, theirs in ((result["action"][0], action), (result["video"], video)):
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < 5e-5
+
+
+class ByHand(nn.Module):
+    """ModelOpt's product in float32: what is stored, times the input as it would be stored."""
+
+    def __init__(self, linear, activation):
+        super().__init__()
+        self.weight, self.bias, self.activation = linear.weight, linear.bias, activation
+
+    def forward(self, x):
+        s = self.activation
+        return F.linear((x / s).clamp(-448, 448).to(E4M3).float() * s, self.weight, self.bias)
+
+
+def test_w8a8_steps_are_those_by_hand(checkpoints, tmp_path):
+    """Of five steps the third alone rounds activations; the text tower never does."""
+    stated = policy(first_steps=window(2), last_steps=window(2))
+    folder, plain = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", stated, 0.02)
+    whole = asked(checkpoints["silu"], num_inference_steps=5)
+    with loaded(folder) as model, loaded(plain) as reference:
+        stored = model.checkpoint.weights.eight_bit.scales
+        tower, step = reference.transformer.generation, reference._precision.select
+        layers = [
+            (tower.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], module)
+            for name, module in [*tower.named_modules()]
+            if isinstance(module, nn.Linear) and f"{name}.weight" in stored
+        ]
+        assert len(layers) == 3 * 7
+
+        def select(i, steps):
+            for owner, name, module in layers:
+                setattr(owner, name, ByHand(module, 0.02) if i == 2 else module)
+            return step(i, steps)
+
+        plain_action = reference.step(whole)["action"]
+        reference._precision.select = select
+        expected = reference.step(whole)["action"]
+        result = model.step(whole)["action"]
+    assert apart(result, expected) < 5e-5
+    assert apart(result, plain_action) > 1e-3
+
+
+def test_without_a_policy_every_step_is_in_w8a8(checkpoints, tmp_path):
+    folder, plain = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", None)
+    with loaded(folder) as model, loaded(plain) as other:
+        assert not any(m.a16 for m in model.transformer.modules() if isinstance(m, Fp8Linear))
+        whole = asked(checkpoints["silu"])
+        assert 1e-3 < apart(model.step(whole)["action"], other.step(whole)["action"]) < 1
