@@ -155,7 +155,8 @@ class EpisodeRunner:
         finally:  # also for other errors, e.g. of a foreign policy: never leave the arm moving
             self.log.final_state = self.arm.executor.state
             if not self._interrupt.forced:
-                self._come_to_rest(reported=outcome is not None)
+                self._come_to_rest(outcome)
+        assert outcome is not None  # an error has been raised
         return Outcome.FAULT if self.log.fault else outcome
 
     def _ended(self) -> Outcome | None:
@@ -220,14 +221,14 @@ class EpisodeRunner:
         self.log.add(tick)
         self.film.frame(self.arm.data)
 
-    def _come_to_rest(self, reported: bool) -> None:
-        """Brake within limits and log the motion; a report needs a tick at least."""
+    def _come_to_rest(self, outcome: Outcome | None) -> None:
+        """Brake within limits and log the motion; the report of an outcome needs a tick."""
         executor = self.arm.executor
         if executor.state in (ExecutorState.RUNNING, ExecutorState.HOLD):
             self.log.end_chunk(executor.rows_begun)
             executor.stop()
         for _ in range(int(_MAX_STOP_S * self.config.hz)):
-            if executor.reference.rests and (self.log.ticks or not reported):
+            if executor.reference.rests and (self.log.ticks or outcome is None):
                 break
             try:
                 self._record(self.loop.advance())
