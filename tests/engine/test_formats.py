@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from helpers import checkpoint_formats as formats
@@ -27,13 +28,13 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
-from strands_cosmos3.engine.formats.dcp import DcpRun, model_folder
+from strands_cosmos3.engine.formats.dcp import DcpFiles, DcpRun, model_folder
 from strands_cosmos3.engine.formats.detect import kind_of, open_layout
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.weights import expected_shapes
-from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
+from strands_cosmos3.errors import ConfigError, ContractError, LayoutError, WeightsError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.types import Request
 
@@ -581,6 +582,29 @@ def opened_files():
         yield seen
     finally:
         active[0] = False
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "{}._fsdp_wrapped_module",
+        "module.{}",
+        "{}._orig_mod._checkpoint_wrapped_module",
+        "_orig_mod.module.{}",
+    ],
+)
+def test_names_of_wrapped_modules_in_a_distributed_checkpoint(tmp_path, wrapper):
+    weights = {"net.layers.0.mlp.weight": torch.arange(6.0), "net.norm.weight": torch.ones(2)}
+    inner = wrapper.format("net.layers")
+    stored = {key.replace("net.layers", inner): value for key, value in weights.items()}
+    dcp.save(stored, checkpoint_id=tmp_path / "c", no_dist=True)
+    files = DcpFiles(tmp_path / "c", tmp_path)
+    assert set(files.shapes) == set(weights)
+    read = dict(files.parts({key: (key, ()) for key in weights}))
+    assert all(torch.equal(read[key], value) for key, value in weights.items())
+    dcp.save(weights | stored, checkpoint_id=tmp_path / "twice", no_dist=True)
+    with pytest.raises(WeightsError, match=r"are both net\.layers\.0\.mlp\.weight"):
+        DcpFiles(tmp_path / "twice", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -148,6 +149,10 @@ DAMAGE = {
     "latency": lambda path: edited(path, times={"wall_s": 0.1}),
     "checksum": lambda path: edited(path, checksum="0" * 64),
     "no checksum": lambda path: edited(path, checksum=None),
+    "older": lambda path: path.write_text(
+        re.sub(r'"checksum": "\w+"', '"age": 1', path.read_text())
+    ),
+    "checksum of nothing": lambda path: edited(path, checksum=""),
     "empty object": lambda path: path.write_text("{}"),
     "list": lambda path: path.write_text("[]"),
     "half": lambda path: path.write_text(path.read_text()[:100]),

@@ -12,7 +12,9 @@ from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.types import ActionChunk, Outcome, Request
 from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table import expert
 from strands_cosmos3.worlds.table.expert import STATE_KEYS, ScriptedBackend
+from strands_cosmos3.worlds.table.grammar import Goal, Verb
 
 DROID = get_embodiment("droid")
 
@@ -477,3 +479,22 @@ def test_what_it_needs_is_said(robot):
 def test_a_hundred_seeds(robot, task, at_least):
     outcomes = [run(robot, task, seed).outcome for seed in range(100)]
     assert sum(outcome is Outcome.SUCCESS for outcome in outcomes) >= at_least
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(Verb.STACK, "cube_red"),
+        Goal(Verb.HAND_OVER, "cube_red", onto="cube_blue"),
+        Goal("sweep", "cube_red", onto="cube_blue", to="left"),
+    ],
+    ids=["stack on nothing", "hand over a cube", "an unknown verb"],
+)
+def test_a_cube_is_not_carried_where_nobody_said_how(robot, monkeypatch, goal):
+    class Holding(ScriptedBackend):
+        def infer(self, request):
+            monkeypatch.setattr(expert, "_act", lambda world, _: expert._carry(world, goal))
+            return super().infer(request)
+
+    with pytest.raises(BackendError, match=f"cannot carry a cube to {goal.verb}; write how"):
+        robot.run_policy(policy=Cosmos3Policy("droid", "panda", Holding()), task="pick")
