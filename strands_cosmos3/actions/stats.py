@@ -124,23 +124,18 @@ class ActionStats:
                         f"{len(self.columns)}."
                     )
                 object.__setattr__(self, name, figure)
-        self._require_spread("q01", self.q01, "q99", self.q99)
-        self._require_spread("min", self.min, "max", self.max)
-        self._require_spread("0", np.zeros(self.width), "std", self.std)
-
-    def _require_spread(
-        self, low_name: str, low: F64 | None, high_name: str, high: F64 | None
-    ) -> None:
-        """Raise StatisticsError with the first column where a figure does not exceed another."""
-        if low is None or high is None:
-            return
-        if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
-            i = int(bad[0])
-            raise StatisticsError(
-                f"statistics of {self.domain!r}: {high_name} must exceed {low_name}, but column "
-                f"{i} ({self.columns[i]}) has {low_name} = {low[i]:g} and {high_name} = "
-                f"{high[i]:g}; the normalisation could not be inverted."
-            )
+        for low_name, high_name in (("q01", "q99"), ("min", "max"), ("0", "std")):
+            low = getattr(self, low_name, np.zeros(self.width))
+            high = getattr(self, high_name)
+            if low is None or high is None:
+                continue
+            if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
+                i = int(bad[0])
+                raise StatisticsError(
+                    f"statistics of {self.domain!r}: {high_name} must exceed {low_name}, but "
+                    f"column {i} ({self.columns[i]}) has {low_name} = {low[i]:g} and {high_name} "
+                    f"= {high[i]:g}; the normalisation could not be inverted."
+                )
 
     @property
     def width(self) -> int:
@@ -159,8 +154,7 @@ class ActionStats:
                 f"statistics of {self.domain!r} have {self.width} columns, not {width}."
             )
         cut = {
-            name: None if (value := getattr(self, name)) is None else value[:width]
-            for name in FIGURES
+            name: value[:width] for name in FIGURES if (value := getattr(self, name)) is not None
         }
         raw = None if self.raw is None else self.raw.first(width)
         return replace(self, columns=self.columns[:width], **cut, raw=raw)

@@ -357,7 +357,7 @@ def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
         )
     bodies = model.jnt_bodyid[joint_ids(model, limb.joints)].tolist()
     carriers = bodies_up_from(model, bodies[0])[1:]
-    if int(model.body(limb.base).id) not in carriers:
+    if model.body(limb.base).id not in carriers:
         names = ", ".join(filter(None, (model.body(body).name for body in carriers)))
         raise ConfigError(
             f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
@@ -416,7 +416,7 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
 
 def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
     """Return the ids of joints by name."""
-    return [int(model.joint(name).id) for name in joints]
+    return [model.joint(name).id for name in joints]
 
 
 def joint_names(model: mujoco.MjModel, joints: Iterable[int]) -> tuple[str, ...]:
@@ -455,7 +455,7 @@ def frame_body(model: mujoco.MjModel, limb: Limb) -> int:
     """Id of the body that carries a limb's frame."""
     if limb.frame_type == "site":
         return int(model.site(limb.frame).bodyid[0])
-    return int(model.body(limb.frame).id)
+    return model.body(limb.frame).id
 
 
 def has_frame(model: mujoco.MjModel, name: str) -> bool:
@@ -589,7 +589,7 @@ def chain_to_body(
     """Return the chain of hinges and slides, by name or id from the base on, that moves a body's
     origin in a model.
     """
-    ids = [int(model.joint(joint).id) for joint in joints]
+    ids = [model.joint(joint).id for joint in joints]
     at_zero = data_at(model, ids)
     frames = [np.eye(4), *(_joint_frame(at_zero.xanchor[j], at_zero.xaxis[j]) for j in ids)]
     T_parent_joint = np.stack([np.linalg.inv(parent) @ child for parent, child in pairwise(frames)])
