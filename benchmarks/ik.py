@@ -15,6 +15,7 @@ import numpy as np
 
 import report
 from motions import FPS, elbow_straight_chunk, feasible_chunk, hard_chunk
+from strands_cosmos3.actions.rotations import pose_distances
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.ik import (
     METHODS,
@@ -25,7 +26,6 @@ from strands_cosmos3.control.ik import (
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.robots.model import load_panda
 from strands_cosmos3.robots.panda import FER, dh_forward
-from strands_cosmos3.sim.metrics import between
 
 _ROUNDS = 3
 _MOST_ITERATIONS, _STALL_RATIO = 30, 0.998  # those of the bridge
@@ -105,7 +105,7 @@ def _residuals(bridge: MinkIKBridge, chunks: list[_Chunk], method: Any) -> dict[
     """Residuals by Denavit-Hartenberg kinematics, which the solver does not use."""
     solutions = [bridge.solve(poses, qpos, None, method) for qpos, poses in chunks]
     errors = [
-        between(dh_forward(solution.q_rad[:, bridge.q_address]), poses)
+        pose_distances(dh_forward(solution.q_rad[:, bridge.q_address]), poses)
         for solution, (_, poses) in zip(solutions, chunks, strict=True)
     ]
     return {

@@ -94,6 +94,12 @@ def geodesic_angle(R_a: F64, R_b: F64) -> F64:
     return np.linalg.norm(so3_log(np.swapaxes(R_a, -1, -2) @ R_b), axis=-1)
 
 
+def pose_distances(T_a: F64, T_b: F64) -> F64:
+    """[2, ...] distances in metres and angles in radians between poses [..., 4, 4], broadcast."""
+    distance_m = np.linalg.norm(T_a[..., :3, 3] - T_b[..., :3, 3], axis=-1)
+    return np.stack((distance_m, geodesic_angle(T_a[..., :3, :3], T_b[..., :3, :3])))
+
+
 def se3(R: F64, p: Any) -> F64:
     """[..., 3, 3] and [..., 3] -> [..., 4, 4], leading axes broadcast."""
     lead = np.broadcast_shapes(R.shape[:-2], np.shape(p)[:-1])

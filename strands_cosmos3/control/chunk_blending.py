@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 from scipy.interpolate import CubicSpline  # pyright: ignore[reportMissingTypeStubs]
 
-from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses
+from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, pose_distances
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import PreparedMotion, Takeover
 from strands_cosmos3.control.stops import JointState
@@ -113,7 +113,7 @@ def _contradicts(
         apart = T[:2, :3, 3] - T[2:, :3, 3]
         turn = R[0].T @ R[1]
         turn_of_chunk = R[2].T @ R[3]
-        offset = np.array([np.linalg.norm(apart[0]), geodesic_angle(R[0], R[2])])
+        offset = pose_distances(T[0], T[2])
         change = np.array(
             [np.linalg.norm(apart[1] - apart[0]), geodesic_angle(turn, turn_of_chunk)]
         )
@@ -134,14 +134,8 @@ def _hand_speeds(arm: ArmGeometry, q_rad: F64, t_s: F64) -> F64:
     """[2] greatest speed of a hand, in m/s and in rad/s, between joint angles [M, n] at times
     [M].
     """
-    speeds = [
-        (
-            np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1) / np.diff(t_s),
-            geodesic_angle(T[:-1, :3, :3], T[1:, :3, :3]) / np.diff(t_s),
-        )
-        for T in arm.limb_poses(q_rad).values()
-    ]
-    return np.max(speeds, axis=(0, 2))
+    steps = [pose_distances(T[:-1], T[1:]) for T in arm.limb_poses(q_rad).values()]
+    return np.max(steps / np.diff(t_s), axis=(0, 2))
 
 
 def drop_elapsed(trajectory: JointTrajectory, elapsed_s: float) -> JointTrajectory | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from strands_cosmos3.actions.rotations import geodesic_angle
+from strands_cosmos3.actions.rotations import pose_distances
 from strands_cosmos3.checks import F64
 from strands_cosmos3.types import JointTrajectory
 
@@ -21,10 +21,7 @@ def hold_rows(trajectory: JointTrajectory, first: int, q_start_rad: F64) -> Join
     if trajectory.arm is not None:
         now = trajectory.arm.limb_poses(q_rad[None])
         for name, poses in trajectory.limb_poses.items():
-            T = poses.T_base_frame
-            away = now[name][0, :3, 3] - poses.T_base_frame[:, :3, 3]
-            turned = geodesic_angle(now[name][0, :3, :3], T[:, :3, :3])
-            residuals = np.maximum(residuals, (np.linalg.norm(away, axis=1), turned))
+            residuals = np.maximum(residuals, pose_distances(now[name], poses.T_base_frame))
     return replace(
         trajectory,
         q_rad=np.where(held[:, None], q_rad, trajectory.q_rad),

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.rotations import geodesic_angle, interpolate_poses, se3_inverse
+from strands_cosmos3.actions.rotations import interpolate_poses, pose_distances, se3_inverse
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionReport
@@ -33,13 +33,6 @@ from strands_cosmos3.types import OFF_POSE_M, ErrorSummary
 
 _NONE = np.zeros(0)
 _SHORT_M = 1e-4  # a shorter segment of the path is a stop
-
-
-def between(T_a: F64, T_b: F64) -> tuple[F64, F64]:
-    """Distances [N] in metres and angles [N] in radians between poses [N, 4, 4]."""
-    return np.linalg.norm(T_a[:, :3, 3] - T_b[:, :3, 3], axis=1), geodesic_angle(
-        T_a[:, :3, :3], T_b[:, :3, :3]
-    )
 
 
 @dataclass
@@ -143,7 +136,7 @@ class EpisodeLog(Restorable):
         limbs = [self.limbs[name] for name in names or self.limbs]
         return {
             "path": _over([part for limb in limbs for part in self._path(limb)]),
-            "tracking": _over([between(*self._poses(limb)) for limb in limbs]),
+            "tracking": _over([pose_distances(*self._poses(limb)) for limb in limbs]),
             "loop_drift": _over([self._loop_drift(limb) for limb in limbs]),
         }
 
@@ -156,7 +149,7 @@ class EpisodeLog(Restorable):
         q_rad = self._commanded("q_rad")[:, limb.columns]
         for chunk, at, nominal_s in self._chunk_steps():
             T_commanded = limb.kinematics.forward(q_rad[at])
-            yield between(T_commanded, _intended(chunk, limb, nominal_s, T_commanded))
+            yield pose_distances(T_commanded, _intended(chunk, limb, nominal_s, T_commanded))
 
     def between_hands(self) -> ErrorSummary | None:
         """The second limb's pose in the first one's against the commanded one, at every step;
@@ -170,7 +163,7 @@ class EpisodeLog(Restorable):
             se3_inverse(a) @ T_first_second @ b
             for a, b in zip(self._poses(first), self._poses(second), strict=True)
         ]
-        return ErrorSummary.of(*between(*relative))
+        return ErrorSummary.of(*pose_distances(*relative))
 
     def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
         """The arm against the chunks' motions joined end to end.
@@ -185,7 +178,9 @@ class EpisodeLog(Restorable):
                 jump = forward(chunk.q_reference_rad[limb.columns]) @ se3_inverse(anchor)
             T_join.append(T_join[-1] @ jump)
         commanded, achieved = self._poses(limb)
-        return between(np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ commanded, achieved)
+        return pose_distances(
+            np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ commanded, achieved
+        )
 
     def _poses(self, limb: SceneLimb) -> tuple[F64, F64]:
         """Commanded and achieved poses [M, 4, 4] of a limb's frame in its base."""
@@ -212,7 +207,7 @@ class EpisodeLog(Restorable):
                 limb.kinematics.forward(q[:, limb.columns])
                 @ recording.tool_frame(name).T_parent_cosmos
             )
-            errors.append(between(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
+            errors.append(pose_distances(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
         return _over(errors)
 
     def _chunk_steps(self) -> Iterator[tuple[AcceptedChunk, NDArray[np.intp], F64]]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.actions.rotations import pose_distances
 from strands_cosmos3.errors import InputError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import require_creatable
-from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.types import Rollout
 
 __all__ = ["plot_rollout"]
@@ -84,7 +84,7 @@ def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     for limb, commanded, achieved in zip(hands, *openings, strict=False):
         compare(axes[2], commanded, achieved, f"{limb} gripper")
     for limb, (commanded, achieved) in hands.items():
-        distance_m, angle_rad = between(commanded, achieved)
+        distance_m, angle_rad = pose_distances(commanded, achieved)
         for error, unit in (
             (distance_m * 1e3, "position [mm]"),
             (np.rad2deg(angle_rad) * 10, "rotation [0.1 deg]"),

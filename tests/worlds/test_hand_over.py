@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from strands_cosmos3 import Robot
-from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.actions.rotations import pose_distances, se3_inverse
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy, PolicyOptions
 from strands_cosmos3.policy.options import ArmOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
-from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.bar import BarState, HandOverMonitor, bar_state, withdrawn
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
@@ -110,7 +109,7 @@ def test_one_hand_gives_the_bar_to_the_other(handed):
     first = np.repeat(relative["commanded"][:1], holding.sum(), axis=0)
     # as the references have it, and as it was when the second hand took it
     for given in (relative["commanded"], first):
-        distance_m, angle_rad = between(relative["achieved"], given)
+        distance_m, angle_rad = pose_distances(relative["achieved"], given)
         assert distance_m.max() < 0.3e-3
         assert np.rad2deg(angle_rad.max()) < 0.1
     assert withdrawn(SCENE, ROBOT.data, "left")

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from strands_cosmos3 import Robot
-from strands_cosmos3.actions.rotations import se3_inverse
+from strands_cosmos3.actions.rotations import pose_distances, se3_inverse
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy, PolicyOptions
 from strands_cosmos3.policy.options import ArmOptions
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.model import load_robot
-from strands_cosmos3.sim.metrics import between
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.bar import BarMonitor, BarState, bar_state
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
@@ -103,13 +102,13 @@ def test_both_arms_lift_the_bar_and_keep_their_relative_pose(lifted):
             for name in ("left", "right")
         )
         relative[which] = se3_inverse(left) @ right
-    whole = between(relative["achieved"], relative["commanded"])[0].max()
+    whole = pose_distances(relative["achieved"], relative["commanded"])[0].max()
     assert rollout.between_hands.max_mm == pytest.approx(whole * 1e3, rel=1e-9)
     relative = {which: T[closed] for which, T in relative.items()}
     first = np.repeat(relative["commanded"][:1], closed.sum(), axis=0)
     # as the references have it, and as it was when the fingers closed
     for given in (relative["commanded"], first):
-        distance_m, angle_rad = between(relative["achieved"], given)
+        distance_m, angle_rad = pose_distances(relative["achieved"], given)
         assert distance_m.max() < 0.3e-3
         assert np.rad2deg(angle_rad.max()) < 0.1
     worst = {name: errors["tracking"].max_mm for name, errors in rollout.by_limb.items()}
