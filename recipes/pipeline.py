@@ -21,6 +21,9 @@ from typing import Any
 
 import tyro
 
+from strands_cosmos3.commands.demos import Recording
+from strands_cosmos3.commands.flags import registry
+from strands_cosmos3.commands.progress import terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
 from strands_cosmos3.resources import locked, storing, write_json
 from strands_cosmos3.training.cost import duration, machine
@@ -116,6 +119,22 @@ def _run(folder: Path, program: Sequence[str], command: str) -> None:
         raise KeyboardInterrupt
     if status:
         raise TrainingError(f"status {status} of: cd {folder} && {command}")
+
+
+def record_main(recording: type[Recording], arguments: Sequence[str] | None) -> int:
+    """Run a command that records demonstrations; return an exit status."""
+    try:
+        with terminated_as_interrupted():
+            settings = tyro.cli(
+                recording, args=arguments, registry=registry, config=(tyro.conf.OmitArgPrefixes,)
+            )
+            return settings.run()
+    except Cosmos3Error as error:
+        print(f"demos: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demos: interrupted.", file=sys.stderr)
+        return 130
 
 
 def main(

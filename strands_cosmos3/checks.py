@@ -76,12 +76,7 @@ def image_array(
     Anything else raises ShapeError, a side of more than 4096 pixels included: what is computed of
     it grows with each side.
     """
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # a ragged list
-        raise ShapeError(
-            f"{name} must be an array of pixels, got {type(value).__name__} ({error})."
-        ) from None
+    array = _array_of(value, f"{name} must be an array of pixels")
     if array.dtype != np.uint8 or not _has_shape(array, shape):
         required = ", ".join(
             letter if n is None else str(n)
@@ -95,6 +90,13 @@ def image_array(
             f"{name} is {got} pixels; at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE} are accepted."
         )
     return array
+
+
+def _array_of(value: Any, requirement: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise ShapeError(f"{requirement}, got {type(value).__name__} ({error}).") from None
 
 
 def _picture_remedy(array: NDArray[Any], shape: tuple[int | None, ...]) -> str:
@@ -166,16 +168,10 @@ def constant_array(n: int, value: float | bool) -> NDArray[Any]:
 
 def mask_array(value: Any, name: str, n: int) -> NDArray[np.bool_]:
     """Return a read-only copy of booleans [n]; anything else raises ShapeError."""
-    try:
-        mask = np.array(value)
-    except ValueError as error:  # a ragged list
-        raise ShapeError(
-            f"{name} must be booleans of shape [{n}], got {type(value).__name__} ({error})."
-        ) from None
+    requirement = f"{name} must be booleans of shape [{n}]"
+    mask = _array_of(value, requirement).copy()
     if mask.dtype != np.bool_ or mask.shape != (n,):
-        raise ShapeError(
-            f"{name} must be booleans of shape [{n}], got {mask.dtype} {list(mask.shape)}."
-        )
+        raise ShapeError(f"{requirement}, got {mask.dtype} {list(mask.shape)}.")
     mask.setflags(write=False)
     return mask
 
@@ -218,7 +214,7 @@ def positive(value: Any, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name} must be a number above zero, got {value!r}.") from None
+        number = np.nan
     if not (np.isfinite(number) and number > 0):
         raise InputError(f"{name} must be a finite number above zero, got {value!r}.")
     return number
@@ -338,7 +334,8 @@ def _accepted(kind: Any) -> Any:
     """The type that is checked for an annotation: numbers and booleans of numpy count; arrays and
     the values of literals are left to the function.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Annotated:
         return _accepted(arguments[0])
     if origin is Literal:

@@ -121,7 +121,8 @@ def _parsed(arguments: list[str]) -> Any:
     }
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        kind, rest = _kind(name), arguments[1:]
+        kind = _kind(name)
+        rest = arguments[1:]
         default = {"default": kind.default(rest)} if hasattr(kind, "default") else {}
         settings["prog"] += f" {name}"
         return tyro.cli(kind, args=rest, **default, **settings)

@@ -366,7 +366,8 @@ def _limb(
 
 
 def _limbs(columns: tuple[str, ...], table: Mapping[str, Any]) -> tuple[LimbColumns, ...]:
-    gripper, tool = GRIPPERS.get(table["gripper"]), _tool(table["tool"])
+    gripper = GRIPPERS.get(table["gripper"])
+    tool = _tool(table["tool"])
     if columns[: len(POSE9)] == POSE9:
         return (_limb(columns, "camera" if gripper is None else "arm", "", tool, gripper),)
     return tuple(
@@ -384,7 +385,8 @@ def _limbs(columns: tuple[str, ...], table: Mapping[str, Any]) -> tuple[LimbColu
 
 def _embodiment(table: Mapping[str, Any]) -> Embodiment:
     columns = tuple(_TABLES["columns"][table["columns"]])
-    meaning, own_spaces = table["meaning"], table["spaces"]
+    meaning = table["meaning"]
+    own_spaces = table["spaces"]
     normalized = table.get("normalized", meaning != "raw")
     midtrain = _space("midtrain", columns, meaning=meaning, normalized=normalized)
     spaces: dict[str, Any] = {

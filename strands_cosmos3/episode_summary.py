@@ -55,7 +55,8 @@ class ErrorSummary:
     @classmethod
     def of(cls, distance_m: NDArray[np.float64], angle_rad: NDArray[np.float64]) -> ErrorSummary:
         """Summarise [N] distances and [N] angles."""
-        mm, deg = np.asarray(distance_m) * 1e3, np.rad2deg(angle_rad)
+        mm = np.asarray(distance_m) * 1e3
+        deg = np.rad2deg(angle_rad)
         return cls(float(mm.mean()), float(mm.max()), float(deg.mean()), float(deg.max()))
 
 

@@ -67,7 +67,9 @@ class Language:
             grammar = language.get("grammar", cls.grammar)
             strings = [grammar, *(word for part in parts for word in part)]
         except (AttributeError, KeyError, TypeError):
-            parts, grammar, strings = [(), (), ()], "", [""]
+            parts = [(), (), ()]
+            grammar = ""
+            strings = [""]
         valid = all(isinstance(word, str) and word for word in strings) and parts[0] and parts[1]
         reader = _grammar(grammar) if valid else None
         if not valid or (reader is not None and not set(parts[0]) <= set(reader.VERBS)):

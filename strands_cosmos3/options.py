@@ -75,7 +75,8 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 def _options(kind: type, path: tuple[str, ...], hidden: bool) -> Iterator[Option]:
     for declared in fields(kind):
-        here, about = (*path, declared.name), declared.metadata
+        here = (*path, declared.name)
+        about = declared.metadata
         is_hidden = hidden or about.get("hidden", False)
         inner = declared.default_factory
         if isinstance(inner, type) and is_dataclass(inner):

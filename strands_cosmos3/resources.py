@@ -22,7 +22,8 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)  # in a wheel, in a checkout
 _HUB_FOLDERS = ("models--", "datasets--")
 _MAX_JSON_BYTES = 8 << 20
-_LFS_POINTER, _MOST_OF_A_POINTER = b"version https://git-lfs.github.com/spec/", 1024
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_OF_A_POINTER = 1024
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 UNFINISHED = ".*.part*"
@@ -64,7 +65,8 @@ def contained(path: Path, root: Path, noun: str, error: type[Cosmos3Error]) -> P
     folder counts as the root there.
     """
     try:
-        allowed, target = root.resolve(), path.resolve()
+        allowed = root.resolve()
+        target = path.resolve()
     except (OSError, RuntimeError, ValueError) as reason:  # a loop of links, a NUL in the name
         raise error(f"{str(path)!r} cannot be resolved ({reason}); it was not opened.") from None
     if allowed.parent.name == "snapshots" and allowed.parents[1].name.startswith(_HUB_FOLDERS):

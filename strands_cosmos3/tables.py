@@ -54,7 +54,11 @@ def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
         raise ConfigError(
             f"{where} has the unknown field {unknown[0]!r}; it may have: {', '.join(hints)}."
         )
-    required = {name for name, field in _fields(kind).items() if not _has_default(field)}
+    required = {
+        name
+        for name, field in _fields(kind).items()
+        if field.default is MISSING and field.default_factory is MISSING
+    }
     if missing := sorted(required - set(table)):
         raise ConfigError(f"{where} lacks {', '.join(missing)}. {hint}")
     values = {
@@ -84,10 +88,6 @@ def _fields(kind: Any) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(kind) if field.init}
 
 
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
-
-
 def _from_value(hint: Any, value: Any, where: str, name: str, advice: str) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return from_table(hint, value, where, advice)
@@ -115,9 +115,11 @@ def to_toml(value: Any) -> str:
 
 def _lines(value: Any, path: str) -> list[str]:
     """The plain fields of a dataclass, then its tables."""
-    plain, tables = [], []
+    plain = []
+    tables = []
     for field in fields(value):
-        inner, name = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
+        inner = getattr(value, field.name)
+        name = f"{path}.{field.name}".lstrip(".")
         is_default = inner == field.default or (
             field.default_factory is not MISSING and inner == field.default_factory()
         )

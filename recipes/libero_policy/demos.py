@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
+from recipes.pipeline import record_main
 from strands_cosmos3.actions.controller_rows import encode_actions
 from strands_cosmos3.commands.demos import Recording
-from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.datasets import ACTION, DatasetWriter
 from strands_cosmos3.datasets.spec import DONE, SUCCESS, VIDEO, DatasetSpec, Feature, camera_key
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError, Cosmos3Error
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.libero.expert import LiberoExpert
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, OPEN, LiberoConfig
 from strands_cosmos3.worlds.libero.simulation import (
@@ -181,11 +180,7 @@ def _wander(world: LiberoSimulation, rng: np.random.Generator) -> None:
 
 def main() -> int:
     """Record demonstrations by the command line; return an exit status."""
-    try:
-        return tyro.cli(LiberoRecording, registry=registry).run()
-    except Cosmos3Error as error:
-        print(f"demos: {error}", file=sys.stderr)
-        return 1
+    return record_main(LiberoRecording, None)
 
 
 if __name__ == "__main__":

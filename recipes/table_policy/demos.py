@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.table_policy.record import (
+    CONTINUED,
+    LOOKS_CONTINUED,
+    LOOKS_EXPERT,
+    PREFIX_ROWS,
+    LabelConfig,
+    LabelledRecord,
+)
 from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, Dataset
 from strands_cosmos3.datasets.arm_rows import ArmClip, poses_of
-from strands_cosmos3.datasets.spec import EXPERT, LABELLED, Feature
+from strands_cosmos3.datasets.spec import EXPERT, LABELLED, Feature, camera_key
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
 from strands_cosmos3.training.windows import RAW_WIDTH, ROWS
-from strands_cosmos3.worlds.table.demo_dataset import (
-    COMPOSITE,
-    CONTINUED,
-    GOAL,
-    LOOKS,
-    LOOKS_CONTINUED,
-    LOOKS_EXPERT,
-    PERTURBED,
-    PREFIX_ROWS,
-)
-from strands_cosmos3.worlds.table.demonstrations import EpisodeRecord, clip_of
+from strands_cosmos3.worlds.table.demo_dataset import GOAL, PERTURBED
+from strands_cosmos3.worlds.table.demonstrations import clip_of
 from strands_cosmos3.worlds.table.phrases import GOALS
 
+COMPOSITE, LOOKS = map(camera_key, LabelConfig().cameras)
 _PER_TICK = ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
 _PER_LABEL = ("labels", "continued", "prefix_rows", "looks_labels", "looks_continued")
 _ARRAYS = "arrays.npz"
@@ -41,7 +41,9 @@ _ARRAYS = "arrays.npz"
 
 @dataclass(frozen=True, eq=False)
 class Demos:
-    """Arrays of all episodes, as :class:`EpisodeRecord` has them; pictures are mapped from disk."""
+    """Arrays of all episodes, as :class:`.LabelledRecord` has them; pictures are mapped from
+    disk.
+    """
 
     frames: NDArray[np.uint8]  # [T, H, W, 3]
     looks: NDArray[np.uint8]  # [L, H, W, 3]
@@ -63,8 +65,8 @@ class Demos:
         """Open a folder that :func:`write_demos` wrote; raise ConfigError if it holds none."""
         if not is_unpacked(folder):
             raise ConfigError(
-                f"{folder} lacks demonstrations; record some with `strands-cosmos3 demos --out "
-                f"{folder}`."
+                f"{folder} lacks demonstrations; record some with `python -m "
+                f"recipes.table_policy.record --out {folder}`."
             )
         with np.load(folder / _ARRAYS) as file:
             arrays = {name: file[name] for name in file.files}
@@ -101,7 +103,7 @@ def is_unpacked(folder: Path) -> bool:
     return (folder / _ARRAYS).exists()
 
 
-def write_demos(folder: Path, records: Iterable[EpisodeRecord]) -> None:
+def write_demos(folder: Path, records: Iterable[LabelledRecord]) -> None:
     """Write episodes as the trainer reads them. Of their pictures only one episode's are in
     memory.
     """
@@ -138,18 +140,18 @@ def unpack(root: Path, folder: Path, on_episode: Callable[[int, int], None] | No
         ]
         if missing:
             raise ConfigError(
-                f"{root} lacks {', '.join(missing)}: it was not recorded by `strands-cosmos3 "
-                "demos`."
+                f"{root} lacks {', '.join(missing)}: it was not recorded by "
+                "`python -m recipes.table_policy.record`."
             )
         keep_settings(folder.with_name(f"{folder.name}.json"), identity_of(dataset))
     if is_unpacked(folder):
         return
 
-    def read(index: int) -> EpisodeRecord:
+    def read(index: int) -> LabelledRecord:
         with Dataset(root) as dataset:  # a thread's own: readers keep files open
             return _record(dataset[index], features)
 
-    def records() -> Iterable[EpisodeRecord]:
+    def records() -> Iterable[LabelledRecord]:
         # decoding video releases the interpreter's lock
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for done, record in enumerate(pool.map(read, range(count)), start=1):
@@ -160,7 +162,7 @@ def unpack(root: Path, folder: Path, on_episode: Callable[[int, int], None] | No
     write_folder(folder, lambda hidden: write_demos(hidden, records()))
 
 
-def _record(episode: Any, features: Mapping[str, Feature]) -> EpisodeRecord:
+def _record(episode: Any, features: Mapping[str, Feature]) -> LabelledRecord:
     labelled = np.flatnonzero(episode[LABELLED])
     state = np.asarray(episode[STATE], np.float64)
 
@@ -172,7 +174,7 @@ def _record(episode: Any, features: Mapping[str, Feature]) -> EpisodeRecord:
     prefix_rows = np.zeros((len(labelled), len(GOALS)), np.int8)
     if PREFIX_ROWS in features:  # recorded with action prefixes
         prefix_rows = np.asarray(episode[PREFIX_ROWS])[labelled].astype(np.int8)
-    return EpisodeRecord(
+    return LabelledRecord(
         frames=episode.frames(COMPOSITE),
         looks=episode.frames(LOOKS, labelled.tolist()),
         q_rad=state[:, :-1],

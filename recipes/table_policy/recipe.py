@@ -59,7 +59,10 @@ class Recipe:
         judged = (*episodes, *self.tasks.split(","))
         training = ("recipes.table_policy.train", "--out", "run", "--demos", "demos")
         return [
-            command_step("demos", "demos", "--out", "demos", *recording, *seed, unrecorded=workers),
+            command_step(
+                *("demos", "recipes.table_policy.record", "--out", "demos", *recording, *seed),
+                unrecorded=workers,
+            ),
             *(
                 command_step(
                     *(stage, *training, "--until", stage, *seed, *self.training),

@@ -132,7 +132,7 @@ class TrainingRun:
         if self.config.prefix_rows > longest:
             raise ConfigError(
                 f"--prefix-rows is {self.config.prefix_rows}, and the longest action prefix of "
-                f"these demonstrations has {longest} rows; record them with `demos --prefix-rows "
+                f"these demonstrations has {longest} rows; record them with `--prefix-rows "
                 f"{self.config.prefix_rows}`, or give {longest}."
             )
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ class TrainOptions:
     """Options of the command."""
 
     out: Path  # folder of the run
-    # dataset that `strands-cosmos3 demos` wrote: a folder, or owner/name[@revision] on the hub
+    # dataset that recipes.table_policy.record wrote: a folder, or owner/name[@revision] on the hub
     demos: str
     until: Literal["vae", "policy", "preview", "joint", "decoder"] = "decoder"  # last stage
     tensorboard: bool = True  # write the curves for TensorBoard, too

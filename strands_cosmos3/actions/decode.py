@@ -224,7 +224,7 @@ def _absolute(chunk: ActionChunk, anchor: F64) -> PoseTrajectory:
 
 def encode_limbs(
     T_base_cosmos: Mapping[str, Any],
-    grippers: Mapping[str, Any],
+    open_fractions: Mapping[str, Any],
     embodiment: Embodiment | str,
     stats: ActionStats | str | Path | None = None,
     method: Method = "quantile",
@@ -236,7 +236,7 @@ def encode_limbs(
     Args:
         T_base_cosmos: By the limb's name, [T + 1, 4, 4] poses of its Cosmos frame, the anchor
             first. A camera that is left out stays where it is.
-        grippers: By the limb's name, [T] open fractions of each limb with a gripper.
+        open_fractions: By the limb's name, [T] those of each limb with a gripper.
         embodiment, stats, method, clip: As in :func:`encode_chunk`.
 
     Raises:
@@ -258,7 +258,9 @@ def encode_limbs(
     for limb in embodiment.limbs:
         still = encode_pose_delta(np.tile(np.eye(4), (n, 1, 1)))
         rows[:, limb.pose] = deltas.get(limb.name, still)
-        if (column := _gripper_column(grippers.get(limb.name), n, embodiment, limb)) is not None:
+        if (
+            column := _gripper_column(open_fractions.get(limb.name), n, embodiment, limb)
+        ) is not None:
             rows[:, limb.gripper_column] = column
     if not space.normalized:
         return rows / units
@@ -332,8 +334,8 @@ def encode_chunk(
     """
     embodiment = get_embodiment(embodiment)
     limb = only_limb(embodiment, embodiment.action_space("midtrain"), "encode_chunk")
-    grippers = {} if gripper is None else {limb: gripper}
-    return encode_limbs({limb: T_base_cosmos}, grippers, embodiment, stats, method, clip)
+    open_fractions = {} if gripper is None else {limb: gripper}
+    return encode_limbs({limb: T_base_cosmos}, open_fractions, embodiment, stats, method, clip)
 
 
 def _limbs_of(embodiment: Embodiment, by_limb: Mapping[str, Any]) -> list[LimbColumns]:

@@ -35,19 +35,19 @@ _SMALLEST_SPREAD = 1e-12  # the narrowest in real data, AgiBot's still head, is 
 class Affine:
     """A normalisation ``(a - offset) / scale`` by column.
 
-    ``offset`` [D] maps to zero, ``scale`` [D] is positive; ``columns`` are the columns' names, for
+    ``offset`` [D] maps to zero, ``scale`` [D] is positive; ``column_names`` are for
     messages.
     """
 
     offset: F64
     scale: F64
-    columns: tuple[str, ...]
+    column_names: tuple[str, ...]
 
     def __call__(self, rows: Any, clip: bool = False) -> F64:
         """Normalise [..., D] rows; ``clip`` clamps them to [-1, 1], as training did. ShapeError,
         NonFiniteError, InputError: They are malformed.
         """
-        z = (trailing(rows, "action", (len(self.columns),)) - self.offset) / self.scale
+        z = (trailing(rows, "action", (len(self.column_names),)) - self.offset) / self.scale
         return np.clip(z, -1.0, 1.0) if clip else z
 
     def inverse(self, rows: Any) -> F64:
@@ -57,8 +57,8 @@ class Affine:
             ActionOutOfRangeError: A value lies beyond |z| = 10.
             ShapeError, NonFiniteError, InputError: The rows are malformed.
         """
-        z = trailing(rows, "normalised action", (len(self.columns),), largest=np.inf)
-        require_in_range(z, self.columns)
+        z = trailing(rows, "normalised action", (len(self.column_names),), largest=np.inf)
+        require_in_range(z, self.column_names)
         return z * self.scale + self.offset
 
 
@@ -67,7 +67,8 @@ class ActionStats:
     """Statistics of one domain's actions; arrays are [D] float64 and read-only.
 
     Args:
-        domain, columns: Name of the domain, as in ``Embodiment.stats``, and of its [D] columns.
+        domain: Name of the domain, as in ``Embodiment.stats``.
+        columns: [D] names of the rows' columns.
         q01, q99: First and ninety-ninth percentiles.
         mean, std, min, max: Further figures, if the source has them.
         raw: The same figures over the unprocessed data, if the source has both.
@@ -454,8 +455,8 @@ def _chunk_map(
 
 
 def _quantile_map(q01: Any, q99: Any) -> Affine:
-    columns = tuple(f"column {i}" for i in range(len(finite_array(q01, "q01", (None,)))))
-    return ActionStats("the caller", columns, q01, q99).normalizer()
+    column_names = tuple(f"column {i}" for i in range(len(finite_array(q01, "q01", (None,)))))
+    return ActionStats("the caller", column_names, q01, q99).normalizer()
 
 
 def _require_stats(embodiment: Embodiment) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -17,6 +16,7 @@ from strands_cosmos3.commands.files import (
     write_new,
 )
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import write_json
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Checkpoint:
             raise ConfigError(f"--json belongs to inspect, not to {self.what}.")
         if self.contract is not None and not self.contract.is_file():
             raise ConfigError(f"--contract {str(self.contract)!r} is not a file.")
-        path, base = locate(self.path), None if self.base is None else locate(self.base)
+        path = locate(self.path)
+        base = None if self.base is None else locate(self.base)
         if self.what == "inspect":
             return self._inspect(path, base)
         if self.what == "contract":
@@ -76,7 +77,7 @@ class Checkpoint:
         report = inspect(path, base, self.contract)
         Console().print(Text("\n".join(lines_of(report))), soft_wrap=True)
         if self.json is not None:
-            self.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            write_json(self.json, report)
         return 0 if report["verdict"] in ("ready", "needs a contract") else 1
 
     def _convert(self, path: Path, base: Path | None) -> int:

@@ -9,10 +9,10 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
@@ -22,19 +22,19 @@ from strands_cosmos3.commands.progress import progress_bar, terminated_as_interr
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
+from strands_cosmos3.options import section
 from strands_cosmos3.resources import locked
+from strands_cosmos3.worlds.table.demo_config import DemoConfig
 
 if TYPE_CHECKING:
-    from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
+    from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 
 _BATCH = 20
 _LARGEST = {
     **dict.fromkeys(("perturbed", "wandering", "distractors", "close"), 1),
-    **dict.fromkeys(("visual_randomization", "looks_randomization"), 10),
-    "prefix_rows": 15,  # of the 16 rows of a chunk
+    "visual_randomization": 10,
 }
 """Option of the table -> its largest value; the least is 0."""
-_OPTIONS = (*_LARGEST, "tier")
 
 
 @dataclass(frozen=True)
@@ -137,121 +137,50 @@ class Demos(Recording):
     Start an interrupted run again to resume it.
     """
 
-    robot: str = "panda"
-    """The robot: panda, for the bundled policy's recipe, or another one that `rollout`
-    simulates, or the .toml file of one, for post-training (docs/post_training.md): pictures,
-    rows and rate of its embodiment, on the table of rollouts.
-    """
-    tasks: tuple[Literal["reach", "pick", "place"], ...] = ("reach", "pick", "place")
-    """Tasks that the expert pursues and, for another robot, answers for."""
-    hand_yaw: Literal["cube", "home"] = "cube"
-    """Yaw of the expert's hand over a cube: the cube's; or home's, for reaching with cameras
-    that do not show the cube's yaw. The hand then also descends gradually, without a stop above
-    the cube.
-    """
-    ticks: int = 60
-    """Rows of the longest episode, twice that for the bin. Many short episodes show more
-    layouts.
-    """
-    perturbed: float = 0.4
-    """Fraction of chunks that are perturbed."""
-    wandering: float = 0.15
-    """Fraction of episodes that move at random."""
-    distractors: float = 0.25
-    """Fraction of episodes with additional cubes of other colours and sizes."""
-    close: float = 0.35
-    """Fraction of episodes in which cubes may be 6 cm apart."""
-    visual_randomization: float = 1.0
-    """Scale of the random changes of table, colours, light and cameras; 0 is the nominal scene."""
-    looks_randomization: float = 1.0
-    """The highest scale for the second picture of each labelled frame, which only the bundled
-    policy's recipe has.
-    """
-    prefix_rows: int = 0
-    """Longest action prefix for which the bundled policy's recipe gets labels of its own
-    (docs/bundled_policy.md); 0: none.
-    """
-    tier: int = 128
-    """Resolution tier of the composites."""
+    table: DemoConfig = section(DemoConfig)
 
     extras: ClassVar[tuple[str, ...]] = ("sim", "data")
     """Extras of the package that it needs."""
 
     def settings(self) -> dict[str, Any]:
         """Return the options that determine an episode."""
-        names = ("seed", "robot", "tasks", "hand_yaw", "ticks", *_OPTIONS)
-        return {name: getattr(self, name) for name in names}
+        return {"seed": self.seed, **asdict(self.table)}
 
     def check(self) -> None:
         """Raise ConfigError for values that a robot or the table does not take."""
-        whole_number(self.ticks, "--ticks", 2)
-        for name, largest in _LARGEST.items():
-            if not 0 <= getattr(self, name) <= largest:
-                raise ConfigError(
-                    f"{_flag(name)} must be from 0 to {largest}, got {getattr(self, name)}."
-                )
-        if not self.tasks:
-            raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
-        if self.tier not in TIERS:
-            raise ConfigError(
-                f"--tier must be one of {', '.join(map(str, TIERS))}, got {self.tier}."
-            )
-        self._check_robot()
-
-    def _check_robot(self) -> None:
         from strands_cosmos3.sim.dataset import rollout_spec
 
-        config = self.config()
-        robot = config.spec
+        config = self.table
+        robot = self.table.spec
+        whole_number(config.ticks, "--ticks", 2)
+        for name, largest in _LARGEST.items():
+            fraction = getattr(config, name)
+            if not 0 <= fraction <= largest:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} must be from 0 to {largest}, got {fraction}.")
+        if not config.tasks:
+            raise ConfigError("--tasks needs at least one of reach, pick and place, got none.")
+        if config.tier not in TIERS:
+            raise ConfigError(
+                f"--tier must be one of {', '.join(map(str, TIERS))}, got {config.tier}."
+            )
         if len(robot.limbs) > 1:
             raise ConfigError(
                 f"demonstrations are of one arm, and robot {robot.name!r} has {len(robot.limbs)}; "
                 "record its expert with rollout --backend scripted --dataset."
             )
         rollout_spec(config.embodiment, robot)  # what speaks against recording it
-        if config.embodiment.rig is not None:
-            return
-        if self.prefix_rows:
+        if config.embodiment.rig is None and config.tier != DemoConfig.tier:
             raise ConfigError(
-                f"--prefix-rows is of the bundled policy's recipe, and {robot.name!r} has no "
-                "labels after action prefixes; leave it out."
-            )
-        if self.tier != Demos.tier:
-            raise ConfigError(
-                f"--tier {self.tier} is of composites, and {robot.name!r} is recorded by one "
+                f"--tier {config.tier} is of composites, and {robot.name!r} is recorded by one "
                 "camera as it is; leave it out."
             )
 
-    def config(self) -> DemoConfig:
-        """Return how to record an episode; ConfigError or UnknownNameError if the robot cannot
-        be recorded.
-        """
-        from strands_cosmos3.worlds.table.demonstrations import DemoConfig
-        from strands_cosmos3.worlds.table.phrases import GOALS
-
-        goals = tuple(index for index, (verb, _) in enumerate(GOALS) if verb in self.tasks)
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        turns = self.hand_yaw == "cube"
-        return DemoConfig(robot=self.robot, ticks=self.ticks, goals=goals, turns=turns, **options)
-
     def record(self, root: Path, episodes: range) -> None:
         """Record episodes of the table; ConfigError if no start of them was reachable."""
-        from strands_cosmos3.datasets import DatasetWriter
-        from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
+        from strands_cosmos3.worlds.table.demo_dataset import record_demos
 
-        config = self.config()
-        collector = _collector(config)
-        drawn = [(episode, collector.record(self.seed, episode)) for episode in episodes]
-        records = [(episode, record) for episode, record in drawn if record is not None]
-        if not records:
-            raise ConfigError(
-                f"episodes {episodes[0]} to {episodes[-1]} of seed {self.seed} have no reachable "
-                f"start; give another --seed, or --episodes of at least {episodes[-1] + 2}."
-            )
-        spec = demo_spec(records[0][1].frames.shape[1:3], config)
-        with DatasetWriter(root, spec, commit_every=_BATCH, video=VIDEO) as writer:
-            for episode, record in records:
-                add_record(writer, record, self.seed, episode)
+        record_demos(root, _collector(self.table), self.seed, episodes)
 
 
 def record_part(options: Recording, root: Path, first: int) -> None:
@@ -272,7 +201,3 @@ def _collector(config: DemoConfig) -> DemoCollector:
     from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 
     return DemoCollector(config)
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"

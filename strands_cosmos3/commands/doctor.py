@@ -61,10 +61,8 @@ class Doctor:
     def run(self) -> int:
         """Run all checks and print a table."""
         require_writable(self.json, (".json",), "--json")
-        console, table = (
-            Console(highlight=False, soft_wrap=True),
-            Table(box=None, show_header=False),
-        )
+        console = Console(highlight=False, soft_wrap=True)
+        table = Table(box=None, show_header=False)
         findings = [_try(*check) for check in _CHECKS]
         console.print(f"strands-cosmos3 {__version__}, Python {platform.python_version()}")
         for finding in findings:
@@ -81,8 +79,8 @@ class Doctor:
             report = {"version": __version__, "findings": [vars(finding) for finding in findings]}
             write_json(self.json, report)
         broken = [finding.what for finding in findings if finding.state == BROKEN]
-        unfit = {finding.what for finding in findings if finding.state != OK}
-        missing = [what for what in _OF_A_CHECKPOINT if what in unfit]
+        absent = [finding.what for finding in findings if finding.state == ABSENT]
+        missing = [what for what in absent if what in _OF_A_CHECKPOINT]
         verdict = "the main job can run: strands-cosmos3 rollout"
         if broken:
             verdict = f"the main job cannot run: {', '.join(broken)}"
@@ -135,7 +133,8 @@ def _kinematics() -> tuple[str, str]:
 
     q_rad = HOME_Q + 0.2 * np.sin(np.linspace(0, np.pi / 2, 33))[:, None]
     bridge = MinkIKBridge(load_panda())
-    start, poses = np.zeros(bridge.model.nq), dh_forward(q_rad[1:])
+    start = np.zeros(bridge.model.nq)
+    poses = dh_forward(q_rad[1:])
     start[bridge.q_address] = q_rad[0]
     worst_m = max(
         bridge.solve(poses, start, None, method).residual_m.max() for method in ("auto", "mink")
@@ -166,7 +165,8 @@ def _gl() -> tuple[str, str]:
     data = mujoco.MjData(scene.model)
     mujoco.mj_step(scene.model, data, nstep=60)
     with Renderer(scene.model) as renderer:
-        picture, backend = renderer.render(data, "exterior_1"), renderer.backend
+        picture = renderer.render(data, "exterior_1")
+        backend = renderer.backend
     if int(picture.max()) - int(picture.min()) < 10:
         raise RuntimeError(f"backend {backend!r} renders an empty image")
     return f"{backend}: simulated 0.1 s, rendered an image of 320 x 180", ""
@@ -224,10 +224,7 @@ def _hub_cache() -> tuple[str, str]:
         for path in Path(HF_HUB_CACHE).glob("models--*")
     )
     if not models:
-        return (
-            f"no models in {HF_HUB_CACHE}",
-            "the bundled policy needs none",
-        )
+        return f"no models in {HF_HUB_CACHE}", "the bundled policy needs none"
     return f"{HF_HUB_CACHE}: {', '.join(models)}", ""
 
 

@@ -235,8 +235,8 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
         )
     from strands_cosmos3.training.dynamics import judge_dynamics, require_video
     from strands_cosmos3.training.windows import ROWS
+    from strands_cosmos3.worlds.table.demo_config import DemoConfig
     from strands_cosmos3.worlds.table.demonstrations import expert_clips
-    from strands_cosmos3.worlds.table.grammar import Verb
 
     path = Path(str(settings.policy.model))
     checkpoint = require_video(path)
@@ -249,11 +249,11 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
         return report
 
     def measure() -> Mapping[str, Any]:
-        verbs = (Verb.REACH, Verb.PICK)
-        if checkpoint.dynamics_without_text:  # sentences do not matter
-            verbs += (Verb.PLACE,)
-        tier, clips = int(checkpoint.metadata["resolution_tier"]), settings.clips or 0
-        expert = expert_clips(clips, ROWS, tier, settings.seed, verbs, show("expert"))
+        # of a checkpoint that reads no sentence, they do not matter
+        tasks = DemoConfig.tasks if checkpoint.dynamics_without_text else ("reach", "pick")
+        tier = int(checkpoint.metadata["resolution_tier"])
+        clips = settings.clips or 0
+        expert = expert_clips(clips, ROWS, tier, settings.seed, tasks, show("expert"))
         num_steps = settings.policy.sampling.num_steps
         return asdict(judge_dynamics(path, expert, num_steps, show("dynamics")))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 from pathlib import Path
@@ -60,14 +60,9 @@ def require_writable_folder(path: Path | None, option: str) -> None:
     """
     if path is None:
         return
-    try:
-        require_creatable(path / "part" if path.is_dir() else path, option)
-        if path.is_file():
-            raise NotADirectoryError(None, "it is a file")
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {str(path)!r} cannot be a folder ({error.strerror}); choose another place."
-        ) from None
+    require_creatable(path / "part" if os.path.isdir(path) else path, option)
+    if os.path.isfile(path):
+        raise ConfigError(f"{option} {str(path)!r} is a file, not a folder; choose another place.")
 
 
 def require_apart(
@@ -77,11 +72,6 @@ def require_apart(
     other, or one is an input.
     """
     written = [(flag, path, _place(path)) for flag, path in outputs.items() if path is not None]
-    read = [
-        (flag, one)
-        for flag, given in inputs.items()
-        for one in ([given] if isinstance(given, Path) else given or ())
-    ]
     for (flag, path, at), (other, another, there) in combinations(written, 2):
         if at == there or at in there.parents or there in at.parents:
             what = "name the same path" if at == there else "lie one inside the other"
@@ -89,8 +79,8 @@ def require_apart(
                 f"{flag} {str(path)!r} and {other} {str(another)!r} {what}; choose separate places."
             )
     for flag, path, at in written:
-        for other, another in read:
-            if at == _place(another):
+        for other, paths in inputs.items():
+            if at in map(_place, [paths] if isinstance(paths, Path) else paths or ()):
                 raise ConfigError(
                     f"{flag} would overwrite {str(path)!r}, which {other} reads; choose another "
                     "place."
@@ -113,13 +103,11 @@ def numbered(path: Path | None, seed: int, many: bool) -> Path | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed packages that results depend on."""
-    found = {}
+    installed: dict[str, str] = {}
     for name in _REPORTED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
 
 
 @contextmanager

@@ -147,7 +147,9 @@ class InferCommand:
             if engine.parallel_context.rank > 0:  # rank 0 has the pixels, and it alone writes
                 return 0
             answer = processor.postprocess(result, processed)
-        rows, timing, space = answer["action"][0].numpy(), result["timing"], processed.space.name
+        rows = answer["action"][0].numpy()
+        timing = result["timing"]
+        space = processed.space.name
         report = {
             "shape": list(rows.shape),
             "dtype": str(rows.dtype),
@@ -305,7 +307,8 @@ def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"--action-file {str(path)!r} is not JSON ({error}).") from None
-    data, shape = content, None
+    data = content
+    shape = None
     if isinstance(content, dict):
         chunks = content.get("action_chunks", [content.get("data")])
         if not isinstance(chunks, list) or not 0 <= chunk_index < len(chunks):

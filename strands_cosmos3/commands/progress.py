@@ -43,7 +43,8 @@ class LoggedProgress(Progress):
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """Change a task as ``Progress.update`` does."""
         super().update(task_id, **changes)
-        task, now_s = self._tasks[task_id], time.monotonic()
+        task = self._tasks[task_id]
+        now_s = time.monotonic()
         if self.disable or self.console.is_terminal or now_s - self._last_s < 60:
             return
         self._last_s = now_s

@@ -385,7 +385,8 @@ class RolloutCommand:
         if self.task is not None:
             self._world.task(self.task, self._robot)
         if self._backend in ENGINE_BACKENDS and self.policy.model is None:
-            domain, robot = self._world.embodiment(self._robot), get_robot(self._robot)
+            domain = self._world.embodiment(self._robot)
+            robot = get_robot(self._robot)
             embedded_checkpoint(domain, robot.name, self.task, self._world.name)
         if self._backend == "diffusers" and self.policy.model is None:
             raise ConfigError(
@@ -399,7 +400,8 @@ class RolloutCommand:
     def _make_policy(self, session: Any) -> Cosmos3Policy:
         from strands_cosmos3.policy import Cosmos3Policy
 
-        policy, model = self.policy, None
+        policy = self.policy
+        model = None
         if self.trajectory is not None:
             from strands_cosmos3.backends.replay import recording_at
 
@@ -407,7 +409,8 @@ class RolloutCommand:
         changes: dict[str, Any] = {"backend": self._backend, **session.policy_options()}
         expert = None
         if self._backend == "scripted":
-            expert, changes["backend"] = self._world.required_expert(self._robot), None
+            expert = self._world.required_expert(self._robot)
+            changes["backend"] = None
         if self._backend == "service":
             changes["api_key"] = self.token
         shown = self._wants_prediction and policy.sampling.policy_frames != 1
@@ -499,7 +502,9 @@ def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -
             figures = (f"{x:.3f}" if x >= 5e-4 else f"{x:.1e}" for x in vars(error).values())
             table.add_row(name.replace("_", " "), *figures, meaning)
     console.print(table)
-    steps, latency, took = last.steps, last.latency_ms, last.inference_ms
+    steps = last.steps
+    latency = last.latency_ms
+    took = last.inference_ms
     felt = "the arm waited for each answer"
     if latency["max"]:
         felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms"

@@ -76,7 +76,8 @@ def run(
     task = next(iter(world.tasks().values()))
     with world.open(task=task.name) as session:
         session.reset(Start(task.name))
-        observation, arguments = session.observation(), session.policy_arguments()
+        observation = session.observation()
+        arguments = session.policy_arguments()
         with Cosmos3Policy(backend=world.required_expert(), **arguments) as expert:
             expected = expert.plan(observation, task.instruction)
         with Cosmos3Policy(model=model, seed=0, options=options, **arguments) as policy:
@@ -165,8 +166,11 @@ def _check_answer(
     if gripper is not None:
         detail = f"starts {gripper[0]:.2f} open (1 = open, the hand is empty)"
         yield _judged("gripper", gripper[0] > 0.5, detail, "note")
-    start, end, expected = _tcp(HOME_Q), _tcp(q_rad[-1]), _tcp(expected_q_rad[-1])
-    moved, wanted = end - start, expected - start
+    start = _tcp(HOME_Q)
+    end = _tcp(q_rad[-1])
+    expected = _tcp(expected_q_rad[-1])
+    moved = end - start
+    wanted = expected - start
     distance = float(np.linalg.norm(moved))
     cosine = float(moved @ wanted / max(distance * np.linalg.norm(wanted), 1e-9))
     degrees = np.degrees(np.arccos(np.clip(cosine, -1, 1)))

@@ -124,7 +124,8 @@ class ServeCommand:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )
-        name, backends = self._backend, self._backends()
+        name = self._backend
+        backends = self._backends()
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING,
             format="%(asctime)s %(levelname)s %(message)s",
@@ -170,7 +171,8 @@ class ServeCommand:
         from strands_cosmos3.backends import make_backend
         from strands_cosmos3.parallel.group import RankTimeouts
 
-        policy, name = self.policy, self._backend
+        policy = self.policy
+        name = self._backend
         if policy.model is not None and self.trajectory is not None:
             raise ConfigError("--model and --trajectory are mutually exclusive.")
         if name == "replay" and "pose_abs" not in get_embodiment(self.embodiment).spaces:

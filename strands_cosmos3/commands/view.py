@@ -88,7 +88,8 @@ class ViewCommand(RolloutCommand):
 
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
-        robot, console = robot_of(path, get_robot(self._robot)), Console()
+        robot = robot_of(path, get_robot(self._robot))
+        console = Console()
         scene = arm_world(self._world).scene(robot, arm=self.arm.arm_model)
         with self._open_page(scene) as page:
             console.print(f"open [bold]{page.url}[/bold] (Ctrl-C ends)")
@@ -116,7 +117,8 @@ class ViewCommand(RolloutCommand):
         """Yield the first seed and, after each episode, the one that the page asks for or the
         next.
         """
-        seed, ended = self.seed, 0
+        seed = self.seed
+        ended = 0
         while True:
             yield seed
             asked = self.controls.next_scene(seed)
@@ -156,7 +158,8 @@ class ViewCommand(RolloutCommand):
 
     @property
     def _task(self) -> str | None:
-        task, asked = super()._task, self.controls.instruction
+        task = super()._task
+        asked = self.controls.instruction
         if task is None or not asked:
             return task
         return self._world.task_of(asked, self._robot) or task
@@ -193,8 +196,11 @@ class ViewCommand(RolloutCommand):
 
         with needed_by("the live page"):
             from strands_cosmos3.view.live import LiveView
-        world, controls, language = arm_world(self._world), self.controls, policy.info.language
-        robot, task = session.robot, super()._task
+        world = arm_world(self._world)
+        controls = self.controls
+        language = policy.info.language
+        robot = session.robot
+        task = super()._task
 
         def check(instruction: str) -> None:
             if language is not None:
@@ -203,17 +209,10 @@ class ViewCommand(RolloutCommand):
             if judged is not None:  # raises where the scene has nothing to judge
                 world.judge(judged, robot.scene, instruction)
 
-        def fits(instruction: str) -> bool:
-            try:
-                check(instruction)
-            except Cosmos3Error:
-                return False
-            return True
-
         controls.latency_s = self.latency
         controls.check = check
         suggestions = world.suggestions(self._robot, language) if policy.reads_instruction else ()
-        sentences = [sentence for sentence in suggestions if fits(sentence)]
+        sentences = [sentence for sentence in suggestions if not controls.refusal(sentence)]
         with (
             self._open_page(robot.scene) as page,
             LiveView(

@@ -56,8 +56,8 @@ class CollisionCheck:
         # 0: no bounding sphere, as of a plane
         radius = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)
         self._radii_m = radius[self.pairs].sum(axis=1)
-        self._geoms, places = np.unique(self.pairs, return_inverse=True)
-        self._first, self._second = places.reshape(-1, 2).T  # of each pair, in ``_geoms``
+        self._geoms, indices = np.unique(self.pairs, return_inverse=True)
+        self._first, self._second = indices.reshape(-1, 2).T  # of each pair, in ``_geoms``
         standing = (model.body_weldid[model.geom_bodyid] == 0) & (
             model.geom_type == mujoco.mjtGeom.mjGEOM_BOX
         )
@@ -210,11 +210,11 @@ def _pairs(model: mujoco.MjModel, joints: list[int]) -> NDArray[np.intp]:
     """[P, 2] geometries between which chain joints lie, by the rules of this module but for
     overlaps.
     """
-    order = {joint: place for place, joint in enumerate(joints, 1)}
+    number_in_chain = {joint: number for number, joint in enumerate(joints, 1)}
     # chain joints between the base and each body
     joints_below = np.array(
         [
-            max((order.get(joint, 0) for joint in joints_to(model, body)), default=0)
+            max((number_in_chain.get(joint, 0) for joint in joints_to(model, body)), default=0)
             for body in range(model.nbody)
         ]
     )

@@ -142,12 +142,13 @@ def _inside(angles: F64, start: F64, bounds: StepBounds) -> F64:
     """Remove what the program's tolerance leaves outside of bounds, and put angles that all but
     reach a bound on it.
     """
-    out, before = np.empty_like(angles), start
+    inside = np.empty_like(angles)
+    before = start
     for row, target in enumerate(angles):
         lower, upper = bounds.around(before)
         snapped = np.where(target < lower + _SNAP_RAD, lower, target)
-        out[row] = before = np.where(target > upper - _SNAP_RAD, upper, snapped)
-    return out
+        inside[row] = before = np.where(target > upper - _SNAP_RAD, upper, snapped)
+    return inside
 
 
 def solve_banded_program(
@@ -203,9 +204,9 @@ def _differences(d: F64) -> F64:
 
 
 def _differences_transposed(y: F64) -> F64:
-    out = y.copy()
-    out[:-1] -= y[1:]
-    return out
+    differences = y.copy()
+    differences[:-1] -= y[1:]
+    return differences
 
 
 def _sides(d: F64) -> F64:

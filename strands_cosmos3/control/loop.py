@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from strands_cosmos3.actions.rotations import geodesic_angle
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import Seam, join_chunk, seam_speed
@@ -64,6 +65,7 @@ _COUNTERS = (
     "idle_ticks",
     "abandoned_inferences",
     "anchored_on_measurement",
+    "following_waits",
     *(f"collision_{outcome}" for outcome in CollisionOutcome if outcome != CollisionOutcome.CLEAR),
     *(f"seam_{outcome}" for outcome in Seam if outcome != Seam.BLENDED),
     "off_pose_held",
@@ -75,6 +77,7 @@ times the sag under a payload of 0.5 kg, and a few centimetres at the hand.
 MAX_LATENCY_S = 60.0
 _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
+_REACH_M = 2.0  # from a joint to the hand at most
 _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
 
 
@@ -170,7 +173,10 @@ class LoopConfig:
             the reference, so that the servos' sag does not add up. Otherwise it departs from the
             measured angles.
         patience_s: Time that the arm may hold before a failed inference ends the loop; a running
-            one is waited for.
+            one is waited for. Time that the reference waits for an arm that does not follow.
+        following_m, following_rad: How far the hand may be from its reference. Farther behind, the
+            reference brakes and waits until the arm follows again; after ``patience_s`` a chunk
+            departs from where the arm is. Where its geometry is not known, the joints count.
 
     Raises:
         InputError: A number is out of range.
@@ -184,6 +190,8 @@ class LoopConfig:
     longest_retry_s: float = 2.0
     patience_s: float = 5.0
     anchor_tolerance_rad: float = ANCHOR_TOLERANCE_RAD
+    following_m: float = 0.05
+    following_rad: float = 0.3
 
     def __post_init__(self) -> None:
         for name in (
@@ -193,6 +201,8 @@ class LoopConfig:
             "longest_retry_s",
             "patience_s",
             "anchor_tolerance_rad",
+            "following_m",
+            "following_rad",
         ):
             positive(getattr(self, name), name)
         if self.replan_rows is not None:
@@ -372,7 +382,7 @@ class ControlLoop(Restorable):
     STATE = (
         *("counters", "error", "_pending", "_planning", "_ticks_ahead", "_latencies"),
         *("_rows_passed", "_rows_merged", "_due_at_once", "_rows_remaining", "_row_s"),
-        *("_failures", "_not_before_s", "_moved_s"),
+        *("_failures", "_not_before_s", "_moved_s", "_followed", "_q_rad"),
     )
 
     def __init__(
@@ -410,6 +420,8 @@ class ControlLoop(Restorable):
         self._row_s = 0.0
         self._failures = 0
         self._not_before_s = self._moved_s = -float("inf")
+        self._followed: JointTrajectory | None = None  # the chunk taken up last
+        self._q_rad: F64 | None = None  # measured after the last tick
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state between two ticks, after waiting for an inference under way;
@@ -440,10 +452,9 @@ class ControlLoop(Restorable):
         if self._is_due(now_s):
             self._request(now_s)
             self._receive(now_s)
+        self._wait_for_arm()
         self._give_up_after_patience(now_s)
-        self.counters["idle_ticks"] += (
-            self._has_moved and self.executor.state is not ExecutorState.RUNNING
-        )
+        self.counters["idle_ticks"] += self._waits
         holds = self.executor.counters["holds"]
         tick = self.advance()
         self.counters["deadline_misses"] += self.executor.counters["holds"] - holds
@@ -460,6 +471,7 @@ class ControlLoop(Restorable):
         except ControlError as error:
             self.executor.fault(followed=not isinstance(error, ActuatorGuardError))
             raise
+        self._q_rad = q_rad[-1]
         return Tick(block, q_rad, gripper)
 
     @property
@@ -467,15 +479,15 @@ class ControlLoop(Restorable):
         """Time since the arm last moved, to a tick; 0 while it moves and before its first
         motion.
         """
-        if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
-            return 0.0
-        return self.arm.now_s() - self._moved_s
+        return self.arm.now_s() - self._moved_s if self._waits else 0.0
 
     def why_held(self) -> str | None:
         """One sentence on what the arm waits for in HOLD; None in every other state."""
         if self.executor.state is not ExecutorState.HOLD:
             return None
         hold = f"the arm has held for {self.held_s:.2f} s"
+        if self._lag(self.executor.reference.q_rad) > 1:
+            return f"{hold}; the hand does not follow its reference."
         if self.error is not None:
             return f"{hold}; the latest inference failed: {self.error}"
         if self._pending is None:
@@ -498,6 +510,11 @@ class ControlLoop(Restorable):
     @property
     def _has_moved(self) -> bool:
         return self.executor.counters["chunks"] > 0
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the arm has no motion, after its first one."""
+        return self._has_moved and self.executor.state is not ExecutorState.RUNNING
 
     @property
     def _pauses(self) -> int:
@@ -526,7 +543,8 @@ class ControlLoop(Restorable):
         ):
             return False
         if executor.state is not ExecutorState.RUNNING:
-            return True
+            lags = self._lag(executor.reference.q_rad) > 1
+            return not lags or self.held_s > self.config.patience_s
         rows = self.config.replan_rows
         if (
             rows is not None
@@ -536,6 +554,35 @@ class ControlLoop(Restorable):
         expected_s = self._expected_s()
         lead = ceil(expected_s / self.arm.dt_s) + self.substeps if expected_s > 0 else 0
         return executor.steps_to_row(self._rows_remaining - 1) < self.substeps + lead
+
+    def _lag(self, q_rad: F64) -> float:
+        """How far the hand is from that at reference angles [n], in shares of what it may be."""
+        if self._followed is None or self._q_rad is None:
+            return 0.0
+        config, off = self.config, np.abs(q_rad - self._q_rad)
+        if off.sum() < min(config.following_m / _REACH_M, config.following_rad):
+            return 0.0  # most ticks compute no pose
+        if self._followed.arm is None:
+            return float(off.max()) / config.following_rad
+        poses = self._followed.arm.limb_poses(np.stack((q_rad, self._q_rad)))
+        return max(
+            share
+            for T in poses.values()
+            for share in (
+                float(np.linalg.norm(T[1, :3, 3] - T[0, :3, 3])) / config.following_m,
+                float(geodesic_angle(T[0, :3, :3], T[1, :3, :3])) / config.following_rad,
+            )
+        )
+
+    def _wait_for_arm(self) -> None:
+        """Brake where the motion would lead an arm that does not follow still farther."""
+        executor, followed = self.executor, self._followed
+        if executor.state is not ExecutorState.RUNNING or followed is None:
+            return
+        lag = self._lag(executor.reference.q_rad)
+        if lag > 1 and self._lag(executor.takeover(self.substeps).reference.q_rad) > lag:
+            executor.take_up(executor.takeover().brake(followed))
+            self.counters["following_waits"] += 1
 
     def _request(self, now_s: float) -> None:
         q_departure = self.arm.joint_state()[0]
@@ -649,6 +696,7 @@ class ControlLoop(Restorable):
         if motion is None:
             return True
         self._follow_rows(plan, rest, motion)
+        self._followed = rest
         if rest.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{rest.collision.outcome}"] += 1
         self.counters["off_pose_held"] += int(rest.held.sum())
@@ -703,7 +751,7 @@ class ControlLoop(Restorable):
         self._failures += 1
 
     def _give_up_after_patience(self, now_s: float) -> None:
-        if not self._has_moved or self.executor.state is ExecutorState.RUNNING:
+        if not self._waits:
             self._moved_s = now_s
         elif self.error is not None and now_s - self._moved_s > self.config.patience_s:
             raise self.error

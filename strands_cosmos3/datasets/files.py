@@ -35,14 +35,17 @@ from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
 from strands_cosmos3.resources import contained, read_json, require_file, write_whole
 
 VERSION = "v3.0"
-INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+INFO = "meta/info.json"
+STATS = "meta/stats.json"
+TASKS = "meta/tasks.parquet"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 CHUNK_SIZE = 1000
 _UNCOMMITTED = 10_000
 """More tasks or episodes than a commit, which a killed writer may have left, adds to a file."""
-DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
+DATA_FILE_MB = 100
+VIDEO_FILE_MB = 200
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
 """Column of the episode index with a free-form JSON object, e.g. seed and outcome."""
@@ -134,7 +137,8 @@ def read_info(root: Path) -> Info:
         )
     try:
         fps: Any = raw.get("fps")
-        parsed, foreign = dict[str, Feature](), dict[str, str]()
+        parsed = dict[str, Feature]()
+        foreign = dict[str, str]()
         for key, value in instance_of(raw.get("features"), dict, "features").items():
             if key not in BOOKKEEPING:
                 try:
@@ -149,7 +153,8 @@ def read_info(root: Path) -> Info:
         chunk_size = whole_number(raw.get("chunks_size", 0), "chunks_size", 0) or CHUNK_SIZE
     except InputError as error:
         raise DatasetFormatError(f"{root / INFO}: {error}") from None
-    data_path, video_path = raw.get("data_path"), raw.get("video_path") or VIDEO_PATH
+    data_path = raw.get("data_path")
+    video_path = raw.get("video_path") or VIDEO_PATH
     if not isinstance(data_path, str) or not isinstance(video_path, str):
         raise DatasetFormatError(f"{root / INFO}: data_path and video_path must be text.")
     info = Info(
@@ -173,7 +178,8 @@ def _feature_from(key: str, raw: Any) -> Feature:
         or not isinstance(raw.get("dtype"), str)
     ):
         raise InputError(f"feature {key!r} needs a dtype and a shape, got {str(raw)[:80]!r}.")
-    shape, names = tuple(raw["shape"]), raw.get("names")
+    shape = tuple(raw["shape"])
+    names = raw.get("names")
     if raw["dtype"] == VIDEO and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
         shape = (*shape[1:], 3)  # LeRobot writes [3, H, W] or [H, W, 3]
     is_flat = (
@@ -213,7 +219,8 @@ def read_table(
     require_file(path, DatasetFormatError, hint="The dataset refers to it.")
     try:
         with pq.ParquetFile(path) as file:
-            names, n_rows = file.schema_arrow.names, file.metadata.num_rows
+            names = file.schema_arrow.names
+            n_rows = file.metadata.num_rows
             if n_rows > most_rows:
                 raise DatasetFormatError(
                     f"{path} has {n_rows} rows, but the dataset refers to {most_rows} of them."
@@ -358,7 +365,8 @@ class IndexRows:
         """Return the parquet table for the index file of a chunk and file number; its first entry
         is the dataset's ``episode``, which begins at its ``frame``.
         """
-        n, ends = len(self.length), frame + np.cumsum(self.length)
+        n = len(self.length)
+        ends = frame + np.cumsum(self.length)
         columns: dict[str, Any] = {
             "episode_index": np.arange(episode, episode + n),
             "tasks": pa.array([list(tasks) for tasks in self.tasks], pa.list_(pa.string())),
@@ -400,7 +408,8 @@ class EpisodeIndex:
     def __init__(self, root: Path, info: Info):
         self._path = f"{root}/{_META}"
         self._table = self._read(root, info)
-        self.length, self.start = self._numbers("length"), self._numbers("dataset_from_index")
+        self.length = self._numbers("length")
+        self.start = self._numbers("dataset_from_index")
         self.data = self._places("data")
         self.videos: dict[str, Ints] = {}
         for key in info.spec.cameras:
@@ -421,7 +430,8 @@ class EpisodeIndex:
         if not n:
             return pa.table({name: pa.array([], pa.int64()) for name in names})
         optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX))
-        tables, left = list[Any](), n
+        tables = list[Any]()
+        left = n
         for path in episode_files(root):
             if left > 0:
                 tables.append(read_table(root, path, left, names, optional))
@@ -448,7 +458,8 @@ class EpisodeIndex:
         return np.stack([self._numbers(f"{prefix}/{name}") for name in _FILE_INDEX], axis=1)
 
     def _check(self, info: Info) -> None:
-        n, ends = info.total_episodes, np.cumsum(self.length)
+        n = info.total_episodes
+        ends = np.cumsum(self.length)
         if not np.array_equal(self._numbers("episode_index"), np.arange(n)):
             raise DatasetFormatError(f"{self._path} does not number its {n} episodes 0, 1, 2, ...")
         ordered = np.array_equal(self._numbers("dataset_to_index"), ends) and np.array_equal(

@@ -103,7 +103,8 @@ def _grouped(pieces: Iterable[_Piece], most_bytes: int) -> Iterator[list[_Piece]
     for piece in pieces:
         if group and (n_bytes + piece.n_bytes > most_bytes or piece.layout != group[0].layout):
             yield group
-            group, n_bytes = [], 0
+            group = []
+            n_bytes = 0
         group.append(piece)
         n_bytes += piece.n_bytes
     if group:
@@ -116,13 +117,16 @@ class _Merge:
     root: Path
 
     def __init__(self, parts: Sequence[Dataset], data_bytes: int, video_bytes: int):
-        self.parts, self.data_bytes, self.video_bytes = parts, data_bytes, video_bytes
+        self.parts = parts
+        self.data_bytes = data_bytes
+        self.video_bytes = video_bytes
         self.info = files.Info(parts[0].spec)
         self.tasks = list(dict.fromkeys(task for part in parts for task in part.tasks))
 
     def run(self, root: Path, progress: Callable[[int, int], None] | None) -> None:
         """Write the merged dataset into an empty folder."""
-        self.root, fps = root, self.info.spec.fps
+        self.root = root
+        fps = self.info.spec.fps
         data = self._copy("", self.data_bytes)
         videos = {key: self._copy(key, self.video_bytes) for key in self.info.spec.cameras}
         tasks: list[tuple[str, ...]] = []
@@ -168,7 +172,8 @@ class _Merge:
         indexes = [part._index for part in self.parts]
         places = np.concatenate([index.videos[key] if key else index.data for index in indexes])
         for number, group in enumerate(_grouped(pieces, most_bytes)):
-            place, first_frame = divmod(number, files.CHUNK_SIZE), 0
+            place = divmod(number, files.CHUNK_SIZE)
+            first_frame = 0
             path = files.file_of(self.root, template, place, key)
             contents = [piece.content for piece in group]
             if key:
@@ -183,40 +188,38 @@ class _Merge:
         return places
 
     def _tables(self) -> Iterator[_Piece]:
-        first_episode, first_row = 0, 0
+        first_episode = 0
+        first_row = 0
         for part in self.parts:
             remap = np.array([self.tasks.index(task) for task in part.tasks], np.int64)
             for file in part._files:
                 columns = {
                     key: part._file_column(file, key) for key in (*part.spec.columns, *BOOKKEEPING)
                 }
-                table = _renumbered(columns, part, first_episode, first_row, remap)
+                tasks = columns["task_index"]
+                if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
+                    raise DatasetFormatError(
+                        f"{part.root}: a frame has a task index without an instruction."
+                    )
+                columns["episode_index"] = columns["episode_index"] + first_episode
+                columns["index"] = columns["index"] + first_row
+                columns["task_index"] = remap[tasks]
+                table = files.columns_to_table(columns)
                 episodes = first_episode + np.flatnonzero((part._index.data == file).all(axis=1))
                 yield _Piece(table, table.nbytes, episodes)
-            first_episode, first_row = first_episode + len(part), first_row + part.n_frames
+            first_episode += len(part)
+            first_row += part.n_frames
 
     def _recordings(self, key: str) -> Iterator[_Piece]:
         first_episode = 0
         for part in self.parts:
-            videos, lengths = part._index.videos[key], part._index.length
+            videos = part._index.videos[key]
+            lengths = part._index.length
             for number in dict.fromkeys(map(tuple, videos[:, :2].tolist())):
                 mine = np.flatnonzero((videos[:, :2] == number).all(axis=1))
                 path = files.file_of(part.root, part.info.video_path, number, key)
                 n_frames = int((videos[mine, 2] + lengths[mine]).max())
-                layout, n_bytes = video_layout(path), path.stat().st_size
+                layout = video_layout(path)
+                n_bytes = path.stat().st_size
                 yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)
             first_episode += len(part)
-
-
-def _renumbered(
-    columns: dict[str, Any], part: Dataset, first_episode: int, first_row: int, remap: Any
-) -> Any:
-    tasks = columns["task_index"]
-    if len(tasks) and not (tasks.min() >= 0 and tasks.max() < len(remap)):
-        raise DatasetFormatError(f"{part.root}: a frame has a task index without an instruction.")
-    changed = {
-        "episode_index": columns["episode_index"] + first_episode,
-        "index": columns["index"] + first_row,
-        "task_index": remap[tasks],
-    }
-    return files.columns_to_table({**columns, **changed})

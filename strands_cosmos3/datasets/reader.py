@@ -161,7 +161,8 @@ class Dataset(Closeable):
         """Return a column of one data file, read-only."""
         feature, (first, end) = self._numeric(key), self._files[number]
         path = file_of(self.root, self.info.data_path, number)
-        columns, most_values = dict.fromkeys((key, "index")), (end - first) * (feature.shape[0] + 1)
+        columns = dict.fromkeys((key, "index"))
+        most_values = (end - first) * (feature.shape[0] + 1)
         table = read_table(self.root, path, end - first, list(columns), most_values=most_values)
         if not np.array_equal(table.column("index").to_numpy(), np.arange(first, end)):
             raise DatasetFormatError(f"{path} does not hold the frames {first} to {end - 1}.")
@@ -254,7 +255,8 @@ class RecordedEpisode:
             UnknownNameError: No such numeric feature.
             DatasetFormatError, NonFiniteError: The file is damaged, or contains NaN.
         """
-        dataset, index = self.dataset, self.dataset._index
+        dataset = self.dataset
+        index = self.dataset._index
         chunk, file = index.data[self.index].tolist()
         number = (chunk, file)
         first = int(index.start[self.index]) - dataset._files[number][0]
@@ -272,7 +274,8 @@ class RecordedEpisode:
             InputError: A frame is outside the episode.
             DatasetFormatError: The video is damaged.
         """
-        dataset, n = self.dataset, len(self)
+        dataset = self.dataset
+        n = len(self)
         shape = dataset._feature("camera", camera, dataset.spec.cameras).shape
         rows = slice(None) if rows is None else rows
         numbers = [
@@ -325,7 +328,8 @@ def embodiment_of(episode: RecordedEpisode) -> Embodiment:
     Raises:
         DatasetFormatError: The dataset does not state it, or has other columns.
     """
-    root, features = episode.dataset.root, episode.dataset.spec.columns
+    root = episode.dataset.root
+    features = episode.dataset.spec.columns
     name = features[ACTION].info.get("embodiment") if ACTION in features else None
     if not isinstance(name, str):
         raise DatasetFormatError(
@@ -350,7 +354,8 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
             embodiment.
     """
     limbs = [limb for limb in embodiment_of(episode).limbs if limb.gripper is not None]
-    names, rows = [limb.name for limb in limbs], episode[ACTION].astype(np.float64)
+    names = [limb.name for limb in limbs]
+    rows = episode[ACTION].astype(np.float64)
     recorded: dict[str, RecordedLimb] = {}
     for limb in limbs:
         prefix = limb_prefix(limb.name, names)

@@ -25,7 +25,9 @@ IMAGES = "observation.images."
 GRIPPER = "gripper"
 """Column of the state: the measured open fraction."""
 POSE_COLUMNS = ("x", "y", "z", "qx", "qy", "qz", "qw")
-EXPERT, LABELLED, INSTRUCTIONS = "expert.rows", "expert.labelled", "instructions"
+EXPERT = "expert.rows"
+LABELLED = "expert.labelled"
+INSTRUCTIONS = "instructions"
 """Features of demonstrations: an expert's chunks for several goals, and whether a frame has
 them. The first one's info may name the goals' instructions.
 """
@@ -149,7 +151,8 @@ class DatasetSpec:
 
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
-        mine, theirs = self._described(), other._described()
+        mine = self._described()
+        theirs = other._described()
         return [
             f"{name} {mine.get(name, 'absent')} and {theirs.get(name, 'absent')}"
             for name in sorted({*mine, *theirs})

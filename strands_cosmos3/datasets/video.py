@@ -90,12 +90,16 @@ class CameraWriter:
         stream: Any = self._container.add_stream("libx264", rate=Fraction(str(fps)))
         stream.height, stream.width, stream.pix_fmt = *feature.shape[:2], config.pixel_format
         context = stream.codec_context
-        context.gop_size, context.max_b_frames, context.thread_count = config.gop, 0, 1
+        context.gop_size = config.gop
+        context.max_b_frames = 0
+        context.thread_count = 1
         context.time_base = 1 / Fraction(str(fps))
-        context.colorspace, context.color_range = _BT601, _LIMITED
+        context.colorspace = _BT601
+        context.color_range = _LIMITED
         context.color_primaries = context.color_trc = _BT601
         context.options = {"crf": str(config.crf), "preset": config.preset}
-        self._stream, self._config = stream, config
+        self._stream = stream
+        self._config = config
         self._reformatter = VideoReformatter()  # keeps its tables from frame to frame
         self._stats = PictureStats()
         self._sampled: set[int] | None = None
@@ -152,11 +156,9 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Pat
                 for packet in source.demux(stream):
                     if packet.dts is None or packet.pts is None:
                         continue
-                    packet.pts, packet.dts, packet.stream = (
-                        packet.pts + shift,
-                        packet.dts + shift,
-                        target,
-                    )
+                    packet.pts = packet.pts + shift
+                    packet.dts = packet.dts + shift
+                    packet.stream = target
                     out.mux(packet)
                     copied += 1
                 if copied != n_frames:
@@ -249,7 +251,8 @@ class FrameReader:
         container.seek(
             start + round((first + run[0]) / self._fps / stream.time_base), stream=stream
         )
-        rows, frames = set(run), dict[int, Any]()
+        rows = set(run)
+        frames = dict[int, Any]()
         for frame in container.decode(stream):
             row = round((frame.pts - start) * stream.time_base * self._fps) - first
             if row in rows:

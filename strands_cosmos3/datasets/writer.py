@@ -77,7 +77,8 @@ class EpisodeWriter:
         video: VideoConfig,
         keep: Callable[[Columns, Cameras, int, Note], int],
     ):
-        self._spec, self._keep = spec, keep
+        self._spec = spec
+        self._keep = keep
         self._columns: dict[str, list[NDArray[Any]]] = {key: [] for key in spec.columns}
         self._cameras = {
             key: CameraWriter(feature, spec.fps, video) for key, feature in spec.cameras.items()
@@ -169,7 +170,8 @@ def _checked(
     """Return the columns and the pictures of n frames. Raises InputError unless these are exactly
     the spec's; errors of columns as :func:`_checked_column`, of pictures as :func:`image_array`.
     """
-    missing, unknown = sorted(spec.features.keys() - values), sorted(values.keys() - spec.features)
+    missing = sorted(spec.features.keys() - values)
+    unknown = sorted(values.keys() - spec.features)
     parts = [f"lacks {', '.join(missing)}"] * bool(missing)
     parts += [f"has also {', '.join(unknown)}"] * bool(unknown)
     if parts:
@@ -193,7 +195,8 @@ def _checked_column(value: Any, key: str, feature: Feature, n: int) -> NDArray[A
         InputError, ShapeError, NonFiniteError: It has another kind or shape, is empty, or is not
             finite in that dtype.
     """
-    array, width = np.asarray(value), feature.shape[0]
+    array = np.asarray(value)
+    width = feature.shape[0]
     kinds = {"f": "fiu", "i": "iu", "b": "b"}[np.dtype(feature.dtype).kind]
     if array.dtype.kind not in kinds:
         raise InputError(f"{key} must hold {feature.dtype} numbers, got {array.dtype}.")
@@ -258,11 +261,9 @@ class DatasetWriter(Closeable):
 
     def _open(self, spec: DatasetSpec) -> files.Info:
         if not (self.root / files.INFO).exists():
-            info = files.Info(_described(spec, self.video))
             with files.writing(self.root):
-                write_json(self.root / files.INFO, info.to_json())
-            self._tasks, self._next_file, self._stats = list[str](), 0, dict[str, Stats]()
-            return info
+                empty = files.Info(_described(spec, self.video))
+                write_json(self.root / files.INFO, empty.to_json())
         info = files.read_info(self.root)
         if differences := info.spec.differences(spec) + list(info.foreign):
             raise DatasetMismatchError(
@@ -341,7 +342,8 @@ class DatasetWriter(Closeable):
             DatasetError: It cannot be written.
         """
         self._require_open()
-        task, note = _checked_task(task), _checked_note(note)
+        task = _checked_task(task)
+        note = _checked_note(note)
         values = {**columns, **(videos or {})}
         n = len(np.atleast_1d(np.asarray(next(iter(values.values()), ()))))
         checked, pictures = _checked(values, self.spec, n)
@@ -355,10 +357,8 @@ class DatasetWriter(Closeable):
         return self._finish(task, checked, cameras, n, note)
 
     def _finish(self, task: str, columns: Columns, cameras: Cameras, n: int, note: Note) -> int:
-        index, start = (
-            self.n_episodes,
-            self._info.total_frames + sum(episode.length for episode in self._pending),
-        )
+        index = self.n_episodes
+        start = self._info.total_frames + sum(episode.length for episode in self._pending)
         if task not in self._tasks:
             self._tasks.append(task)
         full = {
@@ -385,7 +385,8 @@ class DatasetWriter(Closeable):
         self._require_open()
         if not self._pending:
             return
-        info, episodes = self._info, self._pending
+        info = self._info
+        episodes = self._pending
         stats = merged_features(
             [*([self._stats] if self._stats else []), *(episode.stats for episode in episodes)]
         )
@@ -400,7 +401,10 @@ class DatasetWriter(Closeable):
             files.write_tasks(self.root, self._tasks)
             write_json(self.root / files.STATS, to_json(stats))
             write_json(self.root / files.INFO, counted.to_json())
-        self._info, self._stats, self._pending, self._changed = counted, stats, [], True
+        self._info = counted
+        self._stats = stats
+        self._pending = []
+        self._changed = True
         self._next_file += 1
 
     def _write_files(self, episodes: Sequence[FinishedEpisode], number: tuple[int, int]) -> None:

@@ -164,7 +164,8 @@ class Driver:
         workers: int,
         report: Callable[[Progress], None] | None = None,
     ):
-        self.folder, self.settings = folder, folder.settings
+        self.folder = folder
+        self.settings = folder.settings
         self.replicas: ReplicaPool | None = None
         self.plan = self.settings.plan()
         self.records = folder.read_all(self.plan)
@@ -240,7 +241,8 @@ class Driver:
                 slot.job = self._queue.popleft()
                 slot.job.attempts += 1
                 method = slot.actor.film if slot.job.film else slot.actor.run
-                slot.pending, slot.since_s = method.remote(slot.job.assignment), time.monotonic()
+                slot.pending = method.remote(slot.job.assignment)
+                slot.since_s = time.monotonic()
 
     def _open(self, actor: Any, number: int) -> Any:
         return actor.open.remote(
@@ -282,7 +284,8 @@ class Driver:
         except WORKER_FAILURES:
             self._replace_dead(slot)
             return
-        slot.pending, slot.job = None, None
+        slot.pending = None
+        slot.job = None
         if reply.kind == "error":
             if job is None:
                 reply.unwrap()
@@ -372,7 +375,9 @@ class Driver:
         if slot.job is not None:
             self.progress.workers -= 1
         slot.actor = RemoteSimulator.remote(slot.number)
-        slot.pending, slot.job, slot.pid = self._open(slot.actor, slot.number), None, 0
+        slot.pending = self._open(slot.actor, slot.number)
+        slot.job = None
+        slot.pid = 0
 
     def _requeue(self, job: _Job) -> None:
         if job.attempts < MAX_ATTEMPTS:

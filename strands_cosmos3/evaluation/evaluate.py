@@ -80,7 +80,8 @@ def check_model(settings: Settings) -> str | None:
         CheckpointError: They cannot be read, or are of another domain than the world's rows.
         ConfigError: The checkpoint cannot be divided so, or the policy cannot be imported.
     """
-    model, topology = settings.policy.model, settings.topology
+    model = settings.policy.model
+    topology = settings.topology
     if settings.policy.policy is not None:
         return source_sha256(settings.policy.policy)
     if model is None or not (topology.replicas or Path(model).is_dir()):

@@ -54,29 +54,27 @@ class RunFolder(Closeable):
     """
 
     def __init__(self, path: Path, settings: Settings, resume: bool):
-        self.path, self.settings = Path(path), settings
+        self.path = Path(path)
+        self.settings = settings
         self.damaged: list[Path] = []
         require_creatable(self.path / "run.json", "--out")
         with ExitStack() as stack:
             stack.enter_context(locked(self.path, "--out"))
             for unfinished in self.path.rglob(UNFINISHED):
                 unfinished.unlink(missing_ok=True)
-            self._check_stored(resume)
+            stored = list(self.path.glob("episodes/*/*/*.json"))
+            if stored and not resume:
+                raise ConfigError(
+                    f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
+                    "already; add --resume to continue with them, or choose another --out."
+                )
+            start = _json(self.path / "run.json")
+            if start and start.get("format") != FORMAT:
+                raise ConfigError(
+                    f"{self.path} was written by another version of this package, whose episodes "
+                    "are not comparable; choose another --out."
+                )
             self._lock = stack.pop_all()
-
-    def _check_stored(self, resume: bool) -> None:
-        stored = list(self.path.glob("episodes/*/*/*.json"))
-        if stored and not resume:
-            raise ConfigError(
-                f"{self.path} contains {len(stored)} episode{'s' if len(stored) > 1 else ''} "
-                "already; add --resume to continue with them, or choose another --out."
-            )
-        start = _json(self.path / "run.json")
-        if start and start.get("format") != FORMAT:
-            raise ConfigError(
-                f"{self.path} was written by another version of this package, whose episodes are "
-                "not comparable; choose another --out."
-            )
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""
@@ -122,7 +120,8 @@ class RunFolder(Closeable):
         return record
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
-        new, stored = _flat(self.settings.identity(assignment)), _flat(record["identity"])
+        new = _flat(self.settings.identity(assignment))
+        stored = _flat(record["identity"])
         different = [
             f"{name} was {stored.get(name)!r} and is {new.get(name)!r}"
             for name in {**new, **stored}

@@ -52,7 +52,8 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _head(report: Mapping[str, Any]) -> dict[str, Any]:
-    settings, robot = report["settings"], report["robot"]
+    settings = report["settings"]
+    robot = report["robot"]
     options = {**settings["policy"]}
     policy = (options.pop("backend"), options.pop("model"))
     domain = robot["borrowed_domain"]
@@ -80,7 +81,8 @@ def _table(table: Table) -> str:
     heads = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
     lines = []
     for number, line in enumerate(table.lines):
-        first, total = "first " * bool(number and line.condition), "all" * (line.task is None)
+        first = "first " * bool(number and line.condition)
+        total = "all" * (line.task is None)
         task = ": ".join(filter(None, (line.task or "all tasks", line.instruction)))
         lines.append(
             f'<tr class="{(first + total).strip()}"><td class="l">{escape(line.condition)}</td>'

@@ -122,7 +122,8 @@ class Condition:
             UnknownNameError, ConfigError: A key is unknown, the name is missing, or a value is
                 invalid.
         """
-        of_policy, of_world = _names_of(PolicyVariation), _names_of(variation)
+        of_policy = _names_of(PolicyVariation)
+        of_world = _names_of(variation)
         valid = ("name", *of_policy, *of_world)
         for key in values:
             known_name(key, "key of a condition", valid)

@@ -45,7 +45,9 @@ class PolicySource:
     """
 
     def __init__(self, settings: Settings, engine: Any = None):
-        self._settings, self._options, self._engine = settings, settings.policy, engine
+        self._settings = settings
+        self._options = settings.policy
+        self._engine = engine
         name = self._options.policy
         self._foreign = None if name is None else load_policy(name)
         self._source_sha256 = None if name is None else source_sha256(name)
@@ -89,7 +91,8 @@ class PolicySource:
         if key != self._backend_key or self._backend is None:
             if self._engine is None:
                 self.close()
-            self._backend, self._backend_key = self._open(*key), key
+            self._backend = self._open(*key)
+            self._backend_key = key
         return self._backend
 
     def close(self) -> None:
@@ -176,7 +179,8 @@ class ConditionedPolicy(Policy):
     lost: BackendError | None = None
 
     def __init__(self, inner: Any, condition: Condition, replan_rows: int | None):
-        self._inner, self._blank = inner, condition.policy.images == "blank"
+        self._inner = inner
+        self._blank = condition.policy.images == "blank"
         self.requires_images = self._member("requires_images")
         self.actions_per_step = (
             self._member("actions_per_step") if replan_rows is None else replan_rows

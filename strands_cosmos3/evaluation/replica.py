@@ -42,7 +42,8 @@ class Replica:
     """The actor that leads a group of ranks."""
 
     def __init__(self, settings: Settings):
-        policy, on_gpu = settings.policy, settings.topology.num_gpus > 0
+        policy = settings.policy
+        on_gpu = settings.topology.num_gpus > 0
         device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "float32")
         engine = replace(policy.engine, device=device, dtype=policy.engine.dtype or dtype)
         options = RankOptions(engine, threads=None if on_gpu else 1)
@@ -86,7 +87,8 @@ class ReplicaPool:
         self._restarts_before = 0  # of leaders that are gone, themselves included
 
     def _make(self) -> Any:
-        groups, topology = {"inference": 1, "status": 1}, self._settings.topology
+        groups = {"inference": 1, "status": 1}
+        topology = self._settings.topology
         remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
         count = topology.ranks_per_replica
         gpus = count * topology.gpus_per_rank

@@ -35,7 +35,8 @@ def make_report(
     ``facts`` are of this run (versions, machine, times), ``given_up`` the labels of episodes
     without a record.
     """
-    settings, plan = folder.settings, folder.settings.plan()
+    settings = folder.settings
+    plan = folder.settings.plan()
     failures = failures_to_film(plan, records, settings.films)
     return {
         "complete": len(records) == len(plan),
@@ -113,7 +114,9 @@ def repeat_command(settings: Settings, assignment: Assignment) -> str | None:
     no images, instructions or worlds, begins from no official start, and chooses the dtype by the
     device.
     """
-    condition, policy, topology = assignment.condition, settings.policy, settings.topology
+    condition = assignment.condition
+    policy = settings.policy
+    topology = settings.topology
     world = settings.get_world()
     repeatable = (
         condition.policy.identity().keys() <= _REPEATED

@@ -66,7 +66,8 @@ class AssignmentRunner:
         self.session.close()
 
     def _episode(self, assignment: Assignment, video: Path | None) -> Record:
-        condition, instruction = assignment.condition, assignment.policy_instruction
+        condition = assignment.condition
+        instruction = assignment.policy_instruction
         self.session.reset(assignment.start)
         arguments = self.session.policy_arguments(instruction)
         policy, monitor = self._policies.policy(condition, arguments)
@@ -76,7 +77,8 @@ class AssignmentRunner:
             noise_seed=assignment.noise_seed(self.settings.noise_seed),
             video=video,
         )
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        wall_s = time.perf_counter()
+        cpu_s = time.process_time()
         try:
             record = _record(assignment, self.session.run(policy, options))
         except UNUSABLE as error:  # in the first answer; later ones end the episode as a fault

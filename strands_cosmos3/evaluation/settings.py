@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ class Topology:
             )
 
     def _remedy(self) -> str:
-        size, n = self.ranks_per_replica, self.num_gpus
+        size = self.ranks_per_replica
+        n = self.num_gpus
         numbers = [
             f"num_gpus={gpus}" for gpus in (n // size * size, (n // size + 1) * size) if gpus
         ]
@@ -105,7 +106,8 @@ class Topology:
     def __str__(self) -> str:
         if not self.replicas:
             return "a policy in every worker, no GPU"
-        gpus, replicas = self.num_gpus, self.replicas
+        gpus = self.num_gpus
+        replicas = self.replicas
         return (
             f"{replicas} replica{'s' * (replicas > 1)} of {self.ranks_per_replica} (tensor "
             f"{self.tp_size} x guidance {self.cfg_size}) on "
@@ -209,7 +211,9 @@ class Settings:
             world.check_instruction(first.task, first.goal_instruction)
 
     def _check_policy(self) -> None:
-        policy, sharded, world = self.policy, self.topology.replicas > 0, self.get_world()
+        policy = self.policy
+        sharded = self.topology.replicas > 0
+        world = self.get_world()
         known_name(policy.backend, "backend", EVALUATED_BACKENDS)
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
             raise ConfigError(
@@ -302,7 +306,8 @@ class Settings:
         The number of GPUs, replicas, workers, episodes, tasks and conditions does not belong to
         it.
         """
-        policy, world = self.policy.to_dict(), self.get_world()
+        policy = self.policy.to_dict()
+        world = self.get_world()
         return {
             "policy": {name: policy[name] for name in policy if name not in _SAME_RESULT},
             "tp_size": self.topology.tp_size,
@@ -399,7 +404,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     :class:`Settings`.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    run = {name: options[name] for name in _RUN if name in options}
+    run = _part(options, _RUN)
     for name, suffix in (("world", ".py"), ("robot", ".toml")):
         if name in run:
             run[name] = _absolute(run[name], suffix, name)
@@ -411,20 +416,22 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     run.setdefault("seeds", min((n for n in starts if n is not None), default=DEFAULT_SEEDS))
     if "conditions" in run:
         run["conditions"] = _conditions(run["conditions"], world)
-    policy = {name: options[name] for name in POLICY_OPTIONS if name in options}
+    policy = _part(options, POLICY_OPTIONS)
     policy.setdefault("backend", "native" if "model" in policy else "scripted")
     dialect = _DIALECT_OF_EMBODIMENT.get(world.embodiment(run.get("robot")))
     if policy["backend"] == "service" and dialect is not None:
         policy.setdefault("dialect", dialect)
-    settings = with_options(
-        PolicySettings(), policy | ({} if token is None else {"api_key": token})
-    )
+    settings = with_options(PolicySettings(), {**policy, "api_key": token})
     topology = Topology(
         tp_size=settings.parallel.tp_size,
         cfg_size=settings.parallel.cfg_size,
-        **{name: options[name] for name in _TOPOLOGY if name in options},
+        **_part(options, _TOPOLOGY),
     )
     return Settings(settings, topology=topology, **run)
+
+
+def _part(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
 
 
 def _is_file(name: str, suffix: str) -> bool:

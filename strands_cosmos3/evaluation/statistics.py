@@ -33,7 +33,8 @@ def rate_of(outcomes: Sequence[bool]) -> dict[str, Any]:
     """Return ``successes``, ``of``, ``rate`` (None without episodes) and its interval ``low``,
     ``high``.
     """
-    successes, of = sum(outcomes), len(outcomes)
+    successes = sum(outcomes)
+    of = len(outcomes)
     low, high = wilson(successes, of)
     rate = successes / of if of else None
     return {"successes": successes, "of": of, "rate": rate, "low": low, "high": high}

@@ -123,7 +123,8 @@ def _table(
     lines: list[Line] = []
     last = None
     for row in rows:
-        condition, task = row["condition"], row["task"]
+        condition = row["condition"]
+        task = row["task"]
         instruction = "" if task is None else row.get("instruction", "")
         lines.append(Line("" if condition == last else condition, task, instruction, cells(row)))
         last = condition
@@ -131,7 +132,8 @@ def _table(
 
 
 def _followed_cells(row: Row) -> tuple[Cell, ...]:
-    share, same = row["followed_share"], row["same_goal"]
+    share = row["followed_share"]
+    same = row["same_goal"]
     return (
         _count(row["followed"]),
         _count(share),
@@ -141,7 +143,9 @@ def _followed_cells(row: Row) -> tuple[Cell, ...]:
 
 
 def _motion_cells(row: Row) -> tuple[Cell, ...]:
-    mean, most, seam = row["tracking_mean_mm"], row["tracking_max_mm"], row["seam_rad_s"]
+    mean = row["tracking_mean_mm"]
+    most = row["tracking_max_mm"]
+    seam = row["seam_rad_s"]
     return (
         _number(row["seconds_to_success"]),
         _number(row["waited_s_mean"]),
@@ -176,7 +180,8 @@ def dynamics_of(figures: Mapping[str, Any] | None) -> dict[str, str]:
     if figures is None:
         return {}
     gain = figures["forward_db"] - figures["copy_frame_psnr"]
-    moving, controls = figures["moving"], figures["controls"]
+    moving = figures["moving"]
+    controls = figures["controls"]
     ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in controls.items())
     return {
         "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to "

@@ -285,14 +285,6 @@ def compose_for_tier(views: Mapping[str, Image], rig: CameraRig, tier: int) -> I
     return canvas_composite(rig, sizes, tier)(pictures)
 
 
-@lru_cache(maxsize=16)
-def canvas_composite(rig: CameraRig, sizes: tuple[Size, ...], tier: int) -> CanvasComposite:
-    """The maps of a rig's views of these sizes (height, width) onto a tier's canvas, kept for the
-    next call.
-    """
-    return CanvasComposite(rig, sizes, tier)
-
-
 class CanvasComposite:
     """Compose a rig's views of given sizes (height, width) on a tier's canvas.
 
@@ -336,6 +328,10 @@ class CanvasComposite:
         bottom = self.canvas_hw[0] - self.content_hw[0]
         right = self.canvas_hw[1] - self.content_hw[1]
         return np.pad(self(views), ((0, bottom), (0, right), (0, 0)), mode="reflect")
+
+
+canvas_composite = lru_cache(maxsize=16)(CanvasComposite)
+"""The maps of a rig's views of some sizes onto a tier's canvas, kept for the next call."""
 
 
 @dataclass(frozen=True, eq=False)

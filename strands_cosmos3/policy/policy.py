@@ -11,19 +11,19 @@ It never calls ``close``: whoever made the policy does.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.resources import Closeable
 
 Step = dict[str, float | list[float]]
 
 
-class Policy(ABC):
+class Policy(Closeable):
     """Everything that a runner may read and call.
 
     Attributes:
@@ -78,7 +78,7 @@ class Policy(ABC):
             InputError: Not a list of distinct, non-empty strings.
         """
 
-    @classmethod  # noqa: B027 - optional for implementers
+    @classmethod
     def preflight(cls, observation_keys: Set[str], **policy_config: Any) -> None:
         """Refuse a configuration that cannot use such observations, before anything is loaded.
 
@@ -140,10 +140,10 @@ class Policy(ABC):
         """Whether a call returns more than one step."""
         return self.execution_horizon > 1
 
-    def set_sim_context(self, model: Any, namespace: str) -> None:  # noqa: B027 - optional
+    def set_sim_context(self, model: Any, namespace: str) -> None:
         """Take the simulator's compiled model and the prefix of the robot's names in it."""
 
-    def reset(self, seed: int | None = None) -> None:  # noqa: B027 - optional for implementers
+    def reset(self, seed: int | None = None) -> None:
         """Start a new episode."""
 
     @property
@@ -151,7 +151,7 @@ class Policy(ABC):
         """Events so far by name, e.g. a service's ``reconnects``."""
         return {}
 
-    def cancel(self) -> None:  # noqa: B027 - optional for implementers
+    def cancel(self) -> None:
         """Break off an inference that runs in another thread, where the policy can; that call
         raises.
         """
@@ -166,16 +166,5 @@ class Policy(ABC):
         """Return to a snapshot."""
         raise ConfigError(f"policy {self.provider_name!r} cannot be restored.")
 
-    def close(self) -> None:  # noqa: B027 - optional for implementers
+    def close(self) -> None:
         """Free all resources; calling it twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -152,7 +152,14 @@ def check_inputs(
         {"action_space": action_space, **arguments}
     )
     backend = chosen_options.once("backend", backend)
-    _require_hostable(backend)
+    if isinstance(backend, str):
+        known_name(backend, "backend", BACKENDS)
+    if required_inputs(backend).needs_privileged:
+        raise ConfigError(
+            "backend 'scripted' sees the state of this package's own simulation "
+            "(strands_cosmos3.Robot), which another one does not show; use 'replay', 'native' or "
+            "'service'."
+        )
     chosen.action_space(chosen_options.action_space)
     borrowed(robot, chosen.name, backend, chosen_options.borrow_domain)
     mapping = resolve_mapping(robot, None, observation_mapping, action_mapping, chosen.rig)
@@ -174,14 +181,3 @@ def check_inputs(
                 f"these names (it has {', '.join(sorted(observation_keys)) or 'none'}); pass "
                 "robot='panda', or action_mapping={<column>: <actuator>}."
             )
-
-
-def _require_hostable(backend: Any) -> None:
-    if isinstance(backend, str):
-        known_name(backend, "backend", BACKENDS)
-    if required_inputs(backend).needs_privileged:
-        raise ConfigError(
-            "backend 'scripted' sees the state of this package's own simulation "
-            "(strands_cosmos3.Robot), which another one "
-            "does not show; use 'replay', 'native' or 'service'."
-        )

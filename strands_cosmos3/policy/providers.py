@@ -32,7 +32,8 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     backend="scripted")``.
 
     Without a backend, model or degrees of parallelism it is ``service`` on localhost:8000, as
-    strands-robots' own ``cosmos3``; ``"cosmos3://host:port"`` says where that server is.
+    strands-robots' own ``cosmos3``; ``"cosmos3://host:port"`` says where that server is, with TLS
+    ``"cosmos3://wss://host:port"``.
 
     Raises:
         ConfigError: Another provider (this package makes Cosmos 3 policies only), or an option that
@@ -49,7 +50,7 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
             raise ConfigError(
                 f"{provider!r} says where the server is; leave {', '.join(twice)} out."
             )
-        config["host"] = f"ws://{address}"
+        config["host"] = address
     require_arguments(config, inspect.signature(Cosmos3Policy).parameters)
     return HostedCosmos3Policy(**config)
 

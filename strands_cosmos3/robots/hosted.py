@@ -215,10 +215,9 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
     are driven in another way.
     """
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
-    drives = [direct_actuators(model, joint)[:1] for joint in ids]
-    if not all(drives):
+    actuators = [actuator for joint in ids for actuator in direct_actuators(model, joint)[:1]]
+    if len(actuators) < len(ids):
         return None
-    actuators = [actuator for (actuator,) in drives]
     if servo_faults(model, actuators):
         return None
     law = position_servos(model, actuators)
@@ -257,8 +256,8 @@ def _commanded(model: mujoco.MjModel, namespace: str, key: str) -> int:
 
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
     """The actuator that drives a joint, directly or else through a tendon; -1 if there is none."""
-    drives = [a for a in range(model.nu) if joint in driven_joints(model, a)]
-    return next(iter((*direct_actuators(model, joint), *drives[-1:], -1)))
+    through_tendon = [a for a in range(model.nu) if joint in driven_joints(model, a)]
+    return next(iter((*direct_actuators(model, joint), *through_tendon[-1:], -1)))
 
 
 def _find(model: mujoco.MjModel, kind: mujoco.mjtObj, namespace: str, name: str) -> int:

@@ -160,15 +160,15 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     ids = joints_to(model, body)
     joints = joint_names(model, ids)
     limbs_base = model.body(int(model.body_parentid[model.jnt_bodyid[ids[0]]])).name or "world"
-    drives = {
+    actuator_of = {
         name: direct_actuators(model, joint)[:1] for name, joint in zip(joints, ids, strict=True)
     }
-    if missing := [joint for joint, drive in drives.items() if not drive]:
+    if missing := [joint for joint, actuator in actuator_of.items() if not actuator]:
         notes.append(
             f"{name}: no actuator drives {', '.join(missing)}; give gains (kp, kd), and position "
             "servos are added."
         )
-    elif reasons := servo_faults(model, [actuator for (actuator,) in drives.values()]):
+    elif reasons := servo_faults(model, [actuator for (actuator,) in actuator_of.values()]):
         notes.append(
             f"{name}: not position servos: {', '.join(reasons)}; give gains (kp, kd), and they "
             "become such."
@@ -188,8 +188,8 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         name,
         joints,
         tuple(
-            model.actuator(drive[0]).name if drive else f"{joint}_servo"
-            for joint, drive in drives.items()
+            model.actuator(actuator[0]).name if actuator else f"{joint}_servo"
+            for joint, actuator in actuator_of.items()
         ),
         frame=model.body(body).name,
         base=limbs_base,

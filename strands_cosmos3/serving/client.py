@@ -15,12 +15,14 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from websockets.exceptions import (
     ConnectionClosed,
@@ -129,7 +131,8 @@ class ClientConfig:
             parts = urlsplit(text)
             port = self.port or parts.port or (443 if parts.scheme == encrypted else 8000)
         except ValueError:
-            parts, port = urlsplit(""), 0
+            parts = urlsplit("")
+            port = 0
         if parts.scheme not in (plain, encrypted) or not parts.hostname:
             raise ConfigError(
                 f"host {self.host!r} is not an address; write e.g. localhost, or "
@@ -157,6 +160,9 @@ class ServiceClient(ABC):
         self.config = config
         self.counters: Counter[str] = Counter()
         self._url, self._host, self._port = address
+        self._proxy, self._proxy_headers = _proxy_of(self._url)
+        # a plain request is passed on by the proxy, instead of a connection
+        self._forwarded = self._proxy is not None and self._url.startswith("http:")
         self._sleep = sleep
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -206,7 +212,8 @@ class ServiceClient(ABC):
             self._abort()
 
     def _dial(self) -> None:
-        pause, failure = self.config.first_pause_s, ""
+        pause = self.config.first_pause_s
+        failure = ""
         for attempt in range(self.config.attempts):
             if attempt:
                 self._sleep(pause)
@@ -215,16 +222,25 @@ class ServiceClient(ABC):
                 raise self._cancelled_error()
             self.counters["dials"] += 1
             try:
-                self._socket = socket.create_connection(
-                    (self._host, self._port), timeout=self.config.connect_s
-                )
+                self._socket = self._connected()
                 return
-            except (OSError, UnicodeError) as error:
+            except (OSError, UnicodeError, http.client.HTTPException) as error:
                 failure = short(error)
-        tried = f"no policy server at {self._url} after {self.config.attempts} attempts ({failure})"
+        via = f" through the proxy {self._proxy[0]}" if self._proxy else ""
+        attempts = self.config.attempts
+        tried = f"no policy server at {self._url}{via} after {attempts} attempts ({failure})"
         raise ServiceUnavailableError(
             f"{tried}. Is it running? Start one there with {self._command} --port {self._port}."
         )
+
+    def _connected(self) -> socket.socket:
+        """A new connection to the server, or to the environment's proxy for it."""
+        host, port = self._proxy or (self._host, self._port)
+        connection = http.client.HTTPConnection(host, port, timeout=self.config.connect_s)
+        if self._proxy and not self._forwarded:
+            connection.set_tunnel(self._host, self._port, self._proxy_headers)
+        connection.connect()
+        return connection.sock
 
     @contextmanager
     def _within(self, limit_s: float, doing: str) -> Generator[None]:
@@ -302,6 +318,26 @@ class ServiceClient(ABC):
         )
 
 
+def _proxy_of(url: str) -> tuple[tuple[str, int] | None, dict[str, str]]:
+    """Host and port of the proxy that HTTPS_PROXY (with TLS), HTTP_PROXY or ALL_PROXY names, unless
+    NO_PROXY has the server, and the headers for it. Raises ConfigError if it is not ``http://``.
+    """
+    server, proxies = urlsplit(url), getproxies()
+    text = proxies.get("https" if server.scheme in ("wss", "https") else "http")
+    text = text or proxies.get("all")
+    if not text or proxy_bypass(server.netloc):
+        return None, {}
+    proxy = urlsplit(text if "://" in text else f"http://{text}")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise ConfigError(
+            f"the environment's proxy is {proxy.scheme}://{proxy.hostname or ''}; only http:// "
+            "proxies are used: change it, or add the server to NO_PROXY."
+        )
+    login = b64encode(unquote(f"{proxy.username}:{proxy.password or ''}").encode()).decode()
+    headers = {"Proxy-Authorization": f"Basic {login}"} if proxy.username else {}
+    return (proxy.hostname, proxy.port or 80), headers
+
+
 class PolicyClient(ServiceClient):
     """Client of a policy server, over a WebSocket that stays open between exchanges.
 
@@ -371,7 +407,8 @@ class PolicyClient(ServiceClient):
             raise ServiceUnreadableError(
                 f"the first frame from {self._url} is not a map of metadata."
             )
-        self.metadata, self._connection = metadata, connection
+        self.metadata = metadata
+        self._connection = connection
         self._left.clear()
         self._attendant = threading.Thread(
             target=self._attend, args=(connection,), name="policy-client", daemon=True

@@ -41,7 +41,8 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     f"{order}{base}": np.dtype(base) for base in _BASES for order in "|<"
 }
 _ALLOWED = frozenset(_DTYPES.values())
-_ARRAY, _SCALAR = b"__ndarray__", b"__npgeneric__"
+_ARRAY = b"__ndarray__"
+_SCALAR = b"__npgeneric__"
 _DTYPE_NAMES = "uint8, int32, int64, float32, float64, bool, little-endian"
 
 _PLAIN, _BYTES, _TEXT, _LIST, _MAP = range(5)
@@ -187,7 +188,8 @@ def _from_wire(value: dict[Any, Any], writable: bool, strict: bool) -> Any:
 
 
 def _array(value: dict[Any, Any], dtype: np.dtype[Any], writable: bool) -> NDArray[Any]:
-    shape, data = value.get(b"shape"), value.get(b"data")
+    shape = value.get(b"shape")
+    data = value.get(b"data")
     if not isinstance(shape, list) or not all(
         type(n) is int and n >= 0 for n in cast("list[Any]", shape)
     ):
@@ -221,9 +223,13 @@ def _scalar(value: dict[Any, Any], dtype: np.dtype[Any]) -> Any:
 
 def _walk(frame: bytes, limits: Limits) -> None:
     """Check the tags of a frame from end to end without building anything."""
-    at, end, values, text = 0, len(frame), 0, 0
+    at = 0
+    end = len(frame)
+    values = 0
+    text = 0
     # values left in the innermost container, the first being the message, and in those around it
-    left, outer = 1, list[int]()
+    left = 1
+    outer = list[int]()
     while True:
         while not left:
             if not outer:

@@ -28,7 +28,8 @@ def limit_frames(protocol: Protocol) -> None:
     """Let a connection fail (1002) if its peer sends more than 2,000 frames, pings included, in a
     second.
     """
-    receive, arrived_s = protocol.recv_frame, deque[float](maxlen=_FRAMES_PER_S)
+    receive = protocol.recv_frame
+    arrived_s = deque[float](maxlen=_FRAMES_PER_S)
 
     def counted(frame: Frame) -> None:
         now_s = time.monotonic()

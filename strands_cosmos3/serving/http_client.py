@@ -62,7 +62,11 @@ class HttpPolicyClient(ServiceClient):
             "User-Agent": "strands-cosmos3",
             **self._authorization,
         }
-        path = urlsplit(self._url).path.rstrip("/") + path
+        address = urlsplit(self._url)
+        path = address.path.rstrip("/") + path
+        if self._forwarded:
+            path = f"http://{address.netloc}{path}"
+            headers |= self._proxy_headers
         try:
             with self._within(self.config.read_s, "waiting for the chunk"):
                 connection.sock = self._secured()
@@ -76,7 +80,8 @@ class HttpPolicyClient(ServiceClient):
             self._abort()
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
-        most, length = self.config.max_reply_bytes, response.length or 0
+        most = self.config.max_reply_bytes
+        length = response.length or 0
         body = response.read(most + 1)
         if len(body) > most:
             raise ServiceUnreadableError(

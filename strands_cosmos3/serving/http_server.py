@@ -18,8 +18,11 @@ from typing import cast
 
 from websockets.datastructures import Headers
 
-_GET, _END = b"GET ", b"\r\n\r\n"
-_HEAD_BYTES, _LINE_BYTES, _HEADERS = 16 * 2**10, 8 * 2**10, 64
+_GET = b"GET "
+_END = b"\r\n\r\n"
+_HEAD_BYTES = 16 * 2**10
+_LINE_BYTES = 8 * 2**10
+_HEADERS = 64
 _LINGER_S = 1.0
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
 JSON: Mapping[str, str] = {
@@ -112,8 +115,10 @@ class HttpProtocol(asyncio.Protocol):
         http: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
     ):
-        self._websocket, self._check_handshake = websocket, check_handshake
-        self._http, self._wait_s = http, wait_s
+        self._websocket = websocket
+        self._check_handshake = check_handshake
+        self._http = http
+        self._wait_s = wait_s
         self._first = b""
         self.transport: asyncio.Transport | None = None  # none until TLS' handshake
 
@@ -182,7 +187,8 @@ async def serve_http(
         max_bytes: Largest body that is read.
     """
     left: asyncio.Future[None] | None = None
-    head, body = _NO_HEAD, None
+    head = _NO_HEAD
+    body = None
     try:
         try:
             async with asyncio.timeout(wait_s):
@@ -197,7 +203,13 @@ async def serve_http(
                 writer.write(reply.encoded(head.method))
                 await writer.drain()
             if body is None and head.method not in ("GET", "HEAD"):
-                await _linger(reader, writer)
+                # closing at once would reset the connection before a refused client, which still
+                # sends, reads the reply
+                if writer.can_write_eof():
+                    writer.write_eof()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LINGER_S):
+                        await _drained(reader)
     except (OSError, EOFError):  # TimeoutError is an OSError: the client left, or does not read
         writer.transport.abort()
     except asyncio.CancelledError:
@@ -235,7 +247,8 @@ async def _request(
 def _parsed(raw: bytes) -> RequestHead | None:
     """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
-    words, fields = first.split(" "), [_HEADER.fullmatch(line) for line in lines]
+    words = first.split(" ")
+    fields = [_HEADER.fullmatch(line) for line in lines]
     if (
         len(words) != 3
         or words[2] not in ("HTTP/1.1", "HTTP/1.0")
@@ -257,14 +270,3 @@ async def _drained(reader: asyncio.StreamReader) -> None:
     """Discard what a client sends after its request, e.g. another one, until it leaves."""
     while await reader.read(_HEAD_BYTES):
         pass
-
-
-async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Discard what a refused client still sends; closing at once would reset the connection
-    before it reads the reply.
-    """
-    if writer.can_write_eof():
-        writer.write_eof()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            await _drained(reader)

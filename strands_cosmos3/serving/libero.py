@@ -47,7 +47,9 @@ from strands_cosmos3.serving.wire import (
 from strands_cosmos3.types import ActionChunk, Request
 
 DOMAIN = "libero"
-PREDICT, PREDICT_BATCH, INFO = "/predict", "/predict_batch", "/info"
+PREDICT = "/predict"
+PREDICT_BATCH = "/predict_batch"
+INFO = "/info"
 MAX_ITEMS = 64
 MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
@@ -130,7 +132,8 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
     Raises:
         InputError: A key is missing or malformed; the message names it.
     """
-    prompt, domain = item.get("prompt"), item.get("domain_name")
+    prompt = item.get("prompt")
+    domain = item.get("domain_name")
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_CHARACTERS:
         raise InputError(f"'prompt' must be text of at most {MAX_PROMPT_CHARACTERS} characters.")
     if domain != DOMAIN:

@@ -214,7 +214,8 @@ class ServedPolicy:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
         tell.
         """
-        name, digest = self.backend.info.name, self.backend.info.model_sha256
+        name = self.backend.info.name
+        digest = self.backend.info.model_sha256
         return libero.info(f"strands-cosmos3 {__version__} {name}", digest, self.seed)
 
     def warm_up(self) -> None:
@@ -278,7 +279,8 @@ class ServedPolicy:
         if not isinstance(content, dict):
             raise WireFormatError(f"a request must be a map, got {type(content).__name__}.")
         content = cast("dict[str, Any]", content)
-        name, endpoint = wire.session_of(content), content.get(wire.ENDPOINT)
+        name = wire.session_of(content)
+        endpoint = content.get(wire.ENDPOINT)
         if endpoint == "reset":
             return self._reset(session, name)
         session.bare |= endpoint == "infer" or session.is_vllm
@@ -287,12 +289,14 @@ class ServedPolicy:
     def _reset(self, session: Session, name: str) -> Answer:
         self.backend.reset(None)
         episode = session.episode(name)
-        episode.started_s, episode.calls = None, 0
+        episode.started_s = None
+        episode.calls = 0
         reply = wire.reset_reply(session.bare and session.protocol == "openpi")
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
     def _pending(self, message: Mapping[str, Any], session: Session) -> _PendingInference:
-        now, episode = time.monotonic(), session.episode(wire.session_of(message))
+        now = time.monotonic()
+        episode = session.episode(wire.session_of(message))
         if episode.started_s is None:
             episode.started_s = now
         default = (self.seed + episode.calls) % 2**32

@@ -40,7 +40,9 @@ _websockets_logger = logging.getLogger(f"{__name__}.websockets")
 # a client's fault, with a traceback
 _websockets_logger.addFilter(lambda record: record.msg != "opening handshake failed")
 
-_INTERNAL_ERROR, _GOING_AWAY, _TRY_LATER = 1011, 1001, 1013
+_INTERNAL_ERROR = 1011
+_GOING_AWAY = 1001
+_TRY_LATER = 1013
 _FRAMES_WAITING = 2
 _OPEN_S = 10.0  # for the first bytes of a connection, and again for the handshake
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
@@ -116,7 +118,8 @@ class PolicyServer:
             self._loop.call_soon_threadsafe(self._signalled)
 
     def __enter__(self) -> PolicyServer:
-        ready, failed = threading.Event(), list[Cosmos3Error]()
+        ready = threading.Event()
+        failed = list[Cosmos3Error]()
 
         def body() -> None:
             try:
@@ -371,7 +374,8 @@ class PolicyServer:
         self, head: RequestHead, body: bytes, left: asyncio.Future[None], address: str
     ) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
-        arrived, batch = time.monotonic(), head.path == libero.PREDICT_BATCH
+        arrived = time.monotonic()
+        batch = head.path == libero.PREDICT_BATCH
         self.metrics.received_bytes += len(body)
         try:
             items = await asyncio.to_thread(libero.items_of, body, batch)
@@ -476,7 +480,8 @@ class PolicyServer:
         """The answers to messages that are inferred for together; those that waited too long are
         refused. On a worker.
         """
-        now, limit_s = time.monotonic(), self.config.queue_s
+        now = time.monotonic()
+        limit_s = self.config.queue_s
         timely = [message for message in messages if now - message.arrived_s <= limit_s]
         inferred = dict(zip(timely, policy.answer(timely), strict=True))
         return [

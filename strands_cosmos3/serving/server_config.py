@@ -59,7 +59,8 @@ class Tokens:
             ConfigError: Other users may read it, or it holds no valid tokens.
         """
         try:
-            lines, mode = path.read_text(encoding="utf-8").splitlines(), path.stat().st_mode
+            lines = path.read_text(encoding="utf-8").splitlines()
+            mode = path.stat().st_mode
         except (OSError, UnicodeDecodeError):
             raise ResourceNotFoundError(f"no token can be read from {str(path)!r}.") from None
         if mode & stat.S_IROTH:

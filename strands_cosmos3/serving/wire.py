@@ -56,21 +56,27 @@ from strands_cosmos3.observe.views import as_uint8, compose, letterbox
 from strands_cosmos3.serving.codec import UnsupportedArray
 from strands_cosmos3.types import ActionChunk, Request
 
-PROMPT, JOINTS, GRIPPER = "prompt", "observation/joint_position", "observation/gripper_position"
-POSITION, QUATERNION, COMPOSITE = "observation/eef_pos", "observation/eef_quat", "observation/image"
-ENDPOINT, SESSION, REQUEST_ID = "endpoint", "session_id", "cosmos3/request_id"
-SEED, MOTION_CLOCK = "cosmos3/seed", "cosmos3/t_motion_s"
-QUANTILES, SERVED_SPACE = "cosmos3/quantiles", "cosmos3/action_space"
+PROMPT = "prompt"
+JOINTS = "observation/joint_position"
+GRIPPER = "observation/gripper_position"
+POSITION = "observation/eef_pos"
+QUATERNION = "observation/eef_quat"
+COMPOSITE = "observation/image"
+ENDPOINT = "endpoint"
+SESSION = "session_id"
+REQUEST_ID = "cosmos3/request_id"
+SEED = "cosmos3/seed"
+MOTION_CLOCK = "cosmos3/t_motion_s"
+QUANTILES = "cosmos3/quantiles"
+SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
 optional.
 """
-VLLM_PATH, VLLM_SEED, VLLM_SAMPLING, VLLM_SPACE = (
-    "/v1/realtime/robot/openpi",
-    "seed",
-    "sampling_params",
-    "action_space",
-)
+VLLM_PATH = "/v1/realtime/robot/openpi"
+VLLM_SEED = "seed"
+VLLM_SAMPLING = "sampling_params"
+VLLM_SPACE = "action_space"
 _VLLM_JOINTS = "joint_position"  # what vLLM-Omni calls joint_pos
 
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
@@ -165,7 +171,8 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
     Raises:
         ServiceUnreadableError: It is one that this client does not know, e.g. joint velocities.
     """
-    ours, theirs = metadata.get(SERVED_SPACE), metadata.get(VLLM_SPACE)
+    ours = metadata.get(SERVED_SPACE)
+    theirs = metadata.get(VLLM_SPACE)
     if isinstance(ours, str) or theirs is None:
         return ours if isinstance(ours, str) else None
     if theirs != _VLLM_JOINTS:
@@ -371,27 +378,22 @@ def _read_pictures(
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
-    if rig is not None:
-        keys = _keys(rig, "observation/exterior_image_0_left" in message)
-        missing = [key for key in keys if key not in message]
-        if not missing:
-            views = {
-                view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)
-            }
-            if COMPOSITE in message:  # the released server prefers it
-                return views, _picture(message, COMPOSITE)
-            return views, None if compose is None else compose(views, rig)
-        if compose is not None and len(missing) < len(keys) and COMPOSITE not in message:
-            raise _missing(message, missing)
-    if COMPOSITE in message:
-        return {}, _picture(message, COMPOSITE)
-    if compose is not None:
-        raise _missing(
-            message,
-            [COMPOSITE],
-            f" Send it, or {', '.join(rig.wire_names)}." if rig is not None else "",
-        )
-    return {}, None
+    views = dict[str, NDArray[np.uint8]]()
+    keys = () if rig is None else _keys(rig, "observation/exterior_image_0_left" in message)
+    missing = [key for key in keys if key not in message]
+    if rig is not None and not missing:
+        views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
+    if COMPOSITE in message:  # the released server prefers it
+        return views, _picture(message, COMPOSITE)
+    if compose is None:
+        return views, None
+    if rig is None:
+        raise _missing(message, [COMPOSITE])
+    if len(missing) == len(keys):
+        raise _missing(message, [COMPOSITE], f" Send it, or {', '.join(rig.wire_names)}.")
+    if missing:
+        raise _missing(message, missing)
+    return views, compose(views, rig)
 
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
@@ -472,12 +474,14 @@ def encode_rows(chunk: ActionChunk, request: Request) -> NDArray[np.float32]:
     if wire_space(request.embodiment, request.action_space.name) not in (JOINT_POS, POSE_ABS):
         return chunk.action.astype(np.float32)
     if (meaning == "joint_position") != (request.action_space.meaning == "joint_position"):
-        requested, got = request.action_space.name, chunk.action_space.name
+        requested = request.action_space.name
+        got = chunk.action_space.name
         raise ActionSpaceError(
             f"the request asks for {requested!r}, but the backend returned {got!r}."
         )
     if meaning == "joint_position":
-        columns, gripper = chunk.action[:, :7], chunk.action[:, 7].clip(0.0, 1.0)
+        columns = chunk.action[:, :7]
+        gripper = chunk.action[:, 7].clip(0.0, 1.0)
     else:
         assert request.T_base_cosmos is not None  # decode_request requires it
         poses = decode_chunk(chunk, request.T_base_cosmos)
@@ -505,33 +509,28 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
             request.
         ServiceChunkError: Its rows must not be executed.
     """
-    timing: dict[str, float] = {}
-    video, quantiles = None, None
-    rows: Any = reply
     if isinstance(reply, str):
         raise ServiceRefusedError(f"the server reports an error: {short(reply)}")
-    if isinstance(reply, dict):
-        fields = cast("dict[str, Any]", reply)
-        if fields.get("type") == "error":
-            raise ServiceRefusedError(
-                f"the server reports an error: {short(fields.get('message', 'without a message'))}"
-            )
-        echoed = fields.get(REQUEST_ID, request_id)
-        if echoed != request_id:
-            raise ServiceUnreadableError(
-                f"the reply belongs to request {short(echoed)}, not to {request_id}."
-            )
-        rows = fields.get("action", fields.get("actions"))
-        timing = _timing(fields.get("server_timing"))
-        video, quantiles = _video(fields.get("video")), fields.get(QUANTILES)
+    fields = cast("dict[str, Any]", reply) if isinstance(reply, dict) else {}
+    if fields.get("type") == "error":
+        raise ServiceRefusedError(
+            f"the server reports an error: {short(fields.get('message', 'without a message'))}"
+        )
+    echoed = fields.get(REQUEST_ID, request_id)
+    if echoed != request_id:
+        raise ServiceUnreadableError(
+            f"the reply belongs to request {short(echoed)}, not to {request_id}."
+        )
+    rows = fields.get("action", fields.get("actions", reply))
     if not isinstance(rows, np.ndarray):
-        keys = list(cast("dict[Any, Any]", reply))[:8] if isinstance(reply, dict) else []
-        have = ", ".join(str(key)[:40] for key in keys) or "no keys"
+        have = ", ".join(str(key)[:40] for key in list(fields)[:8]) or "no keys"
         raise ServiceUnreadableError(
             f"the reply has no array 'action' or 'actions'; it has {have}."
         )
+    timing = _timing(fields.get("server_timing"))
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
-    return replace(chunk, video=video, quantiles=_quantiles(quantiles, chunk.action_space))
+    quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
+    return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles)
 
 
 def _video(value: Any) -> NDArray[np.uint8] | None:
@@ -584,7 +583,8 @@ def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
 def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:
     space = wire_space(request.embodiment, request.action_space.name)
     require_rows(rows, space)
-    action, departure = rows.astype(np.float64), None
+    action = rows.astype(np.float64)
+    departure = None
     if space.meaning == "pose_absolute":
         if request.T_base_cosmos is not None:
             position, quaternion = _sent_pose(request.T_base_cosmos)

@@ -95,7 +95,9 @@ class Workers(Generic[Tool, Job, Result]):
     ):
         self.busy_since: list[float | None] = [None] * len(tools)
         self.started: list[Future[Any]] = [Future() for _ in tools]
-        self._first, self._work, self._most = first, work, most
+        self._first = first
+        self._work = work
+        self._most = most
         self._queue: FairQueue[tuple[Future[Result], Job]] = FairQueue()
         self._threads = [
             threading.Thread(

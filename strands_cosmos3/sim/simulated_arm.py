@@ -13,6 +13,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, known_name, of_grippers, seed_number, typed_fields
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
+from strands_cosmos3.control.loop import LoopConfig
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import (
     ActuatorGuardError,
@@ -42,6 +43,9 @@ class ControlConfig:
     feed_forward: str = "velocity"  # or "computed_torque" or "none"
     compensation: Compensation = NO_COMPENSATION  # of a known delay, payload and friction
     strict: bool = False  # refuse limits that are assumed
+    # how far the hand may be behind, see LoopConfig
+    following_m: float = LoopConfig.following_m
+    following_rad: float = LoopConfig.following_rad
 
     def __post_init__(self) -> None:
         typed_fields(self)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strands_cosmos3.errors import Cosmos3Error, InstructionError
+from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.types import Rollout
 
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
@@ -41,36 +41,46 @@ class LiveControls:
 
     def __init__(self) -> None:
         self.instruction = self.message = ""
-        self.paused, self.speed, self.latency_s = False, 1.0, 0.0
+        self.paused = False
+        self.speed = 1.0
+        self.latency_s = 0.0
         self.check: Callable[[str], None] = lambda instruction: None
         self.outcomes: list[tuple[bool | None, str]] = []
         self._before: str | None = None
         self._ends_episode = self._keeps_scene = False
         self._lock = threading.Lock()
 
+    def refusal(self, text: str) -> str:
+        """Return why an instruction is refused; empty if it is not."""
+        if len(text) > _LONGEST_INSTRUCTION:
+            most = _LONGEST_INSTRUCTION
+            return f"an instruction has at most {most} characters, got {len(text)}."
+        try:
+            self.check(text)
+        except Cosmos3Error as error:
+            return str(error)
+        return ""
+
     def ask(self, text: str) -> None:
         """Have the present episode end and one with this instruction begin on the same scene,
         unless it is refused.
         """
-        try:
-            if len(text) > _LONGEST_INSTRUCTION:
-                raise InstructionError(
-                    f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got "
-                    f"{len(text)}."
-                )
-            self.check(text)
-        except Cosmos3Error as error:
-            self.message = str(error)
+        self.message = self.refusal(text)
+        if self.message:
             return
         with self._lock:
             self._before = self.instruction if self._before is None else self._before
-            self.instruction, self.message = text, ""
-            self._ends_episode, self._keeps_scene, self.paused = True, True, False
+            self.instruction = text
+            self._ends_episode = True
+            self._keeps_scene = True
+            self.paused = False
 
     def start_over(self) -> None:
         """Have the present episode end, and the next scene begin."""
         with self._lock:
-            self._ends_episode, self.paused, self.message = True, False, ""
+            self._ends_episode = True
+            self.paused = False
+            self.message = ""
 
     def set_speed(self, name: str) -> None:
         """Set the speed, one of :data:`SPEEDS`; any other name is ignored."""
@@ -91,7 +101,8 @@ class LiveControls:
         if it asked for none.
         """
         with self._lock:
-            asked, same = self._ends_episode, self._keeps_scene
+            asked = self._ends_episode
+            same = self._keeps_scene
             self._ends_episode = self._keeps_scene = False
         return (seed if same else seed + 1) if asked else None
 
@@ -99,11 +110,8 @@ class LiveControls:
         """Note an episode; one that the page ended does not count."""
         if self._ends_episode and not rollout.success:
             return
-        instruction, seconds = (
-            rollout.instruction or "no instruction",
-            f"{rollout.duration_s:.1f} s",
-        )
-        text = f"{instruction}, seed {rollout.seed}: {rollout.outcome}, {seconds}"
+        ended = f"seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s"
+        text = f"{rollout.instruction or 'no instruction'}, {ended}"
         self.outcomes.append((rollout.success, text))
         if not self._ends_episode:
             self._before = None
@@ -115,7 +123,9 @@ class LiveControls:
         with self._lock:
             if self._before is None:
                 return False
-            self.message, self.instruction, self._before = str(error), self._before, None
+            self.message = str(error)
+            self.instruction = self._before
+            self._before = None
         return True
 
     def tally(self) -> str:
@@ -173,14 +183,14 @@ class ControlPanel:
                 "cube positions."
             )
             buttons = gui.add_button_group("clock", ("Pause", "Resume", "Reset"), hint=hint)
-            self.speed = gui.add_dropdown(
+            self.speed_menu = gui.add_dropdown(
                 "speed",
                 list(SPEEDS),
                 initial_value="1 x",
                 disabled=in_real_time,
                 hint="Simulated time per wall-clock time, at most.",
             )
-            self.latency = gui.add_slider(
+            self.latency_slider = gui.add_slider(
                 "latency (s)",
                 0.0,
                 LATENCIES_S[-1],
@@ -191,8 +201,8 @@ class ControlPanel:
                 "stops the clock.",
             )
         buttons.on_click(lambda event: self._press(event.target.value))
-        self.speed.on_update(lambda event: controls.set_speed(str(event.target.value)))
-        self.latency.on_update(lambda event: controls.set_latency(float(event.target.value)))
+        self.speed_menu.on_update(lambda event: controls.set_speed(str(event.target.value)))
+        self.latency_slider.on_update(lambda event: controls.set_latency(float(event.target.value)))
         self.update()
 
     def close(self) -> None:

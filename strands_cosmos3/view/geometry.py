@@ -47,7 +47,8 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
     merged = []
     for (body, rgb), meshes in parts.items():
         mesh: Any = trimesh.util.concatenate(meshes)
-        vertices, faces = mesh.vertices.astype(np.float32), mesh.faces.astype(np.uint32)
+        vertices = mesh.vertices.astype(np.float32)
+        faces = mesh.faces.astype(np.uint32)
         merged.append(BodyMesh(body, vertices, faces, rgb))
     return merged
 
@@ -55,12 +56,14 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
     material = int(model.geom_matid[geom])
     if material < 0:
-        rgb, texture = model.geom_rgba[geom][:3], -1
+        rgb = model.geom_rgba[geom][:3]
+        texture = -1
     else:
         rgb = model.mat_rgba[material][:3]
         texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
     if texture >= 0:
-        start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
+        start = int(model.tex_adr[texture])
+        channels = int(model.tex_nchannel[texture])
         length = int(model.tex_height[texture] * model.tex_width[texture]) * channels
         pixels = model.tex_data[start : start + length].reshape(-1, channels)
         rgb = rgb * pixels[:, :3].mean(axis=0) / 255
@@ -70,7 +73,8 @@ def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
 
 def _mesh(model: mujoco.MjModel, geom: int) -> Any:
     """Return a geom's surface in its own frame, or None if the geom type is not supported."""
-    shape, size = mujoco.mjtGeom(int(model.geom_type[geom])), model.geom_size[geom]
+    shape = mujoco.mjtGeom(int(model.geom_type[geom]))
+    size = model.geom_size[geom]
     create: Any = trimesh.creation
     match shape.name.removeprefix("mjGEOM_"):
         case "BOX":

@@ -48,7 +48,9 @@ class LiveView(Closeable):
         controls: LiveControls | None = None,
         novelty: Callable[[], float | None] = lambda: None,
     ):
-        self.robot, self.page, self.source = robot, page, source
+        self.robot = robot
+        self.page = page
+        self.source = source
         self._novelty_now = novelty
         self.controls = LiveControls() if controls is None else controls
         self._cameras = ViewCameras(robot.scene) if cameras else None
@@ -56,7 +58,9 @@ class LiveView(Closeable):
 
     def begin(self, instruction: str) -> None:
         """Start a new episode: nothing of the last one stays on the page."""
-        self.instruction, self.inference_ms, self.novelty = instruction, None, None
+        self.instruction = instruction
+        self.inference_ms = None
+        self.novelty = None
         self.page.clear()
         self.trace = RolloutTrace(self.robot.scene, _TRAIL_POINTS)
         self._pose_due = self._panel_due = self._camera_due = -1.0
@@ -68,7 +72,8 @@ class LiveView(Closeable):
         """Show the path of an accepted chunk."""
         self._notice_reset()
         self.trace.command(plan)
-        self.inference_ms, self.novelty = inference_ms, self._novelty_now()
+        self.inference_ms = inference_ms
+        self.novelty = self._novelty_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
@@ -80,7 +85,8 @@ class LiveView(Closeable):
         whether to end the episode.
         """
         self._notice_reset()
-        now_s, controls = float(robot.data.time), self.controls
+        now_s = float(robot.data.time)
+        controls = self.controls
         self._show(now_s)
         paused = controls.paused
         while controls.paused and not (controls.ends_episode or interrupt_requested()):
@@ -103,7 +109,8 @@ class LiveView(Closeable):
         self._seen_s = now_s
 
     def _show(self, now_s: float, outcome: str = "", everything: bool = False) -> None:
-        robot, page = self.robot, self.page
+        robot = self.robot
+        page = self.page
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
             page.pose(robot.data)
@@ -117,7 +124,8 @@ class LiveView(Closeable):
             state = robot.executor.state.name
             figures = outcome, self.inference_ms, robot.counters(), self.novelty
             page.status(Status(state, self.instruction, self.source, now_s, *figures))
-            predicted, observed = self.trace.predicted(now_s), None
+            predicted = self.trace.predicted(now_s)
+            observed = None
             if predicted is not None and self._views:
                 observed = observed_picture(self._views, predicted)
             page.world(predicted, observed=observed)

@@ -82,13 +82,15 @@ def only_own_pages(allowed: Collection[str]) -> Iterator[None]:
     viser has no such option and starts its server itself. If it starts none within, RenderError is
     raised: nothing must be served without this check.
     """
-    serve, started = server.serve, []
+    serve = server.serve
+    started = []
 
     def guarded(*args: Any, process_request: Any = None, **kwargs: Any) -> Any:
         started.append(True)
 
         def check(connection: Any, request: Any) -> Any:
-            hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
+            hosts = request.headers.get_all("Host")
+            origins = request.headers.get_all("Origin")
             # one header given several times
             why = refused(", ".join(hosts), ", ".join(origins) or None, allowed)
             if why is not None:

@@ -250,7 +250,8 @@ class LivePage(Closeable):
         self.url = (
             f"http://{'localhost' if address == '0.0.0.0' else address}:{self.server.get_port()}"
         )
-        self._model, self._robot = model, robot
+        self._model = model
+        self._robot = robot
         self._bodies: dict[int, Any] = {}
         self._lines: dict[str, Any] = {}
         self._camera_image: Any = None
@@ -294,7 +295,8 @@ class LivePage(Closeable):
         """Place every body at its pose in the state, as last forwarded or stepped."""
         with self.server.atomic():
             for body, frame in self._bodies.items():
-                frame.position, frame.wxyz = data.xpos[body].copy(), data.xquat[body].copy()
+                frame.position = data.xpos[body].copy()
+                frame.wxyz = data.xquat[body].copy()
 
     def hide(self, name: str) -> None:
         """Hide a body, e.g. one whose pose is not recorded."""
@@ -316,7 +318,8 @@ class LivePage(Closeable):
                     f"/paths/{name}", segments, rgb, thickness=thickness
                 )
             elif line is not None and len(segments):
-                self._lines[name], line.points = line, segments
+                self._lines[name] = line
+                line.points = segments
             elif line is not None:
                 line.remove()
 

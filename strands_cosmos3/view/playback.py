@@ -56,7 +56,8 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     Raises:
         ConfigError, DatasetFormatError: It is not of the scene's robot, in this project's schema.
     """
-    measured, recording = recorded_limbs(episode), commanded_motion(episode)
+    measured = recorded_limbs(episode)
+    recording = commanded_motion(episode)
     n_joints = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
     paths: dict[str, F64] = {}
     for name, motion in recording.of_limbs(n_joints).items():
@@ -90,7 +91,8 @@ def from_npz(path: Path, scene: Scene) -> Recorded:
         raise InputError(
             f"{path} is not a recording of a rollout ({error}); `rollout --npz` writes one."
         ) from None
-    n, grippers = len(scene.robot.joints), len(scene.limbs)
+    n = len(scene.robot.joints)
+    grippers = len(scene.limbs)
     if q.ndim == 2 and q.shape[1] != n:
         raise ConfigError(
             f"{path} is of a robot with {q.shape[1]} joints, and {scene.robot.name!r} has {n}; "
@@ -149,7 +151,8 @@ def play(
     for name in scene.bodies:
         page.hide(name)
     page.world(None, "a recording holds no predicted video")
-    trace, episode = RolloutTrace(scene, len(recorded.q_rad)), recorded.episode
+    trace = RolloutTrace(scene, len(recorded.q_rad))
+    episode = recorded.episode
     keys = [] if episode is None else episode.dataset.spec.cameras
     cameras = {key: key.removeprefix(IMAGES) for key in keys if key.startswith(IMAGES)}
     pacer = Pacer(0.0)

@@ -9,6 +9,7 @@ import pytest
 from test_executor import assert_lawful, joined
 
 from helpers.ideal_arm import DT, FPS, IdealArm, Swaying, failing, make_loop, sway
+from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.executor import Executor, ExecutorState
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig, PrefixSpan
 from strands_cosmos3.errors import (
@@ -19,7 +20,7 @@ from strands_cosmos3.errors import (
     InputError,
 )
 from strands_cosmos3.robots.panda import FER, HOME_Q
-from strands_cosmos3.types import JointTrajectory
+from strands_cosmos3.types import JointTrajectory, Observation
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +125,105 @@ def test_no_fresh_chunk_brakes_and_holds_and_counts():
     moving = np.array([np.isfinite(b.nominal_s).any() for b in arm.blocks])
     after_first = np.arange(len(moving)) > np.argmax(moving)
     assert loop.counters["idle_ticks"] == pytest.approx((after_first & ~moving).sum(), abs=1)
+
+
+class Stuck(IdealArm):
+    """One joint stays where it is, from a time on and for some seconds."""
+
+    def __init__(self, joint, from_s, for_s):
+        super().__init__()
+        self.joint, self.from_s, self.until_s = joint, from_s, from_s + for_s
+
+    def execute(self, block, before):
+        q_stuck = self.q[self.joint]
+        q_rad, gripper = super().execute(block, before)
+        if self.from_s <= self.now_s() < self.until_s:
+            q_rad[:, self.joint] = self.q[self.joint] = q_stuck
+        return q_rad, gripper
+
+
+class Turntable:
+    """The geometry of an arm whose last joints carry the hand, or turn it."""
+
+    def __init__(self, m_per_rad, rad_per_rad):
+        self.m_per_rad, self.rad_per_rad = m_per_rad, rad_per_rad
+
+    def limb_poses(self, q_rad):
+        T = np.repeat(np.eye(4)[None], len(q_rad), axis=0)
+        T[:, 0, 3] = self.m_per_rad * q_rad[:, 6]
+        angle = self.rad_per_rad * q_rad[:, 6]
+        T[:, 0, 0] = T[:, 1, 1] = np.cos(angle)
+        T[:, 1, 0] = np.sin(angle)
+        T[:, 0, 1] = -T[:, 1, 0]
+        return {"arm": T}
+
+    def examine(self, q_rad):
+        return CollisionReport()
+
+
+class Turns(Swaying):
+    """A chunk of eight rows turns the last joint on by 0.48 rad from where it departs."""
+
+    def __init__(self, arm, geometry=None):
+        super().__init__(arm)
+        self.geometry = geometry
+
+    def observe(self, action_prefix):
+        self.seen.append((self.arm.now_s(), action_prefix))
+        return Observation(self.arm.q, 1.0, {}, self.arm.qd)
+
+    def plan(self, observation):
+        t_s = np.arange(1, 9) / FPS
+        q = np.repeat(observation.q_anchor_rad[None], 8, axis=0)
+        q[:, 6] += 0.9 * t_s
+        return JointTrajectory(np.minimum(q, FER.q_max - 0.01), t_s, arm=self.geometry)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("geometry", "bounds", "most_rad"),
+    [
+        (None, {}, 0.3),
+        (Turntable(1.0, 0.0), {}, 0.05),
+        (Turntable(0.0, 1.0), {}, 0.3),
+        (Turntable(0.1, 2.0), {"following_rad": 0.1}, 0.05),
+        (Turntable(0.5, 0.1), {"following_m": 0.04}, 0.08),
+    ],
+    ids=["joints", "position", "rotation", "rotation option", "position option"],
+)
+def test_the_reference_waits_for_an_arm_that_does_not_follow(latency, geometry, bounds, most_rad):
+    arm = Stuck(6, 0.8, 1.5)
+    planner = Turns(arm, geometry)
+    _arm, loop, _joins = make_loop(arm, planner, latency_s=latency, **bounds)
+    leads, waiting = [], None
+    for tick in range(160):
+        loop.tick()
+        leads.append(abs(loop.executor.reference.q_rad[6] - arm.q[6]))
+        if tick == 100:  # 0.3 s before it follows again
+            asked, waiting = len(planner.seen), loop.why_held()
+    assert loop.executor.state is ExecutorState.RUNNING
+    loop.close()
+    assert 0.9 * most_rad < max(leads) < most_rad + 0.06  # the way in which it brakes
+    assert loop.counters["following_waits"] == 1
+    assert loop.counters["deadline_misses"] == 0
+    assert waiting.endswith("the hand does not follow its reference.")
+    assert planner.seen[asked][0] >= 2.28, "nothing is asked before"
+    assert arm.q[6] > arm.blocks[100].q_rad[-1, 6] + 0.2, "it goes on"
+    assert_lawful(*joined(arm.blocks), FER)
+
+
+def test_after_its_patience_it_departs_from_where_the_arm_is():
+    arm = Stuck(6, 0.8, 100.0)
+    planner = Turns(arm, Turntable(0.5, 0.0))
+    _arm, loop, _joins = make_loop(arm, planner, patience_s=0.5)
+    leads = []
+    for _ in range(200):
+        loop.tick()
+        leads.append(loop.executor.reference.q_rad[6] - arm.q[6])
+    loop.close()
+    assert loop.counters["following_waits"] >= 4
+    assert max(leads) < 0.13
+    assert min(leads[60:]) < 0.07, "the reference returns as far as the first row"
 
 
 def test_after_a_hold_motion_goes_on_from_a_later_observation():

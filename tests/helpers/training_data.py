@@ -9,25 +9,25 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from recipes.table_policy.record import LabelCollector, LabelConfig, LabelledRecord
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.resources import write_json
 from strands_cosmos3.training.flow import TrainedPolicy
-from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig, EpisodeRecord
 
 CANVAS = (128, 160)
-DEMOS = DemoConfig(ticks=26, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)
+DEMOS = LabelConfig(ticks=26, perturbed=0.15, wandering=0.0, label_every=2, prefix_rows=8)
 EPISODES = (18, 22)  # of seed 3: calm for a chunk, and in both a cube is grasped
 PREVIEW_WIDTHS = (64, 64, 32)
 
 
 @cache
-def recorded_episodes() -> list[EpisodeRecord]:
+def recorded_episodes() -> list[LabelledRecord]:
     """Two episodes of demonstrations."""
-    with DemoCollector(DEMOS) as collector:
+    with LabelCollector(DEMOS) as collector:
         records = [collector.record(3, episode) for episode in EPISODES]
-    return [record for record in records if record is not None]
+    return [record for record in records if isinstance(record, LabelledRecord)]
 
 
 def latents_like(n: int, frames: int = 1, seed: int = 0) -> torch.Tensor:

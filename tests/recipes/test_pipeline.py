@@ -22,11 +22,18 @@ from recipes.libero_policy.recipe import LiberoRecipe
 from recipes.pipeline import PipelineOptions, PipelineStep, command_step, read_json, run_steps
 from recipes.table_policy import recipe as table_recipe
 from recipes.table_policy.recipe import TINY, Recipe
+from recipes.table_policy.record import TableRecording
 from recipes.table_policy.train import TrainOptions
 from strands_cosmos3.cli import COMMANDS, _parsed
+from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError, TrainingError
 from strands_cosmos3.resources import locked
+
+RECORDINGS: dict[str, Any] = {
+    "recipes.libero_policy.demos": LiberoRecording,
+    "recipes.table_policy.record": TableRecording,
+}
 
 
 @pytest.fixture
@@ -101,8 +108,9 @@ def test_every_command_can_be_parsed_and_workers_change_none(make):
             _parsed(arguments)
         elif program == "python":
             assert arguments[0] == "-m"
-            if arguments[1] == "recipes.libero_policy.demos":
-                assert tyro.cli(LiberoRecording, args=arguments[2:]).seed == 3
+            if arguments[1] in RECORDINGS:
+                how = {"config": (tyro.conf.OmitArgPrefixes,), "registry": registry}
+                assert tyro.cli(RECORDINGS[arguments[1]], args=arguments[2:], **how).seed == 3
             else:
                 assert arguments[1] == "recipes.table_policy.train"
                 assert tyro.cli(TrainOptions, args=arguments[2:]).run.seed == 3
@@ -129,7 +137,7 @@ def test_ctrl_c_reaches_the_step_once_and_it_ends_by_itself(tmp_path: Path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    assert said.count("strands-cosmos3: interrupted.") == 1
+    assert said.count("demos: interrupted.") == 1
     assert "the same command goes on" in said
     assert read_json(tmp_path / "made/records/demos.json")["seconds"] > 0
 

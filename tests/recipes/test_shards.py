@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from recipes.table_policy.demos import Demos, unpack
+from recipes.table_policy.record import LabelConfig
 from recipes.table_policy.windows import executed_rows, undisturbed
 from strands_cosmos3.actions.decode import encode_chunk
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
-from strands_cosmos3.worlds.table.demonstrations import DemoConfig
 
 
 def test_last_is_the_last_tick_of_the_episode(records, demos):
@@ -42,7 +42,9 @@ def test_there_and_back_through_lerobot(records, prefix_rows, tmp_path):
     """With the labels after action prefixes where they are asked for."""
     from strands_cosmos3.datasets import DatasetWriter
 
-    spec = demo_spec((128, 160), DemoConfig(prefix_rows=prefix_rows))
+    if not prefix_rows:
+        records = [replace(record, prefix_rows=0 * record.prefix_rows) for record in records]
+    spec = demo_spec(records[0], LabelConfig())
     with DatasetWriter(tmp_path / "set", spec, commit_every=2, video=VIDEO) as writer:
         for i, record in enumerate(records):
             add_record(writer, record, 3, i)
@@ -73,7 +75,7 @@ def test_what_was_unpacked_is_of_one_dataset(records, tmp_path):
 
     for name, which in (("one", 0), ("two", 1)):  # of the same length
         with DatasetWriter(
-            tmp_path / name, demo_spec((128, 160)), commit_every=1, video=VIDEO
+            tmp_path / name, demo_spec(records[which], LabelConfig()), commit_every=1, video=VIDEO
         ) as writer:
             add_record(writer, records[which], 3, which)
     unpack(tmp_path / "one", tmp_path / "unpacked")

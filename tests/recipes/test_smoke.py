@@ -7,20 +7,20 @@ import json
 import numpy as np
 
 from recipes.table_policy.demos import write_demos
+from recipes.table_policy.record import LabelledRecord
 from recipes.table_policy.train import main
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.worlds.table.demonstrations import EpisodeRecord
 from strands_cosmos3.worlds.table.phrases import GOALS
 
 TICKS = 20
 
 
-def made_up_episode(seed: int) -> EpisodeRecord:
+def made_up_episode(seed: int) -> LabelledRecord:
     rng = np.random.default_rng(seed)
     labels, T = np.arange(0, TICKS, 2), np.repeat(np.eye(4)[None], TICKS, axis=0)
     T[:, :3, 3] = rng.normal(0, 0.01, (TICKS, 3)).cumsum(axis=0)
     rows = rng.normal(0, 0.5, (len(labels), len(GOALS), 16, 10)).astype(np.float32)
-    return EpisodeRecord(
+    return LabelledRecord(
         frames=rng.integers(0, 255, (TICKS, 128, 160, 3), np.uint8),
         looks=rng.integers(0, 255, (len(labels), 128, 160, 3), np.uint8),
         q_rad=np.zeros((TICKS, 7)),

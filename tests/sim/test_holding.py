@@ -14,12 +14,14 @@ from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.model import kinematics_of
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 from strands_cosmos3.sim.episode import EpisodeRunner
 from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for
-from strands_cosmos3.types import ActionChunk, Observation
+from strands_cosmos3.sim.simulated_arm import ControlConfig
+from strands_cosmos3.types import ActionChunk, Observation, Outcome
 from strands_cosmos3.worlds.arms import Robot
 
 PAYLOAD = PlantErrors(payload_kg=0.5)
@@ -204,6 +206,50 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
     # it stays where it was pushed and does not go back
     assert rollout.arrays["q_commanded_rad"][-1, 6] - HOME_Q[6] > 0.05
     assert rollout.loop_drift.max_deg > 5
+
+
+def held_rollout(robot, until_s, spring_n_m, **arguments):
+    """A reach whose hand a spring holds from 0.6 s on, and [N] how far the reference led it."""
+    model, data = robot.scene.model, robot.data
+    (limb,) = robot.scene.limbs.values()
+    hand = model.body(limb.limb.frame).id
+    kinematics, grip, leads = kinematics_of(model, limb.limb), [], []
+
+    def step(q_rad, gripper):
+        data.xfrc_applied[hand] = 0
+        if 0.6 <= data.time < until_s:
+            grip.append(data.xpos[hand].copy())
+            data.xfrc_applied[hand, :3] = spring_n_m * (grip[0] - data.xpos[hand])
+            both = np.stack((q_rad, data.qpos[robot.scene.arm_qpos]))
+            leads.append(np.linalg.norm(np.diff(kinematics.forward(both)[:, :3, 3], axis=0)))
+
+    robot.on_step = step
+    return robot.run_policy(
+        policy_config={"backend": "scripted"}, task="reach", duration=12.0, **arguments
+    ), np.array(leads)
+
+
+@pytest.mark.parametrize(
+    ("robot", "bound_m", "latency"),
+    [("panda", 0.05, 0.0), ("panda", 0.02, 0.3), ("ur5e", 0.05, 0.3), ("ur5e", 0.03, 0.0)],
+)
+def test_a_hand_that_is_held_is_waited_for(robot, bound_m, latency):
+    """The reference leads it by no more than the bound and its stop; set free, it goes on."""
+    arm = Robot(robot, ControlConfig(following_m=bound_m))
+    rollout, leads = held_rollout(arm, 2.4, 20_000.0, latency=latency)
+    assert bound_m < leads.max() < bound_m + 0.025
+    assert np.ptp(leads[len(leads) // 2 :]) < 0.01, "it waits; the spring swings"
+    assert rollout.counters["following_waits"] == 1
+    assert rollout.success
+
+
+@pytest.mark.parametrize("robot", ["panda", "ur5e"])
+def test_a_hand_that_stays_held_is_tried_again(robot):
+    rollout, leads = held_rollout(Robot(robot), 60.0, 20_000.0)
+    assert 2 <= rollout.counters["following_waits"] <= 3, "every five seconds"
+    assert leads.max() < 0.08
+    assert rollout.outcome is not Outcome.SUCCESS
+    assert rollout.held is None or "does not follow" in rollout.held
 
 
 def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.table_policy.record import LabelCollector, LabelConfig
 from strands_cosmos3.actions.decode import decode_pose_trajectory
 from strands_cosmos3.actions.rotations import geodesic_angle
 from strands_cosmos3.actions.stats import denormalize_chunk, normalize_chunk
@@ -41,8 +42,9 @@ from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.types import ActionChunk, Rollout
 from strands_cosmos3.worlds.arms import Robot
+from strands_cosmos3.worlds.table.demo_config import DemoConfig
 from strands_cosmos3.worlds.table.demo_dataset import VIDEO, add_record, demo_spec
-from strands_cosmos3.worlds.table.demonstrations import DemoCollector, DemoConfig
+from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 from strands_cosmos3.worlds.table.phrases import plain
 
 UR5E = get_robot("ur5e")
@@ -52,7 +54,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 TOP = "observation.images.camera_top"
 UR = get_embodiment("robomind-ur")
-UR5E_DEMOS = DemoConfig(robot="ur5e", goals=(0, 1, 2), ticks=9, edges_m=(0.04,))
+UR5E_DEMOS = DemoConfig(robot="ur5e", tasks=("reach",), ticks=9, edges_m=(0.04,))
 TABLE_POLICY = Path(str(resource("assets/table_policy")))
 
 
@@ -97,9 +99,7 @@ def demos(tmp_path_factory) -> Path:
             record for episode in (0, 1) if (record := collector.record(0, episode)) is not None
         ]
     assert len(records) == 2
-    with DatasetWriter(
-        root, demo_spec(records[0].frames.shape[1:3], UR5E_DEMOS), video=VIDEO
-    ) as writer:
+    with DatasetWriter(root, demo_spec(records[0], UR5E_DEMOS), video=VIDEO) as writer:
         for episode, record in enumerate(records):
             add_record(writer, record, 0, episode)
     return root
@@ -122,7 +122,7 @@ def test_an_episode_does_not_depend_on_those_before_it():
     """A worker process records all its parts with one collector; and the hand keeps home's yaw
     if told so.
     """
-    config = Demos(Path("out"), robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5).config()
+    config = DemoConfig(robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5)
     with DemoCollector(config) as used, DemoCollector(config) as fresh:
         assert not used.expert.expert.turns
         for episode in range(3):
@@ -136,7 +136,7 @@ def test_an_episode_does_not_depend_on_those_before_it():
 
 def test_a_hand_that_keeps_its_yaw_has_homes_in_starts_and_answers():
     """An expert that turned to 45 degrees instead turned an UR5e by 135."""
-    config = Demos(Path("out"), robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5).config()
+    config = DemoConfig(robot="ur5e", tasks=("reach",), hand_yaw="home", ticks=5)
     with DemoCollector(config) as collector:
         robot = Robot("ur5e")
         robot.reset()
@@ -153,23 +153,28 @@ def test_a_hand_that_keeps_its_yaw_has_homes_in_starts_and_answers():
         )
 
 
-@pytest.mark.parametrize(("robot", "rests"), [("ur5e", True), ("panda", False)])
-def test_answers_for_pictures_alone_do_not_depend_on_the_arms_speed(robot, rests):
+@pytest.mark.parametrize("robot", ["ur5e", "panda"])
+def test_answers_for_pictures_alone_do_not_depend_on_the_arms_speed(robot):
     """One picture shows none: they are those of an arm at rest, or in the bundled policy's
     recipe of one that cruises.
     """
-    with DemoCollector(DemoConfig(robot=robot, ticks=2)) as collector:
-        assert collector.record(0, 0) is not None
-        (stage,) = collector._scenes.values()
-        request = collector.request(stage.robot.observation())
-        state = dict(request.privileged or {})
-        still, moving = (
-            replace(request, privileged=state | {"tcp_twist": np.full(6, twist)})
-            for twist in (0.0, 0.1)
-        )
-        answers = [collector.answer(one, 0) for one in (still, moving)]
-        np.testing.assert_array_equal(*answers)
-        assert np.array_equal(answers[0], collector.expert.answer(still, 0).action) == rests
+    recipes = (DemoCollector, True), (LabelCollector, False)
+    for kind, rests in recipes[: 2 if robot == "panda" else 1]:
+        with kind(DemoConfig(robot=robot, ticks=2) if rests else LabelConfig(ticks=2)) as collector:
+            assert collector.record(0, 0) is not None
+            (stage,) = collector._scenes.values()
+            request = collector.request(stage.robot.observation())
+            state = dict(request.privileged or {})
+            still, moving = (
+                replace(request, privileged=state | {"tcp_twist": np.full(6, twist)})
+                for twist in (0.0, 0.1)
+            )
+            recorder = collector.recorder(collector, stage, np.random.default_rng(0))
+            answers = [recorder._label(stage.robot, one)["labels"][0] for one in (still, moving)]
+            np.testing.assert_array_equal(*answers)
+            expert = collector.expert
+            resting = expert.expert.infer(expert.asked(still, 0)).action.astype(np.float32)
+            assert np.array_equal(answers[0], resting) == rests
 
 
 def test_a_recorded_rollout_follows_the_domains_conventions(recorded):
@@ -450,11 +455,9 @@ def test_demos_of_another_robot_are_checked_before_anything_is_recorded(tmp_path
     )
     for options, said in wrong:
         with pytest.raises(Cosmos3Error, match=said):
-            Demos(tmp_path / "set", episodes=1, **options).run()
+            Demos(tmp_path / "set", episodes=1, table=DemoConfig(**options)).run()
     assert list(tmp_path.iterdir()) == []
-    config = Demos(tmp_path / "set", robot="ur5e", tasks=("reach",)).config()
-    assert config.goals == config.labelled == (0, 1, 2)
-    assert Demos(tmp_path / "set").config() == DemoConfig()
+    assert DemoConfig(robot="ur5e", tasks=("reach",)).goals == (0, 1, 2)
 
 
 @pytest.mark.slow

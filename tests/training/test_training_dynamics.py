@@ -26,15 +26,12 @@ from strands_cosmos3.training.dynamics import (
 )
 from strands_cosmos3.training.windows import ROWS
 from strands_cosmos3.worlds.table import demonstrations
-from strands_cosmos3.worlds.table.demonstrations import DemoConfig, clip_of, expert_clips
-from strands_cosmos3.worlds.table.grammar import Verb
+from strands_cosmos3.worlds.table.demo_config import DemoConfig
+from strands_cosmos3.worlds.table.demonstrations import clip_of, expert_clips
 
 
 def judge(clips: int, seed: int = 0) -> DynamicsReport:
-    verbs = (Verb.REACH, Verb.PICK, Verb.PLACE)
-    return judge_dynamics(
-        embedded_checkpoint(task="reach"), expert_clips(clips, ROWS, 128, seed, verbs)
-    )
+    return judge_dynamics(embedded_checkpoint(task="reach"), expert_clips(clips, ROWS, 128, seed))
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,18 @@ undisturbed expert.
 An episode is a rollout with real dynamics, one control tick per row at 15 Hz, from a random start
 over the table. Some chunks drift at random, so that states beside the expert's path are seen as
 well (DART), and some episodes wander about, so that a world model sees what no goal explains. At
-every fourth tick the expert, which is stateless, also answers for *each* goal: nine labels per
-picture. Everything random follows from (seed, episode). Another robot's rows have its embodiment's
-rate and camera.
+every fourth tick the expert, which is stateless, also answers for *each* goal. Everything random
+follows from (seed, episode). Rows have the rate of the robot's embodiment; a picture is that of its
+only camera, or the composite of its rig.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,98 +26,40 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.datasets.arm_rows import ArmClip
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.datasets.spec import EXPERT
 from strands_cosmos3.errors import ControlError, InputError
 from strands_cosmos3.observe.views import canvas_composite
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import Closeable
-from strands_cosmos3.robots.catalogue import get_robot, model_file
+from strands_cosmos3.robots.catalogue import model_file
 from strands_cosmos3.robots.limits import limits_of_arm
 from strands_cosmos3.robots.model import PHYSICS_HZ, load_model
-from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.dataset import rollout_spec
 from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 from strands_cosmos3.worlds.arms import Robot
-from strands_cosmos3.worlds.table.appearance import Appearance
+from strands_cosmos3.worlds.table.demo_config import DemoConfig, DemoTask
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.grammar import Verb
 from strands_cosmos3.worlds.table.hands import gripper_down
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 from strands_cosmos3.worlds.table.randomized_scene import RandomizedScene
-from strands_cosmos3.worlds.table.scene import SEPARATION_M, nominal
+from strands_cosmos3.worlds.table.scene import SEPARATION_M
 
 # where hands start and wander, for cubes around (0.5, 0); shifted to the robot's own workspace
 _OVER_TABLE_M = ((0.30, 0.66), (-0.24, 0.24), (0.03, 0.42))
 _HORIZONS = (2, 8)  # rows of a chunk that are executed before the next one
-_PREFIX_DRIFT = (0.0, 0.2, 0.5)  # of a prefix's rows, in the units below
-# of a row: about half of what DROID's fastest rows move and turn
-_DRIFT_M, _DRIFT_RAD = 0.007, 0.012
 _SETTLED_RAD_S = 0.03
 _TICKS_SETTLED = 8  # ticks after which a finished goal is replaced, or the episode ends
 VALIDATION_SEED = 1_000_000
 _CLIPS_PER_EPISODE = 4
 CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
-EDGES_M = (0.030, 0.036, 0.043, 0.050)
 # heights of starts near a cube; low ones: a policy that came down beside it learns to rise again
 _NEAR_M = (0.02, 0.22)
 _YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """Options of demonstrations."""
-
-    tier: int = 128  # resolution tier of the pictures
-    ticks: int = 60  # longest episode, in rows; twice that for the bin, which is far
-    label_every: int = 4  # ticks between labels
-    perturbed: float = 0.4  # fraction of chunks
-    wandering: float = 0.15  # fraction of episodes that move at random
-    # fraction of episodes that start near home; the others start anywhere over the table
-    home: float = 0.35
-    # fraction of episodes with additional cubes of other colours and sizes
-    distractors: float = 0.25
-    close: float = 0.35  # fraction of episodes whose cubes may be as close as CLOSE_M
-    edges_m: tuple[float, ...] = EDGES_M  # of the cubes, one for each episode
-    goals: tuple[int, ...] = tuple(range(len(GOALS)))  # pursued
-    appearance: Appearance | None = None  # nominal; None: that of rollouts
-    # scale of the changes of table, colours, light and cameras; 0 is the nominal scene
-    visual_randomization: float = 1.0
-    looks_randomization: float = 1.0  # the highest scale of the other looks of labelled pictures
-    turns: bool = True  # whether the expert's hand turns to the cube's yaw
-    # for the DROID rig, fraction of episodes in which it does: labels take cubes askew
-    turning: float = 0.3
-    prefix_rows: int = 0  # longest action prefix of additional labels; 0: there are none
-    robot: str = "panda"  # a name, or the path of its TOML file
-
-    @property
-    def spec(self) -> RobotSpec:
-        """The robot."""
-        return get_robot(self.robot)
-
-    @property
-    def embodiment(self) -> Embodiment:
-        """Embodiment of the rows."""
-        return get_embodiment(self.spec.embodiment or "droid")
-
-    @property
-    def labelled(self) -> tuple[int, ...]:
-        """Goals that each label answers: all for the DROID rig, as the bundled policy's recipe
-        expects.
-        """
-        return tuple(range(len(GOALS))) if self.embodiment.rig is not None else self.goals
-
-    @property
-    def nominal(self) -> Appearance:
-        """The nominal appearance."""
-        return self.appearance or nominal(self.spec)
-
-    def separation_m(self, rng: np.random.Generator) -> float:
-        """Draw the least distance between the centres of two cubes."""
-        return CLOSE_M if rng.random() < self.close else SEPARATION_M
 
 
 @dataclass
@@ -124,8 +67,6 @@ class EpisodeRecord:
     """One episode of T ticks, L of them with labels."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] canvases
-    # [L, H, W, 3] those of labelled ticks with another table, light, cameras and places of cubes
-    looks: NDArray[np.uint8]
     q_rad: F64  # [T, n] measured
     T_base_cosmos: F64  # [T, 4, 4] measured
     gripper_opening: F64  # [T] measured open fractions
@@ -134,12 +75,14 @@ class EpisodeRecord:
     perturbed: NDArray[np.bool_]  # [T] whether the row that follows is perturbed
     label_ticks: NDArray[np.int16]  # [L]
     labels: NDArray[np.float32]  # [L, goals, rows, 10] the expert's rows in the model's scale
-    # [L, goals, rows, 10] the same after an action prefix, or the same
-    continued: NDArray[np.float32]
-    prefix_rows: NDArray[np.int8]  # [L, goals] number of rows of that prefix; 0: none
-    # as labels, where the pictures have other looks, and the cubes other places
-    looks_labels: NDArray[np.float32]
-    looks_continued: NDArray[np.float32]  # as continued there
+
+    def pictures(self) -> tuple[NDArray[np.uint8], ...]:
+        """Return [T, H, W, 3] of each camera of the dataset."""
+        return (self.frames,)
+
+    def label_columns(self) -> dict[str, NDArray[Any]]:
+        """Return the dataset's columns [L, numbers] of the labelled ticks."""
+        return {EXPERT: self.labels.reshape(len(self.labels), -1)}
 
 
 class PerturbedExpert(Backend):
@@ -170,27 +113,16 @@ class PerturbedExpert(Backend):
         if self.wandering:
             self.perturbed = True
             return self._wander(request)
-        chunk = self.answer(request, self.goal, askew=self.askew)
+        chunk = self.expert.plan(self.asked(request, self.goal), askew=self.askew)
         self.perturbed = bool(self.rng.random() < self.share)
         if not self.perturbed:
             return chunk
         return replace(chunk, action=self._perturb(np.array(chunk.action)))
 
-    def answer(
-        self,
-        request: Request,
-        goal: int,
-        state: Mapping[str, F64] | None = None,
-        starts_cruising: bool = False,
-        drift: F64 | None = None,
-        askew: bool = False,
-    ) -> ActionChunk:
-        """Return the undisturbed expert's chunk for a goal; ``state`` replaces some of the
-        simulator's.
-        """
+    def asked(self, request: Request, goal: int, state: Mapping[str, F64] | None = None) -> Request:
+        """Return a request of the expert for a goal; ``state`` replaces some of the simulator's."""
         privileged = {**(request.privileged or {}), **self._yaw, **(state or {})}
-        request = replace(request, instruction=plain(goal), privileged=privileged)
-        return self.expert.plan(request, starts_cruising, drift, askew)
+        return replace(request, instruction=plain(goal), privileged=privileged)
 
     def _perturb(self, rows: F64) -> F64:
         ramp = np.minimum(np.arange(1, len(rows) + 1) / 3, 1.0)[:, None]
@@ -220,10 +152,106 @@ class PerturbedExpert(Backend):
         )
 
 
+class EpisodeRecorder:
+    """Record one episode, tick by tick. ``horizon`` is the number of rows to execute of the next
+    chunk.
+    """
+
+    record_type: type[EpisodeRecord] = EpisodeRecord
+
+    def __init__(self, collector: DemoCollector, scene: RandomizedScene, rng: np.random.Generator):
+        self._collector, self._scene, self._rng = collector, scene, rng
+        # what the record has of each tick, by name; of the last one, no row was executed yet
+        self._ticks: list[dict[str, Any]] = []
+        self._labels: dict[int, dict[str, NDArray[Any]]] = {}  # tick -> what the record has of it
+        self._settled = 0
+        self.horizon = 0
+
+    @property
+    def complete(self) -> list[dict[str, Any]]:
+        """The ticks whose row was executed."""
+        return self._ticks[:-1]
+
+    def tick(self, robot: Robot) -> bool:
+        """Record the robot's current state; return whether the episode continues."""
+        collector, expert = self._collector, self._collector.expert
+        if self._ticks:
+            limb = robot.scene.only
+            ctrl = float(robot.data.ctrl[limb.gripper_actuator])
+            command = float(limb.gripper.command.to_fraction(ctrl))
+            self._ticks[-1] |= {"gripper_command": command, "perturbed": expert.perturbed}
+        observation = robot.observation()
+        request = collector.request(observation)
+        tick, picture = len(self._ticks), self._picture(robot, robot.data)
+        self._ticks.append(
+            {
+                "frames": picture,
+                "q_rad": observation.q_rad,
+                "T_base_cosmos": request.T_base_cosmos,
+                "gripper_opening": float(observation.gripper),
+                "goal": np.int8(expert.goal),
+            }
+        )
+        if tick % collector.config.label_every == 0:
+            self._labels[tick] = self._label(robot, request)
+        return self._choose(observation)
+
+    def _picture(self, robot: Robot, data: mujoco.MjData) -> NDArray[np.uint8]:
+        views = [self._scene.renderer.render(data, name) for name in robot.scene.view_names]
+        composite = self._collector.composite
+        return views[0] if composite is None else composite.padded(views)
+
+    def _label(self, robot: Robot, request: Request) -> dict[str, NDArray[Any]]:
+        """Return what the record has of a labelled tick.
+
+        One picture does not show the arm's speed, which would turn the next rows by several
+        centimetres. The expert therefore answers as if the arm stood still.
+        """
+        expert, still = self._collector.expert, {"tcp_twist": np.zeros(6)}
+        answers = [
+            expert.expert.infer(expert.asked(request, goal, still)).action
+            for goal in self._collector.config.goals
+        ]
+        return {"labels": np.stack(answers).astype(np.float32)}
+
+    def _choose(self, observation: Observation) -> bool:
+        """Draw the next chunk's length and, once the arm has settled, a new goal or the end of
+        the episode.
+        """
+        rng = self._rng
+        self.horizon = int(rng.integers(*_HORIZONS, endpoint=True))
+        settled = (
+            observation.qd_rad_s is not None and np.abs(observation.qd_rad_s).max() < _SETTLED_RAD_S
+        )
+        self._settled = self._settled + 1 if settled else 0
+        if self._settled >= _TICKS_SETTLED:
+            if rng.random() < 0.5:
+                return False
+            self._settled = 0
+            self._collector.expert.goal = int(rng.choice(self._collector.config.goals))
+        return True
+
+    def record(self) -> EpisodeRecord:
+        """Return the record without the last tick, whose row was never executed."""
+        ticks = self.complete
+        labels = {tick: answers for tick, answers in self._labels.items() if tick < len(ticks)}
+        return self.record_type(
+            label_ticks=np.array(list(labels), np.int16),
+            **_stacked(ticks),
+            **_stacked(list(labels.values())),
+        )
+
+
+def _stacked(parts: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
 class DemoCollector(Closeable):
     """Record episodes. A context manager that holds OpenGL contexts; use it in the thread that
     made it.
     """
+
+    recorder = EpisodeRecorder
 
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
@@ -256,7 +284,7 @@ class DemoCollector(Closeable):
         edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
         scene = self._scene(crowded, edge_m)
         scene.randomize(rng, config.visual_randomization)
-        layout = scene.robot.scene.sample_layout(rng, config.separation_m(rng))
+        layout = scene.robot.scene.sample_layout(rng, self.separation_m(rng))
         scene.robot.reset(q_rad=self._start(rng, layout), layout=layout)
         self.expert.rng, self.expert.share = rng, config.perturbed
         self.expert.goal = int(rng.choice(config.goals))
@@ -265,19 +293,17 @@ class DemoCollector(Closeable):
             rng.random() >= config.turning
         )
         self._policy.reset(0)
-        recorder = EpisodeRecorder(self, scene, rng)
+        recorder = self.recorder(self, scene, rng)
         try:
             self._play(scene.robot, recorder)
         except (ControlError, InputError):  # the start is at the edge of the workspace
-            if len(recorder.frames) < 2:
+            if not recorder.complete:
                 return None
         return recorder.record()
 
     def _scene(self, crowded: bool, edge_m: float) -> RandomizedScene:
         if (crowded, edge_m) not in self._scenes:
-            self._scenes[crowded, edge_m] = RandomizedScene.make(
-                self.config.nominal, edge_m, crowded, self.config.robot
-            )
+            self._scenes[crowded, edge_m] = RandomizedScene.make(edge_m, crowded, self.config.robot)
         return self._scenes[crowded, edge_m]
 
     def _play(self, robot: Robot, recorder: EpisodeRecorder) -> None:
@@ -340,31 +366,9 @@ class DemoCollector(Closeable):
             privileged=observation.privileged,
         )
 
-    def answer(self, request: Request, goal: int) -> F64:
-        """Return the undisturbed expert's rows [rows, width] for a goal.
-
-        One picture does not show the arm's speed, which would turn the next rows by several
-        centimetres, nor, from above, the yaw of a cube. For the bundled policy's recipe the expert
-        therefore answers as if the arm had the speed that it would reach, and takes cubes without
-        turning to them; for others it answers as if the arm stood still.
-        """
-        if self.config.embodiment.rig is not None:
-            return self.expert.answer(request, goal, starts_cruising=True, askew=True).action
-        return self.expert.answer(request, goal, {"tcp_twist": np.zeros(6)}).action
-
-    def continuation(self, request: Request, goal: int, rows: int, rng: np.random.Generator) -> F64:
-        """Return the expert's rows [rows, width] from the measured speed, which drift at first; a
-        prefix shows both.
-
-        A prefix that led straight to the goal would give it away: the policy would go on with it
-        and forget the picture.
-        """
-        size = rng.choice(_PREFIX_DRIFT)
-        drift = np.concatenate(
-            [rng.normal(0, size * _DRIFT_M, 3), rng.normal(0, size * _DRIFT_RAD, 3)]
-        )
-        ramp = np.minimum(np.arange(1, rows + 1) / 3, 1.0)[:, None]
-        return self.expert.answer(request, goal, drift=ramp * drift, askew=True).action
+    def separation_m(self, rng: np.random.Generator) -> float:
+        """Draw the least distance between the centres of two cubes."""
+        return CLOSE_M if rng.random() < self.config.close else SEPARATION_M
 
     def close(self) -> None:
         """Release the OpenGL contexts."""
@@ -374,130 +378,12 @@ class DemoCollector(Closeable):
         self._policy.close()
 
 
-class EpisodeRecorder:
-    """Record one episode, tick by tick. ``horizon`` is the number of rows to execute of the next
-    chunk.
-    """
-
-    def __init__(self, collector: DemoCollector, scene: RandomizedScene, rng: np.random.Generator):
-        self._collector, self._scene, self._rng = collector, scene, rng
-        self.frames: list[NDArray[np.uint8]] = []
-        self._states: list[tuple[F64, F64, float, int]] = []  # angles, pose, gripper opening, goal
-        # gripper command and perturbation of the row before each tick
-        self._commands: list[tuple[float, bool]] = []
-        self._labels: dict[int, tuple[NDArray[Any], ...]] = {}  # tick -> what _label returns
-        self._settled = 0
-        self.horizon = 0
-
-    def tick(self, robot: Robot) -> bool:
-        """Record the robot's current state; return whether the episode continues."""
-        collector, expert = self._collector, self._collector.expert
-        if self.frames:
-            limb = robot.scene.only
-            ctrl = float(robot.data.ctrl[limb.gripper_actuator])
-            command = float(limb.gripper.command.to_fraction(ctrl))
-            self._commands.append((command, expert.perturbed))
-        observation = robot.observation()
-        request = collector.request(observation)
-        assert request.T_base_cosmos is not None
-        tick = len(self.frames)
-        self.frames.append(self._picture(robot))
-        self._states.append(
-            (observation.q_rad, request.T_base_cosmos, float(observation.gripper), expert.goal)
-        )
-        if tick % collector.config.label_every == 0:
-            self._labels[tick] = self._label(robot, request)
-        return self._choose(observation)
-
-    def _picture(self, robot: Robot, data: Any = None) -> NDArray[np.uint8]:
-        views = [
-            self._scene.renderer.render(data or robot.data, name) for name in robot.scene.view_names
-        ]
-        composite = self._collector.composite
-        return views[0] if composite is None else composite.padded(views)
-
-    def _label(self, robot: Robot, request: Request) -> tuple[NDArray[Any], ...]:
-        """Return labels, those after a prefix, its rows, a picture with other looks, and both
-        labels of that picture.
-        """
-        collector, rng, goals = self._collector, self._rng, self._collector.config.labelled
-        if collector.composite is None:
-            answers = np.stack([collector.answer(request, goal) for goal in goals])
-            no_prefix = np.zeros(len(goals), np.int64)
-            return answers, answers, no_prefix, self.frames[-1], answers, answers
-        longest = collector.config.prefix_rows
-        length = rng.integers(min(longest, 1), longest, endpoint=True, size=len(goals))
-        own = self._answers(request, length)
-        with self._scene.other_looks(rng, rng.uniform(0, collector.config.looks_randomization)):
-            moved = self._scene.other_layout(rng, collector.config.separation_m(rng))
-            look = self._picture(robot, moved)
-        cubes = {name: robot.scene.T_world_body(moved, name) for name in robot.scene.bodies}
-        elsewhere = replace(request, privileged={**(request.privileged or {}), **cubes})
-        return *own, length, look, *self._answers(elsewhere, length)
-
-    def _answers(self, request: Request, length: NDArray[np.int64]) -> tuple[F64, F64]:
-        """Return the expert's rows for each goal [goals, rows, width], and after prefixes of
-        some lengths [goals], if any.
-        """
-        collector, goals = self._collector, self._collector.config.labelled
-        rows = np.stack([collector.answer(request, goal) for goal in goals])
-        if not collector.config.prefix_rows:
-            return rows, rows
-        after = [
-            collector.continuation(request, goal, int(n), self._rng)
-            for goal, n in zip(goals, length, strict=True)
-        ]
-        return rows, np.stack(after)
-
-    def _choose(self, observation: Observation) -> bool:
-        """Draw the next chunk's length and, once the arm has settled, a new goal or the end of
-        the episode.
-        """
-        rng = self._rng
-        self.horizon = int(rng.integers(*_HORIZONS, endpoint=True))
-        settled = (
-            observation.qd_rad_s is not None and np.abs(observation.qd_rad_s).max() < _SETTLED_RAD_S
-        )
-        self._settled = self._settled + 1 if settled else 0
-        if self._settled >= _TICKS_SETTLED:
-            if rng.random() < 0.5:
-                return False
-            self._settled = 0
-            self._collector.expert.goal = int(rng.choice(self._collector.config.goals))
-        return True
-
-    def record(self) -> EpisodeRecord:
-        """Return the record without the last tick, whose row was never executed."""
-        n = len(self._commands)
-        labels = {tick: rows for tick, rows in self._labels.items() if tick < n}
-        q_rad, poses, openings, goals = zip(*self._states[:n], strict=True)
-        commands, perturbed = zip(*self._commands, strict=True)
-        rows, after, length, looks, *other = (
-            np.stack(part) for part in zip(*labels.values(), strict=True)
-        )
-        return EpisodeRecord(
-            np.stack(self.frames[:n]),
-            looks,
-            np.stack(q_rad),
-            np.stack(poses),
-            np.array(openings),
-            np.array(commands),
-            np.array(goals, np.int8),
-            np.array(perturbed),
-            np.array(list(labels), np.int16),
-            rows.astype(np.float32),
-            after.astype(np.float32),
-            length.astype(np.int8),
-            *(part.astype(np.float32) for part in other),
-        )
-
-
 def expert_clips(
     clips: int,
     rows: int,
     tier: int,
     seed: int = 0,
-    verbs: Collection[Verb] = tuple(Verb),
+    tasks: tuple[DemoTask, ...] = DemoConfig.tasks,
     on_episode: Callable[[int, int], None] | None = None,
 ) -> list[ArmClip]:
     """Record the unperturbed expert on new tables and return some of its chunks, spread evenly.
@@ -506,12 +392,12 @@ def expert_clips(
         clips: Number of clips; on average four per episode.
         tier: Resolution tier of the pictures.
         seed: Tables are drawn by ``VALIDATION_SEED + seed``, apart from those of demonstrations.
-        verbs: What the expert pursues.
+        tasks: What the expert pursues.
         on_episode: Called with the numbers of episodes recorded and in all.
     """
     config = DemoConfig(
-        tier,
-        goals=tuple(i for i, (verb, _) in enumerate(GOALS) if verb in verbs),
+        tasks=tasks,
+        tier=tier,
         visual_randomization=0.1,
         perturbed=0.0,
         wandering=0.0,

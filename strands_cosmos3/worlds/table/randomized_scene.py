@@ -4,8 +4,7 @@ for each episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from strands_cosmos3.sim.film import VIEW_HW
 from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene_builder import SURFACE
 from strands_cosmos3.worlds.arms import Robot
-from strands_cosmos3.worlds.table.appearance import PATTERNS, Appearance, Surface
+from strands_cosmos3.worlds.table.appearance import PATTERNS, Surface
 from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, DISTRACTORS, Cube, TableScene
 
 LIGHT = (0.3, 2.0)
@@ -36,12 +35,6 @@ _OTHER_COLOURS = (
 )
 """Yellow, violet, white, black, grey, brown and pink: none of them is red, green or blue."""
 _NOMINAL_TABLE = 0.25  # fraction of the episodes whose table is the nominal one
-AT_HAND_M = 0.06
-"""A cube whose centre is closer to the hand's TCP stays there."""
-_LOW_M, _CLEAR_M = 0.13, 0.09  # below this height of the TCP no other cube is put closer to it
-_AROUND_M = 0.05  # deviation from the hand's place, of one cube of some layouts
-_AROUND = 0.4  # fraction of them
-_DRAWS = 100
 _ARRAYS = (
     "mat_rgba",
     "light_diffuse",
@@ -59,29 +52,24 @@ class RandomizedScene:
 
     robot: Robot
     renderer: Renderer
-    nominal: dict[str, Any]
+    nominal: Mapping[str, NDArray[Any]]
 
     @classmethod
-    def make(
-        cls, appearance: Appearance, edge_m: float, crowded: bool, robot: str = "panda"
-    ) -> RandomizedScene:
+    def make(cls, edge_m: float, crowded: bool, robot: str = "panda") -> RandomizedScene:
         """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is
         crowded.
         """
         cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
-        scene = TableScene(
-            (*cubes, *DISTRACTORS) if crowded else cubes,
-            appearance=appearance,
-            robot=get_robot(robot),
-        )
-        renderer = Renderer(scene.model, *VIEW_HW)
-        return cls(Robot(robot, scene=scene), renderer, _copied(_looks(scene.model)))
+        scene = TableScene((*cubes, *DISTRACTORS) if crowded else cubes, robot=get_robot(robot))
+        made = cls(Robot(robot, scene=scene), Renderer(scene.model, *VIEW_HW), {})
+        made.nominal = made.looks()
+        return made
 
     def randomize(self, rng: np.random.Generator, scale: float) -> None:
         """Draw an episode's looks around the nominal ones; ``scale`` 0 leaves them, 1 is the
         full range.
         """
-        self._restore(self.nominal)
+        self._set(self.nominal)
         self._draw_colours(rng, scale)
         self._draw_light(rng, scale)
         self._draw_cameras(rng, scale)
@@ -90,53 +78,18 @@ class RandomizedScene:
             _looks(self.robot.scene.model)["texture"][:] = surface.texture().reshape(-1)
         self.renderer.upload_texture(SURFACE)
 
-    def _restore(self, looks: Mapping[str, Any]) -> None:
+    def looks(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of the present looks, for :meth:`restore`."""
+        return {name: np.array(view) for name, view in _looks(self.robot.scene.model).items()}
+
+    def restore(self, looks: Mapping[str, NDArray[Any]]) -> None:
+        """Return to former looks."""
+        self._set(looks)
+        self.renderer.upload_texture(SURFACE)
+
+    def _set(self, looks: Mapping[str, NDArray[Any]]) -> None:
         for name, view in _looks(self.robot.scene.model).items():
             view[:] = looks[name]
-
-    @contextmanager
-    def other_looks(self, rng: np.random.Generator, scale: float) -> Iterator[None]:
-        """Draw other looks for a block; the present ones return after it."""
-        present = _copied(_looks(self.robot.scene.model))
-        try:
-            self.randomize(rng, scale)
-            yield
-        finally:
-            self._restore(present)
-            self.renderer.upload_texture(SURFACE)
-
-    def other_layout(self, rng: np.random.Generator, separation_m: float) -> Any:
-        """Return a copy of the simulation's state (MjData) with the cubes elsewhere, apart from
-        those at the hand.
-
-        In some layouts a cube is around the hand.
-        """
-        scene, data = self.robot.scene, self.robot.data
-        hand = np.array(data.site_xpos[scene.only.tcp_site])
-        here = data.xpos[[body.id for body in scene.bodies.values()]]
-        kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
-        for _ in range(_DRAWS):
-            layout = scene.sample_layout(rng, separation_m)
-            xy = np.where(kept[:, None], here[:, :2], layout.xy_m)
-            if rng.random() < _AROUND:
-                cube = int(rng.integers(len(xy)))
-                xy[cube] = here[cube, :2] if kept[cube] else hand[:2] + rng.normal(0, _AROUND_M, 2)
-            if self._is_free(xy, kept, hand, separation_m):
-                places = zip(layout.names, xy, layout.yaw_rad, kept, strict=True)
-                moved = {name: (at, yaw) for name, at, yaw, stays in places if not stays}
-                return scene.rearranged(data, moved)
-        return scene.rearranged(data, {})
-
-    def _is_free(
-        self, xy_m: F64, kept: NDArray[np.bool_], hand_m: F64, separation_m: float
-    ) -> bool:
-        workspace, free = self.robot.scene.robot.workspace, xy_m[~kept]
-        low, high = np.array([workspace.x_m, workspace.y_m]).T
-        apart = np.linalg.norm(xy_m[:, None] - xy_m[None], axis=2) + 10 * np.eye(len(xy_m))
-        apart[np.ix_(kept, kept)] = 10
-        clear = (np.linalg.norm(free - hand_m[:2], axis=1) > _CLEAR_M) | (hand_m[2] > _LOW_M)
-        inside = (free >= low) & (free <= high)
-        return bool((apart >= separation_m).all() and inside.all() and clear.all())
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
         model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
@@ -196,7 +149,3 @@ def _looks(model: Any) -> dict[str, Any]:
     looks = {name: getattr(model, name) for name in _ARRAYS}
     looks |= {"ambient": headlight.ambient, "diffuse": headlight.diffuse}
     return looks | {"texture": model.tex_data[start : start + size]}
-
-
-def _copied(looks: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.array(view) for name, view in looks.items()}
