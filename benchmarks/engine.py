@@ -29,7 +29,10 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
-_PROMPT_TOKENS, _NEGATIVE_TOKENS, _FPS, _SEED = 160, 29, 15.0, 0
+_PROMPT_TOKENS = 160
+_NEGATIVE_TOKENS = 29
+_FPS = 15.0
+_SEED = 0
 _Run = Callable[[], tuple[dict[str, float], torch.Tensor]]
 """One inference: its CPU seconds by name, and its actions [rows, width]."""
 
@@ -159,7 +162,8 @@ def random_request(
 ) -> Cosmos3ActionRequest:
     """A setting's request with seeded noise for a picture, the prompts and the sampler."""
     canvas = to_canvas(_picture(setting)[None], canvas_hw(*setting.picture_hw, setting.tier))
-    rng, vocabulary = np.random.RandomState(_SEED), engine.config.vocab_size
+    rng = np.random.RandomState(_SEED)
+    vocabulary = engine.config.vocab_size
     # the pipeline draws video, then action, from one generator
     generator = torch.Generator().manual_seed(_SEED)
     shape = pixel_to_latent_shape(setting.chunk + 1, *canvas.content_hw)
@@ -201,7 +205,8 @@ def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) ->
         resolution_tier=setting.tier,
         image=Image.fromarray(_picture(setting)),
     )
-    decode, reached = pipe.vae.decode, [0.0]
+    decode = pipe.vae.decode
+    reached = [0.0]
 
     def timed_decode(*args: Any, **options: Any) -> Any:
         reached[0] = time.process_time()
@@ -220,7 +225,8 @@ def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) ->
             generator=torch.Generator().manual_seed(_SEED),
             output_type="pt",
         )
-        latent_s, decoded_s = reached[0] - start, time.process_time() - start
+        latent_s = reached[0] - start
+        decoded_s = time.process_time() - start
         return {"pipeline_latent": latent_s, "pipeline_decoded": decoded_s}, out.action[0]
 
     return run

@@ -45,7 +45,8 @@ def latency(model: str, options: dict[str, Any], repeats: int) -> dict[str, Any]
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     with Cosmos3Policy("droid", "panda", model=model, options=options, seed=0) as policy:
-        load_s, runs = time.perf_counter() - start, []
+        load_s = time.perf_counter() - start
+        runs = []
         for _ in range(repeats + 2):
             policy.plan(seen, self_test.TASK)
             runs.append(dict(policy.last_rollout["timing"]))
@@ -61,7 +62,8 @@ def latency(model: str, options: dict[str, Any], repeats: int) -> dict[str, Any]
 
 def rollouts(model: str, options: dict[str, Any], episodes: int) -> dict[str, Any]:
     """Episodes of pick on the simulated table."""
-    robot, config = Robot(), {"embodiment": "droid", "backend": "native", "model": model, **options}
+    robot = Robot()
+    config = {"embodiment": "droid", "backend": "native", "model": model, **options}
     ran = [
         robot.run_policy(task="pick", duration=20.0, policy_config=config, seed=seed)
         for seed in range(episodes)

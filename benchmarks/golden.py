@@ -205,7 +205,8 @@ class Golden:
         started = time.monotonic()
 
         def run(case: Case) -> None:
-            begin, final = time.monotonic(), out[case.name]
+            begin = time.monotonic()
+            final = out[case.name]
             try:
                 with whole(final) as hidden:
                     case.run(tree, hidden)

@@ -127,7 +127,8 @@ def write_formats(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     save_file(stored, fp8 / "transformer/diffusion_pytorch_model.safetensors")
     (fp8 / "hf_quant_config.json").write_text('{"quant_method": "modelopt", "quant_algo": "FP8"}')
 
-    adapter, generator = folder / "adapter", torch.Generator().manual_seed(5)
+    adapter = folder / "adapter"
+    generator = torch.Generator().manual_seed(5)
     adapter.mkdir()
     factors: dict[str, torch.Tensor] = {}
     for key in sorted(
@@ -346,7 +347,8 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
 def main() -> None:
     """Run one of the three commands of the module's docstring."""
     torch.set_num_threads(1)
-    what, inputs = sys.argv[1], Path(sys.argv[2])
+    what = sys.argv[1]
+    inputs = Path(sys.argv[2])
     if what == "make":
         make(inputs)
         return

@@ -59,7 +59,8 @@ def compare(
     for name in [*base, *(name for name in head if name not in base)]:
         if name not in base or name not in head:
             return Difference(name, (), base.get(name, ABSENT), head.get(name, ABSENT))
-        a, b = np.asarray(base[name]), np.asarray(head[name])
+        a = np.asarray(base[name])
+        b = np.asarray(head[name])
         if a.dtype != b.dtype and not a.dtype.kind == b.dtype.kind == "U":
             return Difference(f"{name} (type)", (), str(a.dtype), str(b.dtype))
         if a.shape != b.shape:

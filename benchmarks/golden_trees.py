@@ -26,7 +26,9 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 
 Of a flag that help lists in a group alone (``--timing.latency``), that is used."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-CASE_S, SERVER_S, STOP_S = 600.0, 120.0, 20.0
+CASE_S = 600.0
+SERVER_S = 120.0
+STOP_S = 20.0
 
 
 class Processes:

@@ -28,7 +28,9 @@ class _IdealArm:
     dt_s = 1 / 600
 
     def __init__(self, home_rad: F64 = HOME_Q, opening: float | F64 = 1.0) -> None:
-        self.q, self.qd, self._due_s = home_rad.copy(), np.zeros(len(home_rad)), time.monotonic()
+        self.q = home_rad.copy()
+        self.qd = np.zeros(len(home_rad))
+        self._due_s = time.monotonic()
         self._opening = opening
 
     def now_s(self) -> float:
@@ -38,7 +40,8 @@ class _IdealArm:
         return self.q.copy(), self.qd.copy(), self._opening
 
     def execute(self, block: ReferenceBlock, before: JointState) -> tuple[F64, F64]:
-        self.q, self.qd = block.q_rad[-1].copy(), block.qd_rad_s[-1].copy()
+        self.q = block.q_rad[-1].copy()
+        self.qd = block.qd_rad_s[-1].copy()
         self._due_s = max(self._due_s + len(block) * self.dt_s, time.monotonic() - 0.1)
         time.sleep(max(self._due_s - time.monotonic(), 0.0))
         return block.q_rad, block.gripper
@@ -50,21 +53,28 @@ class _Chunks:
     """
 
     def __init__(self, arm: _IdealArm, seed: int, limits: JointLimits):
-        self._arm, self._rng, self._turn, self._limits = arm, np.random.default_rng(seed), 0, limits
+        self._arm = arm
+        self._rng = np.random.default_rng(seed)
+        self._turn = 0
+        self._limits = limits
 
     def observe(self, action_prefix: Any) -> F64:
         return self._arm.q.copy()
 
     def plan(self, observation: F64) -> JointTrajectory:
-        kind, rng = _KINDS[self._turn % len(_KINDS)], self._rng
+        kind = _KINDS[self._turn % len(_KINDS)]
+        rng = self._rng
         self._turn += 1
-        t_s, low, high = (np.arange(32) + 1) / 15, self._limits.q_min, self._limits.q_max
+        t_s = (np.arange(32) + 1) / 15
+        low = self._limits.q_min
+        high = self._limits.q_max
         if kind == "smooth":
             q = observation + 0.2 * np.sin(0.9 * t_s)[:, None] * rng.uniform(-1, 1, len(low))
         elif kind == "walk":
             q = observation + np.cumsum(rng.normal(0, 0.03, (32, len(low))), axis=0)
         else:
-            q, t_s = rng.uniform(low, high, (3, len(low))), t_s[:3]
+            q = rng.uniform(low, high, (3, len(low)))
+            t_s = t_s[:3]
         return JointTrajectory(np.clip(q, low, high), t_s)
 
 
@@ -90,7 +100,8 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
         robot: The robot (default: panda), or the .toml file of one.
     """
     limits, home, opening = (FER, HOME_Q, 1.0) if robot is None else _of(robot)
-    arm, accepted = _IdealArm(home, opening), 0
+    arm = _IdealArm(home, opening)
+    accepted = 0
 
     def on_accepted(chunk: Any, rows_begun: int) -> None:
         nonlocal accepted
@@ -107,7 +118,8 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
     cost_ms: dict[bool, list[float]] = {True: [], False: []}
     try:
         while accepted < chunks:
-            before, began_s = accepted, time.thread_time()
+            before = accepted
+            began_s = time.thread_time()
             loop.tick()
             cost_ms[accepted > before].append((time.thread_time() - began_s) * 1e3)
             report.progress(f"loop: {accepted} of {chunks} chunks taken up")
@@ -132,11 +144,13 @@ def _planning_ms(
     chunks: int, seed: int, limits: JointLimits, home: F64, opening: float | F64
 ) -> list[float]:
     """CPU time of planning as many chunks, one after another."""
-    arm, out = _IdealArm(home, opening), []
+    arm = _IdealArm(home, opening)
+    out = []
     source = _Chunks(arm, seed, limits)
     executor = Executor(limits, arm.dt_s, home, opening)
     for _ in range(chunks):
-        chunk, began_s = source.plan(executor.reference.q_rad), time.thread_time()
+        chunk = source.plan(executor.reference.q_rad)
+        began_s = time.thread_time()
         prepared = executor.takeover().prepare(chunk)
         out.append((time.thread_time() - began_s) * 1e3)
         executor.take_up(prepared)

@@ -14,13 +14,18 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
 
 FPS = 15.0
-SLOW_M, SLOW_DEG = (0.002, 0.010), (0.2, 3.0)
-BRISK_M, BRISK_DEG = (0.010, 0.030), (1.0, 5.0)
+SLOW_M = (0.002, 0.010)
+SLOW_DEG = (0.2, 3.0)
+BRISK_M = (0.010, 0.030)
+BRISK_DEG = (1.0, 5.0)
 _FINE = 2001
 _LIMIT_ROOM_RAD = 0.1
 _CLEAR_M = 0.25  # the hand's height over the table: the fingers reach 0.11 m below it
-_SPEED_SHARE, _EDGE_SPEED_SHARE = 0.8, 0.98
-_ELBOW, _ELBOW_ROOM_RAD, _ELBOW_SWING_RAD = 3, 0.012, 0.3
+_SPEED_SHARE = 0.8
+_EDGE_SPEED_SHARE = 0.98
+_ELBOW = 3
+_ELBOW_ROOM_RAD = 0.012
+_ELBOW_SWING_RAD = 0.3
 _JOINTS = np.arange(7)
 
 
@@ -64,11 +69,9 @@ def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64,
     s = np.linspace(0.0, 1.0, _FINE)
     while True:
         q = _waves(rng)
-        swing, frequency, phase = (
-            rng.uniform(0.1, _ELBOW_SWING_RAD),
-            rng.uniform(0.3, 1.2),
-            rng.uniform(0, 2 * np.pi),
-        )
+        swing = rng.uniform(0.1, _ELBOW_SWING_RAD)
+        frequency = rng.uniform(0.3, 1.2)
+        phase = rng.uniform(0, 2 * np.pi)
         elbow_end = FER.q_max[_ELBOW] - _ELBOW_ROOM_RAD
         q[:, _ELBOW] = elbow_end - swing * (1 - np.cos(2 * np.pi * frequency * s + phase)) / 2
         q = _by_arc_length(rng, q, rows, BRISK_M)
@@ -78,14 +81,16 @@ def elbow_straight_chunk(rng: np.random.Generator, rows: int = 32) -> tuple[F64,
             or q[:, _ELBOW].max() <= FER.q_max[_ELBOW] - _LIMIT_ROOM_RAD
         ):
             continue
-        kept, at = np.append(np.arange(0, rows, 4), rows), np.arange(1.0, rows + 1)
+        kept = np.append(np.arange(0, rows, 4), rows)
+        at = np.arange(1.0, rows + 1)
         return q[0], interpolate_poses(dh_forward(q[kept]), kept.astype(np.float64), at)
 
 
 def _waves(rng: np.random.Generator) -> F64:
     """Draw a smooth joint motion [_FINE, 7] around the home configuration."""
     s = np.linspace(0.0, 1.0, _FINE)
-    frequency, phase = rng.uniform(0.3, 1.2, (2, 7)), rng.uniform(0, 2 * np.pi, (2, 7))
+    frequency = rng.uniform(0.3, 1.2, (2, 7))
+    phase = rng.uniform(0, 2 * np.pi, (2, 7))
     amplitude = rng.uniform(0.1, 0.5, (2, 7))
     waves = amplitude * (np.sin(2 * np.pi * frequency * s[:, None, None] + phase) - np.sin(phase))
     return HOME_Q + rng.uniform(-0.4, 0.4, 7) + waves.sum(axis=1)

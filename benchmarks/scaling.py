@@ -47,7 +47,8 @@ CONFIGS = {
     "Super": TransformerConfig(5120, 64, 64, 8, 128, 25600, 151936, 64),
 }
 NODE = 8  # GPUs
-INSIDE, ACROSS = Machine(790e12, 300e9, 12e-6), Machine(790e12, 40e9, 25e-6)
+INSIDE = Machine(790e12, 300e9, 12e-6)
+ACROSS = Machine(790e12, 40e9, 25e-6)
 DROID = Work(3093, 33, 2720, 32, 1, 1)
 
 
@@ -82,10 +83,12 @@ def measure(folder: Path, cfg: int, tp: int, repeats: int) -> None:
     """One rank's share of an arrangement; rank 0 prints it."""
     parallel = ParallelConfig(tp, cfg)
     engine = Cosmos3Engine.from_pretrained(folder, dtype="float32", parallel=parallel)
-    request, context = random_request(SETTINGS["256"], engine, STEPS), engine.parallel_context
+    request = random_request(SETTINGS["256"], engine, STEPS)
+    context = engine.parallel_context
     assert isinstance(context, Mesh)
     engine.step(request)  # prompts, pages and connections are warm
-    parts, cpu_s = [], 0.0
+    parts = []
+    cpu_s = 0.0
     for _ in range(repeats):
         context.barrier()
         context.traffic.clear()

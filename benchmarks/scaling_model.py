@@ -56,7 +56,8 @@ def exchanges(
     Args:
         number_bytes: Of one number: 2 in bfloat16, 4 in float32.
     """
-    traffic, token = Traffic(), config.hidden_size * number_bytes
+    traffic = Traffic()
+    token = config.hidden_size * number_bytes
 
     def add(kind: str, count: int, nbytes: int) -> None:
         if count:
@@ -75,7 +76,8 @@ def exchanges(
             add("embedding", 1, work.prompt * token // parallel.tp_size)
             add("layer", sums, work.prompt * token)
     if parallel.cfg_size == 2:
-        vision, action = work.noisy_vision * config.patch_dim, work.noisy_action * config.action_dim
+        vision = work.noisy_vision * config.patch_dim
+        action = work.noisy_action * config.action_dim
         add("guidance", work.guided, (vision + action) * number_bytes)
     return traffic
 
@@ -85,7 +87,8 @@ def sent_bytes(traffic: Traffic, parallel: ParallelConfig) -> float:
     and NCCL use for large tensors: a sum sends each part around twice, a gathering sends every
     tensor to everybody.
     """
-    tp, payload = parallel.tp_size, traffic.payload
+    tp = parallel.tp_size
+    payload = traffic.payload
     sums = 2 * (tp - 1) / tp * payload["layer"]
     return sums + (tp - 1) * payload["embedding"] + (parallel.cfg_size - 1) * payload["guidance"]
 
@@ -136,8 +139,12 @@ def step_flops(
     Args:
         prompt: Tokens of each branch's prompt, which attention reads too.
     """
-    D, d, tp, N = config.hidden_size, config.head_dim, parallel.tp_size, work.tokens
-    h, k = config.num_attention_heads // tp, len(key_heads(config, 0, tp))
+    D = config.hidden_size
+    d = config.head_dim
+    tp = parallel.tp_size
+    N = work.tokens
+    h = config.num_attention_heads // tp
+    k = len(key_heads(config, 0, tp))
     mlp = (3 if config.hidden_act == "silu" else 2) * D * config.intermediate_size // tp
     # for each token: q, out, the MLP, attention
     rest = 2 * h * d * D + mlp + 2 * (prompt + N) * h * d

@@ -218,7 +218,8 @@ def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
 
 def _frame(seed: int) -> bytes:
     """A composite as RoboLab's client sends it, with a pose and a seed of its own."""
-    droid, rng = get_embodiment("droid"), np.random.default_rng(seed)
+    droid = get_embodiment("droid")
+    rng = np.random.default_rng(seed)
     h, w = DROID_RIG.view_hw
     blocks = rng.integers(0, 255, (h * 3 // 40, w // 20, 3), dtype=np.uint8)
     facing_down = np.diag([1.0, -1.0, -1.0])

@@ -71,7 +71,8 @@ def _bare(robot: Any, seconds: float = 4.0) -> float:
     bound.
     """
     robot.reset(0)
-    model, data = robot.scene.model, robot.data
+    model = robot.scene.model
+    data = robot.data
     n = round(seconds / robot.dt_s)
     ctrl = HOME_Q + 0.2 * np.sin(np.arange(n)[:, None] * robot.dt_s * 2.0)
     started = time.perf_counter()

@@ -24,7 +24,8 @@ from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.sim.film import frames_shown
 from strands_cosmos3.types import Observation, Request
 
-_TASK, _BATCH = "pick up the red cube", 8
+_TASK = "pick up the red cube"
+_BATCH = 8
 
 
 def run(repeats: int = 9, threads: int = 1, against: Path | None = None) -> dict[str, Any]:
@@ -74,7 +75,8 @@ def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
     """Chunks, from views to joint angles, without a film, with the frames that it shows, and
     with all frames.
     """
-    observation, shown = _observation(0), frames_shown(policy.replan_rows, 0.0)
+    observation = _observation(0)
+    shown = frames_shown(policy.replan_rows, 0.0)
     inference: dict[str, list[float]] = {}
 
     def plan(name: str, frames: int | None) -> Callable[[], Any]:
@@ -124,7 +126,8 @@ def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
 def _request(policy: Cosmos3Policy, seed: int) -> Request:
     """What the policy asks of its backend for another observation."""
     asked: list[Request] = []
-    backend, infer = policy.backend, policy.backend.infer
+    backend = policy.backend
+    infer = policy.backend.infer
     backend.infer = lambda request: asked.append(request) or infer(request)
     policy.plan(_observation(seed), _TASK)
     del backend.infer

@@ -39,7 +39,8 @@ PLANTS = {
     "all": ALL_ERRORS,
 }
 SPEEDS = {"slow": (SLOW_M, SLOW_DEG), "brisk": (BRISK_M, BRISK_DEG)}
-HOLD_S, HOLD_REPLAN_ROWS = 60.0, 4
+HOLD_S = 60.0
+HOLD_REPLAN_ROWS = 4
 
 
 class DeltaBackend(Backend):
@@ -132,7 +133,8 @@ def _hold(robot: Robot) -> dict[str, float]:
     """Distances of the hand from home while it holds still."""
     held = _play(robot, DeltaBackend(resting(HOLD_S), HOLD_REPLAN_ROWS), None, HOLD_S)
     away_m = held.arrays["T_base_hand_achieved"][:, :3, 3] - dh_forward(HOME_Q)[:3, 3]
-    away_mm, second = np.linalg.norm(away_m, axis=1) * 1e3, round(1.0 / robot.dt_s)
+    away_mm = np.linalg.norm(away_m, axis=1) * 1e3
+    second = round(1.0 / robot.dt_s)
     return {
         "max_mm": float(away_mm.max()),
         "first_second_mm": float(away_mm[second : 2 * second].mean()),

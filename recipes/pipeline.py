@@ -171,7 +171,8 @@ def evaluated(folder: Path, name: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in read_json(folder / name / "report.json")["rows"]:
-        success, seconds = row["success"], row["seconds_to_success"]
+        success = row["success"]
+        seconds = row["seconds_to_success"]
         cells = (
             row["condition"],
             row["task"] or "all",

@@ -86,7 +86,8 @@ def write_checkpoint(
     ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that
     tests everything. ``digests`` records the SHA-256 of every weight file.
     """
-    folder, sizes = Path(folder), sizes or FactorySizes()
+    folder = Path(folder)
+    sizes = sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
     data = transformer_config(sizes, hidden_act, vocab)
     write_json(folder / "transformer/config.json", data)
@@ -128,7 +129,8 @@ MODEL_INDEX = {
 
 def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
     """``transformer/config.json`` of a small checkpoint."""
-    edge, spatial = hidden_act == "relu2", round(sizes.head_dim * 10 / 64)
+    edge = hidden_act == "relu2"
+    spatial = round(sizes.head_dim * 10 / 64)
     return {
         "_class_name": "Cosmos3OmniTransformer",
         "hidden_size": sizes.hidden,
@@ -181,7 +183,8 @@ def write_weights(
             weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label}
         )
         return
-    keys, weight_map = sorted(weights), {}
+    keys = sorted(weights)
+    weight_map = {}
     for i in range(count):
         name = f"{STEM}-{i + 1:05d}-of-{count:05d}.safetensors"
         mine = {key: weights[key] for key in keys[i::count]}
@@ -234,7 +237,8 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
 
 def latent_scale(latents: torch.Tensor) -> dict[str, list[float]]:
     """Mean and deviation of each channel of latents [B, C, F, H, W], as a VAE's config has them."""
-    mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
+    mean = latents.mean((0, 2, 3, 4))
+    std = latents.std((0, 2, 3, 4))
     return {"latents_mean": mean.tolist(), "latents_std": std.tolist()}
 
 

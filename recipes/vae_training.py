@@ -82,7 +82,8 @@ def reconstruction_loss(
 ) -> tuple[torch.Tensor, LossMetrics]:
     """Return the weighted reconstruction error plus the divergence, and metrics."""
     posterior = vae.encode(pixels).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
-    mean, std = posterior.mean, posterior.std
+    mean = posterior.mean
+    std = posterior.std
     latents = mean + std * torch.randn(mean.shape, generator=noise).to(mean.device)
     decoded = vae.decode(latents).sample  # pyright: ignore[reportAttributeAccessIssue]
     kl = 0.5 * (mean.pow(2) + std.pow(2) - 1 - 2 * std.log()).mean()
@@ -138,7 +139,8 @@ class FlatConv(nn.Module):
         self.conv = conv
         # in diffusers: width and height twice each, and all frames before
         padding: Any = conv._padding
-        self._padding, self._before = (padding[2], padding[0]), padding[4]
+        self._padding = (padding[2], padding[0])
+        self._before = padding[4]
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         weight, (in_time, *stride) = self.conv.weight, self.conv.stride
@@ -153,7 +155,8 @@ class FlatConv(nn.Module):
                 self._before - sum(frames.shape[2] for frames in earlier)
             )
             x = torch.cat([*zeros, *earlier, x], dim=2)
-        taps, n = weight.shape[2], (x.shape[2] - weight.shape[2]) // in_time + 1
+        taps = weight.shape[2]
+        n = (x.shape[2] - weight.shape[2]) // in_time + 1
         frames = x.permute(0, 2, 3, 4, 1)  # channels last
         seen = torch.cat(
             [frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1

@@ -49,7 +49,8 @@ first.
 _LAYOUTS_A_SCENE = 2  # consecutive ones, because a scene takes seconds to load
 _WANDER_STEPS = 20  # at most, before the first frame
 # deviation of the translation's noise, in the controller's units, and its decay a step
-_NOISE, _NOISE_KEPT = 0.25, 0.8
+_NOISE = 0.25
+_NOISE_KEPT = 0.8
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def record_libero(
     """Record episodes as a new dataset; those in which the expert fails are left out. Errors: as
     :func:`demo_of`.
     """
-    config, world = config or LiberoConfig(), None
+    config = config or LiberoConfig()
+    world = None
     with DatasetWriter(root, libero_spec(config)) as writer:
         for episode in episodes:
             scene, asked, layout = demo_of(suite, seed, episode)
@@ -143,7 +145,8 @@ def _record(
     layout: int,
     note: dict[str, int],
 ) -> None:
-    expert, rng = LiberoExpert(), np.random.default_rng([note["seed"], note["episode"]])
+    expert = LiberoExpert()
+    rng = np.random.default_rng([note["seed"], note["episode"]])
     world.reset(None, layout)
     # of the layout's, or the first picture would tell what is asked
     _wander(world, np.random.default_rng(layout))

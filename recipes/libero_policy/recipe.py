@@ -39,7 +39,9 @@ from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.windows import to_pixels
 
-SUITE, START, TRAINED = "libero_object", "start", "run/checkpoint"
+SUITE = "libero_object"
+START = "start"
+TRAINED = "run/checkpoint"
 _DOMAIN = "libero"
 _TIER = 128  # on which each view is 80 x 80 pixels; NVIDIA's is 256
 _VAE_BATCH = 8
@@ -68,7 +70,8 @@ class LiberoRecipe:
 
     def pipeline(self, options: PipelineOptions) -> list[PipelineStep]:
         """Return the steps: demonstrations, the start, training, evaluations, the card."""
-        seed, workers = ("--seed", str(options.seed)), ("--workers", str(options.workers))
+        seed = ("--seed", str(options.seed))
+        workers = ("--workers", str(options.workers))
         return [
             command_step(
                 *("demos", "recipes.libero_policy.demos", "--suite", SUITE, "--out", "demos"),
@@ -219,7 +222,8 @@ def _start_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the source's weights with new embeddings, and its domain's heads as LIBERO's."""
     (file,) = source.weights.files
-    weights, generator = load_file(file), torch.Generator().manual_seed(seed)
+    weights = load_file(file)
+    generator = torch.Generator().manual_seed(seed)
     for key, shape in expected_shapes(config).items():
         if weights[key].shape != shape:  # of other tokens
             weights[key] = torch.randn(shape, generator=generator).to(weights[key].dtype)

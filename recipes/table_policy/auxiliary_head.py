@@ -37,13 +37,13 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self, policy: TrainedPolicy, goals: int, seed: int):
         super().__init__()
-        config, generator = policy.transformer.config, torch.Generator().manual_seed(seed)
-        D, self.goals = config.hidden_size, goals
-        self.norm, self.inner, self.outer = (
-            RmsNorm(D, config),
-            nn.Linear(D, 2 * D),
-            nn.Linear(2 * D, goals * PARTS * RAW_WIDTH),
-        )
+        config = policy.transformer.config
+        generator = torch.Generator().manual_seed(seed)
+        D = config.hidden_size
+        self.goals = goals
+        self.norm = RmsNorm(D, config)
+        self.inner = nn.Linear(D, 2 * D)
+        self.outer = nn.Linear(2 * D, goals * PARTS * RAW_WIDTH)
         with torch.no_grad():
             self.inner.weight.copy_(torch.randn(2 * D, D, generator=generator) * D**-0.5)
             for tensor in (self.inner.bias, self.outer.weight, self.outer.bias):
@@ -77,7 +77,8 @@ class PolicyWithAuxiliaryHead(TrainedPolicy):
         velocities were just computed.
         """
         assert self._tokens is not None  # kept by the layer
-        tokens, self._tokens = self._tokens, None
+        tokens = self._tokens
+        self._tokens = None
         rows = batch.rows.shape[1] + (batch.state is not None)
         parts = batch.goal_rows[rank::ranks].unflatten(2, (PARTS, -1)).mean(3)
         return F.mse_loss(self.auxiliary(tokens[:, :-rows]), parts.to(tokens.device))

@@ -28,14 +28,14 @@ class BlockCodes:
     @classmethod
     def fit(cls, clips: Iterable[torch.Tensor], codes: int) -> BlockCodes:
         """Return the codes that keep most of the variance of clips [n, 3, F, H, W]."""
-        count, total, products = 0, torch.zeros(()), torch.zeros(())
+        count = 0
+        total = torch.zeros(())
+        products = torch.zeros(())
         for pixels in clips:
             flat = blocks(pixels).flatten(0, 3)
-            count, total, products = (
-                count + len(flat),
-                total + flat.sum(0).double(),
-                products + (flat.T @ flat).double(),
-            )
+            count = count + len(flat)
+            total = total + flat.sum(0).double()
+            products = products + (flat.T @ flat).double()
         mean = total / max(count, 1)
         covariance = (products / max(count, 1) - torch.outer(mean, mean)).cpu().numpy()
         variance, vectors = eigsh(covariance, codes, v0=np.ones(len(covariance)))

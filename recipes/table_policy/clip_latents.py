@@ -113,7 +113,8 @@ class LatentCache:
 
     def clips(self, every: int = 1) -> ClipLatents:
         """Return those of the clips at every so many ticks."""
-        starts, config = encoded_ticks(self.demos), WanConfig.from_dict(self.vae.config)
+        starts = encoded_ticks(self.demos)
+        config = WanConfig.from_dict(self.vae.config)
         encoded = self._encoded(
             "clips", starts, lambda tick: clip_frames(self.demos, tick), 4, scaled=False
         )
@@ -129,7 +130,8 @@ class LatentCache:
         batch: int,
         scaled: bool = True,
     ) -> NDArray[np.float16]:
-        encode, columns = encoder_of(self.vae, scaled), latent_columns(self.demos.canvas_hw)
+        encode = encoder_of(self.vae, scaled)
+        columns = latent_columns(self.demos.canvas_hw)
         at_once = batch if self.device.type == "cpu" else _GPU_BATCHES * batch
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:

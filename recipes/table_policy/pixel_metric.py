@@ -12,7 +12,8 @@ import torch
 
 from recipes.table_policy.block_codes import blocks
 
-_EVERY_CHANNEL, _PIXELS = 0.3, 4.0
+_EVERY_CHANNEL = 0.3
+_PIXELS = 4.0
 """Shares of the plain squared error and of that of pixels, which together are about as large as
 the plain one alone.
 """
@@ -28,7 +29,8 @@ def pixel_metric(clips: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
         clips: Normalised latents [n, C, F, H, W] and their pixels [n, 3, 4 (F - 1) + 1, 16 H, 16
             W]. Later frames count.
     """
-    squares, products = 0.0, 0.0
+    squares = 0.0
+    products = 0.0
     for latents, pixels in clips:
         x = (
             torch.nn.functional.pad(latents[:, :, 1:].movedim(1, -1), (0, 1), value=1.0)
@@ -36,7 +38,8 @@ def pixel_metric(clips: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
             .double()
         )
         y = blocks(pixels)[:, 1:].flatten(0, 3).double()
-        squares, products = squares + x.T @ x, products + x.T @ y
+        squares = squares + x.T @ x
+        products = products + x.T @ y
     assert isinstance(squares, torch.Tensor), "no clips"
     ridge = (
         1e-6
@@ -44,7 +47,8 @@ def pixel_metric(clips: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
         * torch.eye(len(squares), dtype=squares.dtype, device=squares.device)
     )
     decoder = torch.linalg.solve(squares + ridge, products)[:-1]
-    of_pixels, C = decoder @ decoder.T, len(decoder)
+    of_pixels = decoder @ decoder.T
+    C = len(decoder)
     one = torch.eye(C, dtype=of_pixels.dtype, device=of_pixels.device)
     return torch.linalg.cholesky(
         _EVERY_CHANNEL * one + _PIXELS * C * of_pixels / of_pixels.trace()

@@ -29,7 +29,8 @@ from strands_cosmos3.training.windows import Batch, layout_of
 
 TRUE = 1 / 3
 """Fraction of steps that decode true latents; the others decode predicted ones."""
-RATE, MATRIX_RATE = 5e-4, 5e-3
+RATE = 5e-4
+MATRIX_RATE = 5e-3
 _SATURATED = 2.0  # added to a strong colour's weight of 1
 _BATCH = 32
 
@@ -101,7 +102,8 @@ def predicted_latents(
     on_batch: Callable[[int, int], None],
 ) -> NDArray[np.float16]:
     """Return [n, C, F, H, W] predicted from every clip's first frame and executed rows."""
-    parts, noise = [], torch.Generator().manual_seed(0)
+    parts = []
+    noise = torch.Generator().manual_seed(0)
     for start in range(0, len(windows), _BATCH):
         batch = windows.forward_dynamics(np.arange(start, min(start + _BATCH, len(windows))))
         parts.append(predict_clips(policy, batch, from_frame, noise).to(torch.float16).numpy())
@@ -133,9 +135,7 @@ def decoder_loss(
 
     ``pixels``: [B, 3, frames, 16 H, 16 W] in [-1, 1].
     """
-    squares, weight = (
-        (vae.decode(latents).sample - pixels).square(),
-        colour_weight(pixels, _SATURATED),
-    )
+    squares = (vae.decode(latents).sample - pixels).square()
+    weight = colour_weight(pixels, _SATURATED)
     error = (squares.mean(1) * weight).mean() / weight.mean()
     return error, {"loss": error.item(), "psnr": psnr(squares.mean())}

@@ -15,7 +15,8 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, make: Callable[[int], T]):
-        self._make, self._pool = make, ThreadPoolExecutor(1)
+        self._make = make
+        self._pool = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[T]] | None = None
 
     def __call__(self, step: int) -> T:

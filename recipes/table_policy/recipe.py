@@ -50,7 +50,8 @@ class Recipe:
 
     def steps(self, options: PipelineOptions) -> list[PipelineStep]:
         """Return the steps: demonstrations, the stages of training, evaluations, the card."""
-        seed, workers = ("--seed", str(options.seed)), ("--workers", str(options.workers))
+        seed = ("--seed", str(options.seed))
+        workers = ("--workers", str(options.workers))
         recording = (
             *("--episodes", str(self.episodes)),
             *("--visual-randomization", str(self.visual_randomization)),

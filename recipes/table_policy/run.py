@@ -122,7 +122,9 @@ class TrainingRun:
     ):
         if tensorboard:
             require_tensorboard()
-        self.folder, self.config, self.shard = folder, config or RunConfig(), shard or DataShard()
+        self.folder = folder
+        self.config = config or RunConfig()
+        self.shard = shard or DataShard()
         self._closed_loop = closed_loop or ClosedLoop()
         self._loop_options: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
@@ -177,7 +179,8 @@ class TrainingRun:
         """Continue from the policy stage's averaged weights with the future and both dynamics;
         return the checkpoint.
         """
-        config, seed = self.config, self.config.seed
+        config = self.config
+        seed = self.config.seed
         latents = self._latents(vae).clips(config.clip_every)
         ticks = latents.ticks
         n_train = self._training_windows(ticks)
@@ -208,14 +211,16 @@ class TrainingRun:
         """Train the VAE's decoder on, on clips that the last stage's checkpoint predicts; return
         the new checkpoint.
         """
-        steps, folder = self.config.decoder_steps, self.folder / "decoder"
+        steps = self.config.decoder_steps
+        folder = self.folder / "decoder"
         with rank_0_first(self.shard):  # which also exports the last stage's checkpoint
             opened = Checkpoint.open(last)
             keep_settings(folder / "joint.json", {"checkpoint": opened.digest})
             latents = self._latents(vae).clips(self.config.clip_every)
             latents = latents.among(np.isin(latents.ticks, self.demos.label_ticks))
             predicted = self._predicted(opened, self._clip_windows(latents))
-        ticks, n_train = latents.ticks, self._training_windows(latents.ticks)
+        ticks = latents.ticks
+        n_train = self._training_windows(latents.ticks)
         train_only(vae, "post_quant_conv", "decoder")
         to_raw = raw_latents(vae)
 
@@ -257,7 +262,8 @@ class TrainingRun:
 
     def train_preview(self, vae: Any) -> Preview:
         """Train the decoder of films on the clips' latents; without steps there is none."""
-        config, steps = self.config, self.config.preview_steps
+        config = self.config
+        steps = self.config.preview_steps
         if not steps:
             return None
         latents = self._latents(vae).clips(self.config.clip_every)
@@ -328,7 +334,8 @@ class TrainingRun:
 
     def _pictures(self, vae: Any, batch: int) -> tuple[PictureWindows, Batch]:
         """Return windows of frame 0 to train on, and held-out ones."""
-        ticks, latents = self.demos.label_ticks, self._latents(vae)
+        ticks = self.demos.label_ticks
+        latents = self._latents(vae)
         n_train = self._training_windows(ticks)
         windows = PictureWindows(
             *(self.demos, latents.pictures()[ticks][:, :, 0], self.state, self.captions, batch),
@@ -413,7 +420,8 @@ class TrainingRun:
                 for other, of_pictures in others:
                     total = metrics["loss"] + of_pictures["loss"]
                     alone = {"loss": total, "alone": of_pictures["action"]}
-                    value, metrics = value + other, {**of_pictures, **metrics, **alone}
+                    value = value + other
+                    metrics = {**of_pictures, **metrics, **alone}
                 return value, metrics
 
             with lower_precision(self.device, cpu=True):
@@ -434,7 +442,8 @@ class TrainingRun:
         """Run a stage's loop, with a validation and a checkpoint every now and then; return the
         checkpoint.
         """
-        stage, steps = loop.folder.name, loop.config.steps
+        stage = loop.folder.name
+        steps = loop.config.steps
         checkpoint = loop.folder / "checkpoint"
 
         def validate() -> None:

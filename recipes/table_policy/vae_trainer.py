@@ -60,7 +60,8 @@ class VaeTrainer:
         """Train the VAE, or load the finished one. Raises TrainingError if colours do not
         survive.
         """
-        final, config = self.folder / "vae/final.pt", self.config
+        final = self.folder / "vae/final.pt"
+        config = self.config
         sizes = VaeSizes(
             config.latent_channels, config.vae_base, config.vae_decoder_base, config.vae_patch
         )
@@ -138,7 +139,8 @@ class VaeTrainer:
         With 9 frames at most latents drifted in longer clips: the last of 17 was off by 0.5 of a
         code's deviation.
         """
-        frames, starts = (1, 5, ROWS + 1)[step % 3], self.demos.clips(ROWS)
+        frames = (1, 5, ROWS + 1)[step % 3]
+        starts = self.demos.clips(ROWS)
         rng = np.random.default_rng([self.config.seed, len(stage), step])
         count = max(1, self.config.vae_batch // frames)
         if frames > 1:
@@ -229,7 +231,8 @@ class VaeTrainer:
             )
             latents = torch.cat([encode(clip)[..., :columns] for clip in clips])
         mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
-        mean[:, 0], std[:, 0] = 0.0, 1.0
+        mean[:, 0] = 0.0
+        std[:, 0] = 1.0
         return [
             {"mean": mean[:, f].tolist(), "std": std[:, f].tolist()} for f in range(mean.shape[1])
         ]
@@ -245,8 +248,10 @@ def encoder_of(vae: Any, scaled: bool = True) -> Callable[[torch.Tensor], torch.
         torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1)
         for name in ("latents_mean", "latents_std")
     )
-    device, config = next(vae.parameters()).device, WanConfig.from_dict(vae.config)
-    of_frames, engine = frame_scale(config), WanAutoencoder(config).to(device).eval()
+    device = next(vae.parameters()).device
+    config = WanConfig.from_dict(vae.config)
+    of_frames = frame_scale(config)
+    engine = WanAutoencoder(config).to(device).eval()
     engine.load_state_dict(plain_state(vae))
 
     def encode(pixels: torch.Tensor) -> torch.Tensor:

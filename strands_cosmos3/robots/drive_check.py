@@ -12,9 +12,11 @@ from strands_cosmos3.robots.model import PHYSICS_HZ, load_robot, require_servos
 from strands_cosmos3.robots.servo import NO_COMPENSATION, JointServo
 from strands_cosmos3.robots.spec import RobotSpec
 
-STEP_RAD, STEP_M = 0.05, 0.02
+STEP_RAD = 0.05
+STEP_M = 0.02
 """The commanded motion of a hinge and of a slide, within :data:`MOVE_S`."""
-MOVE_S, HOLD_S = 1.0, 0.5
+MOVE_S = 1.0
+HOLD_S = 0.5
 LARGEST_ERROR = 0.04
 """Distance from the reference, as a share of the commanded motion, up to which a joint follows."""
 

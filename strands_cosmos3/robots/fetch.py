@@ -36,7 +36,9 @@ from strands_cosmos3.tables import read_toml
 
 DOWNLOADS = Path(__file__).with_name("downloads.toml")
 """The archives and models that can be fetched."""
-MAX_FILES, MAX_FILE_BYTES, MAX_MODEL_BYTES = 2000, 64 << 20, 256 << 20
+MAX_FILES = 2000
+MAX_FILE_BYTES = 64 << 20
+MAX_MODEL_BYTES = 256 << 20
 """Bounds on what is unpacked of an archive."""
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -272,7 +274,8 @@ def _unpack(path: Path, members: tuple[str, ...], folder: Path) -> None:
     are errors.
     """
     folders = tuple(member for member in members if member.endswith("/"))
-    files, total = 0, 0
+    files = 0
+    total = 0
     try:
         for name, size, kind, opened in _members(path):
             if name not in members and not name.startswith(folders):

@@ -253,7 +253,8 @@ class Payload:
         self._hand = frame_body(self.model, self.limb)
         self._tool_m = tool_in_body(self.model, self.limb)
         joints = joint_ids(self.model, self.limb.joints)
-        self._q, self._dof = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]
+        self._q = self.model.jnt_qposadr[joints]
+        self._dof = self.model.jnt_dofadr[joints]
 
     def torque(self, q_rad: F64, acceleration_m_s2: F64 | float = 0.0) -> F64:
         """Return the torques [M, n] that hold it at angles [M, n], or accelerate it [M, 3]: ``J'

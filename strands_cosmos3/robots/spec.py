@@ -42,7 +42,8 @@ POSITION_FIRST_M = 0.01
 """The same of fewer than six joints, which cannot meet both: a radian that stays off costs less
 than a millimetre.
 """
-_PART_M, _REACH_M = 10.0, 3.0
+_PART_M = 10.0
+_REACH_M = 3.0
 """Greatest plausible distance of a robot's part, and reach of an arm."""
 
 

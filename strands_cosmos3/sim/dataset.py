@@ -146,8 +146,11 @@ class _EpisodeRecorder:
         embodiment: Embodiment,
         steps_a_frame: int,
     ):
-        self._episode, self._arm, self._observe = episode, arm, observe
-        self._limbs, self._steps_a_frame = limbs, steps_a_frame
+        self._episode = episode
+        self._arm = arm
+        self._observe = observe
+        self._limbs = limbs
+        self._steps_a_frame = steps_a_frame
         order = list(arm.scene.limbs)
         self._gripper_of = [order.index(limb.limb.name) for limb, _ in limbs]
         still = encode_pose_delta(np.eye(4))
@@ -175,7 +178,8 @@ class _EpisodeRecorder:
             np.append(q[limb.columns], opening)
             for (limb, _), opening in zip(self._limbs, measured, strict=True)
         ]
-        poses, poses_commanded = self._poses(q), self._poses(q_commanded_rad)
+        poses = self._poses(q)
+        poses_commanded = self._poses(q_commanded_rad)
         views = self._observe(self._arm.data)
         return _Sample(np.concatenate(own), poses, poses_commanded, commanded.tolist(), views)
 

@@ -135,7 +135,8 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
     that body carries the payload alone.
     """
     hand = _fixed_body(model, limb, frame)
-    link, tool_m = int(model.body_parentid[hand]), tool_in_body(model, limb)
+    link = int(model.body_parentid[hand])
+    tool_m = tool_in_body(model, limb)
     if hand != frame:
         data = data_at(model)
         tool_m = data.xpos[frame] + data.xmat[frame].reshape(3, 3) @ tool_m
@@ -160,13 +161,14 @@ def _add_payload(model: mujoco.MjModel, limb: Limb, frame: int, payload_kg: floa
     principal, axes = np.linalg.eigh(inertia)
     axes[:, 0] *= np.linalg.det(axes)
     mujoco.mju_mat2Quat(model.body_iquat[link], axes.ravel())
-    model.body_mass[link], model.body_ipos[link], model.body_inertia[link] = (
-        mass.sum(),
-        mean,
-        principal,
-    )
-    model.body_mass[hand], model.body_ipos[hand], model.body_inertia[hand] = payload_kg, tool_m, 0.0
-    model.body_iquat[hand], model.body_gravcomp[hand] = (1.0, 0.0, 0.0, 0.0), 0.0
+    model.body_mass[link] = mass.sum()
+    model.body_ipos[link] = mean
+    model.body_inertia[link] = principal
+    model.body_mass[hand] = payload_kg
+    model.body_ipos[hand] = tool_m
+    model.body_inertia[hand] = 0.0
+    model.body_iquat[hand] = (1.0, 0.0, 0.0, 0.0)
+    model.body_gravcomp[hand] = 0.0
     model.body_sameframe[[link, hand]] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
 
 

@@ -52,7 +52,9 @@ class _Planner(Restorable):
         self.instruction = instruction
         self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
         self.accepted_rows: NDArray[Any] | None = None
-        self._arm, self._policy, self._film = arm, policy, film
+        self._arm = arm
+        self._policy = policy
+        self._film = film
         self._seen: Any = None  # by the latest observation, for its plan
 
     def _images(self) -> dict[str, NDArray[np.uint8]] | None:
@@ -80,7 +82,8 @@ class PolicyPlanner(_Planner):
         self, arm: SimulatedArm, policy: Cosmos3Policy, instruction: str, film: VideoRecorder
     ):
         super().__init__(arm, policy, instruction, film)
-        self.replan_rows, self.model_sha256 = policy.replan_rows, policy.model_sha256
+        self.replan_rows = policy.replan_rows
+        self.model_sha256 = policy.model_sha256
         self.borrowed_domain = policy.borrowed_domain
         policy.set_obstacles(arm.scene.obstacles)
 
@@ -139,7 +142,8 @@ class AdaptedPolicyPlanner(_Planner):
         fingers = (limb.gripper.joints[0] for limb in arm.scene.limbs.values())
         policy.set_robot_state_keys([*arm.scene.robot.joints, *fingers])
         policy.set_control_frequency(hz)
-        self.replan_rows, self._hz = policy.actions_per_step, hz
+        self.replan_rows = policy.actions_per_step
+        self._hz = hz
 
     def observe(self, action_prefix: PrefixSpan | None) -> Observation:
         """Return the joints now, and keep the flat observation for :meth:`plan`."""
@@ -152,7 +156,8 @@ class AdaptedPolicyPlanner(_Planner):
         """
         steps = self._policy.get_actions_sync(self._seen, self.instruction)
         plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
-        anchor, limits = observation.q_anchor_rad, self._arm.limits
+        anchor = observation.q_anchor_rad
+        limits = self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
             return plan
         q = plan.q_rad

@@ -26,7 +26,8 @@ _INK = (226, 228, 232)
 _FAINT = (150, 154, 162)
 _ACCENT = (246, 164, 66)
 _WHITE = (255, 255, 255)
-_GOOD, _BAD = (38, 122, 68), (150, 60, 40)
+_GOOD = (38, 122, 68)
+_BAD = (150, 60, 40)
 _GAP_PX = 8
 _SHADE = 0.58  # of the paper's colour in the caption's band
 
@@ -75,7 +76,9 @@ class VideoWriter:
         stream = self._stream
         if stream is None:
             stream = self._container.add_stream("libx264", rate=self._rate, options=_ENCODER)
-            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            stream.height = height
+            stream.width = width
+            stream.pix_fmt = "yuv420p"
             self._stream = stream
         if (stream.height, stream.width) != (height, width):
             raise ShapeError(
@@ -91,7 +94,8 @@ class VideoWriter:
 
         Without ``keep`` it is deleted; an older one at ``path`` stays.
         """
-        container, self._container = self._container, None
+        container = self._container
+        self._container = None
         if container is None:
             return
         try:
@@ -182,7 +186,8 @@ def _write(
     """Write a line of text onto a page, with an ellipsis if it would come within ``right_px`` and a
     gap of its right edge.
     """
-    font, room_px = _font(size_px), page.width - right_px - x_px - _GAP_PX
+    font = _font(size_px)
+    room_px = page.width - right_px - x_px - _GAP_PX
     while text and font.getlength(text) > room_px:
         text = text[:-2].rstrip() + "…" if len(text) > 2 else ""
     ImageDraw.Draw(page).text((x_px, y_px), text, fill=color, font=font)
@@ -192,7 +197,8 @@ def _write_caption(scene: Image.Image, caption: str, time_s: float | None) -> No
     """Write the caption, and the clock at the right, into a dark band at the top."""
     size_px = max(11, round(scene.height * 0.042))
     band_px = min(round(size_px * 2.1), scene.height)
-    band, y_px = (0, 0, scene.width, band_px), round((band_px - 1.2 * size_px) / 2)
+    band = (0, 0, scene.width, band_px)
+    y_px = round((band_px - 1.2 * size_px) / 2)
     scene.paste(Image.blend(scene.crop(band), _page(scene.width, band_px), _SHADE), band)
     clock = "" if time_s is None else f"{time_s:.1f} s"
     clock_px = round(_font(size_px).getlength(clock)) + 2 * _GAP_PX
@@ -232,7 +238,8 @@ def _side_panel(predicted: Frame, observed: Frame | None, height: int, widest: i
     the page and no wider than ``widest``.
     """
     size_px = max(10, round(height * 0.028))
-    head, half = round(size_px * 3.6), height // 2
+    head = round(size_px * 3.6)
+    half = height // 2
     have = predicted.shape
     scale = min((half - head - _GAP_PX) / have[0], (widest - 2 * _GAP_PX) / have[1])
     rows, columns = (max(1, round(n * scale)) for n in have[:2])

@@ -164,10 +164,14 @@ class Renderer(Closeable):
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:
         """Upload the model to the GPU. MuJoCo reads the quality from the model: a copy has it."""
         model = copy.copy(self._model)
-        look, size = model.vis.quality, model.vis.global_
-        look.shadowsize, look.offsamples = self.quality.shadow_px, self.quality.samples
-        look.numslices, look.numstacks = self.quality.slices, self.quality.slices // 2
-        size.offwidth, size.offheight = width, height
+        look = model.vis.quality
+        size = model.vis.global_
+        look.shadowsize = self.quality.shadow_px
+        look.offsamples = self.quality.samples
+        look.numslices = self.quality.slices
+        look.numstacks = self.quality.slices // 2
+        size.offwidth = width
+        size.offheight = height
         gpu = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, gpu)
         return gpu
@@ -225,7 +229,8 @@ def _draw(scene: mujoco.MjvScene, path: Polyline) -> None:
     """Append a path's segments to the scene, thinned to the number of geoms that are left."""
     n_segments = min(len(path.points_m) - 1, scene.maxgeom - scene.ngeom)
     places = np.linspace(0, len(path.points_m) - 1, n_segments + 1).round().astype(int)
-    capsule, rgba = mujoco.mjtGeom.mjGEOM_CAPSULE, np.array(path.rgba, np.float32)
+    capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
+    rgba = np.array(path.rgba, np.float32)
     for start, end in pairwise(path.points_m[places]):
         geom = scene.geoms[scene.ngeom]
         mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.zeros(9), rgba)

@@ -25,7 +25,9 @@ _SHAPES = {
     "cylinder": mujoco.mjtGeom.mjGEOM_CYLINDER,
 }
 _TABLETOP = read_toml(Path(__file__).with_name("tabletop.toml"))
-_TABLE_X_M, _TABLE_Y_M, _TABLE_THICKNESS_M = (-0.32, 0.98), (-0.68, 0.68), 0.04
+_TABLE_X_M = (-0.32, 0.98)
+_TABLE_Y_M = (-0.68, 0.68)
+_TABLE_THICKNESS_M = 0.04
 _PLAIN_RGB = (204, 186, 160)
 SURFACE = "surface"
 """Name of the table's texture and material."""
@@ -127,9 +129,12 @@ def add_lights(spec: mujoco.MjSpec, factor: float = 1.0) -> None:
     """Add the lights and the sky, all of them times ``factor``."""
     for name, rgb in _TABLETOP["headlight"].items():
         setattr(spec.visual.headlight, name, np.multiply(factor, rgb))
-    spec.visual.global_.offwidth, spec.visual.global_.offheight = 1920, 1080
-    spec.visual.map.znear, spec.visual.map.zfar = 0.01, 30.0
-    spec.stat.extent, spec.stat.center = 1.0, [0.4, 0.0, 0.2]
+    spec.visual.global_.offwidth = 1920
+    spec.visual.global_.offheight = 1080
+    spec.visual.map.znear = 0.01
+    spec.visual.map.zfar = 30.0
+    spec.stat.extent = 1.0
+    spec.stat.center = [0.4, 0.0, 0.2]
     spec.add_texture(
         name="sky",
         type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,

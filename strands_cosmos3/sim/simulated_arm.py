@@ -54,7 +54,8 @@ class ControlConfig:
         """Return a Panda's limits in force; UnknownNameError if there is no such table."""
         name = "fer" if self.limits is None else self.limits
         known_name(name, "limits", LIMITS)
-        table, arm = LIMITS[name], LIMITS["fer"]
+        table = LIMITS[name]
+        arm = LIMITS["fer"]
         ranges = {
             "q_min": np.maximum(table.q_min, arm.q_min),
             "q_max": np.minimum(table.q_max, arm.q_max),
@@ -102,7 +103,8 @@ class SimulatedArm(Restorable):
         control: ControlConfig | None = None,
         plant: PlantErrors | None = None,
     ):
-        self.scene, self.plant = scene, plant
+        self.scene = scene
+        self.plant = plant
         limbs = scene.robot.limbs
         self.model = scene.model if plant is None else plant.apply(scene.model, *limbs)
         self.data = mujoco.MjData(self.model)
@@ -134,7 +136,8 @@ class SimulatedArm(Restorable):
 
     def _joint_limits(self) -> JointLimits:
         """The robot's own limits, or the table that the control names."""
-        model, table = self.scene.model, self.control.joint_limits()
+        model = self.scene.model
+        table = self.control.joint_limits()
         if self.control.limits is None:
             return all_limits(model, self.scene.robot).derated(self.control.derating)
         limb = self.scene.only.limb
@@ -175,7 +178,8 @@ class SimulatedArm(Restorable):
         """
         super().restore(state)
         self.executor.restore(state["executor"])
-        before, now = self._before_step, state["physics"]
+        before = self._before_step
+        now = state["physics"]
         if before is None:
             mujoco.mj_setState(self.scene.model, self.data, now, _PHYSICS)
             self.data.qacc_warmstart[:] = 0.0
@@ -202,7 +206,8 @@ class SimulatedArm(Restorable):
         """Measured angles [n], velocities [n] and the gripper's open fraction, or those [G] of
         several.
         """
-        data, scene = self.data, self.scene
+        data = self.data
+        scene = self.scene
         opening = [
             limb.gripper.opening.to_fraction(float(np.mean(data.qpos[limb.finger_qpos])))
             for limb in scene.limbs.values()
@@ -219,7 +224,8 @@ class SimulatedArm(Restorable):
         """Flat observation as in strands-robots: joint names, ``<joint>.vel``, and camera frames
         (uint8).
         """
-        data, scene = self.data, self.scene
+        data = self.data
+        scene = self.scene
         fingers = (joint for limb in scene.limbs.values() for joint in limb.gripper.joints)
         names = (*scene.robot.joints, *fingers)
         q = np.concatenate((self._measured_q(), data.qpos[scene.finger_qpos]))
@@ -230,7 +236,8 @@ class SimulatedArm(Restorable):
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
         q, qd, gripper = self.joint_state()
-        now_s, motion_s = float(self.data.time), self.executor.motion_s
+        now_s = float(self.data.time)
+        motion_s = self.executor.motion_s
         return Observation(
             q, gripper, images or {}, qd, now_s, motion_s, self.scene.privileged(self.data)
         )
@@ -245,7 +252,9 @@ class SimulatedArm(Restorable):
             ActuatorGuardError, ControlError: A reference is not finite (nothing was written); the
                 physics diverged.
         """
-        scene, data, model = self.scene, self.data, self.model
+        scene = self.scene
+        data = self.data
+        model = self.model
         references = (
             np.vstack((before.q_rad, block.q_rad)),
             np.vstack((before.qd_rad_s, block.qd_rad_s)),
@@ -255,7 +264,8 @@ class SimulatedArm(Restorable):
             raise ActuatorGuardError(
                 "a reference is not finite; nothing was written to the actuators."
             )
-        limbs, n = list(scene.limbs.values()), len(block)
+        limbs = list(scene.limbs.values())
+        n = len(block)
         openings = block.gripper.reshape(n, len(limbs))
         fingers = np.empty_like(openings)
         for i, limb in enumerate(limbs):
@@ -266,7 +276,8 @@ class SimulatedArm(Restorable):
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_targets = self._arm_targets(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
         arm_ctrl = None if arm_targets is None else self._controls(arm_targets)
-        q, finger_q = np.empty((n, self.servo.n)), np.empty((n, len(limbs)))
+        q = np.empty((n, self.servo.n))
+        finger_q = np.empty((n, len(limbs)))
         for k in range(n):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
@@ -276,7 +287,8 @@ class SimulatedArm(Restorable):
                 ctrl = self._controls(target[None])[0]
                 step = mujoco.mj_step2
             else:
-                step, ctrl = mujoco.mj_step, arm_ctrl[k]
+                step = mujoco.mj_step
+                ctrl = arm_ctrl[k]
             self._write_ctrl(ctrl, fingers[k])
             if k == n - 1:
                 self._before_step = self._physics()
@@ -299,7 +311,8 @@ class SimulatedArm(Restorable):
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count
         the rows that this changes.
         """
-        compensation, references = self.servo.compensation, (q_rad, qd_rad_s, qdd_rad_s2)
+        compensation = self.servo.compensation
+        references = (q_rad, qd_rad_s, qdd_rad_s2)
         if compensation.delay_s == 0:
             return q_rad, qd_rad_s
         before = (
@@ -316,14 +329,16 @@ class SimulatedArm(Restorable):
     def _write_ctrl(self, arm: F64, gripper: F64) -> None:
         """Write the controls, or those of a delay ago."""
         ctrl = self.data.ctrl.copy()
-        ctrl[self.scene.arm_actuators], ctrl[self.scene.gripper_actuators] = arm, gripper
+        ctrl[self.scene.arm_actuators] = arm
+        ctrl[self.scene.gripper_actuators] = gripper
         self._ctrl_under_way.append(ctrl)
         self.data.ctrl[:] = self._ctrl_under_way.popleft()
 
     def _nominal_dynamics(self) -> mujoco.MjData:
         """Return the dynamics of the present state by the controller's model."""
         if self._nominal is not self.data:
-            self._nominal.qpos[:], self._nominal.qvel[:] = self.data.qpos, self.data.qvel
+            self._nominal.qpos[:] = self.data.qpos
+            self._nominal.qvel[:] = self.data.qvel
             mujoco.mj_step1(self.scene.model, self._nominal)
         return self._nominal
 

@@ -61,7 +61,9 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         tasks = load_tasks(suite)
         if task not in range(len(tasks)):
             raise ConfigError(f"{suite} has tasks 0 to {len(tasks) - 1}, got {task!r}.")
-        self.render_mode, self.pictures, self.task = render_mode, pictures, tasks[task]
+        self.render_mode = render_mode
+        self.pictures = pictures
+        self.task = tasks[task]
         self.world = LiberoSimulation(self.task, config, pictures or render_mode is not None)
         px = self.world.config.picture_px
         names = CAMERAS if pictures else ()
@@ -87,7 +89,8 @@ class LiberoEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Apply an action [7] for a twentieth of a second."""
         success = self.world.step(finite_array(action, "action", (7,)), look=self.pictures)
-        truncated, info = self.world.time_is_up, self._info(success)
+        truncated = self.world.time_is_up
+        info = self._info(success)
         return self._observation(), float(success), success, truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:

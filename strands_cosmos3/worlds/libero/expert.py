@@ -27,9 +27,14 @@ _UNIT_M, _UNIT_RAD = 0.05, 0.5  # of an action (robosuite's osc_pose.json)
 _GAIN = 2.0  # the controller's goal lies this far ahead, because it never arrives
 _CLEAR_M = 0.10  # height above objects
 # below the object's top, but this far above its lowest point
-_GRASP_DEPTH_M, _FLOOR_M = 0.035, 0.012
-_ABOVE_WITHIN_M, _DOWN_WITHIN_M, _BASKET_WITHIN_M = 0.012, 0.006, 0.020
-_CLOSE_STEPS, _DOWN_STEPS, _OPEN_STEPS = 12, 25, 15
+_GRASP_DEPTH_M = 0.035
+_FLOOR_M = 0.012
+_ABOVE_WITHIN_M = 0.012
+_DOWN_WITHIN_M = 0.006
+_BASKET_WITHIN_M = 0.020
+_CLOSE_STEPS = 12
+_DOWN_STEPS = 25
+_OPEN_STEPS = 15
 _LOST_M = 0.08  # a held object is no further than this from the fingers
 
 
@@ -47,7 +52,8 @@ class LiberoExpert(Backend):
     )
 
     def __init__(self) -> None:
-        self.phase, self._steps = Phase.ABOVE, 0
+        self.phase = Phase.ABOVE
+        self._steps = 0
 
     def reset(self, seed: int | None = None) -> None:
         """Begin a new episode."""
@@ -77,7 +83,8 @@ class LiberoExpert(Backend):
         it. Errors as :meth:`infer`.
         """
         scene = {name: extent for name, extent in state.items() if name != TCP}
-        item, basket = scene[named_object(instruction, scene)], scene[_basket(scene)]
+        item = scene[named_object(instruction, scene)]
+        basket = scene[_basket(scene)]
         p, R = state[TCP][:3, 3], state[TCP][:3, :3]
         self._advance(p, item, basket)
         target = self._target(p, item, basket)
@@ -89,7 +96,9 @@ class LiberoExpert(Backend):
 
     def _target(self, p: F64, item: F64, basket: F64) -> F64:
         """Return where the hand should go [3]."""
-        centre, top, bottom = item.mean(0), item[1, 2], item[0, 2]
+        centre = item.mean(0)
+        top = item[1, 2]
+        bottom = item[0, 2]
         grasp = np.array([*centre[:2], max(bottom + _FLOOR_M, top - _GRASP_DEPTH_M)])
         carry = basket[1, 2] + (top - bottom) + _CLEAR_M
         if self.phase is Phase.ABOVE:
@@ -103,7 +112,9 @@ class LiberoExpert(Backend):
 
     def _advance(self, p: F64, item: F64, basket: F64) -> None:
         """Enter the next phase if the present one is done."""
-        phase, centre, steps = self.phase, item.mean(0), self._steps
+        phase = self.phase
+        centre = item.mean(0)
+        steps = self._steps
         off_m = np.linalg.norm(self._target(p, item, basket) - p)
         aside_m = np.linalg.norm((basket.mean(0) - centre)[:2])
         is_done = {
@@ -121,7 +132,8 @@ class LiberoExpert(Backend):
             self._enter(Phase((phase + 1) % len(Phase)))
 
     def _enter(self, phase: Phase) -> None:
-        self.phase, self._steps = phase, 0
+        self.phase = phase
+        self._steps = 0
 
 
 def named_object(instruction: str, scene: Mapping[str, F64]) -> str:

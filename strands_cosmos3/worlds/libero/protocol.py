@@ -15,7 +15,8 @@ CONTROL_HZ = 20
 """Steps per second; a step is 25 physics steps of 2 ms (robosuite 1.4.0, LIBERO's
 ``ControlEnv``).
 """
-OPEN, CLOSE = -1.0, 1.0
+OPEN = -1.0
+CLOSE = 1.0
 """The gripper's command; 0 holds (robosuite's ``PandaGripper.format_action``)."""
 
 

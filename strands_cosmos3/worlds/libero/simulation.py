@@ -57,8 +57,11 @@ class LiberoSimulation:
     """
 
     def __init__(self, task: LiberoTask, config: LiberoConfig | None = None, pictures: bool = True):
-        self.task, self.config = task, config or LiberoConfig()
-        self.horizon, self.steps, self.can_draw = self.config.steps(task.suite.horizon), 0, pictures
+        self.task = task
+        self.config = config or LiberoConfig()
+        self.horizon = self.config.steps(task.suite.horizon)
+        self.steps = 0
+        self.can_draw = pictures
         if pictures:
             os.environ.setdefault("MUJOCO_GL", choose_gl())  # robosuite reads it at its import
         with needed_by("LIBERO"):
@@ -233,7 +236,8 @@ def privileged(simulation: LiberoSimulation) -> dict[str, F64]:
 
 
 def _extent(robosuite: Any, root_body: str) -> F64:
-    model, data = robosuite.sim.model._model, robosuite.sim.data._data
+    model = robosuite.sim.model._model
+    data = robosuite.sim.data._data
     root = robosuite.sim.model.body_name2id(root_body)
     geoms = np.flatnonzero(
         (model.body_rootid[model.geom_bodyid] == root) & (model.geom_contype > 0)

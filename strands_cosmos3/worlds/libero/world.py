@@ -81,7 +81,8 @@ class LiberoWorld(World):
 
     def __init__(self, variant: str = "libero_object"):
         suite, _, protocol = variant.partition("/")
-        self.suite, self.config = get_suite(suite), get_protocol(protocol or DEFAULT_PROTOCOL)
+        self.suite = get_suite(suite)
+        self.config = get_protocol(protocol or DEFAULT_PROTOCOL)
         self.name = f"libero/{variant.removesuffix(f'/{DEFAULT_PROTOCOL}')}"
 
     def tasks(self, robot: str | None = None) -> Mapping[str, Task]:
@@ -118,7 +119,8 @@ class LiberoWorld(World):
                 f"world {self.name!r} has no {form} instructions; other wordings are suites of "
                 "their own, e.g. libero/libero_object_lan."
             )
-        scene, goal = self.libero_task(task), self.goal(task, instruction)
+        scene = self.libero_task(task)
+        goal = self.goal(task, instruction)
         others = [
             other
             for other in load_tasks(self.suite.name)
@@ -219,7 +221,8 @@ class LiberoSession(Session):
                 f"{start.index}."
             )
         self._goal = self.world.goal(start.task, start.instruction)
-        self._start, self._begun = start, False
+        self._start = start
+        self._begun = False
 
     def policy_arguments(self, instruction: str = "") -> dict[str, Any]:
         """Return the embodiment."""
@@ -230,13 +233,17 @@ class LiberoSession(Session):
         options = options or RunOptions()
         self.world.check_run(options)
         simulation = self._ready(policy.requires_images or options.video is not None, anew=True)
-        start, instruction = self._episode, options.instruction or self._instruction
+        start = self._episode
+        instruction = options.instruction or self._instruction
         policy.set_control_frequency(CONTROL_HZ)
         policy.reset(start.seed if options.noise_seed is None else options.noise_seed)
-        other, limit = self._other_goal(instruction), simulation.horizon
+        other = self._other_goal(instruction)
+        limit = simulation.horizon
         if options.duration_s is not None:
             limit = min(limit, max(1, round(options.duration_s * CONTROL_HZ)))
-        counters, outcome, fault = Counter[str](), Outcome.TIMEOUT, None
+        counters = Counter[str]()
+        outcome = Outcome.TIMEOUT
+        fault = None
         started = time.perf_counter()
         with ExitStack() as stack:
             film = None
@@ -265,7 +272,8 @@ class LiberoSession(Session):
             except Cosmos3Error as error:
                 if isinstance(error, ConfigError) or not counters["chunks"]:
                     raise  # nothing has moved; the caller must correct it
-                outcome, fault = Outcome.FAULT, f"{type(error).__name__}: {error}"
+                outcome = Outcome.FAULT
+                fault = f"{type(error).__name__}: {error}"
         duration_s = simulation.steps / CONTROL_HZ
         return Rollout(
             seed=start.seed,
@@ -293,8 +301,10 @@ class LiberoSession(Session):
         self, plan: JointTrajectory | ActionChunk, rows: int | None = None, ticks: int = 1
     ) -> Executed:
         """Execute normalised rows of the ``libero`` domain."""
-        actions, simulation = _actions_of(plan)[:rows], self._ready(False)
-        success, before = False, simulation.steps
+        actions = _actions_of(plan)[:rows]
+        simulation = self._ready(False)
+        success = False
+        before = simulation.steps
         for action in actions:
             success = self._step(simulation, action)
             if success or simulation.time_is_up:
@@ -325,7 +335,8 @@ class LiberoSession(Session):
 
     def _ready(self, pictures: bool, anew: bool = False) -> LiberoSimulation:
         """Return the simulation, reset to the start if it has not begun it (or ``anew``)."""
-        start, simulation = self._episode, self._simulation
+        start = self._episode
+        simulation = self._simulation
         task = self.world.libero_task(str(start.task))
         if simulation is None or simulation.task != task or (pictures > simulation.can_draw):
             if self._begun and not anew:
@@ -395,12 +406,14 @@ def _actions_of(plan: JointTrajectory | ActionChunk) -> F64:
 def _observation(
     simulation: LiberoSimulation, images: dict[str, Any], with_state: bool = True
 ) -> Observation:
-    observed, now_s = simulation.observed, simulation.steps / CONTROL_HZ
+    observed = simulation.observed
+    now_s = simulation.steps / CONTROL_HZ
     gripper = float(
         np.clip(PANDA_FINGER.to_fraction(np.abs(observed["robot0_gripper_qpos"]).mean()), 0, 1)
     )
     state = privileged(simulation) if with_state else None
-    q, qd = observed["robot0_joint_pos"], observed["robot0_joint_vel"]
+    q = observed["robot0_joint_pos"]
+    qd = observed["robot0_joint_vel"]
     return Observation(q, gripper, images, qd, now_s, now_s, state)
 
 

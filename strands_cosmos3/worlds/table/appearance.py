@@ -110,7 +110,8 @@ def _smooth_noise(rng: np.random.Generator, spacing_px: int) -> F64:
     """Normal noise on a grid, interpolated between its points."""
     grid = rng.normal(0, 1, (_TEXTURE_PX // spacing_px + 3,) * 2)
     at = np.arange(_TEXTURE_PX) / spacing_px
-    cell, part = at.astype(int), at % 1
+    cell = at.astype(int)
+    part = at % 1
     part = part * part * (3 - 2 * part)
     rows = grid[cell] * (1 - part)[:, None] + grid[cell + 1] * part[:, None]
     return rows[:, cell] * (1 - part) + rows[:, cell + 1] * part

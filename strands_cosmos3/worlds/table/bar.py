@@ -16,15 +16,18 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.worlds.table.scene import BAR, TableScene
 
 LIFT_M = 0.10
-TILT_RAD, TURN_RAD = float(np.deg2rad(5.0)), float(np.deg2rad(15.0))
+TILT_RAD = float(np.deg2rad(5.0))
+TURN_RAD = float(np.deg2rad(15.0))
 PRESS_N = 0.3  # of each finger
 SPEED_M_S = 0.05
-REST_M_S, REST_RAD_S = 0.010, 0.05
+REST_M_S = 0.010
+REST_RAD_S = 0.05
 SLIP_S = 0.1  # a grip may be interrupted for this long
 CLEAR_M = 0.02  # the bar is off the table
 TAKEN_WITHIN_M = 0.05  # hands may move the bar this far before all fingers hold it
 # further in a tick than its speed explains: the bar was moved by hand
-_JUMP_M_S, _JUMP_M = 1.0, 0.002
+_JUMP_M_S = 1.0
+_JUMP_M = 0.002
 AWAY_M = 0.10
 OPEN = 0.75  # of the giver's fingers
 BOTH_S = 0.2
@@ -99,8 +102,10 @@ def bar_state(scene: TableScene, data: mujoco.MjData) -> BarState:
             "this scene has no bar; use a robot of two arms, e.g. Robot('dual_panda'), or "
             "TableScene(bar=Bar())."
         )
-    body, dof = scene.bodies[BAR].id, scene.bodies[BAR].dof
-    R, position = data.xmat[body].reshape(3, 3), data.xpos[body].copy()
+    body = scene.bodies[BAR].id
+    dof = scene.bodies[BAR].dof
+    R = data.xmat[body].reshape(3, 3)
+    position = data.xpos[body].copy()
     forces = scene.forces_on(data, body)
     fingers = {body for limb in scene.limbs.values() for body in limb.finger_bodies}
     velocity = data.qvel[dof : dof + 6]
@@ -143,7 +148,8 @@ class _BarHistory:
         jumped = self.now is not None and now.jumped_from(self.now)
         self.now = now
         if jumped:
-            self.lay, self.taken = None, False
+            self.lay = None
+            self.taken = False
         if now.lies:
             self.lay = now
         return jumped
@@ -181,7 +187,8 @@ class BarMonitor(_BarHistory):
             self.taken |= self.is_near_lay(now)
         elif self._held is not None and now.time_s - self._held.time_s > SLIP_S:
             self.dropped |= self.taken and self._held.lowest_m > CLEAR_M
-            self.taken, self._held = False, None
+            self.taken = False
+            self._held = None
         level = (
             self.lay is not None and now.tilt_rad < TILT_RAD and now.turned_rad(self.lay) < TURN_RAD
         )
@@ -195,13 +202,15 @@ def withdrawn(scene: TableScene, data: mujoco.MjData, name: str) -> bool:
 
     ConfigError if the scene has no bar or no such limb.
     """
-    bar, limb = scene.bar, scene.limbs.get(name)
+    bar = scene.bar
+    limb = scene.limbs.get(name)
     if bar is None or limb is None:
         raise ConfigError(
             f"handing over needs a bar and the limb {name!r}; the scene has {sorted(scene.limbs)}."
         )
     body = scene.bodies[BAR].id
-    R, position = data.xmat[body].reshape(3, 3), data.xpos[body]
+    R = data.xmat[body].reshape(3, 3)
+    position = data.xpos[body]
     beyond = np.abs((data.site_xpos[limb.tcp_site] - position) @ R) - np.array(bar.size_m) / 2
     opening = np.asarray(limb.gripper.opening.to_fraction(data.qpos[limb.finger_qpos]))
     return bool(np.linalg.norm(np.maximum(beyond, 0.0)) > AWAY_M and opening.min() > OPEN)
@@ -246,7 +255,8 @@ class HandOverMonitor(_BarHistory):
 
     def _follow_grips(self, now: BarState) -> None:
         if now.gripped_by:
-            self._held_s, self._cleared = now.time_s, now.lowest_m > CLEAR_M
+            self._held_s = now.time_s
+            self._cleared = now.lowest_m > CLEAR_M
         elif now.time_s - self._held_s > SLIP_S:
             self.dropped |= self.taken and self._cleared
             self.taken = False

@@ -22,7 +22,8 @@ _LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2
 _LIMITS = HandLimits(0.020, 0.005, float(np.deg2rad(4.5)), float(np.deg2rad(1.2)), 0.45)
 
 _HOVER_M = 0.10  # over the bar
-_DESCEND_WITHIN_M, _GRASP_WITHIN_M = 0.012, 0.004
+_DESCEND_WITHIN_M = 0.012
+_GRASP_WITHIN_M = 0.004
 _GRASP_WITHIN_RAD = float(np.deg2rad(2.0))
 _SQUEEZE_ROWS = 4
 _CLOSING = 0.95  # hands whose fingers are further closed than that are about to grasp
@@ -33,7 +34,9 @@ _MEETING_M = np.array([0.48, 0.0, 0.30])  # of the bar's centre, where it is han
 _MET_WITHIN_M = 0.006
 _FREE = 1.5  # gap between fingers that may leave the bar, in its widths
 # the giver's way out: up so far before it goes aside; and where to
-_GIVER_CLEAR_M, _GIVER_UP_M, _GIVER_ASIDE_M = 0.10, 0.18, 0.12
+_GIVER_CLEAR_M = 0.10
+_GIVER_UP_M = 0.18
+_GIVER_ASIDE_M = 0.12
 # opens across a bar along y
 _HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
@@ -53,7 +56,9 @@ class BarHand(Hand):
 
     def move_by(self, step_m: F64) -> None:
         """Move by [3] in one row, without turning."""
-        self.v, self.w, self.p = step_m, np.zeros(3), self.p + step_m
+        self.v = step_m
+        self.w = np.zeros(3)
+        self.p = self.p + step_m
 
     def stay(self, opening: float, width_m: float) -> None:
         """Stand still and move the fingers, with something of that width between them."""
@@ -85,7 +90,8 @@ class BarHands(ABC):
 
     def near(self, hand: BarHand, within: float = 1.0) -> bool:
         off_m, turned_rad = self.error(hand)
-        near_m, near_rad = within * _GRASP_WITHIN_M, within * _GRASP_WITHIN_RAD
+        near_m = within * _GRASP_WITHIN_M
+        near_rad = within * _GRASP_WITHIN_RAD
         return bool(np.linalg.norm(off_m) < near_m and turned_rad < near_rad)
 
     def over(self, hand: BarHand) -> bool:
@@ -263,13 +269,15 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
             "a bar needs two arms and the simulator's state; missing: "
             f"{', '.join(missing) or 'two arms'}. Use it with Robot('dual_panda')."
         )
-    fps, bar = request.embodiment.fps or 10.0, state["bar"].copy()
+    fps = request.embodiment.fps or 10.0
+    bar = state["bar"].copy()
     width_m, _, height_m, grasp_m = state["bar_m"].tolist()
     order = [limb.name for limb in request.embodiment.limbs if limb.name in names]
     opening = dict(zip(order, request.grippers.tolist(), strict=True))
     hands: dict[str, BarHand] = {}
     for name in names:
-        twist, base = state[f"{name}_tcp_twist"] / fps, state[f"{name}_base"]
+        twist = state[f"{name}_tcp_twist"] / fps
+        base = state[f"{name}_base"]
         T_tcp_cosmos = se3_inverse(state[f"{name}_tcp"]) @ base @ request.limb_poses[name]
         tcp = base @ request.departures[name] @ se3_inverse(T_tcp_cosmos)
         side = float(np.sign((base[:3, 3] - bar[:3, 3]) @ bar[:3, 1]) or 1.0)

@@ -39,16 +39,20 @@ _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
 _DESCEND_WITHIN_M = 0.012  # horizontal distance to a target within which to descend
 # height above the target per distance aside; fingers beside a cube need more
-_FUNNEL_SLOPE, _FUNNEL_SLOPE_TURNING = 1.5, 3.0
+_FUNNEL_SLOPE = 1.5
+_FUNNEL_SLOPE_TURNING = 3.0
 # horizontal distance to the target within which a hand in a funnel turns to it
 _TURN_WITHIN_M = 0.12
 # height above a cube per distance that a finger is closer than this to its side
-_CLEAR_SLOPE, _CLEAR_M = 4.0, 0.008
+_CLEAR_SLOPE = 4.0
+_CLEAR_M = 0.008
 _TOP_M = 0.01  # height above a cube's top at which an open finger passes it
 # height per row with which a hand that cannot be sure comes down, from this height on
-_SLOW_M, _SLOW_BELOW_M = 0.005, 0.05
+_SLOW_M = 0.005
+_SLOW_BELOW_M = 0.05
 # the same over a bin, and the distance aside within which it is zero
-_INTO_BIN_SLOPE, _INTO_BIN_WITHIN_M = 3.0, 0.03
+_INTO_BIN_SLOPE = 3.0
+_INTO_BIN_WITHIN_M = 0.03
 _FUNNEL_M_PER_RAD = 0.25  # height above the target per angle that the hand still has to turn
 _GRASP_WITHIN_M = 0.005  # distance to a cube within which to close the fingers
 _GRASP_ASIDE_M = 0.008  # the horizontal one for a hand that takes a cube askew
@@ -56,14 +60,16 @@ _GRASP_ASIDE_M = 0.008  # the horizontal one for a hand that takes a cube askew
 _SLACK_M = 0.03
 _IN_BIN_M = 0.05  # horizontal distance to the bin's centre within which a cube is in the bin
 # horizontal distance within which to lower the held cube
-_LOWER_INTO_BIN_M, _LOWER_ONTO_CUBE_M = 0.015, 0.004
+_LOWER_INTO_BIN_M = 0.015
+_LOWER_ONTO_CUBE_M = 0.004
 _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
 _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
 _GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
 _GRASP_ASKEW_WITHIN_RAD = float(np.deg2rad(16.0))  # the same if the hand may take a cube askew
 # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
-_HELD_GAP, _HELD_GAP_ASKEW = 1.12, 1.45
+_HELD_GAP = 1.12
+_HELD_GAP_ASKEW = 1.45
 _MEAN_WIDTH = 4 / np.pi  # of a square seen from all sides, in its edges
 _NEIGHBOUR_M = 0.095  # distance within which another cube can be in a finger's way
 # free space aside of the line on which the fingers open: half of a finger, and a margin
@@ -127,8 +133,10 @@ class _World(Hand):
         """Add a row's drift [6], metres and radians in world axes, to the motion; a held cube
         follows.
         """
-        self.v, self.w = self.v + drift[:3], self.w + drift[3:]
-        self.p, self.R = self.p + drift[:3], rotate(self.R, drift[3:])
+        self.v = self.v + drift[:3]
+        self.w = self.w + drift[3:]
+        self.p = self.p + drift[:3]
+        self.R = rotate(self.R, drift[3:])
         if held is not None:
             self.cubes[held] = self.cubes[held] + drift[:3]
 
@@ -156,10 +164,12 @@ class ScriptedBackend(Backend):
     """
 
     info = BackendInfo(name="scripted", needs_privileged=True, requires_images=False)
-    turns, funnel = True, False
+    turns = True
+    funnel = False
 
     def __init__(self, turns: bool = True, funnel: bool | None = None):
-        self.turns, self.funnel = turns, not turns if funnel is None else funnel
+        self.turns = turns
+        self.funnel = not turns if funnel is None else funnel
 
     def infer(self, request: Request) -> ActionChunk:
         """Return rows from the measured state towards the instruction's goal.
@@ -197,7 +207,8 @@ class ScriptedBackend(Backend):
             return bar_chunk(request, partial(HandOver, taker=goal.to or "right"))
         state = self._state(request, goal)
         world = _world_from_state(state, request, self.turns, self.funnel)
-        world.starts_cruising, world.askew = starts_cruising, askew
+        world.starts_cruising = starts_cruising
+        world.askew = askew
         assert request.T_base_cosmos is not None  # _state checked it
         T_world_cosmos = state.get("base", np.eye(4)) @ request.T_base_cosmos
         T_tcp_cosmos = se3_inverse(state["tcp"]) @ T_world_cosmos
@@ -392,7 +403,8 @@ def _delivered(world: _World, goal: Goal) -> bool:
         return bool(length((cube - world.bin)[:2]) < _IN_BIN_M and cube[2] < world.bin[2])
     if goal.verb is Verb.STACK and goal.onto is not None:
         off = cube - world.cubes[goal.onto]
-        aside, above = length(off[:2]) / world.edge_m, off[2] / world.edge_m
+        aside = length(off[:2]) / world.edge_m
+        above = off[2] / world.edge_m
         return bool(aside < _STACKED_ASIDE and abs(above - 1) < _STACKED_HEIGHT)
     return False
 
@@ -406,9 +418,12 @@ def _carry(world: _World, goal: Goal) -> float:
         target = np.array([world.p[0], world.p[1], world.carry_m])
     else:
         if goal.verb is Verb.PLACE:
-            below, above_m, lower_m = world.bin, -_BELOW_RIM_M, _LOWER_INTO_BIN_M
+            below = world.bin
+            above_m = -_BELOW_RIM_M
+            lower_m = _LOWER_INTO_BIN_M
         elif goal.verb is Verb.STACK and goal.onto is not None:
-            below, lower_m = world.cubes[goal.onto], _LOWER_ONTO_CUBE_M
+            below = world.cubes[goal.onto]
+            lower_m = _LOWER_ONTO_CUBE_M
             above_m = _STACK_GAP * world.edge_m
         else:
             raise BackendError(

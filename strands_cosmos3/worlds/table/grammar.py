@@ -204,7 +204,8 @@ def understand(text: str, language: Language) -> str:
     for pattern, reason in _REFUSALS:
         if match := pattern.search(sentence):
             raise _refusal(text, f"{reason} ({match.group()!r})", language)
-    absent_colours, known = _OTHER_COLOURS.difference(language.colours), language.words | _NO_GOAL
+    absent_colours = _OTHER_COLOURS.difference(language.colours)
+    known = language.words | _NO_GOAL
     if absent := [word for word in words if word in absent_colours]:
         raise _refusal(text, f"nothing on its table is {absent[0]}", language)
     if unknown := [word for word in words if word not in known]:
@@ -219,7 +220,8 @@ def understand(text: str, language: Language) -> str:
         raise _refusal(text, reason, language) from None
     if goal.verb not in language.verbs:
         raise _refusal(text, f"training never showed how to {goal.verb}", language)
-    places, names_bin = goal.verb is Verb.PLACE, bool(_PARTS["bin"].search(sentence))
+    places = goal.verb is Verb.PLACE
+    names_bin = bool(_PARTS["bin"].search(sentence))
     if places and not _PARTS["placed"].search(sentence):
         raise _refusal(text, "it does not say where to put the cube: in the bin", language)
     verbatim = (

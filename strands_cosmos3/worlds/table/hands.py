@@ -39,7 +39,8 @@ class Hand:
     def T_world_tcp(self) -> F64:
         """Pose [4, 4] of the tool centre point."""
         T = np.eye(4)
-        T[:3, :3], T[:3, 3] = self.R, self.p
+        T[:3, :3] = self.R
+        T[:3, 3] = self.p
         return T
 
     def move(self, to: F64, R_to: F64) -> None:
@@ -48,10 +49,14 @@ class Hand:
         step = to - self.p, limits.step_m, limits.step_change_m
         turn = rotation_vector(self.R, R_to), limits.turn_rad, limits.turn_change_rad
         if self.starts_cruising:
-            self.v, self.w, self.starts_cruising = cruise(*step), cruise(*turn), False
+            self.v = cruise(*step)
+            self.w = cruise(*turn)
+            self.starts_cruising = False
         else:
-            self.v, self.w = approach(self.v, *step), approach(self.w, *turn)
-        self.p, self.R = self.p + self.v, rotate(self.R, self.w)
+            self.v = approach(self.v, *step)
+            self.w = approach(self.w, *turn)
+        self.p = self.p + self.v
+        self.R = rotate(self.R, self.w)
 
     def move_fingers(self, opening: float, least: float = 0.0) -> None:
         """Move the fingers one row towards an open fraction, down to ``least`` at most."""
@@ -89,7 +94,8 @@ def rotation_vector(R_from: F64, R_to: F64) -> F64:
     """
     R = R_to @ R_from.T
     axis = np.array([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]]) / 2
-    sine, cosine = length(axis), float(R[0, 0] + R[1, 1] + R[2, 2] - 1) / 2
+    sine = length(axis)
+    cosine = float(R[0, 0] + R[1, 1] + R[2, 2] - 1) / 2
     if sine < 1e-9:
         return np.array([0.0, 0.0, 0.0 if cosine > 0 else np.pi])
     return axis * (np.arctan2(sine, cosine) / sine)

@@ -22,7 +22,8 @@ from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, DISTRACTORS, Cube,
 
 LIGHT = (0.3, 2.0)
 """Factor on all lights."""
-OUTER_JITTER_M, WRIST_JITTER_M = 0.05, 0.03
+OUTER_JITTER_M = 0.05
+WRIST_JITTER_M = 0.03
 """Radius of the ball within which a camera is displaced."""
 _OTHER_COLOURS = (
     (0.90, 0.78, 0.12),
@@ -92,7 +93,8 @@ class RandomizedScene:
             view[:] = looks[name]
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
-        model, nominal = self.robot.scene.model, self.nominal["mat_rgba"][:, :3]
+        model = self.robot.scene.model
+        nominal = self.nominal["mat_rgba"][:, :3]
         tint = rng.normal(0, 0.05 * scale, nominal.shape) + rng.normal(0, 0.03 * scale)
         model.mat_rgba[:, :3] = np.clip(nominal * (1 + tint), 0, 1)
         for cube in self.robot.scene.bodies:
@@ -101,7 +103,8 @@ class RandomizedScene:
                 model.mat_rgba[model.mat(cube).id, :3] = colour
 
     def _draw_light(self, rng: np.random.Generator, scale: float) -> None:
-        looks, nominal = _looks(self.robot.scene.model), self.nominal
+        looks = _looks(self.robot.scene.model)
+        nominal = self.nominal
         factor = np.exp(rng.uniform(*np.log(LIGHT))) ** scale
         warmth = 1 + rng.normal(0, 0.05 * scale, 3)
         for name in ("light_diffuse", "ambient"):
@@ -125,11 +128,9 @@ class RandomizedScene:
 def draw_surface(rng: np.random.Generator) -> Surface:
     """Draw a table's surface: any pattern, from nearly black to nearly white, of a pale hue."""
     pattern = PATTERNS[int(rng.integers(len(PATTERNS)))]
-    lightness, saturation, hue = (
-        rng.uniform(0.08, 0.95),
-        rng.uniform(0, 0.15),
-        rng.uniform(0, 2 * np.pi),
-    )
+    lightness = rng.uniform(0.08, 0.95)
+    saturation = rng.uniform(0, 0.15)
+    hue = rng.uniform(0, 2 * np.pi)
     turned = np.cos(hue + np.array([0.0, 2.0, 4.0]) * np.pi / 3)
     red, green, blue = np.clip(lightness * (1 + saturation * turned), 0, 1).tolist()
     contrast = rng.uniform(0.5, 2.0) if pattern == "planks" else rng.uniform(0.05, 0.40)
@@ -143,7 +144,8 @@ def _in_ball(rng: np.random.Generator, radius: float) -> F64:
 
 def _looks(model: Any) -> dict[str, Any]:
     """Return views of everything in a model that is randomized, by name."""
-    index, headlight = model.tex(SURFACE).id, model.vis.headlight
+    index = model.tex(SURFACE).id
+    headlight = model.vis.headlight
     start = int(model.tex_adr[index])
     size = int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])
     looks = {name: getattr(model, name) for name in _ARRAYS}

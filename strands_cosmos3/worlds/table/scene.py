@@ -27,7 +27,9 @@ from strands_cosmos3.sim.scene_builder import (
 from strands_cosmos3.worlds.table.appearance import NOMINAL, Appearance
 from strands_cosmos3.worlds.table.grammar import Verb
 
-BAR_X_M, BAR_Y_M, BAR_YAW_RAD = (0.44, 0.54), (-0.04, 0.04), (-0.15, 0.15)
+BAR_X_M = (0.44, 0.54)
+BAR_Y_M = (-0.04, 0.04)
+BAR_YAW_RAD = (-0.15, 0.15)
 """Where a bar may lie, so that two arms reach both of its ends."""
 SEPARATION_M = 0.10
 """Least distance between the centres of two cubes: an open finger fits beside a cube at any yaw
@@ -222,7 +224,8 @@ def bring_close(
     """Move the next cube to ``CLOSE_M`` from a cube, inside the workspace and clear of the
     others.
     """
-    at, n = layout.names.index(cube), len(layout.names)
+    at = layout.names.index(cube)
+    n = len(layout.names)
     other = (at + 1) % n
     rest = [i for i in range(n) if i not in (at, other)]
     for _ in range(_MAX_DRAWS):

@@ -70,7 +70,9 @@ def cube_state(scene: TableScene, data: mujoco.MjData, cube: str) -> CubeState:
     such cube.
     """
     known_name(cube, "cube", scene.cubes)
-    model, body, dof = scene.model, scene.bodies[cube].id, scene.bodies[cube].dof
+    model = scene.model
+    body = scene.bodies[cube].id
+    dof = scene.bodies[cube].dof
     forces = scene.forces_on(data, body)
     robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
     support_n = float(sum(force[2] for other, force in forces.items() if other not in robot))
@@ -104,19 +106,25 @@ class CubeHistory:
         """Add the present state; ``tcp_m`` and ``base_m`` [3] are where the tool centre point
         and the other cube are.
         """
-        before, self.now = self.now, now
+        before = self.now
+        self.now = now
         if before is not None and now.jumped_from(before):
             self.lay_m = self.alone_m = self.taken_m = self.base_m = self.released = None
-            self._gripped, self.held = None, False
+            self._gripped = None
+            self.held = False
         lay_m = self.lay_m
         if now.gripped:
             if not self.held and lay_m is not None and _distance_m(now.position_m, lay_m) < NUDGE_M:
-                self.held, self.taken_m, self.base_m, self.released = True, self.lay_m, base_m, None
+                self.held = True
+                self.taken_m = self.lay_m
+                self.base_m = base_m
+                self.released = None
             self._gripped = now
         elif (
             self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S
         ):
-            self.held, self.released = False, self._gripped
+            self.held = False
+            self.released = self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
             self.lay_m = now.position_m
             if now.speed_m_s < REST_M_S and _distance_m(tcp_m, now.position_m) >= REACH_M:
@@ -153,7 +161,8 @@ class TableTask(Task):
 
 
 def _reach(at: Situation) -> bool:
-    lay, now = at.history.alone_m, at.now
+    lay = at.history.alone_m
+    now = at.now
     if (
         lay is None
         or not now.supported
@@ -166,7 +175,8 @@ def _reach(at: Situation) -> bool:
 
 
 def _pick(at: Situation) -> bool:
-    taken, fingers = at.history.taken_m, at.scene.only.finger_bodies
+    taken = at.history.taken_m
+    fingers = at.scene.only.finger_bodies
     if taken is None or not (
         at.history.held and at.now.gripped and set(at.now.force_n) <= set(fingers)
     ):
@@ -175,7 +185,8 @@ def _pick(at: Situation) -> bool:
 
 
 def _place(at: Situation) -> bool:
-    box, released = at.scene.bin, at.history.released
+    box = at.scene.bin
+    released = at.history.released
     if released is None or at.history.taken_m is None or not _left_at_rest(at.now):
         return False
     brought = box.surrounds(released.position_m) and not box.surrounds(at.history.taken_m)
@@ -183,8 +194,12 @@ def _place(at: Situation) -> bool:
 
 
 def _stack(at: Situation) -> bool:
-    history, onto, cubes = at.history, at.goal.onto, at.scene.cubes
-    released, base_m, taken_m = history.released, history.base_m, history.taken_m
+    history = at.history
+    onto = at.goal.onto
+    cubes = at.scene.cubes
+    released = history.released
+    base_m = history.base_m
+    taken_m = history.taken_m
     if onto is None or released is None or base_m is None or taken_m is None:
         return False
     base = cube_state(at.scene, at.data, onto)
@@ -257,11 +272,15 @@ class _CubeMonitor:
     """Whether a condition of a cube holds now."""
 
     def __init__(self, scene: TableScene, goal: Goal, holds: Condition):
-        self._scene, self._goal, self._holds, self._history = scene, goal, holds, CubeHistory()
+        self._scene = scene
+        self._goal = goal
+        self._holds = holds
+        self._history = CubeHistory()
 
     def update(self, data: mujoco.MjData) -> bool:
         """Add the present state; return whether the condition holds."""
-        now, onto = cube_state(self._scene, data, self._goal.cube), self._goal.onto
+        now = cube_state(self._scene, data, self._goal.cube)
+        onto = self._goal.onto
         base_m = None if onto is None else data.xpos[self._scene.bodies[onto].id].copy()
         self._history.update(now, data.site_xpos[self._scene.only.tcp_site], base_m)
         return self._holds(Situation(self._scene, self._goal, data, now, self._history))
@@ -285,12 +304,16 @@ class TableJudge(Judge):
                 "instruction or robot, or build it for the task: "
                 "Robot('dual_panda', task='hand_over')."
             )
-        self.task, self._scene, self._goal = task, scene, goal
+        self.task = task
+        self._scene = scene
+        self._goal = goal
         self.restart()
 
     def restart(self) -> None:
         """Forget what happened so far."""
-        scene, goal, condition = self._scene, self._goal, self.task.holds
+        scene = self._scene
+        goal = self._goal
+        condition = self.task.holds
         if goal.to is not None:
             self._monitor = HandOverMonitor(scene, goal.to)
         elif condition is None:

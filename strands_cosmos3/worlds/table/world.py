@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 _WRIST = "wrist"
 _OFFSET_STREAM = 17  # of the seed, for the direction of the wrist camera's displacement
 _MOUNT_STREAM = 18  # of the mount's seed
-_MOUNT_M, _MOUNT_DEG = (0.03, 0.04), (2.0, 5.0)
+_MOUNT_M = (0.03, 0.04)
+_MOUNT_DEG = (2.0, 5.0)
 """Ranges of a mount's displacement and rotation."""
 
 
@@ -168,7 +169,8 @@ class TableWorld(ArmWorld):
 
     def check_variation(self, variation: Variation, robot: str | None = None) -> None:
         """Raise ConfigError for a variation that changes nothing of what a policy sees or does."""
-        spec, change = get_robot(robot or self.robots[0]), _of_table(variation)
+        spec = get_robot(robot or self.robots[0])
+        change = _of_table(variation)
         views = view_names_of(spec)
         if (change.camera_cm, change.mount) != (None, None) and _WRIST not in views:
             raise ConfigError(
@@ -220,7 +222,8 @@ class TableWorld(ArmWorld):
 
     def potential(self, robot: Robot, start: Start) -> float | None:
         """Return how far an episode with cubes has come; None with a bar."""
-        scene, task = robot.scene, get_task(start.task or "pick")
+        scene = robot.scene
+        task = get_task(start.task or "pick")
         if task.bar is not None:
             return None
         assert isinstance(scene, TableScene)
@@ -232,7 +235,8 @@ class TableWorld(ArmWorld):
 
     def arrange(self, robot: Robot, start: Start) -> Layout | None:
         """Displace the wrist camera, and bring a cube close to the goal's."""
-        change, scene = _of_table(start.variation), robot.scene
+        change = _of_table(start.variation)
+        scene = robot.scene
         rng = np.random.default_rng([start.seed, _OFFSET_STREAM])
         direction = rng.normal(0, 1, 3)
         offset_m = direction / np.linalg.norm(direction) * (change.camera_cm or 0.0) / 100
