@@ -7,7 +7,7 @@ its own drift as a policy would.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,14 +145,16 @@ class LimbRecording:
         common name.
         """
         embodiment = get_embodiment(self.embodiment or "droid")
-        return next(
-            (
-                columns.tool_frame
-                for columns in embodiment.limbs
-                if columns.name == limb and len(self.by_limb) > 1
-            ),
-            embodiment.tool_frame,
-        )
+        if len(self.by_limb) == 1:
+            return embodiment.tool_frame
+        frames = {columns.name: columns.tool_frame for columns in embodiment.limbs}
+        return frames.get(limb, embodiment.tool_frame)
+
+    def named_as(self, limbs: Collection[str]) -> Mapping[str, Recording]:
+        """Return the recording by limb; that of one limb has the name of a robot's only one."""
+        if len(limbs) == len(self.by_limb) == 1:
+            return dict(zip(limbs, self.by_limb.values(), strict=True))
+        return self.by_limb
 
     @typed()
     def of_limbs(self, n_joints: Mapping[str, int]) -> dict[str, Recording]:
@@ -165,9 +167,7 @@ class LimbRecording:
         Raises:
             ConfigError: The recording has other limbs, or a limb another number of joints.
         """
-        joined = self.by_limb
-        if len(n_joints) == len(joined) == 1:
-            joined = dict(zip(n_joints, joined.values(), strict=True))
+        joined = self.named_as(n_joints)
         recorded = {name: len(motion.q_start_rad) for name, motion in joined.items()}
         if recorded != n_joints:
             have, expected = (
@@ -350,9 +350,7 @@ class ReplayBackend(Backend):
         if space.name != "midtrain":
             raise BackendError(f"replay answers 'midtrain' chunks, not {space.name!r}.")
         embodiment = get_embodiment(recording.embodiment or request.embodiment)
-        motions = recording.by_limb
-        if len(anchors) == len(motions) == 1:
-            motions = dict(zip(anchors, motions.values(), strict=True))
+        motions = recording.named_as(anchors)
         if request.embodiment.name != embodiment.name or set(anchors) != set(motions):
             raise BackendError(
                 f"the recording is of embodiment {embodiment.name!r} and moves "

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from strands_cosmos3.engine.parallel_context import Velocities
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
 from strands_cosmos3.errors import ConfigError
 
@@ -27,7 +28,6 @@ _WARM_UP_RUNS = 3
 _KEPT = 8  # graphs, and places for prompts
 _SHAPES = 64  # that may be compiled
 _CAPTURING = threading.Lock()  # torch allows one capture at a time in a process
-Velocities = tuple[torch.Tensor, torch.Tensor]
 _Texts = tuple[TextKV, ...]
 _Groups = tuple[slice, slice]
 _K = TypeVar("_K")

@@ -80,10 +80,7 @@ class Group:
         """Concatenate tensors [..., widths[rank]] of all ranks along the last axis, on every
         rank.
         """
-        parts = self.gather(_padded(x, max(widths)), kind)
-        return torch.cat(
-            [part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1
-        )
+        return torch.cat(_cut(self.gather(_padded(x, max(widths)), kind), widths), dim=-1)
 
     def collect(
         self, x: torch.Tensor, widths: Sequence[int], kind: str
@@ -97,11 +94,7 @@ class Group:
             self._traffic.add(kind, padded)
         with naming_lost_ranks(kind):
             dist.gather(padded, parts, group=self._group, group_dst=0)
-        return (
-            None
-            if parts is None
-            else [part[..., :width] for part, width in zip(parts, widths, strict=True)]
-        )
+        return None if parts is None else _cut(parts, widths)
 
     def neighbours(
         self, to_left: torch.Tensor | None, to_right: torch.Tensor | None, kind: str
@@ -239,6 +232,10 @@ def _own_device(device: torch.device) -> torch.device:
         device = torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     torch.cuda.set_device(device)
     return device
+
+
+def _cut(parts: Sequence[torch.Tensor], widths: Sequence[int]) -> list[torch.Tensor]:
+    return [part[..., :width] for part, width in zip(parts, widths, strict=True)]
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:

@@ -70,6 +70,22 @@ class TrainLoopConfig:
         )
 
 
+def adamw(
+    trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
+) -> list[torch.optim.Optimizer]:
+    """Return AdamW, with weight decay for matrices only."""
+    matrices = [p for p in trained.values() if p.ndim > 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [
+        torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8
+        )
+    ]
+
+
 class Loop:
     """Optimise those parameters of a model that require a gradient.
 
@@ -86,7 +102,7 @@ class Loop:
         loss: Callable[[int], tuple[torch.Tensor, LossMetrics]],
         config: TrainLoopConfig,
         folder: Path,
-        optimizers: Optimizers | None = None,
+        optimizers: Optimizers = adamw,
     ):
         self.model, self.config, self.folder, self.step = model, config, folder, 0  # steps done
         self._consistent = True
@@ -94,7 +110,7 @@ class Loop:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("nothing to train: every parameter is frozen.")
-        self.optimizers = (optimizers or adamw)(self._trained, config)
+        self.optimizers = optimizers(self._trained, config)
         self._optimizers_of = {
             p: o for o in self.optimizers for group in o.param_groups for p in group["params"]
         }
@@ -298,22 +314,6 @@ class Loop:
     def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
         for name, p in self._trained.items():
             p.copy_(weights[name])
-
-
-def adamw(
-    trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
-) -> list[torch.optim.Optimizer]:
-    """Return AdamW, with weight decay for matrices only."""
-    matrices = [p for p in trained.values() if p.ndim > 1]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [
-        torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8
-        )
-    ]
 
 
 def drop_from(path: Path, step: int) -> None:

@@ -216,13 +216,13 @@ class PostTraining:
         rate may change.
         """
         path = self.folder / SETTINGS
-        how = {name: value for name, value in asdict(self.config).items() if name not in _FREE}
-        named = {
+        settings = {
+            **{name: value for name, value in asdict(self.config).items() if name not in _FREE},
             "embodiment": self.embodiment.name,
             "checkpoint": self.checkpoint.digest,
             "dataset": self._dataset,
+            "keys": asdict(keys),
         }
-        settings = {**how, **named, "keys": asdict(keys)}
         if not (self.folder / LATENTS).exists() and not has_state(self.folder):
             write_json(path, settings)  # nothing depends on older settings
         keep_settings(path, settings)

@@ -138,7 +138,12 @@ def convert(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already; choose another --out.")
     if to == "lerobot":
-        _require_said_by_lerobot(checkpoint)
+        require_complete(checkpoint.metadata, (), checkpoint.root)
+        if lost := [name for name in ("state", "policy_frames") if checkpoint.metadata.get(name)]:
+            raise ContractError(
+                f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have "
+                "no word."
+            )
     hidden = out.with_name(f".{out.name}.converting")
     conversion = {
         "source": _identity(checkpoint),
@@ -262,16 +267,6 @@ def _lerobot_files(checkpoint: Checkpoint, dtype: StoredDtype) -> dict[str, list
     return {
         "model.safetensors": [*transformer, *_planned(checkpoint.vae_weights, dtype, "model.vae.")]
     }
-
-
-def _require_said_by_lerobot(checkpoint: Checkpoint) -> None:
-    metadata = checkpoint.metadata
-    require_complete(metadata, (), checkpoint.root)
-    if lost := [name for name in ("state", "policy_frames") if metadata.get(name)]:
-        raise ContractError(
-            f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have no "
-            "word."
-        )
 
 
 def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:

@@ -107,11 +107,10 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Reads a pickle in which only the names of ``_ALLOWED`` may occur; nothing else is run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _ALLOWED:
-            raise pickle.UnpicklingError(
-                f"it names {shown(f'{module}.{name}')}, which no checkpoint needs"
-            )
-        return _ALLOWED[f"{module}.{name}"]
+        known = _ALLOWED.get(whole := f"{module}.{name}")
+        if known is None:
+            raise pickle.UnpicklingError(f"it names {shown(whole)}, which no checkpoint needs")
+        return known
 
 
 def _unreadable(where: str, error: Exception) -> LayoutError:

@@ -56,7 +56,7 @@ def inspect(
         checkpoint = Checkpoint.open(layout)
         checkpoint.action_stats()
     except (CheckpointError, InputError) as error:
-        return report | {"verdict": type(error).__name__, "problem": str(error)}
+        return report | _refusal(error)
     lacking = missing(checkpoint.metadata)
     if not checkpoint.needs_contract:  # the rest follows from its variant
         lacking = ("action_space",) * ("action_space" in lacking)
@@ -66,8 +66,12 @@ def inspect(
     try:
         rehearse(checkpoint)
     except Cosmos3Error as error:
-        return report | {"verdict": type(error).__name__, "problem": str(error)}
+        return report | _refusal(error)
     return report
+
+
+def _refusal(error: Cosmos3Error) -> dict[str, str]:
+    return {"verdict": type(error).__name__, "problem": str(error)}
 
 
 def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:
