@@ -226,7 +226,7 @@ class Checkpoint:
                 f"the statistics of {self.root} have no raw figures (raw or global_raw), which "
                 "quantile_rot needs."
             )
-        if method not in (None, "none"):
+        if method is not None:
             stats.normalizer(method)
         return stats
 

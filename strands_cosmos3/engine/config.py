@@ -97,31 +97,29 @@ class TransformerConfig:
             )
 
     def _inconsistencies(self) -> list[str]:
-        problems = [] if self.head_dim % 2 == 0 else [f"head_dim {self.head_dim} is odd"]
-        if self.num_attention_heads % self.num_key_value_heads:
-            problems.append(
-                f"{self.num_attention_heads} heads are not a multiple of "
-                f"{self.num_key_value_heads} KV heads"
-            )
-        if min(self.rope_axes_dim) < 0 or sum(self.rope_axes_dim) != self.head_dim // 2:
-            problems.append(
-                f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = "
-                f"{self.head_dim // 2}"
-            )
-        if self.hidden_act not in ("silu", "relu2"):
-            problems.append(f"hidden_act is {self.hidden_act!r}; valid: silu, relu2")
+        half = self.head_dim // 2
+        margin = self.unified_3d_mrope_temporal_modality_margin
+        is_wrong = {
+            f"head_dim {self.head_dim} is odd": self.head_dim % 2,
+            f"{self.num_attention_heads} heads are not a multiple of "
+            f"{self.num_key_value_heads} KV heads": (
+                self.num_attention_heads % self.num_key_value_heads
+            ),
+            f"rope_axes_dim {self.rope_axes_dim} must be 3 values and sum to head_dim/2 = {half}": (
+                min(self.rope_axes_dim) < 0 or sum(self.rope_axes_dim) != half
+            ),
+            f"hidden_act is {self.hidden_act!r}; valid: silu, relu2": (
+                self.hidden_act not in ("silu", "relu2")
+            ),
+            "unified_3d_mrope_temporal_modality_margin or sound_dim is out of range": (
+                not 0 <= margin < 1 << 31
+                or not 0 < (self.sound_dim or 1) <= _LARGEST["hidden_size"]
+            ),
+        }
         for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
             value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                problems.append(f"{name} is {value!r}, not a positive number")
-        if (
-            not 0 <= self.unified_3d_mrope_temporal_modality_margin < 1 << 31
-            or not 0 < (self.sound_dim or 1) <= _LARGEST["hidden_size"]
-        ):
-            problems.append(
-                "unified_3d_mrope_temporal_modality_margin or sound_dim is out of range"
-            )
-        return problems
+            is_wrong[f"{name} is {value!r}, not a positive number"] = not 0 < value < float("inf")
+        return [problem for problem, applies in is_wrong.items() if applies]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TransformerConfig:

@@ -100,24 +100,21 @@ class Stopwatch:
         return event
 
 
-Ids = tuple[int, ...]
-
-
 class TextCache:
     """Least-recently-used cache of :class:`TextKV` by token ids, for the weights of one engine.
 
     ``prefill`` computes a missing entry. A prompt above ``limit_bytes`` is not kept.
     """
 
-    def __init__(self, limit_bytes: int, prefill: Callable[[Ids], TextKV]):
+    def __init__(self, limit_bytes: int, prefill: Callable[[tuple[int, ...]], TextKV]):
         self._limit = limit_bytes
         self._prefill = prefill
-        self._held: OrderedDict[Ids, TextKV] = OrderedDict()
+        self._held: OrderedDict[tuple[int, ...], TextKV] = OrderedDict()
         self.nbytes = 0
         self.prefills = 0
         self.hits = 0
 
-    def get(self, ids: Ids) -> TextKV:
+    def get(self, ids: tuple[int, ...]) -> TextKV:
         """Keys and values of a prompt."""
         if ids in self._held:
             self._held.move_to_end(ids)

@@ -16,7 +16,6 @@ import torch
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import TEXT_NAMES, Cosmos3Transformer, DecoderLayer
 
-Shape = tuple[int, ...]
 # field of ActionHead -> key of the matrix that holds one row a domain
 HEAD_KEYS: Mapping[str, str] = {
     "w_in": "action_proj_in.fc.weight",
@@ -39,7 +38,7 @@ def kept_dtype(parameter: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if parameter.startswith("time_embedder.") else dtype
 
 
-def head_shapes(config: TransformerConfig) -> dict[str, Shape]:
+def head_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor of one domain's action head."""
     A = config.action_dim
     D = config.hidden_size
@@ -47,7 +46,7 @@ def head_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 
 @cache
-def parameter_shapes(config: TransformerConfig) -> Mapping[str, Shape]:
+def parameter_shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
     """Every parameter of the transformer with its shape: what is loaded, apart from action
     heads.
     """
@@ -55,7 +54,7 @@ def parameter_shapes(config: TransformerConfig) -> Mapping[str, Shape]:
         return _shapes(Cosmos3Transformer(config))
 
 
-def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
+def expected_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Every key of the released layout with its shape, including what is not loaded."""
     shapes = {checkpoint_key(name): shape for name, shape in parameter_shapes(config).items()}
     domains = config.num_embodiment_domains
@@ -82,5 +81,5 @@ def expected_shapes(config: TransformerConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _shapes(module: torch.nn.Module) -> dict[str, Shape]:
+def _shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

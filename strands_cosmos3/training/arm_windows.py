@@ -42,8 +42,6 @@ from strands_cosmos3.training.windows import Batch, cached_latents
 
 LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4
-_Answer = tuple[tuple[int, ...], F64]
-"""Token ids of a caption, and rows in the model's scale."""
 _VALIDATION_BATCHES = 16
 _DROPOUT = 0.08  # fraction of windows that read the empty caption
 
@@ -191,9 +189,9 @@ class ArmWindows:
                 "every episode that is longer than a chunk would only validate; lower "
                 "--validation-fraction."
             )
-        self._picture = np.array([i for i, *_ in windows])
-        self._prompts = [ids for _, ids, _ in windows]
-        self._chunks = np.stack([chunk for *_, chunk in windows]).astype(np.float32)
+        picture_of_window, self._prompts, chunks = zip(*windows, strict=True)
+        self._picture = np.array(picture_of_window)
+        self._chunks = np.stack(chunks).astype(np.float32)
         self._state = torch.stack(states) if states else None
         self._fps = float(picture.fps)
         self.empty = tuple(picture.neg_text_ids[0].tolist())
@@ -231,9 +229,11 @@ class ArmWindows:
             )
         return instructions
 
-    def _processed(self, episode: int, t: int, seen: bool = True) -> tuple[Any, list[_Answer]]:
-        """Return a picture as the processor makes it, and its windows: token ids and rows in the
-        model's scale.
+    def _processed(
+        self, episode: int, t: int, seen: bool = True
+    ) -> tuple[Any, list[tuple[tuple[int, ...], F64]]]:
+        """Return a picture as the processor makes it, and its windows: token ids of a caption, and
+        rows in the model's scale.
 
         Unless it is to be ``seen``, the picture is black: decoding takes most of the time, and the
         rest does not depend on it.

@@ -172,12 +172,14 @@ def control_rows(clips: Sequence[ArmClip]) -> dict[str, NDArray[np.float32]]:
     """
     poses = np.stack([clip.T_base_cosmos for clip in clips])
     gripper = np.stack([clip.gripper_command for clip in clips])
-    true = scaled_rows(se3_between(poses[:, :-1], poses[:, 1:]), gripper)
-    still = np.broadcast_to(np.eye(4), poses[:, 1:].shape)
+    before = poses[:, :-1]
+    after = poses[:, 1:]
+    true = scaled_rows(se3_between(before, after), gripper)
+    still = np.broadcast_to(np.eye(4), after.shape)
     return {
         "true": true,
         "shuffled": np.roll(true, len(true) // 2, axis=0),
-        "opposite": scaled_rows(se3_between(poses[:, 1:], poses[:, :-1]), gripper),
+        "opposite": scaled_rows(se3_between(after, before), gripper),
         "zero": scaled_rows(still, gripper),
     }
 

@@ -105,7 +105,6 @@ def shards_of(planned: Sequence[Planned], most_bytes: int) -> list[list[Planned]
 
 Target = Literal["released", "lerobot"]
 StoredDtype = Literal["stored", "bfloat16", "float32"]
-OnFile = Callable[[str, int, int], None]
 SHARD_BYTES = 4 << 30
 PROGRESS = "conversion.json"
 _RECORDED = ("statistics", "normalization")  # by LeRobot's own files
@@ -119,7 +118,7 @@ def convert(
     out: Path,
     to: Target = "released",
     dtype: StoredDtype = "stored",
-    on_file: OnFile = lambda *_: None,
+    on_file: Callable[[str, int, int], None] = lambda *_: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Write a checkpoint to the new folder ``out`` and return it. A conversion that was interrupted
