@@ -61,14 +61,14 @@ class EngineBackend(Backend):
             else language.example,
             model_sha256=checkpoint.digest,
         )
-        self._counters: Counter[str] = Counter(
-            {} if engine.checkpoint.novelty_rmse is None else {"novel_pictures": 0}
-        )
-        self._input = ModelInput(engine.checkpoint, options)
+        self._counters = Counter[str]()
+        if checkpoint.novelty_rmse is not None:
+            self._counters["novel_pictures"] = 0
+        self._input = ModelInput(checkpoint, options)
         self._karras = options.sampling.karras
         self._futures_apart = (
             engine.decodes_video
-            and engine.checkpoint.future_from_actions
+            and checkpoint.future_from_actions
             and options.sampling.policy_frames is None
         )
 

@@ -31,6 +31,7 @@ from strands_cosmos3.errors import (
     ShapeError,
 )
 from strands_cosmos3.observe.views import Composition, as_uint8, compose, rig_views
+from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -154,8 +155,7 @@ def _one(image: Any, composition: Composition) -> Frames:
 
 
 def _opened(path: Path) -> Image.Image:
-    if not path.is_file():
-        raise ResourceNotFoundError(f"image {str(path)!r} does not exist or is not a file.")
+    require_file(path, ResourceNotFoundError, hint="Name the file of an image.")
     try:
         return Image.open(path).convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
@@ -174,17 +174,13 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
         )
     array = array if array.ndim == 4 else array[None]
     last = array.shape[-1] == 3
-    first = array.shape[1] == 3
-    if last and first:
-        raise ShapeError(
-            f"{list(array.shape)} could be channels first or last; give a picture wider than 3 "
-            "pixels."
+    if last == (array.shape[1] == 3):
+        problem = (
+            "could be channels first or last; give a picture wider than 3 pixels"
+            if last
+            else "has no axis of three colours; convert grey or transparent pictures to RGB"
         )
-    if not last and not first:
-        raise ShapeError(
-            f"{list(array.shape)} has no axis of three colours; convert grey or transparent "
-            "pictures to RGB."
-        )
+        raise ShapeError(f"{list(array.shape)} {problem}.")
     return array if last else np.ascontiguousarray(np.moveaxis(array, 1, -1))
 
 
@@ -215,8 +211,7 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
     import av
 
     path = Path(path)
-    if not path.is_file():
-        raise ResourceNotFoundError(f"video {str(path)!r} does not exist or is not a file.")
+    require_file(path, ResourceNotFoundError, hint="Name the file of a video.")
     try:
         with av.open(str(path)) as container:
             decoded = islice(container.decode(video=0), max_frames)

@@ -380,7 +380,8 @@ class WeightFiles(WeightSource):
             for stored_name in sorted(mine):
                 view = file.get_slice(stored_name)
                 key = unwrapped(stored_name, self._stored)
-                self.shapes[key], self.dtypes[key] = tuple(view.get_shape()), str(view.get_dtype())
+                self.shapes[key] = tuple(view.get_shape())
+                self.dtypes[key] = str(view.get_dtype())
 
     def parts(
         self, requests: Mapping[str, tuple[str, Index]]

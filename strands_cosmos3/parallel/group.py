@@ -221,13 +221,15 @@ class _Round:
         now = self._heard_at[rank] = time.monotonic()
         if status.kind == "heartbeat":
             if status.progress > self._progress[rank]:
-                self._progress[rank], self._moved_at = status.progress, now
+                self._progress[rank] = status.progress
+                self._moved_at = now
             if status.step is not None and rank == 0 and self._on_step is not None:
                 self._on_step(*status.step)
         elif status.kind == "error" and not _is_known(status.error[0]):
             self._raise_failure(rank, status)
         elif status.kind in (self._kind, "error"):
-            self._answers[rank], self._moved_at = status, now
+            self._answers[rank] = status
+            self._moved_at = now
             if status.kind == "error":
                 self._rejected_at = min(self._rejected_at, now)
 

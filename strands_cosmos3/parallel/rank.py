@@ -182,7 +182,8 @@ def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) 
             message = message.split("\n")[0] or "no message"
             # the request's fault, not the process': the rank accepts the next one
             if isinstance(error, ArithmeticError | LookupError | TypeError | ValueError):
-                name, message = "BackendError", f"inference failed ({name}: {message})."
+                message = f"inference failed ({name}: {message})."
+                name = "BackendError"
         return RankStatus("error", error=(name, message))
 
 

@@ -16,6 +16,7 @@ Shape suffixes: B batch, C channels, T frames, H height, W this rank's width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -41,6 +42,7 @@ def shard_widths(columns: int, ranks: int) -> list[int]:
     return [columns * (i + 1) // ranks - columns * i // ranks for i in range(ranks)]
 
 
+@dataclass
 class HaloExchange:
     """Fetches the columns beside this rank's shard: a neighbour's, or zeros at the image's edge.
 
@@ -48,9 +50,8 @@ class HaloExchange:
     all of it.
     """
 
-    def __init__(self, group: Group):
-        self.group = group
-        self.widths: list[int] | None = None
+    group: Group
+    widths: list[int] | None = None
 
     def widen(self, x: torch.Tensor, left: bool) -> torch.Tensor:
         """Return x [..., W] with the column to its right, and with the one to its left if

@@ -104,7 +104,10 @@ class Loop:
         folder: Path,
         optimizers: Optimizers = adamw,
     ):
-        self.model, self.config, self.folder, self.step = model, config, folder, 0  # steps done
+        self.model = model
+        self.config = config
+        self.folder = folder
+        self.step = 0  # steps done
         self._consistent = True
         self._loss = loss
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

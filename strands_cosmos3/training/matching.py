@@ -220,7 +220,8 @@ def noised_loss(
         ends = (
             share.ranks * end_point_error(off[mine, -batch.rows.shape[1] :]).sum() / inverse.sum()
         )
-        metrics["ends"], loss = ends.detach(), loss + config.end_points * ends
+        metrics["ends"] = ends.detach()
+        loss = loss + config.end_points * ends
     if frames > 1:
         error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
         if config.channels is not None:  # a token's channels follow one another
@@ -234,7 +235,8 @@ def noised_loss(
         ):
             if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
                 mean = (of_window * share.of(windows).to(device)).sum() / count
-                metrics[name], loss = mean.detach(), loss + weight * mean
+                metrics[name] = mean.detach()
+                loss = loss + weight * mean
     return loss, {"loss": loss.detach(), **metrics}
 
 

@@ -231,12 +231,9 @@ def _describe_released(
     for folder in ("transformer", "vae"):
         mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
         if len(mine) > 1:
-            weight_map = {
-                tensor_plan.name: name.partition("/")[2]
-                for name, shard in mine.items()
-                for tensor_plan in shard
-            }
-            total = sum(tensor_plan.size for shard in mine.values() for tensor_plan in shard)
+            file_of = {plan: Path(name).name for name, shard in mine.items() for plan in shard}
+            weight_map = {plan.name: file for plan, file in file_of.items()}
+            total = sum(plan.size for plan in file_of)
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_json(out / folder / f"{STEM}.safetensors.index.json", index)
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")

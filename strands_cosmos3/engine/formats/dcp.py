@@ -202,7 +202,8 @@ class DcpFiles(WeightSource):
             blocks = [chunk.fields for chunk in entry.fields["chunks"]]
             chunks = [self._chunk(name, block, places, dtype) for block in blocks]
             name = unwrapped(name, stored)
-            self.shapes[name], self.dtypes[name] = shape, _NAME_OF.get(dtype, str(dtype))
+            self.shapes[name] = shape
+            self.dtypes[name] = _NAME_OF.get(dtype, str(dtype))
             self._chunks[name] = chunks
             if not _tiles(chunks, shape):
                 raise WeightsError(f"{self.folder}: the blocks of {readable(name)} do not cover "
