@@ -146,27 +146,27 @@ class Checkpoint:
         root = layout.root
         _require_folder(root)
         step = _Collected()
-        index = step.of(layout.model_index)
+        index = step.of(layout.model_index) or {}
         metadata = step.of(layout.metadata)
         config = step.of(lambda: TransformerConfig.from_dict(layout.config("transformer")))
-        native = bool((index or {}).get("use_native_flow_schedule", False))
+        native = bool(index.get("use_native_flow_schedule", False))
         parts: dict[str, Any] = {
             "config": config,
-            "vae_config": step.of(lambda: layout.config("vae")),
+            "vae_config": step.of(layout.config, "vae"),
             "scheduler": step.of(
                 lambda: SchedulerConfig.from_dict(layout.config("scheduler"), native)
             ),
-            "weights": step.of(lambda: _transformer_weights(layout, config)),
-            "vae_weights": step.of(lambda: _vae_weights(layout)),
+            "weights": step.of(_transformer_weights, layout, config),
+            "vae_weights": step.of(_vae_weights, layout),
             "preview": step.of(layout.preview),
         }
         if config is not None and metadata is not None:
-            checked_variant = step.of(lambda: _variant(layout, config, metadata, variant))
+            checked_variant = step.of(_variant, layout, config, metadata, variant)
             frames = metadata.get("policy_frames") or []
             parts |= {
                 "variant": checked_variant,
                 "metadata": metadata,
-                "state_row": step.of(lambda: StateRow.from_metadata(metadata)),
+                "state_row": step.of(StateRow.from_metadata, metadata),
                 "sampling": _sampling(metadata),
                 "policy_frames": tuple(frames if isinstance(frames, list) else [frames]),
                 "prefix_rows": metadata.get("prefix_rows") or 0,
@@ -174,13 +174,13 @@ class Checkpoint:
                     name: metadata.get(name)
                     for name in ("replan_rows", "dynamics_steps", "novelty_rmse")
                 },
-                "language": step.of(lambda: Language.from_metadata(metadata)),
-                "use_system_prompt": (index or {}).get("default_use_system_prompt") is True
+                "language": step.of(Language.from_metadata, metadata),
+                "use_system_prompt": index.get("default_use_system_prompt") is True
                 and not (checked_variant and checked_variant.repo_id),
                 "action_space": None,
             }
             if checked_variant is not None and (
-                space := step.of(lambda: _space(layout, checked_variant, metadata, action_space))
+                space := step.of(_space, layout, checked_variant, metadata, action_space)
             ):
                 parts |= {"action_space": space, "metadata": {**metadata, "action_space": space}}
         step.raise_if_any(root)
@@ -396,9 +396,9 @@ class _Collected:
     def __init__(self) -> None:
         self.failures: list[CheckpointError] = []
 
-    def of(self, step: Callable[[], Any]) -> Any:
+    def of(self, step: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return step()
+            return step(*arguments)
         except CheckpointError as error:
             if str(error) not in map(str, self.failures):
                 self.failures.append(error)

@@ -95,8 +95,8 @@ class Rank:
             init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``,
                 where rank 0 listens.
         """
-        settings = checkpoint, parallel, rank, init_method, options or RankOptions()
-        return _report("ready", lambda: self._load(*settings))
+        options = options or RankOptions()
+        return _report("ready", self._load, checkpoint, parallel, rank, init_method, options)
 
     def _load(
         self,
@@ -172,9 +172,11 @@ class Rank:
             dist.destroy_process_group()
 
 
-def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) -> RankStatus:
+def _report(
+    kind: Literal["ready", "answer"], work: Callable[..., bytes | None], *arguments: object
+) -> RankStatus:
     try:
-        return RankStatus(kind, payload=work() or b"")
+        return RankStatus(kind, payload=work(*arguments) or b"")
     except Exception as error:  # whatever it was, the group decides for all ranks
         name = type(error).__name__
         message = str(error).strip()
