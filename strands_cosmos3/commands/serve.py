@@ -82,6 +82,10 @@ class ServeCommand:
     """Connections at a time. A further client takes the place of one that sent no request for 10
     s, or is refused.
     """
+    max_per_address: int | None = None
+    """Connections at a time of one address; None is no limit, since machines behind a proxy share
+    one.
+    """
     max_batch: int = 8
     """Requests that are inferred for together, at most, of those that wait."""
     max_queue_age: float = 30.0
@@ -121,6 +125,7 @@ class ServeCommand:
             self.max_clients,
             queue_s=self.max_queue_age,
             max_batch=self.max_batch,
+            max_per_address=self.max_per_address,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )

@@ -59,11 +59,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class RequestHead:
-    """Method, path (without a query) and headers of a request."""
+    """Method, path (without a query) and headers of a request, and its client's address."""
 
     method: str
     path: str
     headers: Headers
+    address: str = ""
 
     @property
     def wants_websocket(self) -> bool:
@@ -91,10 +92,8 @@ class RequestHead:
 _NO_HEAD = RequestHead("", "", Headers())
 CheckRequest = Callable[[RequestHead], Reply | None]
 """Answers a request without its body, or refuses it; None: read the body."""
-Respond = Callable[[RequestHead, bytes, "asyncio.Future[None]", str], Awaitable[Reply | None]]
-"""Answers a request with a body; the future is done when the client leaves, the text is its
-address.
-"""
+Respond = Callable[[RequestHead, bytes, "asyncio.Future[None]"], Awaitable[Reply | None]]
+"""Answers a request with a body; the future is done when the client leaves."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -136,7 +135,8 @@ class HttpProtocol(asyncio.Protocol):
         if is_get and size < len(_END) and len(self._first) < _HEAD_BYTES:
             return
         self._timer.cancel()
-        head = _parsed(self._first[:size]) if is_get and len(_END) <= size <= _HEAD_BYTES else None
+        whole = is_get and len(_END) <= size <= _HEAD_BYTES
+        head = _parsed(self._first[:size], self.transport) if whole else None
         if head is None or not head.wants_websocket:
             reader = asyncio.StreamReader(_HEAD_BYTES)
             protocol = asyncio.StreamReaderProtocol(reader, self._http)
@@ -197,7 +197,7 @@ async def serve_http(
             reply = _too_slow(wait_s)
         if body is not None:
             left = asyncio.ensure_future(_drained(reader))
-            reply = await respond(head, body, left, str(writer.get_extra_info("peername")[0]))
+            reply = await respond(head, body, left)
         if reply is not None:
             async with asyncio.timeout(wait_s):
                 writer.write(reply.encoded(head.method))
@@ -229,7 +229,7 @@ async def _request(
 ) -> tuple[RequestHead, bytes | None, Reply | None]:
     """The head and the body of a request, or the reply to one whose body is not read."""
     try:
-        head = _parsed(await reader.readuntil(_END))
+        head = _parsed(await reader.readuntil(_END), writer.transport)
     except asyncio.LimitOverrunError:
         text = f"The headers have more than {_HEAD_BYTES} bytes.\n"
         return _NO_HEAD, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
@@ -244,7 +244,7 @@ async def _request(
     return head, await reader.readexactly(length), None
 
 
-def _parsed(raw: bytes) -> RequestHead | None:
+def _parsed(raw: bytes, transport: asyncio.BaseTransport) -> RequestHead | None:
     """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words = first.split(" ")
@@ -259,7 +259,8 @@ def _parsed(raw: bytes) -> RequestHead | None:
     ):
         return None
     headers = Headers([(match[1], match[2].rstrip()) for match in fields if match is not None])
-    return RequestHead(words[0], words[1].partition("?")[0], headers)
+    address = str(transport.get_extra_info("peername", [""])[0])
+    return RequestHead(words[0], words[1].partition("?")[0], headers, address)
 
 
 def _too_slow(wait_s: float) -> Reply:

@@ -79,7 +79,7 @@ class PolicyServer:
         self._tls = self.config.tls()
         # connections without a request under way
         self._idle_since: dict[ServerConnection, float] = {}
-        self._places: Counter[str] = Counter()  # open connections by token's owner or address
+        self._places: Counter[str] = Counter()  # open connections by token's owner and by address
         self._undecided: weakref.WeakSet[HttpProtocol] = weakref.WeakSet()
         self._libero = bool(self._policies[0].libero)
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
@@ -287,12 +287,16 @@ class PolicyServer:
         return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
 
     def _full(self, head: RequestHead) -> Reply | None:
-        owner = self._name_of(head.headers)
-        if owner and self._places[owner] >= self.config.places_per_token:
-            return self._refused(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"This token has {self._places[owner]} connections, as many as it may.\n",
-            )
+        config = self.config
+        for name, most in (
+            (self._owner(head.headers), config.places_per_token),
+            (head.address, config.max_per_address or config.max_clients + 1),
+        ):
+            if name and self._places[name] >= most:
+                return self._refused(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"{name} has {self._places[name]} connections, as many as it may.\n",
+                )
         if self.metrics.clients < self.config.max_clients or self._evict_idle():
             return None
         return self._refused(
@@ -346,7 +350,7 @@ class PolicyServer:
 
             def check_request(head: RequestHead) -> Reply | None:
                 if (reply := self._check_http_request(head)) is None:
-                    stack.enter_context(self._place(self._name_of(head.headers)))
+                    stack.enter_context(self._place(self._owner(head.headers), head.address))
                 return reply
 
             await serve_http(
@@ -359,19 +363,19 @@ class PolicyServer:
             )
 
     @contextmanager
-    def _place(self, name: str) -> Generator[None]:
-        """Count a client, who is of a name, among those that are connected."""
+    def _place(self, owner: str, address: str) -> Generator[None]:
+        """Count a client among those that are connected."""
         self.metrics.connections += 1
         self.metrics.clients += 1
-        self._places[name] += 1
+        self._places.update((owner, address))
         try:
             yield
         finally:
             self.metrics.clients -= 1
-            self._places[name] -= 1
+            self._places.subtract((owner, address))
 
     async def _predict(
-        self, head: RequestHead, body: bytes, left: asyncio.Future[None], address: str
+        self, head: RequestHead, body: bytes, left: asyncio.Future[None]
     ) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
         arrived = time.monotonic()
@@ -382,7 +386,7 @@ class PolicyServer:
         except WireFormatError as error:
             self.metrics.requests["error"] += 1
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
-        name = self._name_of(head.headers, address)
+        name = self._owner(head.headers) or head.address
         messages = [Message(item, Session("libero"), arrived) for item in items]
         async with self._answered(name, left, messages) as answers:
             if answers is None:
@@ -425,17 +429,17 @@ class PolicyServer:
         assert client.request is not None
         vllm = client.request.path.partition("?")[0] == VLLM_PATH
         session = Session("vllm-omni" if vllm else "openpi")
-        name = self._name_of(client.request.headers, str(client.remote_address[0]))
+        owner, address = self._owner(client.request.headers), str(client.remote_address[0])
         left = asyncio.ensure_future(client.wait_closed())
         try:
-            with self._place(name), suppress(ConnectionClosed):
+            with self._place(owner, address), suppress(ConnectionClosed):
                 await client.send(encode(self._policies[0].metadata(session)))
                 self._idle_since[client] = time.monotonic()
                 async for frame in client:
                     arrived = time.monotonic()
                     self._idle_since.pop(client, None)
                     if self._stop.is_set() or not await self._exchange(
-                        client, name, left, frame, session
+                        client, owner or address, left, frame, session
                     ):
                         break
                     self._idle_since[client] = time.monotonic()
@@ -471,10 +475,9 @@ class PolicyServer:
             return False
         return True
 
-    def _name_of(self, headers: Headers, address: str = "") -> str:
-        """Name of a client in the queue: the token's owner, else the client's address."""
-        owner = None if self._tokens is None else self._tokens.client_of(headers)
-        return owner or address
+    def _owner(self, headers: Headers) -> str:
+        """Whose token a request has, empty without tokens."""
+        return "" if self._tokens is None else self._tokens.client_of(headers) or ""
 
     def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
         """The answers to messages that are inferred for together; those that waited too long are

@@ -108,6 +108,8 @@ class ServerConfig:
         grace_s: Time that a shutdown waits for the running inference.
         max_clients: Maximum number of connections. A further client takes the place of one that has
             been idle for ``idle_s``, or gets HTTP 503.
+        max_per_address: Maximum number of connections of one address; None is no limit, since
+            machines behind a proxy share one.
         idle_s: Time without a request after which a connection may lose its place.
         max_batch: Maximum number of waiting requests that share one inference.
         body_s: Time in which an HTTP request with a body must have arrived.
@@ -130,11 +132,14 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     body_s: float = 10.0
+    max_per_address: int | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
         whole_number(self.max_clients, "max_clients", 1)
         whole_number(self.max_batch, "max_batch", 1)
+        if self.max_per_address is not None:
+            whole_number(self.max_per_address, "max_per_address", 1)
         for name in ("grace_s", "idle_s", "queue_s", "body_s"):
             positive(getattr(self, name), name)
         _ = self.tokens

@@ -644,6 +644,8 @@ def test_loopback_does_not(host):
         {"tls_cert": "x"},
         {"port": 70000},
         {"max_clients": 0},
+        {"max_per_address": 0},
+        {"max_per_address": 1.5},
         {"grace_s": -1},
     ],
 )
@@ -884,3 +886,34 @@ def test_one_token_of_several_takes_half_of_the_places_at_most(serve, places):
     until(lambda: server.metrics.clients == 0)
     with entered("fleet"):
         pass
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+@pytest.mark.parametrize("token", [None, {"fleet": TOKEN, "single": TOKEN[::-1]}])
+def test_an_address_has_its_own_number_of_places(serve, places, token):
+    server = serve(token=token, max_per_address=places)
+    shown = [TOKEN, TOKEN[::-1]]
+
+    def entered(number):
+        headers = {"Authorization": f"Bearer {shown[number % 2]}"} if token else {}
+        return dial(server.port, additional_headers=headers)
+
+    with ExitStack() as held:
+        for number in range(places):
+            held.enter_context(entered(number))
+        with pytest.raises(InvalidStatus) as refused, entered(places):
+            pass
+        assert refused.value.response.status_code == 503
+        assert f"127.0.0.1 has {places} connections" in refused.value.response.body.decode()
+    until(lambda: server.metrics.clients == 0)
+    with entered(0) as client:
+        assert "action" in ask(client, observation())
+
+
+def test_without_a_limit_an_address_has_all_places(serve):
+    server = serve(max_clients=66)
+    with ExitStack() as held:
+        for _ in range(66):
+            held.enter_context(dial(server.port))
+        with pytest.raises(InvalidStatus), dial(server.port):
+            pass
