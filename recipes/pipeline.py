@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from strands_cosmos3.commands.demos import Recording
 from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.commands.progress import terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
-from strands_cosmos3.resources import locked, storing, write_json
+from strands_cosmos3.resources import locked, storing, write_folder, write_json
 from strands_cosmos3.training.cost import duration, machine
 
 
@@ -63,6 +64,23 @@ def command_step(name: str, *arguments: str, unrecorded: Sequence[str] = ()) -> 
     command = f"{'python -m' if module else 'strands-cosmos3'} {' '.join(arguments)}"
     program = [*([] if module else ["strands_cosmos3"]), *arguments, *unrecorded]
     return PipelineStep(name, command, lambda folder: _run(folder, program, command))
+
+
+def card_step(trained: str, card: Callable[[Path], str], *files: str) -> PipelineStep:
+    """Return the step that writes ``checkpoint/``: the trained one, its card, and further files of
+    the recipe's folder.
+    """
+
+    def work(folder: Path) -> None:
+        def fill(hidden: Path) -> None:
+            shutil.copytree(folder / trained, hidden, dirs_exist_ok=True)
+            for file in files:
+                shutil.copy(folder / file, hidden)
+            (hidden / "README.md").write_text(card(folder), encoding="utf-8")
+
+        write_folder(folder / "checkpoint", fill)
+
+    return PipelineStep("card", "the checkpoint with its card", work)
 
 
 def run_steps(folder: Path, steps: Sequence[PipelineStep]) -> None:

@@ -22,7 +22,14 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from recipes.pipeline import PipelineOptions, PipelineStep, command_step, evaluated, history
+from recipes.pipeline import (
+    PipelineOptions,
+    PipelineStep,
+    card_step,
+    command_step,
+    evaluated,
+    history,
+)
 from recipes.pipeline import main as run
 from recipes.random_checkpoint import latent_scale, write_tokenizer, write_weights
 from recipes.table_policy.release import SAMPLING
@@ -99,7 +106,7 @@ class LiberoRecipe:
                 )
                 for name, conditions in _EVALUATIONS.items()
             ),
-            PipelineStep("card", "the checkpoint with its card", write_checkpoint),
+            card_step(TRAINED, card),
         ]
 
 
@@ -231,16 +238,6 @@ def _start_weights(
     for key in HEAD_KEYS.values():
         weights[key][new] = weights[key][old]
     return weights
-
-
-def write_checkpoint(folder: Path) -> None:
-    """Write ``checkpoint/``: the trained one and its card."""
-
-    def fill(hidden: Path) -> None:
-        shutil.copytree(folder / TRAINED, hidden, dirs_exist_ok=True)
-        (hidden / "README.md").write_text(card(folder), encoding="utf-8")
-
-    write_folder(folder / "checkpoint", fill)
 
 
 def card(folder: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +34,16 @@ from strands_cosmos3.worlds.table.demonstrations import clip_of
 from strands_cosmos3.worlds.table.phrases import GOALS
 
 COMPOSITE, LOOKS = map(camera_key, LabelConfig().cameras)
-_PER_TICK = ("T_base_cosmos", "gripper_opening", "gripper_command", "goal", "perturbed")
-_PER_LABEL = ("labels", "continued", "prefix_rows", "looks_labels", "looks_continued")
+_PICTURES = ("frames", "looks")
 _ARRAYS = "arrays.npz"
 
 
-@dataclass(frozen=True, eq=False)
-class Demos:
-    """Arrays of all episodes, as :class:`.LabelledRecord` has them; pictures are mapped from
-    disk.
-    """
+@dataclass(eq=False, kw_only=True)
+class Demos(LabelledRecord):
+    """Arrays of all episodes, one after another; pictures are mapped from disk."""
 
-    frames: NDArray[np.uint8]  # [T, H, W, 3]
-    looks: NDArray[np.uint8]  # [L, H, W, 3]
-    T_base_cosmos: NDArray[np.float64]
-    gripper_opening: NDArray[np.float64]
-    gripper_command: NDArray[np.float64]
-    goal: NDArray[np.int8]
-    perturbed: NDArray[np.bool_]
-    last: NDArray[np.int64]  # [T] the last tick of each tick's episode
     label_ticks: NDArray[np.int64]  # [L] among all ticks
-    labels: NDArray[np.float32]
-    continued: NDArray[np.float32]
-    prefix_rows: NDArray[np.int8]
-    looks_labels: NDArray[np.float32]
-    looks_continued: NDArray[np.float32]
+    last: NDArray[np.int64]  # [T] the last tick of each tick's episode
 
     @classmethod
     def open(cls, folder: Path) -> Demos:
@@ -73,7 +58,7 @@ class Demos:
         hw = tuple(arrays.pop("canvas_hw"))
         pictures = {
             name: np.memmap(folder / f"{name}.u8", np.uint8, "r").reshape(-1, *hw, 3)
-            for name in ("frames", "looks")
+            for name in _PICTURES
         }
         return cls(**pictures, **arrays)
 
@@ -108,7 +93,7 @@ def write_demos(folder: Path, records: Iterable[LabelledRecord]) -> None:
     memory.
     """
     parts: dict[str, list[NDArray[Any]]] = {
-        name: [] for name in (*_PER_TICK, *_PER_LABEL, "last", "label_ticks")
+        declared.name: [] for declared in fields(Demos) if declared.name not in _PICTURES
     }
     first, hw = 0, (0, 0)
     with (folder / "frames.u8").open("wb") as frames, (folder / "looks.u8").open("wb") as looks:
@@ -116,10 +101,13 @@ def write_demos(folder: Path, records: Iterable[LabelledRecord]) -> None:
             record.frames.tofile(frames)
             record.looks.tofile(looks)
             hw, ticks = record.frames.shape[1:3], len(record.goal)
-            for name in (*_PER_TICK, *_PER_LABEL):
-                parts[name].append(getattr(record, name))
-            parts["last"].append(np.full(ticks, first + ticks - 1))
-            parts["label_ticks"].append(record.label_ticks.astype(np.int64) + first)
+            placed = {
+                "last": np.full(ticks, first + ticks - 1),
+                "label_ticks": record.label_ticks.astype(np.int64) + first,
+            }
+            for name, values in {**vars(record), **placed}.items():
+                if name not in _PICTURES:
+                    parts[name].append(values)
             first += ticks
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
     np.savez(folder / _ARRAYS, allow_pickle=False, **{**arrays, "canvas_hw": np.array(hw)})

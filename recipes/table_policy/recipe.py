@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from string import Template
 from recipes.pipeline import (
     PipelineOptions,
     PipelineStep,
+    card_step,
     command_step,
     evaluated,
     history,
@@ -18,7 +18,6 @@ from recipes.pipeline import (
 )
 from recipes.pipeline import main as run
 from strands_cosmos3.evaluation.tables import dynamics_of
-from strands_cosmos3.resources import write_folder
 
 TRAINED = "run/decoder/checkpoint"
 STAGES = ("vae", "policy", "preview", "joint", "decoder")
@@ -83,7 +82,7 @@ class Recipe:
                     ("controls", self.tasks, self.few_seeds, ("--conditions", self.controls)),
                 )
             ),
-            PipelineStep("card", "the checkpoint with its card", write_checkpoint),
+            card_step(TRAINED, card, "run/curves.png"),
         ]
 
 
@@ -105,17 +104,6 @@ TINY = Recipe(
     limit_s=0.5,
 )
 """Runs through every stage in minutes; its policy can do nothing."""
-
-
-def write_checkpoint(folder: Path) -> None:
-    """Write ``checkpoint/``: the trained one, its curves and its card."""
-
-    def fill(hidden: Path) -> None:
-        shutil.copytree(folder / TRAINED, hidden, dirs_exist_ok=True)
-        shutil.copy(folder / "run/curves.png", hidden / "curves.png")
-        (hidden / "README.md").write_text(card(folder), encoding="utf-8")
-
-    write_folder(folder / "checkpoint", fill)
 
 
 def card(folder: Path) -> str:

@@ -8,6 +8,7 @@ after an action prefix.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -182,6 +183,7 @@ def other_layout(
     hand = np.array(data.site_xpos[table.only.tcp_site])
     here = data.xpos[[body.id for body in table.bodies.values()]]
     kept = np.linalg.norm(here - hand, axis=1) < AT_HAND_M
+    moved = copy.copy(data)
     for _ in range(_DRAWS):
         layout = table.sample_layout(rng, separation_m)
         xy = np.where(kept[:, None], here[:, :2], layout.xy_m)
@@ -189,10 +191,12 @@ def other_layout(
             cube = int(rng.integers(len(xy)))
             xy[cube] = here[cube, :2] if kept[cube] else hand[:2] + rng.normal(0, _AROUND_M, 2)
         if _is_free(table.robot.workspace, xy, kept, hand, separation_m):
-            places = zip(layout.names, xy, layout.yaw_rad, kept, strict=True)
-            moved = {name: (at, yaw) for name, at, yaw, stays in places if not stays}
-            return table.rearranged(data, moved)
-    return table.rearranged(data, {})
+            for name, at, yaw, stays in zip(layout.names, xy, layout.yaw_rad, kept, strict=True):
+                if not stays:
+                    table.lay(moved, name, at, yaw)
+            break
+    mujoco.mj_forward(table.model, moved)
+    return moved
 
 
 def _is_free(

@@ -51,11 +51,11 @@ def state_row_of(demos: Demos) -> StateRow:
     return StateRow(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def executed_rows(demos: Demos, ticks: NDArray[np.int64], rows: int = ROWS) -> NDArray[np.float32]:
-    """Return [n, rows, 10] executed after each tick, in the model's scale: deltas of measured
+def executed_rows(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return [n, ROWS, 10] executed after each tick, in the model's scale: deltas of measured
     poses, gripper commands.
     """
-    index = ticks[:, None] + np.arange(rows + 1)
+    index = ticks[:, None] + np.arange(ROWS + 1)
     poses = demos.T_base_cosmos[index]
     return scaled_rows(
         se3_between(poses[:, :-1], poses[:, 1:]), demos.gripper_command[index[:, :-1]]

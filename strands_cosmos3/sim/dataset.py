@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.actions.rotations import matrix_to_quaternion, se3_between
+from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.checks import F64
+from strands_cosmos3.datasets.arm_rows import pose7
 from strands_cosmos3.datasets.spec import (
     ACTION,
     DONE,
@@ -200,12 +201,9 @@ class _EpisodeRecorder:
                 row[columns.gripper_column] = columns.gripper.from_fraction(
                     after.gripper_commanded[i]
                 )
-        poses = [
-            np.append(T[:3, 3], matrix_to_quaternion(T[:3, :3])) for T in sample.T_base_measured
-        ]
         frame: dict[str, Any] = {
             STATE: sample.state,
-            EE_POSE: np.concatenate(poses),
+            EE_POSE: pose7(np.stack(sample.T_base_measured)).ravel(),
             ACTION: row,
             DONE: False,
             SUCCESS: False,

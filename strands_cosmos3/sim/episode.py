@@ -219,7 +219,7 @@ class EpisodeRunner:
 
     def _record(self, tick: Tick) -> None:
         self.log.add(tick)
-        self.film.frame(self.arm.data)
+        self.film.film_tick(self.arm.data)
 
     def _come_to_rest(self, outcome: Outcome | None) -> None:
         """Brake within limits and log the motion; the report of an outcome needs a tick."""

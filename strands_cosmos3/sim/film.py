@@ -74,11 +74,11 @@ class RolloutTrace:
         self._video: NDArray[np.uint8] | None = None
         self._video_from_s = 0.0
 
-    def command(self, plan: JointTrajectory) -> None:
+    def take_plan(self, plan: JointTrajectory) -> None:
         """Take the commanded paths [T, 3] of a chunk."""
         self.commanded = [tool_path(plan, limb) for limb in self._limbs.values()]
 
-    def achieve(self, data: mujoco.MjData) -> list[NDArray[np.float64]]:
+    def extend_trails(self, data: mujoco.MjData) -> list[NDArray[np.float64]]:
         """Add where the limbs are now; return their trails, [N, 3] each."""
         for name, trail in self.trails.items():
             trail.append(data.site_xpos[self._limbs[name].tcp_site].copy())
@@ -118,7 +118,7 @@ class VideoRecorder:
 
     Args:
         path: The film, or None for no film.
-        control_frequency: Rate of calls of :meth:`frame` [Hz].
+        control_frequency: Rate of calls of :meth:`film_tick` [Hz].
         layout: One of :data:`LAYOUTS`, else UnknownNameError.
         quality: Quality of the large picture.
         audience: Also receives plans and predictions.
@@ -158,7 +158,7 @@ class VideoRecorder:
         if self._audience is not None:
             self._audience.show_plan(plan, inference_ms)
         if self._writer is not None:
-            self._trace.command(plan)
+            self._trace.take_plan(plan)
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s``
@@ -170,7 +170,7 @@ class VideoRecorder:
         if video is not None:
             self._trace.predict(video, self._ticks * self._tick_s - since_s)
 
-    def frame(self, data: mujoco.MjData) -> None:
+    def film_tick(self, data: mujoco.MjData) -> None:
         """Render a frame if one is due; call it at every control tick."""
         self._ticks += 1
         if (
@@ -204,7 +204,7 @@ class VideoRecorder:
             return np.concatenate(list(views.values()), axis=1)
         if self._beauty is None:
             self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
-        trails = self._trace.achieve(data)
+        trails = self._trace.extend_trails(data)
         paths = [Polyline(path) for path in self._trace.commanded if len(path) > 1]
         paths += [Polyline(trail, _TRAIL_RGBA, 0.0015) for trail in trails if len(trail) > 1]
         beauty = self._beauty.render(data, "beauty", paths)

@@ -7,7 +7,6 @@ top. x points away from the robot, y to its left. Lengths are in metres, angles 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,9 +291,9 @@ class Scene:
         data: mujoco.MjData,
         layout: Layout,
         q_arm_rad: F64 | None = None,
-        gripper_open: bool = True,
     ) -> None:
-        """Place the arm and the resting bodies, at rest, with the servos commanded to hold.
+        """Place the arm, its grippers open, and the resting bodies, at rest; servos are commanded
+        to hold.
 
         ``data`` is overwritten, then forwarded (``mj_forward``); ``q_arm_rad`` [n] is the robot's
         home by default.
@@ -318,10 +317,8 @@ class Scene:
         data.qpos[self.arm_qpos] = q
         self.servos.hold(data, self.arm_actuators, q)
         for limb in self.limbs.values():
-            data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(float(gripper_open))
-            data.ctrl[limb.gripper_actuator] = limb.gripper.command.from_fraction(
-                float(gripper_open)
-            )
+            data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(1.0)
+            data.ctrl[limb.gripper_actuator] = limb.gripper.command.from_fraction(1.0)
         for name, xy_m, yaw_rad in zip(layout.names, layout.xy_m, layout.yaw_rad, strict=True):
             self.lay(data, name, xy_m, yaw_rad)
         mujoco.mj_forward(self.model, data)
@@ -335,18 +332,6 @@ class Scene:
             *(*xy_m, body.height_m / 2),
             *(np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)),
         )
-
-    def rearranged(
-        self, data: mujoco.MjData, places: Mapping[str, tuple[F64, float]]
-    ) -> mujoco.MjData:
-        """Return a copy of a state with some resting bodies elsewhere, given by name: centre [2]
-        and yaw.
-        """
-        moved = copy.copy(data)
-        for name, (xy_m, yaw_rad) in places.items():
-            self.lay(moved, name, xy_m, yaw_rad)
-        mujoco.mj_forward(self.model, moved)
-        return moved
 
     def privileged(self, data: mujoco.MjData) -> dict[str, F64]:
         """Return what only the simulation knows: the pose [4, 4] of each resting body, and of each

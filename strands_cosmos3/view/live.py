@@ -71,7 +71,7 @@ class LiveView(Closeable):
     def show_plan(self, plan: JointTrajectory, inference_ms: float) -> None:
         """Show the path of an accepted chunk."""
         self._notice_reset()
-        self.trace.command(plan)
+        self.trace.take_plan(plan)
         self.inference_ms = inference_ms
         self.novelty = self._novelty_now()
 
@@ -114,7 +114,7 @@ class LiveView(Closeable):
         if everything or now_s >= self._pose_due:
             self._pose_due = now_s + _POSE_S
             page.pose(robot.data)
-            page.path(self.trace.commanded, self.trace.achieve(robot.data))
+            page.path(self.trace.commanded, self.trace.extend_trails(robot.data))
         if self._cameras is not None and (everything or now_s >= self._camera_due):
             self._camera_due = now_s + _CAMERA_S
             self._views = self._cameras.render(robot.data)

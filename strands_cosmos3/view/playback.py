@@ -165,7 +165,7 @@ def play(
         mujoco.mj_kinematics(scene.model, data)
         page.pose(data)
         ahead = [path[k : k + _AHEAD_ROWS] for path in recorded.tcp_commanded_m.values()]
-        page.path(ahead, trace.achieve(data))
+        page.path(ahead, trace.extend_trails(data))
         page.limbs(limb_gauges(scene, q, opening))
         frame = f"frame {k + 1} of {len(recorded.q_rad)}"
         page.status(Status("PLAYBACK", recorded.label, "recorded", k / recorded.fps, frame))

@@ -435,8 +435,8 @@ class Robot(SimulatedArm):
             frame = limb.limb.frame_called(tool.parent)
             site = mujoco.mj_name2id(scene.model, mujoco.mjtObj.mjOBJ_SITE, frame)
             T_world_parent = pose_of(data.body(frame) if site < 0 else data.site(frame))
-            T_world_cosmos = limb.T_world_base @ by_limb[name].T_base_cosmos[0]
-            error = se3_between(T_world_cosmos, T_world_parent @ tool.T_parent_cosmos)
+            T_world_recorded = limb.T_world_base @ by_limb[name].T_base_cosmos[0]
+            error = se3_between(T_world_recorded, T_world_parent @ tool.T_parent_cosmos)
             away_m = np.linalg.norm(error[:3, 3])
             turned_rad = np.linalg.norm(so3_log(error[:3, :3]))
             if away_m > _START_M or turned_rad > _START_RAD:
@@ -562,8 +562,8 @@ class ArmSession(Session):
         last = min(rows or len(plan.t_s), len(motion.nominal_s) - 1) - 1
         try:
             while True:
-                before, left = executor.reference, executor.steps_to_row(last) // tick
-                robot.execute(executor.advance(tick * max(min(ticks, left), 1)), before)
+                reference, left = executor.reference, executor.steps_to_row(last) // tick
+                robot.execute(executor.advance(tick * max(min(ticks, left), 1)), reference)
                 success = self._judge is not None and self._judge.succeeded(robot.data)
                 if success or executor.steps_to_row(last) < tick:
                     return Executed(success, robot.now_s() - from_s)

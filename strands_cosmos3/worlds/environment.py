@@ -103,13 +103,13 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         episode without success.
         """
         robot, fault, n = self.robot, None, self._n
-        before = robot.executor.reference
+        reference = robot.executor.reference  # where the step begins
         # not to the space's own bounds: those of float32 may round outwards
         row = np.clip(np.asarray(action, np.float64), self._low, self._high)[None]
         gripper = of_grippers(row[:, n:])
         try:
             robot.executor.accept(JointTrajectory(row[:, :n], np.array([1 / self.hz]), gripper))
-            robot.execute(robot.executor.advance(self._steps_a_tick), before)
+            robot.execute(robot.executor.advance(self._steps_a_tick), reference)
         except ControlError as error:
             fault = str(error)
         self._steps += 1

@@ -204,10 +204,10 @@ def test_a_film_begins_before_its_first_prediction_and_ends_with_the_outcome(tmp
         robot.scene, tmp_path / "film.mp4", 10.0, "go", quality=Quality(samples=0)
     ) as film:
         for _ in range(3):
-            film.frame(robot.data)
+            film.film_tick(robot.data)
         assert film._writer.frames == 0
         film.show_prediction(np.full((4, 27, 32, 3), 90, np.uint8), 0.0)
-        film.frame(robot.data)
+        film.film_tick(robot.data)
         assert film._writer.frames == 4
         film.finish(robot.data, "timeout: The time was up.")
     frames, rate = read(tmp_path / "film.mp4")

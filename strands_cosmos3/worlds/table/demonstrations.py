@@ -323,8 +323,8 @@ class DemoCollector(Closeable):
                 assert isinstance(plan, JointTrajectory)  # the policy has an arm
                 executor.accept(plan)
                 horizon = recorder.horizon
-            before = executor.reference
-            robot.execute(executor.advance(self.steps_per_row), before)
+            reference = executor.reference  # where the row begins
+            robot.execute(executor.advance(self.steps_per_row), reference)
             if not recorder.tick(robot):
                 break
 

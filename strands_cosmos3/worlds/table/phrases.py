@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.errors import UnknownNameError
 from strands_cosmos3.worlds.table.grammar import COLOURS, PARAPHRASES, Verb
 
 _TOML: Mapping[str, Any] = tomllib.loads(
@@ -63,8 +62,6 @@ def sentence(
 
 
 def plain(goal: int) -> str:
-    """Return the plainest sentence of a goal; an unknown one raises UnknownNameError."""
-    if not 0 <= goal < len(GOALS):
-        raise UnknownNameError("goal", str(goal), [f"{i}" for i in range(len(GOALS))])
+    """Return the plainest sentence of a goal."""
     verb, colour = GOALS[goal]
     return TRAINED[verb][0].format(colour)
