@@ -29,6 +29,7 @@ from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import ColourGate
 from recipes.table_policy.config import RunConfig, tier_of
 from recipes.table_policy.demos import Demos, write_demos
+from recipes.table_policy.record import main as record_main
 from recipes.table_policy.run import TrainingRun
 from recipes.table_policy.train import STAGES
 from recipes.table_policy.train import main as train_main
@@ -687,7 +688,7 @@ def test_the_tier_is_that_of_the_pictures():
             "unknown task 'fly'",
         ),
         (["demos", "--out", "x", "--episodes", "0"], "--episodes"),
-        (["demos", "--out", "x", "--perturbed", "2"], "--perturbed must be a fraction"),
+        (["demos", "--out", "x", "--perturbed", "2"], "--perturbed must be from 0 to 1"),
     ],
 )
 def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, monkeypatch, capsys):
@@ -700,7 +701,7 @@ def test_bad_usage_is_said_before_anything_is_made(arguments, said, tmp_path, mo
 @pytest.mark.slow
 def test_the_commands_from_end_to_end(tmp_path, passing_gate, capsys):
     demos, out = tmp_path / "demos", tmp_path / "run"
-    assert main(["demos", "--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
+    assert record_main(["--out", str(demos), "--episodes", "24", "--workers", "2"]) == 0
     few = [
         "--vae-steps",
         "1",
