@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from strands_cosmos3.actions.rotations import geodesic_angle
+from strands_cosmos3.actions.rotations import pose_distances
 from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import Seam, join_chunk, seam_speed
@@ -565,14 +565,8 @@ class ControlLoop(Restorable):
         if self._followed.arm is None:
             return float(off.max()) / config.following_rad
         poses = self._followed.arm.limb_poses(np.stack((q_rad, self._q_rad)))
-        return max(
-            share
-            for T in poses.values()
-            for share in (
-                float(np.linalg.norm(T[1, :3, 3] - T[0, :3, 3])) / config.following_m,
-                float(geodesic_angle(T[0, :3, :3], T[1, :3, :3])) / config.following_rad,
-            )
-        )
+        distances = [pose_distances(*T) for T in poses.values()]
+        return float(np.max(distances / np.array((config.following_m, config.following_rad))))
 
     def _wait_for_arm(self) -> None:
         """Brake where the motion would lead an arm that does not follow still farther."""
