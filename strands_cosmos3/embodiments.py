@@ -306,9 +306,9 @@ class Embodiment:
         if name is None:
             return next(iter(self.spaces.values()))
         if name not in tuple(self.spaces):  # an unhashable name too
-            available = ", ".join(self.spaces)
             raise ActionSpaceError(
-                f"embodiment {self.name!r} has no action space {name!r}; it has: {available}."
+                f"embodiment {self.name!r} has no action space {name!r}; it has: "
+                f"{', '.join(self.spaces)}."
             )
         return self.spaces[name]
 

@@ -386,8 +386,8 @@ class RolloutCommand:
             self._world.task(self.task, self._robot)
         if self._backend in ENGINE_BACKENDS and self.policy.model is None:
             domain = self._world.embodiment(self._robot)
-            robot = get_robot(self._robot)
-            embedded_checkpoint(domain, robot.name, self.task, self._world.name)
+            robot = get_robot(self._robot).name
+            embedded_checkpoint(domain, robot, self.task, self._world.name)
         if self._backend == "diffusers" and self.policy.model is None:
             raise ConfigError(
                 "--backend diffusers needs --model CHECKPOINT: a folder in the released layout, "
@@ -436,12 +436,12 @@ class RolloutCommand:
         row = bar.add_task(label, total=self.duration)
         listeners.begin(self._policy_instruction)
         session.reset(replace(self._start(seed), instruction=self._policy_instruction))
-        fixed = self._world.fixed_frequency
+        hz = None if self._world.fixed_frequency else self.control_frequency
         episode = session.run(
             policy,
             RunOptions(
                 duration_s=self.duration,
-                control_frequency_hz=None if fixed else self.control_frequency,
+                control_frequency_hz=hz,
                 video=numbered(self.files.video, seed, self.episodes != 1),
                 film_layout=self.files.film,
                 noise_seed=self.noise_seed,

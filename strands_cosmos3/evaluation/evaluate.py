@@ -60,8 +60,8 @@ def evaluate(
         started_s = time.monotonic()
         try:
             _run(driver, address, workers)
-            ended = not driver.progress.interrupted
-            if dynamics is not None and ended and folder.read_dynamics() is None:
+            interrupted = driver.progress.interrupted
+            if dynamics is not None and not interrupted and folder.read_dynamics() is None:
                 folder.write_dynamics(dynamics())
         finally:
             run = _facts(driver, address, workers, time.monotonic() - started_s)

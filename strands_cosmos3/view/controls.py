@@ -53,8 +53,7 @@ class LiveControls:
     def refusal(self, text: str) -> str:
         """Return why an instruction is refused; empty if it is not."""
         if len(text) > _LONGEST_INSTRUCTION:
-            most = _LONGEST_INSTRUCTION
-            return f"an instruction has at most {most} characters, got {len(text)}."
+            return f"an instruction has at most {_LONGEST_INSTRUCTION} characters, got {len(text)}."
         try:
             self.check(text)
         except Cosmos3Error as error:

@@ -48,8 +48,7 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
     for (body, rgb), meshes in parts.items():
         mesh: Any = trimesh.util.concatenate(meshes)
         vertices = mesh.vertices.astype(np.float32)
-        faces = mesh.faces.astype(np.uint32)
-        merged.append(BodyMesh(body, vertices, faces, rgb))
+        merged.append(BodyMesh(body, vertices, mesh.faces.astype(np.uint32), rgb))
     return merged
 
 
