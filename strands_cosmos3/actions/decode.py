@@ -369,7 +369,8 @@ def _rows_of(T: F64) -> F64:
 
 def _integrate(anchor: F64, steps: F64) -> F64:
     """[T, 4, 4] the running products ``anchor step_0 ... step_i``."""
-    poses, pose = np.empty_like(steps), anchor
+    poses = np.empty_like(steps)
+    pose = anchor
     for i, step in enumerate(steps):
         pose = poses[i] = pose @ step
     return poses

@@ -31,7 +31,8 @@ def rot6d_to_matrix(rot6d: Any) -> F64:
         InputError: A column is zero, or the two are parallel.
     """
     columns = np.asarray(rot6d, dtype=np.float64)
-    c0, c1 = columns[..., :3], columns[..., 3:]
+    c0 = columns[..., :3]
+    c1 = columns[..., 3:]
     c2 = np.cross(c0, c1)
     lengths = np.linalg.norm(c0, axis=-1), np.linalg.norm(c1, axis=-1)
     sine = np.linalg.norm(c2, axis=-1) / np.maximum(lengths[0] * lengths[1], np.finfo(float).tiny)

@@ -170,7 +170,8 @@ class Takeover:
         if trajectory.arm is None:
             return prepared
         first = found = prepared.examine(self.dt_s)
-        held_from, fewer = len(trajectory.t_s), 1
+        held_from = len(trajectory.t_s)
+        fewer = 1
         while found.row is not None:
             if held_from == 0 or prepared.motion is None:
                 raise ControlError(f"no stop before a collision was found: {first}.")

@@ -499,7 +499,8 @@ class MinkIKBridge:
             now = distance * distance + (rotation_m * angle) ** 2
             if now < cost:
                 stalled = now > _STALL_RATIO * cost
-                best, cost = configuration.q, now
+                best = configuration.q
+                cost = now
                 done = _reached(distance, angle)
                 if done or stalled or iteration == _MAX_ITERATIONS:
                     break

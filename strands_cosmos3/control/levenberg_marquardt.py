@@ -136,7 +136,8 @@ class LevenbergMarquardt:
         """Return the pose [4, 4] of the first frame in the world at a configuration [nq]."""
         self.data.qpos[:] = q_rad
         mj_kinematics(self.model, self.data)
-        T, frame = np.eye(4), self._frames[0]
+        T = np.eye(4)
+        frame = self._frames[0]
         T[:3, :3] = frame.rotation.reshape(3, 3)
         T[:3, 3] = frame.position
         return T
@@ -264,7 +265,8 @@ class LevenbergMarquardt:
         error = self._metric * self._error
         J = self._metric[:, None] * self._update_jacobian()
         stopped = np.zeros_like(angles_rad)  # steps of the joints that have weight zero
-        weight, step = self._weight, stopped
+        weight = self._weight
+        step = stopped
         for _ in angles_rad:
             free = weight > 0
             motion = 0.0 if self_motion_rad is None else self_motion_rad
@@ -279,7 +281,8 @@ class LevenbergMarquardt:
 
 def _as_slice(address: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     """Return consecutive indices as a slice, which numpy does not copy, and others unchanged."""
-    first, n = int(address[0]), len(address)
+    first = int(address[0])
+    n = len(address)
     return (
         slice(first, first + n) if np.array_equal(address, np.arange(first, first + n)) else address
     )

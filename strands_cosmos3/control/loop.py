@@ -394,7 +394,9 @@ class ControlLoop(Restorable):
         on_accepted: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
-        self.arm, self.planner, self.executor = arm, planner, executor
+        self.arm = arm
+        self.planner = planner
+        self.executor = executor
         self.config = config or LoopConfig()
         steps = 1.0 / (self.config.hz * arm.dt_s)
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
@@ -559,7 +561,8 @@ class ControlLoop(Restorable):
         """How far the hand is from that at reference angles [n], in shares of what it may be."""
         if self._followed is None or self._q_rad is None:
             return 0.0
-        config, off = self.config, np.abs(q_rad - self._q_rad)
+        config = self.config
+        off = np.abs(q_rad - self._q_rad)
         if off.sum() < min(config.following_m / _REACH_M, config.following_rad):
             return 0.0  # most ticks compute no pose
         if self._followed.arm is None:
@@ -570,7 +573,8 @@ class ControlLoop(Restorable):
 
     def _wait_for_arm(self) -> None:
         """Brake where the motion would lead an arm that does not follow still farther."""
-        executor, followed = self.executor, self._followed
+        executor = self.executor
+        followed = self._followed
         if executor.state is not ExecutorState.RUNNING or followed is None:
             return
         lag = self._lag(executor.reference.q_rad)

@@ -281,7 +281,8 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     Returns:
         The rows [K, D], and when each is due after the observation [K].
     """
-    due_s, rows = chunk.row_times_s, chunk.action
+    due_s = chunk.row_times_s
+    rows = chunk.action
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
     at_s = _ticks(due_s[-1], hz)

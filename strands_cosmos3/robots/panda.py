@@ -51,7 +51,8 @@ alpha [rad].
 
 
 def _screw_z(angle_rad: float, z_m: float) -> F64:
-    c, s = np.cos(angle_rad), np.sin(angle_rad)
+    c = np.cos(angle_rad)
+    s = np.sin(angle_rad)
     return _frozen([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, z_m], [0, 0, 0, 1]])
 
 

@@ -255,7 +255,8 @@ class Limb:
         """[4, 4] pose of the tool centre point in the frame."""
         T = np.eye(4)
         roll_rad = np.deg2rad(self.tool_roll_deg)
-        c, s = np.cos(roll_rad), np.sin(roll_rad)
+        c = np.cos(roll_rad)
+        s = np.sin(roll_rad)
         T[1:3, 1:3] = [[c, -s], [s, c]]
         T[:3, 3] = self.tool_m
         return T
