@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": "EvaluateCommand",
     "demos": "Demos",
     "train": "Train",
+    "rl": "RLCommand",
     "robot": "RobotModels",
     "checkpoint": "Checkpoint",
     "doctor": "Doctor",

@@ -373,8 +373,8 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
         main([command, "--help"])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    # where to; where to, from what and on what; what and which; what
-    needed = {"demos": 1, "train": 3, "checkpoint": 2, "robot": 1}
+    # where to; where to, from what and on what; where to and from what; what and which; what
+    needed = {"demos": 1, "train": 3, "rl": 2, "checkpoint": 2, "robot": 1}
     assert printed.count("(required)") == needed.get(command, 0)
     for option in options_of(kind).values():
         if option.hidden:

@@ -20,6 +20,7 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, as_picture
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.processor import ProcessedInput
 from strands_cosmos3.engine.vae import NovelPictureWarning
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -78,6 +79,10 @@ class EngineBackend(Backend):
         """
         return self._input.compose(views, rig)
 
+    def processed(self, request: Request) -> ProcessedInput:
+        """Return a request as the model reads it. Errors: as :meth:`infer`."""
+        return self._input(request, self.info.name)
+
     def infer(self, request: Request) -> ActionChunk:
         """Return the chunk for a request.
 
@@ -130,7 +135,7 @@ class EngineBackend(Backend):
         """Return the frame rate and the result of each request; ``own_sampling``: as the checkpoint
         records, whatever the options.
         """
-        processed = [self._input(request, self.info.name) for request in requests]
+        processed = [self.processed(request) for request in requests]
         pixels = [item.pixel_values for item in processed]
         engine_requests = [
             item.request(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,6 +345,19 @@ class Cosmos3Engine(Closeable):
         if domain not in self._heads:
             self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]
+
+    @torch.inference_mode()
+    def take_weights(self, weights: Mapping[str, torch.Tensor], domain: int) -> None:
+        """Replace weights between two calls, in place: those of the transformer by their names
+        after ``transformer.``, and ``w_in``, ``b_in``, ``w_out`` and ``b_out`` of a domain's action
+        head. Prompts are read again.
+        """
+        own: dict[str, torch.Tensor] = dict(vars(self.action_head(domain)))
+        own |= {f"transformer.{name}": p for name, p in self.transformer.named_parameters()}
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+        self.text_cache.clear()
+        self._side_by_side.clear()
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Run one inference: :meth:`step_batch` of one request.

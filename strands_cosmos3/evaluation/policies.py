@@ -73,7 +73,7 @@ class PolicySource:
         if self._foreign is not None:
             foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
             return foreign, foreign
-        backend = ConditionedBackend(self._backend_for(condition), condition)
+        backend = ConditionedBackend(self.backend_for(condition), condition)
         names = options_of(PolicyOptions)
         options = with_options(
             replace(self._options.without_backend, replan_rows=replan_rows),
@@ -82,7 +82,7 @@ class PolicySource:
         rest = {name: value for name, value in arguments.items() if name not in names}
         return Cosmos3Policy(backend=backend, options=options, **rest), backend
 
-    def _backend_for(self, condition: Condition) -> Backend:
+    def backend_for(self, condition: Condition) -> Backend:
         """Return the backend for a condition: its denoising steps, and without a check of text
         that is meant to be random.
         """

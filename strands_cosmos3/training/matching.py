@@ -69,9 +69,13 @@ def discretize_timestep(sigma: torch.Tensor) -> torch.Tensor:
 
 
 def add_noise(
-    batch: Batch, config: TransformerConfig, how: FlowConfig, noise: torch.Generator
+    batch: Batch,
+    config: TransformerConfig,
+    how: FlowConfig,
+    noise: torch.Generator,
+    sigma: torch.Tensor | None = None,
 ) -> Noised:
-    """Add noise to what the model predicts.
+    """Add noise to what the model predicts, at the levels ``sigma`` [B], or random ones.
 
     Given are frame 0 and the state row, a policy's action prefix (training-time real-time chunking,
     arXiv 2512.05964: the model learns the rows that follow those that are already being executed),
@@ -104,7 +108,7 @@ def add_noise(
         noisy[:, V + head :][given] = 0
     noisy[batch.modes == FORWARD, V:] = 0
     noisy[batch.modes == INVERSE, :V] = 0
-    sigma = sample_sigma(B, how, noise)
+    sigma = sample_sigma(B, how, noise) if sigma is None else sigma.clone()
     from_frame = (batch.modes != POLICY) & how.dynamics_from_frame
     sigma[from_frame] = 1.0
     clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents)
@@ -180,35 +184,15 @@ def noised_loss(
     device = policy.w_in.device
     layout = noised.layout
     V = noised.layout.vision_tokens
-    vision, action, v_vision, v_action, noisy, sigma = (
+    v_vision, v_action, noisy = (
         share.of(tensor).to(device)
-        for tensor in (
-            noised.vision,
-            noised.action,
-            noised.vision_target,
-            noised.action_target,
-            noised.noisy,
-            noised.sigma,
-        )
+        for tensor in (noised.vision_target, noised.action_target, noised.noisy)
     )
-    prompts = read_prompts(policy.transformer, batch.prompts)
-    asked = share.of(batch.prompt)
     inverse = batch.modes == INVERSE
     forward = (batch.modes == FORWARD).float()
     frames = layout.latent_shape[0]
-    first = V // frames if frames > 1 else V
-    timestep = discretize_timestep(sigma)
-    parts = []
-    groups = _by_first_token(inverse, share, first, V)
-    for chosen, since in groups:
-        text = prompts.select(asked[chosen])
-        at = chosen.to(device)
-        of_group = velocity(
-            policy, vision[at], action[at], timestep[at], noisy[at], layout, text, since
-        )
-        parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
-    order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)
-    of_vision, of_action = (torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
+    first = first_noisy(layout)
+    of_vision, of_action = predicted(policy, batch, noised, share)
     width = layout.raw_action_dim
     off = of_action[..., :width] - v_action[..., :width]
     loss = (
@@ -238,6 +222,38 @@ def noised_loss(
                 metrics[name] = mean.detach()
                 loss = loss + weight * mean
     return loss, {"loss": loss.detach(), **metrics}
+
+
+def first_noisy(layout: SequenceLayout) -> int:
+    """Return the first vision token after the given frame, from which on velocities count."""
+    frames, V = layout.latent_shape[0], layout.vision_tokens
+    return V // frames if frames > 1 else V
+
+
+def predicted(
+    policy: TrainedPolicy, batch: Batch, noised: Noised, share: DataShard = SINGLE_PROCESS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the velocities that a policy predicts for a share's windows, of vision tokens from
+    :func:`first_noisy` on and of action rows.
+    """
+    device, V = policy.w_in.device, noised.layout.vision_tokens
+    vision, action, noisy, sigma = (
+        share.of(tensor).to(device)
+        for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
+    )
+    prompts, asked = read_prompts(policy.transformer, batch.prompts), share.of(batch.prompt)
+    first, parts = first_noisy(noised.layout), []
+    timestep = discretize_timestep(sigma)
+    groups = _by_first_token(batch.modes == INVERSE, share, first, V)
+    for chosen, since in groups:
+        text, at = prompts.select(asked[chosen]), chosen.to(device)
+        of_group = velocity(
+            policy, vision[at], action[at], timestep[at], noisy[at], noised.layout, text, since
+        )
+        parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
+    order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)
+    of_vision, of_action = (torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
+    return of_vision, of_action
 
 
 def _by_first_token(

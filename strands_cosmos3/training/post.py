@@ -343,12 +343,7 @@ class PostTraining:
         save_file(adapters, target / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
 
     def _fill(self, target: Path, policy: TrainedPolicy) -> None:
-        source = self.checkpoint.root
-        shutil.copytree(source, target, ignore=_transformer_weights, dirs_exist_ok=True)
-        state = merged_state(policy)
-        for file in self.checkpoint.weights.files:
-            weights = replace_weights(load_file(file), state, self.embodiment.domain_id)
-            save_file(weights, target / "transformer" / file.name, metadata={"format": "pt"})
+        write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
         (target / STATISTICS).unlink(missing_ok=True)  # the source's do not describe the new rows
         if self.stats is not None:
             write_statistics(
@@ -361,8 +356,6 @@ class PostTraining:
         """Write how the checkpoint was made to ``README.md``; the source's card becomes
         ``SOURCE.md``.
         """
-        if (target / "README.md").exists():
-            (target / "README.md").replace(target / "SOURCE.md")
         config = self.config
         curve = self.folder / f"{VALIDATION}.jsonl"
         losses = (f"{line['loss']:.4f} (step {line['step']})" for line in read_curve(curve)[-3:])
@@ -394,6 +387,19 @@ class PostTraining:
         for of_the_source in ("label", "language", "novelty_rmse"):
             ours.pop(of_the_source, None)
         write_json(path, {**data, "strands_cosmos3": ours})
+
+
+def write_trained(source: Checkpoint, policy: TrainedPolicy, domain: int, target: Path) -> None:
+    """Write a checkpoint's files with a policy's weights, adapters merged, to a folder; the card of
+    the source becomes ``SOURCE.md``.
+    """
+    shutil.copytree(source.root, target, ignore=_transformer_weights, dirs_exist_ok=True)
+    state = merged_state(policy)
+    for file in source.weights.files:
+        weights = replace_weights(load_file(file), state, domain)
+        save_file(weights, target / "transformer" / file.name, metadata={"format": "pt"})
+    if (target / "README.md").exists():
+        (target / "README.md").replace(target / "SOURCE.md")
 
 
 def _transformer_weights(folder: str, names: list[str]) -> list[str]:

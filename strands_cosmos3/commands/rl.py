@@ -1,0 +1,129 @@
+"""``strands-cosmos3 rl``: a policy learns from what its chunks achieve in simulation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from strands_cosmos3.checks import positive, seed_number, whole_number
+from strands_cosmos3.commands.files import require_writable_folder
+from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
+from strands_cosmos3.commands.train import plot_curves
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import needed_by, of_world
+from strands_cosmos3.options import section
+from strands_cosmos3.resources import locked
+from strands_cosmos3.training.rl.options import RLConfig
+
+if TYPE_CHECKING:
+    from strands_cosmos3.training.rl.controller import Iteration
+
+_FRACTIONS = ("anneal", "average", "grasp")
+
+
+@dataclass(frozen=True)
+class RLCommand:
+    """Let a policy adapt to a condition, by trial in simulation.
+
+    In each state that it visits, its chunk and displaced ones are run from there, in physics alone,
+    and compared. Writes <out>/checkpoint, curves, and films of before and after. The state is saved
+    after each iteration; run the command again to resume. See docs/rl.md.
+
+    For one mounting of the wrist camera:
+
+      strands-cosmos3 rl --task pick --conditions mount=7 --model CHECKPOINT --out run/
+    """
+
+    out: Path
+    """Folder of the run."""
+    model: str
+    """Checkpoint to begin from: a folder in the released layout, or a hub repository."""
+    world: str = "table"
+    """World to learn in: table, or module:name or file.py:name of your own. It must say how far a
+    task has come, and return to states.
+    """
+    robot: str | None = None
+    """A robot of the world; default: its first."""
+    task: str = "pick"
+    """Task to learn; several, separated by commas, take turns."""
+    conditions: str = "plain"
+    """The condition to learn under, as `evaluate` has them, e.g. mount=7 or light=0.3; one."""
+    budget: float = 1.0
+    """Hours of wall-clock time, those of earlier starts included."""
+    duration: float = 12.0
+    """Longest episode in simulated seconds."""
+    workers: int | None = None
+    """Simulators; default: one per core."""
+    address: str | None = None
+    """A running Ray cluster (HOST:PORT, or auto); by default Ray runs on this machine."""
+    learning: RLConfig = section(RLConfig)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Extras of the package that it needs."""
+        return ("sim", "engine", "scale", "data", *of_world(self.world))
+
+    def run(self) -> int:
+        """Learn, and print the path of the checkpoint."""
+        self._require_numbers()
+        require_writable_folder(self.out, "--out")
+        from strands_cosmos3.evaluation.settings import make_settings
+
+        settings = make_settings(
+            {
+                "model": self.model,
+                "world": self.world,
+                "robot": self.robot,
+                "tasks": self.task,
+                "conditions": self.conditions,
+                "duration": self.duration,
+            }
+        )
+        if len(settings.conditions) > 1:
+            raise ConfigError(
+                f"--conditions {self.conditions}: a run learns under one condition; join them "
+                "with +, or start a run for each."
+            )
+        console = Console()
+        with needed_by("rl"), terminated_as_interrupted():
+            from strands_cosmos3.training.rl.controller import ReinforcementLearning
+
+            self.out.mkdir(parents=True, exist_ok=True)
+            with locked(self.out, "--out"), training_progress(console, True) as show:
+
+                def report(iteration: Iteration) -> None:
+                    shown = ("success", "gain", "old_deviation", "kept_deviation")
+                    metrics = {
+                        name: iteration.metrics[name] for name in shown if name in iteration.metrics
+                    }
+                    minutes = round(iteration.used_s / 60)
+                    metrics = {"iteration": float(iteration.number), **metrics}
+                    show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
+
+                learning = ReinforcementLearning(settings, self.out, self.learning, report)
+                workers = self.workers or len(os.sched_getaffinity(0))
+                checkpoint = learning.run(3600 * self.budget, workers, self.address)
+        plot_curves(self.out, {"rl": "."})
+        console.print(f"checkpoint: {checkpoint}")
+        return 0
+
+    def _require_numbers(self) -> None:
+        learning = self.learning
+        whole_number(self.workers or 1, "--workers", 1)
+        for name in ("budget", "duration"):
+            positive(getattr(self, name), f"--{name}")
+        for option in fields(RLConfig):
+            flag, value = f"--{option.name.replace('_', '-')}", getattr(learning, option.name)
+            if isinstance(option.default, int) and option.name not in ("seed", "staleness"):
+                whole_number(value, flag, 1)
+            elif option.name in _FRACTIONS and not 0 <= value <= 1:
+                raise ConfigError(f"{flag} must be a fraction in 0..1, got {value!r}.")
+            elif option.name in ("kl_beta", "keep") and not 0 <= value < float("inf"):
+                raise ConfigError(f"{flag} must be at least zero, got {value!r}.")
+            elif option.name in ("shift_cm", "turn_deg", "nft_beta", "lr"):
+                positive(value, flag)
+        seed_number(learning.seed, "--seed")

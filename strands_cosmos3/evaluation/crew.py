@@ -1,0 +1,202 @@
+"""A crew of Ray workers that do jobs on any object, with weights that change while they run.
+
+A thread hands out the jobs, so that the caller can compute meanwhile. Weights of a version are put
+into the object store once; a worker fetches those that its job names when it has others. A worker
+that dies is replaced, and its job goes to the front of the queue; one whose workers died
+``MAX_ATTEMPTS`` times ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from strands_cosmos3.errors import EvaluationError
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
+from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS
+
+_POLL_S = 0.25
+_VERSIONS = 2  # whose weights are kept
+
+
+class WorkerActor:
+    """A process with one worker: any object with ``take_weights`` and methods that are jobs."""
+
+    _worker: Any  # made by open
+    _version = 0  # of the weights it has
+
+    def open(self, make: Callable[[], Any]) -> Reply:
+        """Make the worker; reply with process and node."""
+
+        def made() -> tuple[int, str]:
+            self._worker = make()
+            return os.getpid(), ray.get_runtime_context().get_node_id()
+
+        return Reply.of(made)
+
+    def do(
+        self, method: str, arguments: tuple[Any, ...], version: int, weights: list[Any]
+    ) -> Reply:
+        """Do a job with weights of a version; reply with its result."""
+
+        def done() -> Any:
+            if version != self._version:
+                self._worker.take_weights(ray.get(weights[0]))
+                self._version = version
+            return getattr(self._worker, method)(*arguments)
+
+        return Reply.of(done)
+
+
+RemoteWorker = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(WorkerActor)
+
+
+@dataclass(eq=False)
+class CrewJob:
+    """A method of the worker to call, with weights of a published version; it has those of version
+    0 from the start.
+    """
+
+    key: Hashable
+    method: str
+    arguments: tuple[Any, ...]
+    version: int
+    attempts: int = 0
+
+
+@dataclass(eq=False)
+class _Place:
+    """A place for a worker; ``job`` is None while it opens."""
+
+    actor: Any
+    pending: Any
+    job: CrewJob | None = None
+    pid: int = 0
+    node: str = ""
+    since_s: float = 0.0
+    failed_starts: int = 0
+
+
+class Crew:
+    """Workers that ``make`` makes, each in a process of its own.
+
+    Args:
+        timeout_s: Longest wall-clock time of a job; a worker that exceeds it is replaced.
+
+    Attributes:
+        deaths: Workers that were replaced so far.
+    """
+
+    def __init__(self, make: Callable[[], Any], workers: int, timeout_s: float):
+        self._make, self._timeout_s, self.deaths = make, timeout_s, 0
+        self._weights: dict[int, Any] = {}
+        self._queue: deque[CrewJob] = deque()
+        self._done: dict[Hashable, Any] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._places = [self._opened() for _ in range(workers)]
+        self._executor = ThreadPoolExecutor(1)
+        self._running = self._executor.submit(self._run)
+
+    def publish(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Offer the weights of a version; those of older ones than the last two are dropped."""
+        if version not in self._weights:
+            self._weights[version] = ray.put(dict(weights))
+        for old in [known for known in self._weights if known <= version - _VERSIONS]:
+            del self._weights[old]
+
+    def submit(self, job: CrewJob) -> None:
+        """Queue a job."""
+        with self._changed:
+            self._queue.append(job)
+
+    def result(self, key: Hashable) -> Any:
+        """Wait for a job's result.
+
+        Raises:
+            EvaluationError, Cosmos3Error: Workers die repeatedly; a job failed with that error.
+        """
+        with self._changed:
+            while key not in self._done:
+                if self._running.done():
+                    self._running.result()  # raises what ended it
+                self._changed.wait(1.0)  # an interrupt is served between two waits
+            return self._done.pop(key)
+
+    def close(self) -> None:
+        """End every worker."""
+        self._closed = True
+        self._executor.shutdown(wait=True)
+        for place in self._places:
+            end_actor(place.actor, place.pid, place.node)
+
+    def _opened(self) -> _Place:
+        actor = RemoteWorker.remote()
+        return _Place(actor, actor.open.remote(self._make), since_s=time.monotonic())
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._hand_out()
+            self._collect()
+
+    def _hand_out(self) -> None:
+        for place in self._places:
+            with self._changed:
+                if place.pending is not None or not self._queue:
+                    continue
+                job = place.job = self._queue.popleft()
+            job.attempts += 1
+            known = self._weights.get(job.version)
+            weights = [] if known is None else [known]
+            arguments = job.method, job.arguments, job.version, weights
+            place.pending, place.since_s = place.actor.do.remote(*arguments), time.monotonic()
+
+    def _collect(self) -> None:
+        waiting = {place.pending: place for place in self._places if place.pending is not None}
+        if not waiting:
+            time.sleep(_POLL_S)
+            return
+        ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
+        for reference in ready:
+            place = waiting[reference]
+            try:
+                value = ray.get(reference).unwrap()
+            except WORKER_FAILURES:
+                self._replace(place)
+                continue
+            job, place.pending, place.job = place.job, None, None
+            if job is None:
+                (place.pid, place.node), place.failed_starts = value, 0
+                continue
+            with self._changed:
+                self._done[job.key] = value
+                self._changed.notify_all()
+        latest_s = time.monotonic() - self._timeout_s
+        for place in self._places:
+            if place.pending is not None and place.since_s < latest_s:
+                end_actor(place.actor, place.pid, place.node)
+                self._replace(place)
+
+    def _replace(self, place: _Place) -> None:
+        self.deaths += 1
+        place.failed_starts += place.job is None
+        attempts = place.failed_starts if place.job is None else place.job.attempts
+        if attempts >= MAX_ATTEMPTS:
+            what = "starting" if place.job is None else f"job {place.job.key}"
+            raise EvaluationError(
+                f"a worker died {attempts} times while {what}; is there enough memory?"
+            )
+        if place.job is not None:
+            with self._changed:
+                self._queue.appendleft(place.job)
+        fresh = self._opened()
+        place.actor, place.pending, place.job = fresh.actor, fresh.pending, None
+        place.pid, place.since_s = 0, fresh.since_s

@@ -1,0 +1,301 @@
+"""The controller of a run: rollout workers sample with one version of the weights, the trainer
+learns from what they return, and offers the next version.
+
+What an iteration samples and draws follows from its number and its weight version alone. So it does
+not depend on the number of workers, and a run that was killed goes on with the same weights to the
+bit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import torch
+
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.metadata import METADATA
+from strands_cosmos3.engine.weight_files import weight_digests
+from strands_cosmos3.evaluation.cluster import cluster
+from strands_cosmos3.evaluation.crew import Crew, CrewJob
+from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.evaluation.statistics import rate_of
+from strands_cosmos3.resources import write_folder, write_json, write_whole
+from strands_cosmos3.training.closed_loop import CLOSED_LOOP
+from strands_cosmos3.training.cost import duration, machine
+from strands_cosmos3.training.loop import Loop, Metrics, TrainLoopConfig, mean_metrics, read_curve
+from strands_cosmos3.training.post import SETTINGS, write_trained
+from strands_cosmos3.training.rl.exploration import Exploration
+from strands_cosmos3.training.rl.learner import Learner
+from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.rl.rollout import Episode, RolloutWorker
+from strands_cosmos3.training.run_manifest import keep_settings
+
+ROLLOUTS = "rollouts"
+"""Name of the curve of iterations."""
+_FREE = ("lr", "evaluate_every", "evaluate_episodes")  # options that may change during a run
+_SMALLEST = 1 / 3  # of the offsets, in terms of the first ones
+_SCENES, _HELD_OUT, _FILMS = 31, 32, 2
+_ENDLESS = 10**9
+_CARD = Template("""\
+# $task of $world under $condition, by reinforcement learning
+
+Made by `strands-cosmos3 rl`: $algorithm, from $source.
+
+| | |
+|---|---|
+| sampled | $iterations iterations, $episodes episodes, $chunks chunks, one simulation each |
+| time | $time; $machine |
+| success on held-out scenes, before | $before |
+| after | $after |
+
+The scenes of training and of this table are not those of `evaluate`, which measures both policies
+on the same unseen ones (docs/rl.md). Without the condition, it tells what was unlearnt.
+""")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What was found in an iteration, for progress."""
+
+    number: int
+    used_s: float
+    metrics: Metrics
+
+
+class ReinforcementLearning:
+    """A run that learns one task, or several, under one condition.
+
+    Args:
+        settings: Checkpoint, world, tasks, condition and duration of episodes, as an evaluation's.
+        folder: Folder of state, curves, films and the new checkpoint; a state is resumed.
+        on_iteration: Called after each.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be used.
+        ConfigError: The folder holds another run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        config: RLConfig,
+        on_iteration: Callable[[Iteration], None] = lambda _: None,
+    ):
+        self.settings, self.folder, self.config = settings, folder, config
+        self._on_iteration = on_iteration
+        self.checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
+        self.checkpoint.require_released("reinforcement learning")
+        self.embodiment = get_embodiment(settings.embodiment)
+        how = {name: value for name, value in asdict(config).items() if name not in _FREE}
+        facts = {"checkpoint": self.checkpoint.digest, "world": settings.world}
+        facts |= {"tasks": settings.tasks, "condition": self._condition.identity()}
+        keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
+        self.learner = Learner(self.checkpoint, self.embodiment, config)
+        steps = TrainLoopConfig(
+            _ENDLESS,
+            config.lr,
+            warmup=config.steps,
+            decay=0.0,
+            ema=config.average,
+            seed=config.seed,
+            log_every=config.steps,
+        )
+        self._loop = Loop(self.learner.policy, self.learner.loss, steps, folder)
+        self._submitted = self.iteration
+
+    @property
+    def iteration(self) -> int:
+        """Number of the present iteration, which is the version of its weights."""
+        return self._loop.step // self.config.steps
+
+    @property
+    def _condition(self) -> Any:
+        return self.settings.conditions[0]
+
+    @property
+    def used_s(self) -> float:
+        """Wall-clock time of the iterations so far [s]."""
+        return sum(line["seconds"] for line in read_curve(self.folder / f"{ROLLOUTS}.jsonl"))
+
+    def run(
+        self, budget_s: float, workers: int, address: str | None = None, until: int | None = None
+    ) -> Path:
+        """Learn until the time is used up, or until an iteration, and write the checkpoint."""
+        with cluster(address, workers):
+            make = partial(RolloutWorker, self.settings)
+            crew = Crew(make, workers, self.settings.episode_timeout)
+            try:
+                self._submitted = self.iteration
+                if not self.iteration:
+                    self._film(crew, "before", 0)
+                while self.used_s < budget_s and (until is None or self.iteration < until):
+                    self._iterate(crew)
+                version = self.iteration
+                crew.publish(version, _arrays(self._version(version)))
+                if self._loop.lacks(CLOSED_LOOP):
+                    self._evaluate(crew, version)
+                self._film(crew, "after", version)
+            finally:
+                crew.close()
+        target = self.folder / "checkpoint"
+        write_folder(target, self._fill)
+        return target
+
+    def _iterate(self, crew: Crew) -> None:
+        started_s, i, config = time.monotonic(), self.iteration, self.config
+        weights = self._version(i)
+        crew.publish(i, _arrays(weights))
+        if i % config.evaluate_every == 0 and self._loop.lacks(CLOSED_LOOP):
+            self._evaluate(crew, i)
+        sampled_with = max(0, i - config.staleness)
+        if sampled_with < i:
+            weights = self._version(sampled_with)
+            crew.publish(sampled_with, _arrays(weights))
+        for ahead in range(self._submitted, i + config.staleness + 1):
+            self._submit(crew, ahead, max(0, ahead - config.staleness))
+        self._submitted = i + config.staleness + 1
+        episodes: list[Episode] = [crew.result((i, k)) for k in range(config.episodes)]
+        self.learner.take([g for e in episodes for g in e.groups], weights, i)
+        seen: list[Metrics] = []
+        self._loop.run((i + 1) * config.steps, lambda _, metrics: seen.append(metrics))
+        self._drop_before(i + 1 - config.staleness)
+        figures = {
+            **self._figures(i, episodes),
+            **mean_metrics(seen),
+            "staleness": i - sampled_with,
+            "worker_deaths": crew.deaths,
+            "seconds": time.monotonic() - started_s,
+        }
+        self._loop.record(ROLLOUTS, figures)
+        self._on_iteration(Iteration(i + 1, self.used_s, figures))
+
+    def _figures(self, i: int, episodes: list[Episode]) -> dict[str, float]:
+        rewards = np.concatenate([[g.rewards for g in e.groups] for e in episodes])
+        learner = self.learner
+        return {
+            "success": float(np.mean([e.success for e in episodes])),
+            "gain": float((rewards.max(1) - rewards[:, 0]).mean()),
+            "advantage_spread": float(rewards.std(1).mean()),
+            "groups": len(rewards),
+            "dropped": learner.dropped,
+            "chunks": rewards.size,
+            "spread_mm": float(np.mean([e.shift_m for e in episodes]) * 1e3),
+            "rollout_cpu_s": sum(e.cpu_s for e in episodes),
+            "weight_version": i,
+        }
+
+    def _submit(self, crew: Crew, iteration: int, version: int) -> None:
+        """Queue the episodes of an iteration, with the weights of a version."""
+        config = self.config
+        scale = max(config.anneal**iteration, _SMALLEST)
+        how = Exploration(
+            config.pairs,
+            config.shift_cm / 100 * scale,
+            np.deg2rad(config.turn_deg) * scale,
+            config.grasp,
+        )
+        plan = self._plan(_number(config.seed, _SCENES, iteration), config.episodes)
+        for k, assignment in enumerate(plan):
+            arguments = assignment, how, _number(config.seed, iteration, k)
+            crew.submit(CrewJob((iteration, k), "explore", arguments, version))
+
+    def _plan(self, base: int, episodes: int) -> list[Assignment]:
+        """Return episodes, the tasks in turn."""
+        tasks = len(self.settings.tasks)
+        settings = replace(self.settings, seeds=-(-episodes // tasks), seed=base)
+        return sorted(settings.plan(), key=lambda a: a.index)[:episodes]
+
+    def _evaluate(self, crew: Crew, version: int) -> None:
+        """Record success on held-out scenes, the same each time."""
+        plan = self._plan(_number(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
+        for k, assignment in enumerate(plan):
+            crew.submit(CrewJob(("evaluation", version, k), "run", (assignment,), version))
+        records = [crew.result(("evaluation", version, k)) for k in range(len(plan))]
+        rate = rate_of([bool(record["success"]) for record in records])
+        self._loop.record(
+            CLOSED_LOOP,
+            {"success": rate["rate"], "low": rate["low"], "high": rate["high"], "of": rate["of"]},
+        )
+
+    def _film(self, crew: Crew, name: str, version: int) -> None:
+        """Write films of some held-out scenes."""
+        plan = self._plan(_number(self.config.seed, _HELD_OUT), _FILMS)
+        for k, assignment in enumerate(plan):
+            crew.submit(CrewJob((name, k), "film", (assignment,), version))
+        for k in range(len(plan)):
+            _, film = crew.result((name, k))
+            path = self.folder / "films" / f"{name}-{k}.mp4"
+            write_whole(path, lambda hidden, film=film: hidden.write_bytes(film))
+
+    def _version(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Return the weights of a version, which are stored when its iteration begins: within an
+        iteration their average is already another.
+        """
+        path = self._path(version)
+        if version == self.iteration and self._loop.step % self.config.steps == 0:
+            weights = self._loop.average()
+            write_whole(path, lambda hidden: torch.save(weights, hidden))
+            return weights
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+    def _path(self, version: int) -> Path:
+        return self.folder / "versions" / f"{version:06d}.pt"
+
+    def _drop_before(self, version: int) -> None:
+        for path in (self.folder / "versions").glob("*.pt"):
+            if int(path.stem) < version:
+                path.unlink()
+
+    def _fill(self, target: Path) -> None:
+        policy = self.learner.policy
+        with self._loop.averaged():
+            write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
+        path = target / METADATA
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        learnt = {**asdict(self.config), "tasks": self.settings.tasks}
+        learnt["condition"] = self._condition.identity()
+        ours = {**data.get("strands_cosmos3", {}), "reinforcement_learning": learnt}
+        ours["sha256"] = weight_digests(target)
+        write_json(path, {**data, "strands_cosmos3": ours})
+        (target / "README.md").write_text(self._card(), encoding="utf-8")
+
+    def _card(self) -> str:
+        lines = read_curve(self.folder / f"{ROLLOUTS}.jsonl")
+        success = [
+            f"{line['success']:.0%} of {line['of']} ({line['low']:.0%} to {line['high']:.0%})"
+            for line in read_curve(self.folder / f"{CLOSED_LOOP}.jsonl")
+        ]
+        return _CARD.substitute(
+            task=", ".join(self.settings.tasks),
+            world=self.settings.world,
+            condition=self._condition.name,
+            algorithm=self.config.algorithm,
+            source=f"{self.checkpoint.root.name}, digest {self.checkpoint.digest[:16]}",
+            iterations=len(lines),
+            episodes=len(lines) * self.config.episodes,
+            chunks=sum(line["chunks"] for line in lines),
+            time=duration(self.used_s),
+            machine=machine(),
+            before=success[0],
+            after=success[-1],
+        )
+
+
+def _arrays(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in weights.items()}
+
+
+def _number(*numbers: int) -> int:
+    """Return a seed below 2**31, the same on every machine."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)

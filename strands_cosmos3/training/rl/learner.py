@@ -1,0 +1,164 @@
+"""The gradient of an iteration: velocities of the policy that is trained against those of the
+policy that sampled, and of the policy that it began as.
+
+Velocities are compared at the sampler's own noise levels. ``v - v_old = (x0_old - x0) / sigma``
+grows where sigma is small, where the sampler never asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from strands_cosmos3.embodiments import Embodiment, Sampling
+from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
+from strands_cosmos3.training.adapters import load_policy, train_only
+from strands_cosmos3.training.flow import TrainedPolicy
+from strands_cosmos3.training.loop import LossMetrics
+from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, predicted
+from strands_cosmos3.training.rl.groups import Group, rated
+from strands_cosmos3.training.rl.objectives import errors, weights_of
+from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.windows import FORWARD, Batch
+
+_KEPT = 6, 12  # chunks of a step for each window of the start policy's answers, and predictions
+
+
+class Learner:
+    """The policies of a run, and the windows of its present iteration.
+
+    Attributes:
+        policy: The one that is trained, in float32.
+        kept, dropped: Groups of the iteration that tell chunks apart, and those that do not.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, embodiment: Embodiment, config: RLConfig):
+        self.config, self._checkpoint = config, checkpoint
+        self.policy = load_policy(checkpoint, embodiment.domain_id)
+        self._start = deepcopy(self.policy).requires_grad_(False)
+        self._old = deepcopy(self._start)
+        train_only(self.policy, config.train)
+        space = checkpoint.require_space()
+        sampling = checkpoint.resolve_sampling(embodiment, space, Sampling())
+        assert sampling.num_steps is not None  # a preset names it
+        schedule = checkpoint.scheduler.schedule(sampling.num_steps, sampling.flow_shift, False)
+        self.sigmas = torch.tensor(schedule.sigmas[:-1])
+        self._fps = embodiment.fps or 15.0
+        self._order = np.empty(0, np.int64)
+        self.kept = self.dropped = 0
+
+    def take(
+        self, groups: Sequence[Group], sampled_with: Mapping[str, torch.Tensor], iteration: int
+    ) -> None:
+        """Make an iteration's windows of groups, and take the weights that sampled them."""
+        config = self.config
+        self._old.load_state_dict(sampled_with, strict=False)
+        rating, tells = rated(np.stack([group.rewards for group in groups]))
+        self._groups = [group for group, kept in zip(groups, tells, strict=True) if kept]
+        self.kept, self.dropped = len(self._groups), len(groups) - len(self._groups)
+        weight = weights_of(config.algorithm, rating[tells])
+        rows = [group.rows for group in self._groups]
+        self._rows = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, 1)
+        used = np.ones_like(weight, bool) if config.algorithm == "nft" else weight > 0
+        self._members = np.argwhere(used)
+        self._weight = torch.from_numpy(weight[used]).float()
+        rng = np.random.default_rng([config.seed, iteration])
+        rounds = -(-config.steps * config.batch // max(len(self._members), 1))
+        shuffled = [rng.permutation(len(self._members)) for _ in range(rounds)]
+        self._order = np.concatenate(shuffled)
+
+    def loss(self, step: int) -> tuple[torch.Tensor, LossMetrics]:
+        """Return the loss of an optimiser's step, and its metrics: ``old_deviation``, the squared
+        distance to the velocities of the policy that sampled, and ``kept_deviation``, to those
+        of the start policy without the condition.
+        """
+        config, noise = (
+            self.config,
+            torch.Generator().manual_seed(self.config.seed * 1_000_003 + step),
+        )
+        if not self._groups:
+            still = 0.0 * sum(p.sum() for p in self.policy.parameters() if p.requires_grad)
+            assert isinstance(still, torch.Tensor)
+            return still, {"loss": 0.0}
+        first = step % config.steps * config.batch
+        chosen = self._order[first : first + config.batch]
+        groups, members = self._members[chosen].T
+        batch = self._batch(groups, members, plain=False)
+        noised = self._noised(batch, noise)
+        with torch.no_grad():
+            v_old = self._rows_of(self._old, batch, noised)
+        v_theta = self._rows_of(self.policy, batch, noised)
+        v = noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]]
+        weight = self._weight[torch.from_numpy(chosen)]
+        loss = errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta).mean()
+        metrics = {"policy": loss.detach(), "old_deviation": _apart(v_theta.detach(), v_old)}
+        if config.kl_beta:
+            with torch.no_grad():
+                v_start = self._rows_of(self._start, batch, noised)
+            loss = loss + config.kl_beta * _apart(v_theta, v_start)
+        if config.keep and self._groups[0].plain.size:
+            apart = self._kept_deviation(groups, noise)
+            metrics["kept_deviation"], loss = apart.detach(), loss + config.keep * apart
+        return loss, {"loss": loss.detach(), **metrics}
+
+    def _kept_deviation(self, groups: np.ndarray, noise: torch.Generator) -> torch.Tensor:
+        """Return the squared distance to the start policy's answers, and to its predictions of
+        pictures if it makes them from actions, in states without the condition.
+        """
+        answers, predictions = (max(1, len(groups) // share) for share in _KEPT)
+        batch = self._batch(groups[:answers], np.zeros(answers, np.int64), plain=True)
+        apart = self._distance_to_start(batch, self._noised(batch, noise), 1)
+        if self._checkpoint.dynamics_from_frame:
+            batch = self._batch(groups[-predictions:], np.zeros(predictions, np.int64), plain=True)
+            frames = batch.rows.shape[1] // TEMPORAL_COMPRESSION + 1
+            clip = batch.latents.expand(-1, -1, frames, -1, -1)
+            mode = torch.full((predictions,), FORWARD)
+            batch = replace(batch, latents=clip, mode=mode)
+            if self._checkpoint.dynamics_without_text:
+                prompts = (self._groups[0].empty,)
+                batch = replace(batch, prompts=prompts, prompt=torch.zeros_like(batch.prompt))
+            how = FlowConfig(dynamics_from_frame=True)
+            noised = add_noise(batch, self.policy.transformer.config, how, noise)
+            apart = apart + self._distance_to_start(batch, noised, 0)
+        return apart
+
+    def _distance_to_start(self, batch: Batch, noised: Noised, part: int) -> torch.Tensor:
+        """Return the squared distance to the start policy of the velocities of pictures (0) or of
+        rows (1).
+        """
+        with torch.no_grad():
+            v_start = predicted(self._start, batch, noised)[part]
+        return _apart(predicted(self.policy, batch, noised)[part], v_start)
+
+    def _batch(self, groups: np.ndarray, members: np.ndarray, plain: bool) -> Batch:
+        states = [self._groups[i] for i in groups]
+        prompts = list(dict.fromkeys(group.prompt for group in states))
+        latents = [group.plain if plain else group.latents for group in states]
+        with_state = states[0].state.size > 0
+        return Batch(
+            torch.from_numpy(np.stack(latents)),
+            torch.from_numpy(np.stack([group.state for group in states])) if with_state else None,
+            self._rows[torch.from_numpy(groups), torch.from_numpy(members)],
+            tuple(prompts),
+            torch.tensor([prompts.index(group.prompt) for group in states]),
+            fps=self._fps,
+        )
+
+    def _noised(self, batch: Batch, noise: torch.Generator) -> Noised:
+        levels = torch.randint(len(self.sigmas), (len(batch.rows),), generator=noise)
+        config = self.policy.transformer.config
+        return add_noise(batch, config, FlowConfig(), noise, self.sigmas[levels])
+
+    def _rows_of(self, policy: TrainedPolicy, batch: Batch, noised: Noised) -> torch.Tensor:
+        """Return the velocities [B, T, D] of the chunk's rows."""
+        _, rows, width = batch.rows.shape
+        return predicted(policy, batch, noised)[1][:, -rows:, :width]
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a - b).square().mean()

@@ -1,0 +1,58 @@
+"""Options of reinforcement learning. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """How a policy learns from what its chunks achieve."""
+
+    algorithm: Literal["nft", "awfm", "rft"] = "nft"
+    """DiffusionNFT, advantage-weighted flow matching, or flow matching to the best chunk of each
+    group.
+    """
+    episodes: int = 8
+    """Episodes of an iteration."""
+    pairs: int = 4
+    """Pairs of displaced chunks that are tried in each visited state, beside the policy's own."""
+    shift_cm: float = 1.5
+    """Standard deviation of their offset at the chunk's end, along each axis."""
+    turn_deg: float = 2.0
+    """Standard deviation of their rotation, about each axis."""
+    grasp: float = 0.25
+    """Fraction of the pairs that also close or open the fingers earlier or later."""
+    anneal: float = 0.985
+    """Factor on the offsets after each iteration, down to a third."""
+    staleness: Literal[0, 1] = 0
+    """Weight versions between what samples and what is trained; 1 lets workers sample while the
+    trainer computes.
+    """
+    nft_beta: float = 1.0
+    """DiffusionNFT's beta; smaller takes larger steps."""
+    kl_beta: float = 0.0
+    """Penalty on the distance of velocities to the start policy's, with the pictures of the run
+    itself; above 1e-4 it pulls a policy back.
+    """
+    keep: float = 1.0
+    """The same penalty with pictures without the condition, so that the policy stays as it was
+    where nothing has changed, in its predictions of pictures too.
+    """
+    steps: int = 20
+    """Optimiser steps of an iteration."""
+    batch: int = 48
+    """Chunks of a step."""
+    lr: float = 2e-4
+    """Learning rate."""
+    average: float = 0.9
+    """Decay a step of the average of the weights, which samples."""
+    train: tuple[str, ...] = ("*",)
+    """Shell patterns of the weights to train, by their names in the released layout."""
+    evaluate_every: int = 20
+    """Iterations between evaluations on held-out scenes."""
+    evaluate_episodes: int = 20
+    """Episodes of such an evaluation."""
+    seed: int = 0
+    """Seed of scenes, offsets, order and noise."""

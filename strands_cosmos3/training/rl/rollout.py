@@ -1,0 +1,215 @@
+"""What a rollout worker does: episodes in which each visited state is a group of chunks, run from
+there one by one in physics alone.
+
+The episode goes on after a member that is drawn, never chosen by its reward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.native import EngineBackend
+from strands_cosmos3.checks import F64
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.errors import ActionOutOfRangeError, ConfigError, ControlError
+from strands_cosmos3.evaluation.plan import Assignment, Condition
+from strands_cosmos3.evaluation.runner import AssignmentRunner
+from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.training.rl.exploration import Exploration, group_of
+from strands_cosmos3.training.rl.groups import Group
+from strands_cosmos3.types import ActionChunk, JointTrajectory, Request
+from strands_cosmos3.worlds import Session
+from strands_cosmos3.worlds.world import Executed
+
+_TICKS = 4  # between two looks at the goal
+_SUCCESS, _FAULT, _HELD = 1.0, 1.0, 0.5
+"""Reward of success, and penalties of a fault and of a chunk that limits or collisions hold."""
+_OWN = 0.5  # how often an episode goes on after the policy's own chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """An episode's groups in the order of time, and how it went."""
+
+    groups: list[Group]
+    success: bool
+    duration_s: float
+    cpu_s: float
+    shift_m: float  # mean distance of the chunks' ends that were tried from their mean
+
+
+class BranchedBackend(AdaptedBackend):
+    """A backend that can be made to answer other rows than its own.
+
+    Attributes:
+        rows: [T, D] rows to answer; None asks the inner backend.
+        request, chunk: The latest request that the inner backend answered, and its answer.
+    """
+
+    request: Request
+    chunk: ActionChunk
+
+    def __init__(self, inner: Backend):
+        super().__init__(inner)
+        self.rows: NDArray[np.float64] | None = None
+
+    def infer(self, request: Request) -> ActionChunk:
+        """Return the inner backend's answer, or these rows."""
+        if self.rows is not None:
+            return replace(self.chunk, action=self.rows)
+        self.request, self.chunk = request, self._inner.infer(request)
+        return self.chunk
+
+
+class RolloutWorker(AssignmentRunner):
+    """Runs an evaluation's episodes, and episodes of groups, with weights that it is given.
+
+    Raises:
+        ConfigError: The world cannot return to a state, or does not say how far a task has come.
+    """
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
+        self._domain = get_embodiment(settings.embodiment).domain_id
+        first = settings.plan()[0]
+        self.session.reset(first.start)
+        if not self.session.can_restore or self.session.potential() is None:
+            raise ConfigError(
+                f"chunks cannot be compared in task {first.task!r} of world {settings.world!r}: it "
+                "has no potential, or no states to return to. Choose another task."
+            )
+
+    def take_weights(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
+        """Let the policy answer with other weights from now on."""
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+        engine = self._native(self.settings.conditions[0]).engine
+        assert isinstance(engine, Cosmos3Engine)  # a replica's ranks keep their weights
+        engine.take_weights(tensors, self._domain)
+
+    def explore(self, assignment: Assignment, how: Exploration, seed: int) -> Episode:
+        """Run an episode of groups; ``seed`` is that of offsets and of the members that it goes on
+        after.
+
+        Raises:
+            Cosmos3Error: Something other than a chunk failed.
+        """
+        session, rng = self.session, np.random.default_rng(seed)
+        session.reset(assignment.start)
+        arguments = session.policy_arguments(assignment.policy_instruction)
+        policy, _ = self._policies.policy(assignment.condition, arguments)
+        assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
+        branched = policy.backend = BranchedBackend(policy.backend)
+        policy.reset(assignment.noise_seed(None))
+        cpu_s, duration_s, groups, spreads = time.process_time(), 0.0, list[Group](), list[float]()
+        horizon_s = self.settings.duration_s(assignment.task)
+        executed = Executed(False, 0.0)
+        while not executed.ended and duration_s < horizon_s:
+            branch = _Branching(session, policy, branched, assignment.policy_instruction)
+            rows = group_of(branched.chunk, branch.anchors, how, rng)
+            goes_on = 0 if rng.random() < _OWN else int(rng.integers(len(rows)))
+            rewards = []
+            for member, chunk in enumerate(rows):
+                reward, result = branch.run(None if member == 0 else chunk)
+                rewards.append(reward)
+                if member == goes_on:
+                    kept, executed = session.save(policy), result
+            session.restore(kept, policy)  # pyright: ignore[reportPossiblyUnbound]
+            duration_s += executed.duration_s or horizon_s
+            groups.append(self._group(assignment, branched.request, branch, rows, rewards))
+            ends = np.array(branch.ends_m)
+            spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
+        spread_m = float(np.mean(spreads))
+        return Episode(groups, executed.success, duration_s, time.process_time() - cpu_s, spread_m)
+
+    def _native(self, condition: Condition) -> EngineBackend:
+        backend = self._policies.backend_for(condition)
+        assert isinstance(backend, EngineBackend)  # the command takes checkpoints only
+        return backend
+
+    def _group(
+        self,
+        assignment: Assignment,
+        request: Request,
+        branch: _Branching,
+        rows: list[F64],
+        rewards: list[float],
+    ) -> Group:
+        backend, rig = self._native(assignment.condition), request.embodiment.rig
+        seen = backend.processed(request)
+        pixels = [seen.pixel_values]
+        if branch.plain_views is not None and rig is not None:
+            plain = backend.compose(branch.plain_views, rig)
+            pixels.append(backend.processed(replace(request, composite=plain)).pixel_values)
+        engine, (_, height, width) = backend.engine, seen.engine_request.video_shape
+        assert isinstance(engine, Cosmos3Engine)
+        with torch.inference_mode():
+            latents = engine.vae.encode(torch.cat(pixels).to(engine.device))
+        of_pictures = latents[..., :height, :width].float().cpu().numpy()
+        state = seen.engine_request.action_prefix
+        of_state = np.empty(0) if state is None else state[0, : seen.raw_action_dim].cpu().numpy()
+        return Group(
+            of_pictures[0],
+            of_pictures[1] if len(pixels) > 1 else np.empty(0, np.float32),
+            of_state.astype(np.float32),
+            tuple(seen.text_ids[0].tolist()),
+            tuple(seen.neg_text_ids[0].tolist()),
+            np.stack(rows).astype(np.float32),
+            np.array(rewards),
+        )
+
+
+class _Branching:
+    """A visited state, its question to the policy, and the chunks that are run from it."""
+
+    def __init__(
+        self, session: Session, policy: Cosmos3Policy, branched: BranchedBackend, instruction: str
+    ):
+        self._session, self._policy, self._branched = session, policy, branched
+        self._instruction, self._observation = instruction, session.observation()
+        self._state, self._before = session.save(policy), _potential(session)
+        self.plain_views = session.plain_views()
+        branched.rows = None
+        policy.plan(self._observation, instruction)
+        request = branched.request
+        self.anchors = request.limb_anchors or request.limb_poses
+        self.ends_m: list[F64] = []
+
+    def run(self, rows: F64 | None) -> tuple[float, Executed]:
+        """Run a chunk, or with None the policy's own, from the state; return its reward, and what
+        it did.
+        """
+        session, branched = self._session, self._branched
+        session.restore(self._state, self._policy)
+        branched.rows = branched.chunk.action if rows is None else rows
+        try:
+            plan = self._policy.plan(self._observation, self._instruction)
+            self.ends_m.append(_end_m(plan))
+            executed = session.execute(plan, ticks=_TICKS)
+        except (ControlError, ActionOutOfRangeError) as error:
+            return -_FAULT, Executed(False, 0.0, str(error))
+        reward = _potential(session) - self._before + _SUCCESS * executed.success
+        reward -= _FAULT * (executed.fault is not None)
+        held = plan.held if isinstance(plan, JointTrajectory) else None
+        return reward - (0.0 if held is None else _HELD * float(held.mean())), executed
+
+
+def _potential(session: Session) -> float:
+    potential = session.potential()
+    assert potential is not None  # the worker was opened for a task that has one
+    return potential
+
+
+def _end_m(plan: JointTrajectory | ActionChunk) -> F64:
+    """Return where a plan's first limb is to end [3]."""
+    if isinstance(plan, ActionChunk):
+        return np.zeros(3)
+    return next(iter(plan.limb_poses.values())).T_base_frame[-1, :3, 3]

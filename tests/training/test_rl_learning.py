@@ -1,0 +1,233 @@
+"""What chunks are tried, how they are rated, and what the policy learns from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mujoco")
+
+import torch
+
+from strands_cosmos3.actions.decode import decode_limbs
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+from strands_cosmos3.engine.request import starting_noise
+from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
+from strands_cosmos3.training.rl.exploration import Exploration, group_of
+from strands_cosmos3.training.rl.groups import rated
+from strands_cosmos3.training.rl.learner import Learner
+from strands_cosmos3.training.rl.objectives import errors, weights_of
+from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.rl.rollout import RolloutWorker
+from strands_cosmos3.types import ActionChunk
+
+DROID = get_embodiment("droid")
+SIGMAS = (0.9998, 0.9091, 0.7143)
+"""Of the bundled policy's sampler."""
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_the_optimum_of_two_gaussians_is_the_old_velocity_and_twice_the_advantage(sigma, beta):
+    """DiffusionNFT's closed form, against the minimum over smooth functions of x_t; integrals over
+    both modes and the noise are sums (Gauss-Hermite).
+    """
+    nodes, mass = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(80))
+    means, width = torch.tensor([-1.0, 1.0], dtype=torch.float64), 0.3
+    x0 = (means[:, None, None] + width * nodes[:, None]).expand(2, 80, 80).reshape(2, -1)
+    eps = nodes.expand(2, 80, 80).reshape(2, -1)
+    mass = (mass[:, None] * mass).expand(2, 80, 80).reshape(2, -1) / mass.sum() ** 2
+    r = torch.tensor([0.0, 1.0], dtype=torch.float64)[:, None].expand_as(x0)
+    x = (1 - sigma) * x0 + sigma * eps
+    of_mode = torch.distributions.Normal(
+        (1 - sigma) * means, ((1 - sigma) ** 2 * width**2 + sigma**2) ** 0.5
+    )
+    posterior = torch.softmax(of_mode.log_prob(x[..., None]), -1)  # of the modes, given x
+    gain = (1 - sigma) * width**2 / ((1 - sigma) ** 2 * width**2 + sigma**2)
+    x0_of_mode = means + gain * (x[..., None] - (1 - sigma) * means)
+    v_of_mode = (x[..., None] - x0_of_mode) / sigma
+    v_old = (posterior * v_of_mode).sum(-1)
+    delta = posterior[..., 1] * (v_of_mode[..., 1] - v_old)  # E[(r - 1/2) (v - v_old) | x]
+    flat = [t.reshape(-1, 1) for t in (x, v_old, eps - x0)]
+    centres = torch.linspace(float(x.min()), float(x.max()), 40, dtype=torch.float64)
+    space = float(centres[1] - centres[0])
+    features = torch.exp(-0.5 * ((flat[0] - centres) / (1.5 * space)) ** 2)
+
+    def loss(weights):
+        v_theta = flat[1] + features @ weights[:, None]
+        return errors("nft", v_theta, flat[1], flat[2], r.reshape(-1), beta) @ mass.reshape(-1)
+
+    zero = torch.zeros(len(centres), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(loss(zero), zero)
+    curvature = torch.autograd.functional.hessian(loss, zero.detach())
+    weights = -torch.linalg.lstsq(curvature, slope[:, None], driver="gelsd").solution
+    learnt = (flat[1] + features @ weights).detach().reshape(x.shape)
+    optimum = v_old + 2 / beta * delta
+
+    def size(values):
+        return float((mass * values**2).sum().sqrt())
+
+    assert size(learnt - optimum) / size(optimum) < 1e-2
+    assert size(optimum - v_old) / size(v_old) > 0.05, "there is something to learn"
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_a_chunk_of_one_half_pulls_the_old_policy_nowhere(beta):
+    v_old, v = torch.randn(2, 4, 16, 10, dtype=torch.float64)
+    v_theta = v_old.clone().requires_grad_()
+    errors("nft", v_theta, v_old, v, torch.full((4,), 0.5), beta).sum().backward()
+    assert v_theta.grad.abs().max() < 1e-12
+    errors("nft", v_theta, v_old, v, torch.ones(4), beta).sum().backward()
+    assert v_theta.grad.abs().max() > 1e-3
+
+
+def test_ratings_have_a_mean_of_one_half_in_each_group_that_tells_chunks_apart():
+    rewards = np.random.default_rng(0).normal(0, [[1.0], [0.01], [0.0]], (3, 9))
+    rewards[0, 3] = 50.0
+    rating, tells = rated(rewards)
+    assert tells.tolist() == [True, True, False]
+    np.testing.assert_allclose(rating.mean(1), 0.5)
+    assert 0.0 <= rating.min() <= rating.max() <= 1.0
+    assert rating[0].argmax() == 3
+    for algorithm in ("awfm", "rft"):
+        np.testing.assert_allclose(weights_of(algorithm, rating).mean(1), 1.0)
+    best = weights_of("rft", rating)[:2]
+    assert (np.count_nonzero(best, axis=1) == 1).all()
+    assert (best.argmax(1) == rewards[:2].argmax(1)).all()
+
+
+def chunk(seed: int = 0) -> ActionChunk:
+    rows = np.random.default_rng(seed).normal(0, 0.2, (16, 10))
+    rows[:, 9] = 0.9
+    return ActionChunk(rows, DROID.action_space("midtrain"), DROID)
+
+
+def test_a_groups_chunks_are_antithetic_around_the_policys_own():
+    how = Exploration(pairs=6, shift_m=0.02, turn_rad=0.05, grasp=0.0)
+    own, anchors = chunk(), {"arm": np.eye(4)}
+    rows = group_of(own, anchors, how, np.random.default_rng(1))
+    assert len(rows) == 13
+    assert rows[0] is own.action
+    poses = [
+        decode_limbs(ActionChunk(each, own.action_space, DROID), anchors).by_limb["arm"]
+        for each in rows
+    ]
+    centre = poses[0].T_base_frame[-1]
+    ends = np.array([np.linalg.inv(centre) @ each.T_base_frame[-1] for each in poses[1:]])
+    turns = ends[:, :3, :3]
+    np.testing.assert_allclose(ends[0::2, :3, 3], -ends[1::2, :3, 3], atol=1e-9)
+    np.testing.assert_allclose(turns[0::2] @ turns[1::2], np.tile(np.eye(3), (6, 1, 1)), atol=1e-6)
+    assert 0.01 < ends[:, :3, 3].std() < 0.035
+    first = np.array([each.T_base_frame[0] - poses[0].T_base_frame[0] for each in poses[1:]])
+    assert np.abs(first[:, :3, 3]).max() < 0.002, "an offset grows smoothly from the anchor"
+
+
+def test_some_pairs_close_or_open_the_fingers_at_another_row():
+    how = Exploration(pairs=4, shift_m=0.01, turn_rad=0.0, grasp=1.0)
+    rows = group_of(chunk(), {"arm": np.eye(4)}, how, np.random.default_rng(2))
+    fingers = np.array([each[:, 9] for each in rows[1:]])
+    closing, opening = fingers[0::2], fingers[1::2]
+    assert (closing[:, -1] == -1).all()
+    assert (opening[:, -1] == 1).all()
+    assert len({int(row.argmin()) for row in closing}) > 1
+
+
+@pytest.fixture(scope="module")
+def explored():
+    """The settings, a worker and an episode on another mount of the camera."""
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 2.5}
+    settings = make_settings(options | {"seeds": 2})
+    worker = RolloutWorker(settings)
+    yield settings, worker, worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
+    worker.close()
+
+
+def learner(settings, **options) -> Learner:
+    checkpoint = Checkpoint.open(locate(settings.policy.model))
+    return Learner(checkpoint, DROID, RLConfig(steps=2, batch=5, **options))
+
+
+def test_an_episode_is_the_same_again(explored):
+    settings, worker, episode = explored
+    again = worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
+    for ours, theirs in zip(again.groups, episode.groups, strict=True):
+        np.testing.assert_array_equal(ours.rows, theirs.rows)
+        np.testing.assert_array_equal(ours.rewards, theirs.rewards)
+        np.testing.assert_array_equal(ours.latents, theirs.latents)
+    group = episode.groups[0]
+    assert group.rows.shape == (5, 16, 10)
+    assert (group.latents != group.plain).any()
+    assert np.ptp(group.rewards) > 0
+
+
+def test_windows_are_what_the_engine_read(explored):
+    """The sampler on the training's velocities answers the chunk that the engine answered."""
+    settings, _, episode = explored
+    learn, group = learner(settings), episode.groups[0]
+    learn.take(episode.groups, {}, 0)
+    batch = learn._batch(np.array([0]), np.array([0]), plain=False)
+    schedule = learn._checkpoint.scheduler.schedule(3, 5.0, False)
+    seed, config = settings.plan()[0].noise_seed(None), learn.policy.transformer.config
+    rows = starting_noise(None, seed, (17, config.action_dim), "noise")[None]
+    noised = add_noise(batch, config, FlowConfig(), torch.Generator(), torch.ones(1))
+    free = torch.zeros_like(noised.action)
+    free[:, 1:, :10] = 1
+    action = UniPC(torch.where(free > 0, rows, noised.action), unipc_coefficients(schedule))
+    with torch.no_grad():
+        for sigma in learn.sigmas:
+            state = replace(noised, action=action.sample, sigma=sigma[None])
+            action.step(predicted(learn.policy, batch, state)[1] * free)
+    np.testing.assert_allclose(action.sample[0, 1:, :10], group.rows[0], atol=2e-4)
+
+
+def test_the_first_step_begins_at_the_policy_that_sampled(explored):
+    settings, _, episode = explored
+    learn = learner(settings, kl_beta=1e-4)
+    learn.take(episode.groups, {}, 0)
+    assert learn.kept == len(episode.groups)
+    loss, metrics = learn.loss(0)
+    assert float(metrics["old_deviation"]) == 0
+    assert float(metrics["kept_deviation"]) == 0
+    loss.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in learn.policy.parameters())
+
+
+def test_an_iteration_without_a_difference_changes_nothing(explored):
+    settings, _, episode = explored
+    learn = learner(settings)
+    learn.take([replace(g, rewards=np.zeros(5)) for g in episode.groups], {}, 0)
+    assert (learn.kept, learn.dropped) == (0, len(episode.groups))
+    loss, _ = learn.loss(0)
+    loss.backward()
+    assert all(not p.grad.any() for p in learn.policy.parameters() if p.grad is not None)
+
+
+def test_new_weights_reach_a_running_engine(explored):
+    settings, worker, episode = explored
+    learn = learner(settings)
+    weights = {name: p.detach().numpy() for name, p in learn.policy.named_parameters()}
+    plan, how = settings.plan()[0], Exploration(1, 0.02, 0.03, 0.0)
+    before = worker.explore(plan, how, 1).groups[0].rows[0]
+    np.testing.assert_array_equal(before, episode.groups[0].rows[0])
+    worker.take_weights({**weights, "b_out": weights["b_out"] + 0.1})
+    assert np.abs(worker.explore(plan, how, 1).groups[0].rows[0] - before).max() > 0.01
+    worker.take_weights(weights)
+    np.testing.assert_array_equal(worker.explore(plan, how, 1).groups[0].rows[0], before)
+
+
+def test_a_task_without_a_potential_is_refused():
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    world = f"{Path(__file__).parents[1] / 'helpers/silent_world.py'}:SilentTable"
+    settings = make_settings({"model": model, "tasks": "pick", "seeds": 1, "world": world})
+    with pytest.raises(ConfigError, match=r"'pick'.*no potential"):
+        RolloutWorker(settings)

@@ -1,0 +1,107 @@
+"""Whole runs of reinforcement learning: the same weights with any number of workers, and after
+kill -9.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mujoco")
+pytest.importorskip("ray")
+
+import torch
+
+from strands_cosmos3.cli import main
+from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.training.loop import read_curve
+from strands_cosmos3.training.state import read_state
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.training.rl.controller import ReinforcementLearning
+from strands_cosmos3.training.rl.options import RLConfig
+
+folder, workers, until, staleness = sys.argv[1], *map(int, sys.argv[3:6])
+options = {"model": sys.argv[2], "tasks": "pick", "conditions": "mount=4", "duration": 2.0}
+config = RLConfig(episodes=2, pairs=1, steps=2, batch=6, evaluate_episodes=1, staleness=staleness)
+learning = ReinforcementLearning(make_settings(options), Path(folder), config)
+learning.run(1e9, workers, until=until)
+"""
+
+
+def command(folder: Path, workers: int, until: int, staleness: int = 1) -> list[str]:
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    numbers = map(str, (workers, until, staleness))
+    return [sys.executable, "-c", PROGRAM, str(folder), model, *numbers]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state, _ = read_state(folder)
+    return {**state["model"], **{f"average.{name}": t for name, t in state["ema"].items()}}
+
+
+def require_equal(folder: Path, other: Path) -> None:
+    ours, theirs = weights(folder), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    figures = [
+        [{n: v for n, v in line.items() if n not in ("seconds", "rollout_cpu_s")} for line in curve]
+        for curve in (read_curve(path / "rollouts.jsonl") for path in (folder, other))
+    ]
+    assert figures[0] == figures[1]
+
+
+def test_two_workers_that_are_interrupted_learn_the_same_as_one(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(command(one, 1, 2), check=True)
+    subprocess.run(command(two, 2, 1), check=True)
+    subprocess.run(command(two, 2, 2), check=True)
+    require_equal(one, two)
+    assert (one / "checkpoint/transformer").is_dir()
+    assert (one / "films/after-0.mp4").stat().st_size > 1000
+    assert "mount=4" in (one / "checkpoint/README.md").read_text()
+    lines = read_curve(one / "rollouts.jsonl")
+    assert [line["staleness"] for line in lines] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_ten_points_learns_the_same(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(whole, 1, 6), check=True)
+    rng = random.Random(0)
+    for _ in range(10):
+        process = subprocess.Popen(command(killed, 1, 6), start_new_session=True)
+        time.sleep(rng.uniform(8, 40))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command(killed, 1, 6), check=True)
+    ours, theirs = weights(killed), weights(whole)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--conditions", "mount=1,mount=2"), "one condition"),
+        (("--grasp", "1.5"), "--grasp must be a fraction"),
+        (("--budget", "0"), "--budget"),
+        (("--pairs", "0"), "--pairs"),
+        (("--task", "pack"), "pack"),
+        (("--keep", "-1"), "--keep"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused_in_one_line(tmp_path, capsys, flags, message):
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    assert main(["rl", "--out", str(tmp_path / "run"), "--model", model, *flags]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
