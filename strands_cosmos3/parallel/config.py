@@ -53,8 +53,8 @@ class ParallelConfig:
             raise ConfigError(
                 f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2."
             )
-        require_type(self.world_size, int | None, "world_size")
-        if self.world_size not in (None, self.ranks):
+        is_number = isinstance(self.world_size, int | None)
+        if not is_number or self.world_size not in (None, self.ranks):
             raise ConfigError(
                 f"world_size is {self.world_size!r}; tp_size={self.tp_size} x cfg_size="
                 f"{self.cfg_size} makes {self.ranks}: leave world_size out, or correct it."
