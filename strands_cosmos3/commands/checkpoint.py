@@ -24,7 +24,7 @@ class Checkpoint:
     """Inspect a checkpoint of any format, or convert it.
 
     Formats: the released layout, exports and training runs (DCP) of cosmos-framework, LeRobot
-    policies, ModelOpt FP8, and deltas and LoRA adapters on a base. docs/formats.md explains
+    policies, ModelOpt FP8, INT8, and deltas and LoRA adapters on a base. docs/formats.md explains
     contracts, which say what the actions mean.
     """
 
@@ -44,6 +44,10 @@ class Checkpoint:
     """Format that convert writes."""
     dtype: Literal["stored", "bfloat16", "float32"] = "stored"
     """Type of the weights that convert writes; stored keeps each one's own."""
+    quantize: Literal["int8"] | None = None
+    """Store the generation tower's linear layers in 8 bits."""
+    quantize_text: bool = False
+    """Store the text tower's so too."""
     json: Path | None = None
     """Write what inspect prints to this JSON file."""
 
@@ -84,6 +88,7 @@ class Checkpoint:
         from strands_cosmos3.engine.checkpoint import Checkpoint as Opened
         from strands_cosmos3.engine.formats.convert import convert
         from strands_cosmos3.engine.formats.detect import open_layout
+        from strands_cosmos3.engine.options import EngineOptions
 
         if self.out is None:
             raise ConfigError("convert needs --out, a new folder.")
@@ -94,6 +99,9 @@ class Checkpoint:
         def shown(name: str, number: int, count: int) -> None:
             console.print(f"{number}/{count} {name}", highlight=False)
 
-        convert(opened, self.out, self.to, self.dtype, shown)
+        quantize = None
+        if self.quantize is not None or self.quantize_text:
+            quantize = EngineOptions(quantize=self.quantize, quantize_text=self.quantize_text)
+        convert(opened, self.out, self.to, self.dtype, shown, quantize=quantize)
         console.print(f"wrote {self.out}", highlight=False)
         return 0

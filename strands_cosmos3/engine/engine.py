@@ -602,11 +602,8 @@ class Cosmos3Engine(Closeable):
         return rope_tables(positions, self.config, self.device, self.dtype)
 
     def _prefill(self, ids: tuple[int, ...]) -> TextKV:
-        tower = self.transformer.text.to(self.device)
-        text = tower(torch.tensor(ids, device=self.device), self._rope(text_positions(len(ids))))
-        if self.options.offload_text:
-            tower.to("cpu")
-        return text
+        ids_S = torch.tensor(ids, device=self.device)
+        return self.transformer.text(ids_S, self._rope(text_positions(len(ids))))
 
     @staticmethod
     def _side_by_side(heads: Sequence[ActionHead]) -> ActionHead:

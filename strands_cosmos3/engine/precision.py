@@ -18,6 +18,7 @@ from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
 
 Family = Literal["int8", "fp8"]
+STORED_DTYPES: Mapping[Family, str] = {"fp8": "F8_E4M3", "int8": "I8"}
 MODES = ("a16", "native")
 
 
@@ -127,6 +128,11 @@ class EightBit:
     family: Family
     scales: Mapping[str, StoredScale] = field(repr=False)
     policy: StepPolicy | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Their type as safetensors calls it."""
+        return STORED_DTYPES[self.family]
 
     def renamed(self, names: Mapping[str, str]) -> EightBit:
         """The same under other names, new -> old; the others are left out."""

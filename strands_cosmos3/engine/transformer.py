@@ -15,7 +15,8 @@ rounding is kept for bfloat16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -292,22 +293,46 @@ class TextTower(nn.Module):
         )
 
     def forward(self, ids_S: torch.Tensor, rope: Rope) -> TextKV:
-        """Keys and values of one prompt [S], or of several [B, S] that are padded at their ends."""
-        x_SD = self.embed_tokens(ids_S)
+        """Keys and values of one prompt [S], or of several [B, S] that are padded at their ends.
+
+        Weights that are kept elsewhere than ``ids_S`` come to its device one layer at a time.
+        """
+        device = ids_S.device
+        with on_device(self.embed_tokens, device):
+            x_SD = self.embed_tokens(ids_S)
         layers_kv = []
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            normed = layer.at("attention_norm")(x_SD)
-            k_Skd = layer.keys(normed)
-            v_kSd = layer.values(normed)
-            k_gen_kSd = rotate(layer.at("k_norm_for_gen")(k_Skd), rope).transpose(-3, -2)
-            layers_kv.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
-            if i + 1 < len(self.layers):
-                k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
-                x_SD = layer.finish(
-                    x_SD, grouped_attention(layer.queries(normed, rope), k_kSd, v_kSd, causal=True)
-                )
+            with on_device(layer, device):
+                normed = layer.at("attention_norm")(x_SD)
+                k_Skd = layer.keys(normed)
+                v_kSd = layer.values(normed)
+                k_gen_kSd = rotate(layer.at("k_norm_for_gen")(k_Skd), rope).transpose(-3, -2)
+                layers_kv.append((k_gen_kSd.contiguous(), v_kSd.contiguous()))
+                if i + 1 < len(self.layers):
+                    k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
+                    q_hSd = layer.queries(normed, rope)
+                    x_SD = layer.finish(x_SD, grouped_attention(q_hSd, k_kSd, v_kSd, causal=True))
         return TextKV(tuple(layers_kv))
+
+
+@contextmanager
+def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Copies of a module's weights on a device, where they are elsewhere."""
+    kept = [
+        (owner, name, parameter)
+        for owner in module.modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+        if parameter.device != device
+    ]
+    for owner, name, parameter in kept:
+        copied = nn.Parameter(parameter.to(device), requires_grad=False)
+        owner.register_parameter(name, copied)
+    try:
+        yield
+    finally:
+        for owner, name, parameter in kept:
+            owner.register_parameter(name, parameter)
 
 
 class GenerationTower(nn.Module):

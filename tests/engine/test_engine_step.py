@@ -12,6 +12,7 @@ from helpers.cosmos3_oracle import CHUNK, Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import pixel_to_latent_shape
+from strands_cosmos3.engine.transformer import on_device
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
@@ -163,6 +164,14 @@ def test_offloading_the_text_tower_changes_no_bit(checkpoints):
         moved.step(asked)["action"],
         engine(checkpoints["relu2"], torch.float32).step(asked)["action"],
     )
+
+
+def test_an_offloaded_layer_visits_the_device_and_stays_where_it_is():
+    layer, device = torch.nn.Linear(3, 2), torch.device("meta")
+    kept = dict(layer.named_parameters())
+    with on_device(layer, device):
+        assert {parameter.device for parameter in layer.parameters()} == {device}
+    assert all(kept[name] is parameter for name, parameter in layer.named_parameters())
 
 
 def test_seeds(checkpoints, seeded):

@@ -16,6 +16,7 @@ from diffusers.pipelines.cosmos.mixed_precision import (
     apply_cosmos3_mixed_precision_step,
     parse_diffusion_step_policy,
 )
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,6 +24,8 @@ from helpers import checkpoint_formats as formats
 from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.convert import convert
+from strands_cosmos3.engine.formats.inspect import inspect, lines_of
 from strands_cosmos3.engine.options import QUANTIZE, EngineOptions
 from strands_cosmos3.engine.precision import StepPolicy, StoredScale
 from strands_cosmos3.engine.preflight import kept_bytes
@@ -380,3 +383,135 @@ def test_without_a_policy_every_step_is_in_w8a8(checkpoints, tmp_path):
         assert not any(m.a16 for m in model.transformer.modules() if isinstance(m, Fp8Linear))
         whole = asked(checkpoints["silu"])
         assert 1e-3 < apart(model.step(whole)["action"], other.step(whole)["action"]) < 1
+
+
+def edited(folder, name, **changes):
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+NUMBERS = {"num_bits": 8, "type": "float", "dynamic": False}
+GROUPS = {
+    "group_0": {"weights": NUMBERS, "input_activations": NUMBERS, "targets": ["Linear"]},
+}
+
+
+def as_files_differ(folder):
+    """The same weights as other tools write them."""
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    )
+    stated = json.loads((folder / "transformer/config.json").read_text())["quantization_config"]
+    edited(
+        folder,
+        "transformer/config.json",
+        quantization_config={**stated, "quant_algo": "FP8", "config_groups": GROUPS, "ignore": []},
+    )
+    for path in (folder / "transformer").glob("*.safetensors"):
+        stored = load_file(path)
+        for i, name in enumerate(sorted(stored)):
+            if name.endswith("_scale"):
+                stored[name] = stored[name].reshape([(), (1,), (1, 1)][i % 3])
+        save_file(stored, path)
+    index = next((folder / "transformer").glob("*.index.json"))
+    names = json.loads(index.read_text())["weight_map"]
+    path = folder / "transformer" / next(iter(names.values()))
+    buffer = "layers.0.mlp.up_proj.input_quantizer._amax"
+    save_file({**load_file(path), buffer: torch.ones(())}, path)
+    edited(folder / "transformer", index.name, weight_map={**names, buffer: path.name})
+
+
+def test_fp8_as_other_tools_write_it(checkpoints, tmp_path):
+    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c")
+    with loaded(folder) as model:
+        expected = model.step(asked(checkpoints["silu"]))["action"]
+    as_files_differ(folder)
+    with loaded(folder) as model:
+        assert torch.equal(model.step(asked(checkpoints["silu"]))["action"], expected)
+    report = inspect(folder)
+    assert report["skipped"]["names"] == ["layers.0.mlp.up_proj.input_quantizer._amax"]
+    assert report["quantised"]["stored"] == "fp8"
+    assert report["quantised"]["weights"] == 3 * 14
+    assert report["parts"]["generation tower"]["dtypes"]["F8_E4M3"] > 0
+    text = "\n".join(lines_of(report))
+    assert "42 weights in fp8" in text
+    assert "the first 3 and the last 3 steps in W8A16" in text
+    assert "int8 or fp8 with offload_text" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("hf_quant_config.json", {"quant_algo": "NVFP4"}, "NVFP4"),
+        ("hf_quant_config.json", {"config_groups": {"g": {"weights": {"num_bits": 4}}}}, "4"),
+        ("hf_quant_config.json", {"config_groups": {"g": {"targets": ["Conv2d"]}}}, "targets"),
+        ("hf_quant_config.json", {"config_groups": []}, None),
+        ("hf_quant_config.json", {"config_groups": [1]}, "JSON objects"),
+        ("hf_quant_config.json", {"runtime": {"kv_cache": 1}}, "kv_cache"),
+        ("transformer/config.json", {"quantization_config": "FP8"}, "JSON objects"),
+    ],
+    ids=str,
+)
+def test_what_a_config_may_say(checkpoints, tmp_path, name, changes, message):
+    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c")
+    edited(folder, name, **changes)
+    report = inspect(folder)
+    assert (report["verdict"] == "LayoutError") == (message is not None)
+    assert (message or "") in report.get("problem", "")
+
+
+def test_a_missing_config_is_named(checkpoints, tmp_path):
+    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", None)
+    (folder / "hf_quant_config.json").unlink()
+    assert "hf_quant_config.json, which is missing" in inspect(folder)["problem"]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_converted_file_is_what_quantising_at_load_makes(checkpoints, tmp_path, text):
+    options = EngineOptions(quantize="int8", quantize_text=text)
+    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
+    made = convert(opened, tmp_path / "c", shard_bytes=200_000, quantize=options)
+    stated = json.loads((made / "transformer/config.json").read_text())["quantization_config"]
+    assert stated["recipe"]["layers"] == sorted(stated["errors"])
+    assert all(0.001 < error < 0.02 for error in stated["errors"].values())
+    whole = asked(checkpoints["silu"])
+    with loaded(made) as model, loaded(checkpoints["silu"], **vars_of(options)) as other:
+        expected = other.step(whole)["action"]
+        assert torch.equal(model.step(whole)["action"], expected)
+        assert model.kept_bytes == other.kept_bytes
+    with loaded(made, quantize="int8-weights") as model:
+        assert apart(model.step(whole)["action"], expected) > 0
+    assert inspect(made)["quantised"]["stored"] == "int8"
+    files = [path for path in made.rglob("*.safetensors") if path.parent.name == "transformer"]
+    assert len(files) > 2
+
+
+def vars_of(options):
+    return {"quantize": options.quantize, "quantize_text": options.quantize_text}
+
+
+def test_an_interrupted_conversion_keeps_its_errors(checkpoints, tmp_path):
+    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
+    options = EngineOptions(quantize="int8")
+
+    def stop(_, number, count):
+        if number == count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(opened, tmp_path / "c", on_file=stop, shard_bytes=200_000, quantize=options)
+    for name, folder in (("c", tmp_path / "c"), ("d", tmp_path / "d")):
+        convert(opened, folder, shard_bytes=200_000, quantize=options)
+        assert folder.name == name
+    one, other = (
+        json.loads((tmp_path / name / "transformer/config.json").read_text()) for name in "cd"
+    )
+    assert one == other
+    assert len(one["quantization_config"]["errors"]) == 21
+
+
+def test_only_int8_is_written(checkpoints, tmp_path):
+    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
+    for scheme, to in (("fp8", "released"), ("int8", "lerobot")):
+        with pytest.raises(ConfigError, match="only int8 is written"):
+            convert(opened, tmp_path / "c", to, quantize=EngineOptions(quantize=scheme))

@@ -20,9 +20,12 @@ from safetensors.torch import save_file
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
 from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete
+from strands_cosmos3.engine.formats.eight_bit import STATED, Quantised
 from strands_cosmos3.engine.formats.layout import CONFIG_FILES
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.metadata import METADATA
+from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.engine.quantised import linears
 from strands_cosmos3.engine.weight_files import (
     STEM,
     TORCH_DTYPES,
@@ -120,22 +123,30 @@ def convert(
     dtype: StoredDtype = "stored",
     on_file: Callable[[str, int, int], None] = lambda *_: None,
     shard_bytes: int = SHARD_BYTES,
+    quantize: EngineOptions | None = None,
 ) -> Path:
     """Write a checkpoint to the new folder ``out`` and return it. A conversion that was interrupted
     goes on where it was.
 
     Args:
-        dtype: Of matrices; ``stored`` keeps each tensor's own (FP8 becomes float32). The time
+        dtype: Of matrices; ``stored`` keeps each tensor's own (8-bit ones become float32). The time
             embedder is float32 in any case.
+        quantize: Options with ``int8``, which store linear layers in 8 bits; None stores none so.
         on_file: Called before each file with its name, its number and their count.
 
     Raises:
-        ConfigError: ``out`` exists, or holds an unfinished conversion of something else.
+        ConfigError: ``out`` exists, or holds an unfinished conversion of something else; or
+            quantised weights were asked for in another form.
         ContractError: A LeRobot folder cannot say what the checkpoint's actions mean.
         CheckpointError, StorageError: A weight cannot be read, or a file not be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already; choose another --out.")
+    if quantize is not None and (to, quantize.quantize) != ("released", "int8"):
+        raise ConfigError(
+            f"quantize {quantize.quantize!r} as {to!r}: only int8 is written, in the released "
+            "layout."
+        )
     if to == "lerobot":
         require_complete(checkpoint.metadata, (), checkpoint.root)
         if lost := [name for name in ("state", "policy_frames") if checkpoint.metadata.get(name)]:
@@ -150,9 +161,13 @@ def convert(
         "dtype": dtype,
         "shard_bytes": shard_bytes,
     }
-    digests = _finished_files(hidden, conversion)
+    weights = checkpoint.weights
+    if quantize is not None:
+        weights = Quantised(weights, linears(checkpoint.config, quantize.quantize_text))
+        conversion["quantized"] = sorted(weights.names)
+    digests, errors = _finished_files(hidden, conversion)
     files = (
-        _released_files(checkpoint, dtype, shard_bytes)
+        _released_files(checkpoint, weights, dtype, shard_bytes)
         if to == "released"
         else _lerobot_files(checkpoint, dtype)
     )
@@ -161,9 +176,12 @@ def convert(
         path = hidden / name
         if not path.exists() or digests.get(name) != sha256(path):
             digests[name] = write_safetensors(path, planned)
-            write_json(hidden / PROGRESS, {"what": conversion, "files": digests})
+            errors |= weights.errors if isinstance(weights, Quantised) else {}
+            progress = {"what": conversion, "files": digests, "errors": errors}
+            write_json(hidden / PROGRESS, progress)
     if to == "released":
-        _describe_released(checkpoint, hidden, files, digests)
+        stated = weights.described(errors) if isinstance(weights, Quantised) else None
+        _describe_released(checkpoint, hidden, files, digests, stated)
     else:
         _describe_lerobot(checkpoint, hidden)
     (hidden / PROGRESS).unlink()
@@ -174,18 +192,22 @@ def convert(
     return out
 
 
-def _finished_files(folder: Path, conversion: Mapping[str, Any]) -> dict[str, str]:
-    """The finished files of an interrupted conversion, with their digests."""
+def _finished_files(
+    folder: Path, conversion: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, float]]:
+    """The finished files of an interrupted conversion, with their digests, and the errors of
+    quantised weights.
+    """
     for left in folder.rglob(UNFINISHED):  # by a process that was killed
         left.unlink()
     if not (folder / PROGRESS).exists():
-        return {}
+        return {}, {}
     progress = read_json(folder / PROGRESS, ConfigError, "Remove it to start anew.")
     if progress.get("what") != conversion:
         raise ConfigError(
             f"{folder} holds an unfinished conversion of something else; remove it to start anew."
         )
-    return progress["files"]
+    return progress["files"], progress["errors"]
 
 
 def _identity(checkpoint: Checkpoint) -> list[Any]:
@@ -200,6 +222,8 @@ def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list
     planned = []
     for key in sorted(source.shapes):
         kept = _NAMES.get(dtype, source.dtypes[key])
+        if isinstance(source, Quantised) and key.removesuffix("_scale") in source.names:
+            kept = source.dtypes[key]
         if key.startswith("time_embedder.") and dtype != "stored":
             kept = "F32"
         planned.append(Planned(f"{prefix}{key}", kept, source, key))
@@ -207,10 +231,10 @@ def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list
 
 
 def _released_files(
-    checkpoint: Checkpoint, dtype: StoredDtype, shard_bytes: int
+    checkpoint: Checkpoint, weights: WeightSource, dtype: StoredDtype, shard_bytes: int
 ) -> dict[str, list[Planned]]:
     files: dict[str, list[Planned]] = {}
-    sources = {"transformer": checkpoint.weights, "vae": checkpoint.vae_weights}
+    sources = {"transformer": weights, "vae": checkpoint.vae_weights}
     if checkpoint.preview is not None:
         sources["preview_decoder"] = checkpoint.preview[1]
     for folder, source in sources.items():
@@ -226,6 +250,7 @@ def _describe_released(
     out: Path,
     files: Mapping[str, list[Planned]],
     digests: Mapping[str, str],
+    quantization: Mapping[str, Any] | None,
 ) -> None:
     layout = checkpoint.layout
     for folder in ("transformer", "vae"):
@@ -253,6 +278,8 @@ def _describe_released(
         "model_index.json": layout.model_index(),
         METADATA: {"strands_cosmos3": ours},
     }
+    if quantization is not None:
+        contents[CONFIG_FILES["transformer"]] |= {STATED: quantization}
     for name, content in contents.items():
         if content:
             write_json(out / name, content)

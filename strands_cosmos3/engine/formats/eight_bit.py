@@ -13,7 +13,9 @@ Source of FP8: cosmos-framework 5eee9ed5 ``utils/generator/quantization.py``, Mo
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,14 @@ from strands_cosmos3.engine.formats.layout import (
     require_implemented,
 )
 from strands_cosmos3.engine.formats.sources import Renamed, Wanted
-from strands_cosmos3.engine.precision import EightBit, Family, StepPolicy, StoredScale
+from strands_cosmos3.engine.precision import (
+    STORED_DTYPES,
+    EightBit,
+    Family,
+    StepPolicy,
+    StoredScale,
+)
+from strands_cosmos3.engine.quantised import rounded, row_scales
 from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
@@ -45,7 +54,6 @@ _CONFIG = CONFIG_FILES["transformer"]
 _FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
 _QUANTIZERS = "_quantizer."
 _FAMILIES: Mapping[str, Family] = {"modelopt": "fp8", OURS: "int8"}
-_DTYPES: Mapping[Family, str] = {"fp8": "F8_E4M3", "int8": "I8"}
 _FREE = ("quantization", "producer", "exclude_modules", "ignore", "config_groups", "runtime")
 _IMPLEMENTED: Implemented = {
     "quant_method": tuple(_FAMILIES),
@@ -62,6 +70,7 @@ _NUMBERS: Implemented = {
     "symmetric": (True,),
     "dynamic": (False,),
 }
+_ROWS = 512  # of a weight that are compared at once
 _INSTEAD = (
     "Only ModelOpt's FP8 with one scale a tensor and this package's INT8 are read; take the BF16 "
     "checkpoint that it was made from."
@@ -86,7 +95,7 @@ def stated_blocks(root: Path) -> dict[str, Mapping[str, Any]]:
 class EightBitLayout(Layout):
     """A folder in the released layout with linear layers in 8 bits."""
 
-    format = "ModelOpt FP8"
+    format = "8-bit weights"
 
     def config(self, part: str) -> dict[str, Any]:
         config = super().config(part)
@@ -156,7 +165,7 @@ class Dequantized(WeightSource):
 
     def __init__(self, source: WeightSource, family: Family, policy: StepPolicy | None):
         self.source, self.folder = source, source.folder
-        dtype = _DTYPES[family]
+        dtype = STORED_DTYPES[family]
         self.quantized = tuple(sorted(k for k, stored in source.dtypes.items() if stored == dtype))
         self.skipped = tuple(key for key in source.shapes if _QUANTIZERS in key)
         of_weight = {f"{key}_scale": key for key in self.quantized}
@@ -211,3 +220,52 @@ def _widened(part: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """A part of a weight in float32; ``scale`` is one number, or one a row."""
     assert scale is not None
     return part.float().mul_(scale[:, None] if part.ndim == 2 else scale)
+
+
+class Quantised(WeightSource):
+    """Weights of which some are rounded to INT8 while they are read, each with its ``weight_scale``
+    beside it, [rows].
+
+    Attributes:
+        names: Names of those that are.
+        errors: By the name of a weight that was read: the RMS of what rounding changed, relative to
+            the weight's.
+    """
+
+    def __init__(self, source: WeightSource, names: frozenset[str]):
+        self.source, self.folder, self.names = source, source.folder, names
+        self.errors: dict[str, float] = {}
+        scales = {f"{name}_scale": source.shapes[name][:1] for name in names}
+        self.shapes = source.shapes | scales
+        self.dtypes = source.dtypes | dict.fromkeys(names, "I8") | dict.fromkeys(scales, "F32")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.source.files
+
+    def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, (name, index) in requests.items():
+            weight_name = name.removesuffix("_scale")
+            ((_, part),) = self.source.parts({key: (weight_name, index)})
+            if weight_name not in self.names:
+                yield key, part
+            elif name != weight_name:
+                yield key, row_scales(part, torch.int8)
+            else:
+                yield key, self._rounded(name, part)
+
+    def _rounded(self, name: str, weight_NK: torch.Tensor) -> torch.Tensor:
+        scale_N = row_scales(weight_NK, torch.int8)
+        small = rounded(weight_NK, scale_N, torch.int8)
+        changed, whole = 0.0, 0.0
+        blocks = [tensor.split(_ROWS) for tensor in (weight_NK, small, scale_N)]
+        for before, after, scale in zip(*blocks, strict=True):
+            changed += float((before.float() - _widened(after, scale)).square().sum())
+            whole += float(before.float().square().sum())
+        self.errors[name] = math.sqrt(changed / max(whole, sys.float_info.min))
+        return small
+
+    def described(self, errors: Mapping[str, float]) -> dict[str, Any]:
+        """``quantization_config`` of the weights: how they were made, and the error of each."""
+        recipe = {"weights": "one scale a row, absmax / 127", "layers": sorted(self.names)}
+        return {"quant_method": OURS, "quant_algo": "INT8", "recipe": recipe, "errors": errors}

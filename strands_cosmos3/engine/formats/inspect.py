@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.acting import rehearse
 from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
 from strands_cosmos3.engine.formats.detect import open_layout
-from strands_cosmos3.engine.preflight import kept_bytes, working_bytes
+from strands_cosmos3.engine.preflight import available_bytes, memory_forms, needed_bytes
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
@@ -89,6 +90,8 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
     weights = checkpoint.weights
     variant = checkpoint.variant
     skipped = checkpoint.layout.skipped
+    forms = memory_forms(partial(needed_bytes, checkpoint), checkpoint.config)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "variant": variant.name
         if variant.repo_id
@@ -99,10 +102,9 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
             "VAE": _part(checkpoint.vae_weights, checkpoint.vae_weights.shapes),
         },
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
-        "memory_gib": {
-            str(dtype).removeprefix("torch."): _gib(checkpoint, dtype)
-            for dtype in (torch.bfloat16, torch.float32)
-        },
+        "quantised": _quantised(checkpoint),
+        "memory_gib": {name: round(size / 2**30, 2) for name, size in forms.items()},
+        "free_gib": round(available_bytes(device) / 2**30, 2),
         "contract": {name: metadata[name] for name in FIELDS if metadata.get(name) is not None},
         "missing": list(lacking),
     }
@@ -120,7 +122,8 @@ def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
     numbers = 0
     size = 0
     for key in keys:
-        dtype = weights.dtypes[key]
+        small = weights.eight_bit
+        dtype = small.dtype if small and key in small.scales else weights.dtypes[key]
         count = math.prod(weights.shapes[key])
         stored[dtype] += 1
         numbers += count
@@ -133,9 +136,24 @@ def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _gib(checkpoint: Checkpoint, dtype: torch.dtype) -> float:
-    kept = kept_bytes(checkpoint, dtype, decoder=False, text=True)
-    return round((kept + working_bytes(checkpoint.config, dtype)) / 2**30, 2)
+def _quantised(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What is stored in 8 bits, with its bytes, and how it runs; None if nothing is."""
+    stored = checkpoint.weights.eight_bit
+    if stored is None:
+        return None
+    runs = "activations are rounded at every step"
+    if (policy := stored.policy) is not None:
+        runs = (
+            f"the first {policy.first_steps} and the last {policy.last_steps} steps in W8A16 "
+            f"(both at once: {policy.overlap}), others in W8A8; the text tower {policy.reasoner}"
+        )
+    size = sum(math.prod(checkpoint.weights.shapes[name]) for name in stored.scales)
+    return {
+        "stored": stored.family,
+        "weights": len(stored.scales),
+        "gib": round(size / 2**30, 3),
+        "runs": runs,
+    }
 
 
 def _sizes_of(config: TransformerConfig) -> str | None:
@@ -167,12 +185,16 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         )
     if (skipped := report.get("skipped", {})).get("weights"):
         lines.append(
-            f"skipped    {skipped['weights']} weights of a picture encoder, e.g. "
+            f"skipped    {skipped['weights']} that inference does not read, e.g. "
             f"{skipped['names'][0]}"
         )
     if "memory_gib" in report:
-        needed = ", ".join(f"{gib} GiB in {dtype}" for dtype, gib in report["memory_gib"].items())
-        lines.append(f"memory     about {needed}, without the VAE's decoder")
+        if (small := report["quantised"]) is not None:
+            what = f"{small['weights']} weights in {small['stored']}, {small['gib']} GiB"
+            lines.append(f"8 bits     {what}; {small['runs']}")
+        needed = ", ".join(f"{name} {gib} GiB" for name, gib in report["memory_gib"].items())
+        free = f"{report['free_gib']} GiB are free here"
+        lines.append(f"memory     about {needed}, without the VAE's decoder; {free}")
     for name, value in report.get("contract", {}).items():
         text = "(figures in the folder)" if isinstance(value, Mapping) else value
         lines.append(f"contract   {name} = {text}")
