@@ -357,7 +357,6 @@ class Cosmos3Engine(Closeable):
         for name, weight in weights.items():
             own[name].copy_(weight)
         self.text_cache.clear()
-        self._side_by_side.clear()
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Run one inference: :meth:`step_batch` of one request.

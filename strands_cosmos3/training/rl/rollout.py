@@ -28,6 +28,7 @@ from strands_cosmos3.training.rl.exploration import Exploration, group_of
 from strands_cosmos3.training.rl.groups import Group
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Request
 from strands_cosmos3.worlds import Session
+from strands_cosmos3.worlds.arms import ArmSession
 from strands_cosmos3.worlds.world import Executed
 
 _TICKS = 4  # between two looks at the goal
@@ -107,6 +108,8 @@ class RolloutWorker(AssignmentRunner):
         arguments = session.policy_arguments(assignment.policy_instruction)
         policy, _ = self._policies.policy(assignment.condition, arguments)
         assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
+        if isinstance(session, ArmSession):  # as in a run: rows that would collide hold the arm
+            policy.set_obstacles(session.robot.scene.obstacles)
         branched = policy.backend = BranchedBackend(policy.backend)
         policy.reset(assignment.noise_seed(None))
         cpu_s, duration_s, groups, spreads = time.process_time(), 0.0, list[Group](), list[float]()

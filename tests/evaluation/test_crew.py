@@ -1,0 +1,87 @@
+"""A crew's workers die, hang and fail; its jobs are done all the same, with the weights they name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+import numpy as np
+from ray import cloudpickle
+
+from strands_cosmos3.errors import ConfigError, EvaluationError
+from strands_cosmos3.evaluation.crew import Crew, CrewJob
+
+
+class Worker:
+    """Does things once that leave a mark in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.weights = folder, {"w": np.zeros(1)}
+
+    def take_weights(self, weights):
+        self.weights = weights
+
+    def answer(self, number: int) -> float:
+        return number + float(self.weights["w"][0])
+
+    def die(self, name: str, times: int) -> int:
+        marks = len(list(self.folder.glob(f"{name}*")))
+        if marks < times:
+            (self.folder / f"{name}{marks}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return marks
+
+    def hang(self) -> bool:
+        mark = self.folder / "hung"
+        if not mark.exists():
+            mark.touch()
+            time.sleep(600)
+        return True
+
+    def refuse(self) -> None:
+        raise ConfigError("this cannot be done.")
+
+
+@pytest.fixture
+def crew(tmp_path, local_ray):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+    crew = Crew(partial(Worker, tmp_path), 2, timeout_s=15.0)
+    try:
+        yield crew
+    finally:
+        crew.close()
+
+
+def test_jobs_survive_their_workers_and_name_their_weights(crew):
+    crew.publish(1, {"w": np.array([10.0])})
+    crew.publish(2, {"w": np.array([20.0])})
+    for k, version in enumerate((0, 1, 2, 1)):
+        crew.submit(CrewJob(("answer", k), "answer", (k,), version))
+    crew.submit(CrewJob("death", "die", ("death", 2), 1))
+    crew.submit(CrewJob("hang", "hang", (), 2))
+    assert [crew.result(("answer", k)) for k in range(4)] == [0, 11, 22, 13]
+    assert crew.result("death") == 2
+    assert crew.result("hang") is True
+    assert crew.deaths >= 3  # a slow start counts as a hang
+    crew.submit(CrewJob("late", "answer", (5,), 2))
+    assert crew.result("late") == 25
+
+
+def test_a_job_that_kills_its_workers_ends_the_run(crew):
+    crew.submit(CrewJob("always", "die", ("always", 99), 0))
+    with pytest.raises(EvaluationError, match="died 3 times"):
+        crew.result("always")
+
+
+def test_an_error_of_a_job_is_raised_where_its_result_is_awaited(crew):
+    crew.submit(CrewJob("refused", "refuse", (), 0))
+    with pytest.raises(ConfigError, match="cannot be done"):
+        crew.result("refused")
