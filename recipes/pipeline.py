@@ -72,11 +72,11 @@ def card_step(trained: str, card: Callable[[Path], str], *files: str) -> Pipelin
     """
 
     def work(folder: Path) -> None:
-        def fill(hidden: Path) -> None:
-            shutil.copytree(folder / trained, hidden, dirs_exist_ok=True)
+        def fill(unfinished: Path) -> None:
+            shutil.copytree(folder / trained, unfinished, dirs_exist_ok=True)
             for file in files:
-                shutil.copy(folder / file, hidden)
-            (hidden / "README.md").write_text(card(folder), encoding="utf-8")
+                shutil.copy(folder / file, unfinished)
+            (unfinished / "README.md").write_text(card(folder), encoding="utf-8")
 
         write_folder(folder / "checkpoint", fill)
 

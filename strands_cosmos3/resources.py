@@ -147,9 +147,9 @@ def require_creatable(path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
-        hidden = _hidden(path)
-        hidden.touch()
-        hidden.unlink()
+        unfinished = _unfinished(path)
+        unfinished.touch()
+        unfinished.unlink()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
@@ -157,7 +157,7 @@ def require_creatable(path: Path, name: str) -> None:
         ) from None
 
 
-def _hidden(path: Path) -> Path:
+def _unfinished(path: Path) -> Path:
     return path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
 
 
@@ -206,17 +206,17 @@ def write_whole(path: Path, write: Callable[[Path], object], previous: Path | No
     Raises:
         StorageError: It cannot be written. What was there before stays.
     """
-    hidden = _hidden(path)
+    unfinished = _unfinished(path)
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write(hidden)
-            _flush(hidden)
+            write(unfinished)
+            _flush(unfinished)
             if previous is not None and path.exists():
                 os.replace(path, previous)
-            os.replace(hidden, path)
+            os.replace(unfinished, path)
         finally:
-            hidden.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         _flush(path.parent)
 
 
@@ -236,25 +236,28 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     If the process is killed between the two renames, the next call restores the old folder first.
     Raises StorageError.
     """
-    hidden, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
+    unfinished, old = (path.with_name(f".{path.name}.{state}") for state in ("new", "old"))
     with storing(path):
         if old.exists() and not path.exists():
             os.replace(old, path)
-        for left in (hidden, old):
+        for left in (unfinished, old):
             shutil.rmtree(left, ignore_errors=True)
-        hidden.mkdir(parents=True)
+        unfinished.mkdir(parents=True)
         try:
-            write(hidden)
+            write(unfinished)
             if path.exists():
                 os.replace(path, old)
-            os.replace(hidden, path)
+            os.replace(unfinished, path)
         finally:
-            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value with :func:`write_whole`."""
     write_whole(
-        path, lambda hidden: hidden.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        path,
+        lambda unfinished: unfinished.write_text(
+            json.dumps(value, indent=1) + "\n", encoding="utf-8"
+        ),
     )

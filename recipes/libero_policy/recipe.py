@@ -163,7 +163,7 @@ def train_vae(
             print(f"vae {step}/{steps} {seen}", flush=True) if step % 50 == 0 else None
         )
     )
-    loop.take_average()
+    loop.adopt_average()
     vae.eval().requires_grad_(False)
     some = pictures[:: max(1, len(pictures) // 64)]
     latents = torch.cat(
@@ -209,16 +209,16 @@ def write_start(
         "label": label,
     }
 
-    def fill(hidden: Path) -> None:
-        shutil.copytree(source.root / "scheduler", hidden / "scheduler")
-        vae.save_pretrained(hidden / "vae")
-        shutil.copy(source.root / "model_index.json", hidden)
-        vocabulary = write_tokenizer(hidden / "text_tokenizer", sentences, phrases)
+    def fill(unfinished: Path) -> None:
+        shutil.copytree(source.root / "scheduler", unfinished / "scheduler")
+        vae.save_pretrained(unfinished / "vae")
+        shutil.copy(source.root / "model_index.json", unfinished)
+        vocabulary = write_tokenizer(unfinished / "text_tokenizer", sentences, phrases)
         config = {**source.layout.config("transformer"), "vocab_size": vocabulary}
-        write_json(hidden / "transformer/config.json", config)
+        write_json(unfinished / "transformer/config.json", config)
         weights = _start_weights(source, TransformerConfig.from_dict(config), seed)
-        write_weights(hidden / "transformer", weights, label=label)
-        write_json(hidden / "checkpoint.json", {"strands_cosmos3": ours})
+        write_weights(unfinished / "transformer", weights, label=label)
+        write_json(unfinished / "checkpoint.json", {"strands_cosmos3": ours})
 
     write_folder(folder, fill)
     return folder

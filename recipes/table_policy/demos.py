@@ -147,7 +147,7 @@ def unpack(root: Path, folder: Path, on_episode: Callable[[int, int], None] | No
                     on_episode(done, count)
                 yield record
 
-    write_folder(folder, lambda hidden: write_demos(hidden, records()))
+    write_folder(folder, lambda unfinished: write_demos(unfinished, records()))
 
 
 def _record(episode: Any, features: Mapping[str, Feature]) -> LabelledRecord:

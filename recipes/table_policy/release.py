@@ -173,17 +173,17 @@ def export(
         for key, tensor in released_weights(policy, typed, get_embodiment(DOMAIN).domain_id).items()
     }
 
-    def fill(hidden: Path) -> None:
-        write_json(hidden / "transformer/config.json", dict(config))
-        write_weights(hidden / "transformer", weights, label=label)
-        plain_vae(vae, dtype).save_pretrained(hidden / "vae")
+    def fill(unfinished: Path) -> None:
+        write_json(unfinished / "transformer/config.json", dict(config))
+        write_weights(unfinished / "transformer", weights, label=label)
+        plain_vae(vae, dtype).save_pretrained(unfinished / "vae")
         if preview is not None:
-            save_preview(preview, hidden, dtype)
-        shutil.copytree(tokenizer, hidden / "text_tokenizer")
-        write_json(hidden / "scheduler/scheduler_config.json", SCHEDULER)
-        write_json(hidden / "model_index.json", MODEL_INDEX)
-        ours["sha256"] = weight_digests(hidden)
-        write_json(hidden / "checkpoint.json", {"strands_cosmos3": ours})
+            save_preview(preview, unfinished, dtype)
+        shutil.copytree(tokenizer, unfinished / "text_tokenizer")
+        write_json(unfinished / "scheduler/scheduler_config.json", SCHEDULER)
+        write_json(unfinished / "model_index.json", MODEL_INDEX)
+        ours["sha256"] = weight_digests(unfinished)
+        write_json(unfinished / "checkpoint.json", {"strands_cosmos3": ours})
 
     write_folder(folder, fill)
     return folder
@@ -192,14 +192,14 @@ def export(
 def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Path:
     """Write a copy of a checkpoint with other weights of its VAE, atomically."""
 
-    def fill(hidden: Path) -> None:
+    def fill(unfinished: Path) -> None:
         shutil.copytree(
-            checkpoint.root, hidden, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae")
+            checkpoint.root, unfinished, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae")
         )
-        plain_vae(vae, torch.float16).save_pretrained(hidden / "vae")
-        metadata = json.loads((hidden / "checkpoint.json").read_text(encoding="utf-8"))
-        metadata["strands_cosmos3"]["sha256"] = weight_digests(hidden)
-        write_json(hidden / "checkpoint.json", metadata)
+        plain_vae(vae, torch.float16).save_pretrained(unfinished / "vae")
+        metadata = json.loads((unfinished / "checkpoint.json").read_text(encoding="utf-8"))
+        metadata["strands_cosmos3"]["sha256"] = weight_digests(unfinished)
+        write_json(unfinished / "checkpoint.json", metadata)
 
     write_folder(folder, fill)
     return folder

@@ -553,5 +553,5 @@ def _kept(path: Path, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
     """Return an array that a file keeps; it is made when it is first asked for."""
     if not path.exists():
         made = make()
-        write_whole(path, lambda hidden: np.save(hidden, made))
+        write_whole(path, lambda unfinished: np.save(unfinished, made))
     return np.load(path, mmap_mode="r")

@@ -186,7 +186,7 @@ class VaeTrainer:
         how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.loop_options, **options})
         loop = Loop(model, loss, how, self.folder / stage, muon_and_adamw(matrix_lr))
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
-        loop.take_average()
+        loop.adopt_average()
 
     def _with_latent_statistics(self, vae: Any) -> Any:
         """Record mean and standard deviation of the latents in the VAE's config, as a file keeps

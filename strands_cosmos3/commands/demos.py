@@ -187,10 +187,10 @@ def record_part(options: Recording, root: Path, first: int) -> None:
     """Record one part as a dataset, unless it exists, in a worker process."""
     if root.exists():
         return
-    hidden = root.with_name(f".{root.name}.unfinished")
-    shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted run
-    options.record(hidden, options.episodes_of(first))
-    os.replace(hidden, root)
+    unfinished = root.with_name(f".{root.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of an interrupted run
+    options.record(unfinished, options.episodes_of(first))
+    os.replace(unfinished, root)
 
 
 @cache

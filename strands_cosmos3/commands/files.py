@@ -50,7 +50,7 @@ def write_new(path: Path | None, text: str) -> None:
         return
     if path.exists():
         raise ConfigError(f"--out {str(path)!r} exists already; choose another file.")
-    write_whole(path, lambda hidden: hidden.write_text(f"{text}\n", encoding="utf-8"))
+    write_whole(path, lambda unfinished: unfinished.write_text(f"{text}\n", encoding="utf-8"))
     print(f"wrote {path}")
 
 

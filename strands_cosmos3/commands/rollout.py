@@ -179,15 +179,15 @@ class FileFlags:
             figures = [episode.to_dict() for episode in episodes]
             write_json(self.json, {"episodes": figures, "summary": summary, "versions": versions()})
         if npz := numbered(self.npz, episode.seed, many):
-            write_whole(npz, lambda hidden: episode.save_npz(str(hidden)))
+            write_whole(npz, lambda unfinished: episode.save_npz(str(unfinished)))
         if rrd := numbered(self.rrd, episode.seed, many):
             from strands_cosmos3.sim.rerun_export import save_rrd
 
-            write_whole(rrd, lambda hidden: save_rrd(episode, hidden))
+            write_whole(rrd, lambda unfinished: save_rrd(episode, unfinished))
         if plot := numbered(self.plot, episode.seed, many):
             from strands_cosmos3.sim.plot import plot_rollout
 
-            write_whole(plot, lambda hidden: plot_rollout(episode, hidden))
+            write_whole(plot, lambda unfinished: plot_rollout(episode, unfinished))
 
     def written(self, episodes: list[Rollout], many: bool) -> Iterator[str]:
         """Return a line for each file."""

@@ -179,7 +179,7 @@ class CollisionCheck:
             row -= 1
         return np.vstack((q[1 : row + 1], np.repeat(q[row][None], n_rows - row, axis=0))), row
 
-    def stop(self, q_start: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
+    def held_before(self, q_start: F64, q_rad: F64) -> tuple[F64, CollisionReport]:
         """Return the rows [R, nq] from a start [nq], held ahead of the first in collision, and the
         report.
         """

@@ -248,7 +248,7 @@ class LimbIK:
         solution = IKSolution.of_limbs(rows, by_limb, by_limb[0].collision)
         if len(by_limb) == 1 or self.collisions is None:
             return solution
-        rows, report = self.collisions.stop(q, rows)
+        rows, report = self.collisions.held_before(q, rows)
         if report.row is None:
             return replace(solution, collision=report)
         residuals = [bridge.residuals(targets[name], rows) for name, bridge in self.bridges.items()]
@@ -397,5 +397,5 @@ class LimbIK:
         if self.collisions is None:
             return trajectory
         rows = configurations(q_anchor, self.q_address, trajectory.q_rad)
-        rows, collision = self.collisions.stop(q_anchor, rows)
+        rows, collision = self.collisions.held_before(q_anchor, rows)
         return replace(trajectory, q_rad=rows[:, self.q_address], collision=collision)

@@ -271,8 +271,8 @@ def write_table(path: Path, table: Any, rows_per_group: int | None = None) -> No
     """Write a parquet file atomically."""
     write_whole(
         path,
-        lambda hidden: pq.write_table(
-            table, hidden, compression="snappy", row_group_size=rows_per_group
+        lambda unfinished: pq.write_table(
+            table, unfinished, compression="snappy", row_group_size=rows_per_group
         ),
     )
 

@@ -75,7 +75,7 @@ def merge_datasets(
                 )
         merge = _Merge(parts, data_file_mb * 2**20, video_file_mb * 2**20)
         with files.writing(root):
-            write_folder(root, lambda hidden: merge.run(hidden, progress))
+            write_folder(root, lambda unfinished: merge.run(unfinished, progress))
     return Dataset(root)
 
 

@@ -68,10 +68,10 @@ class Dataset(Closeable):
         self._videos = FrameReader(self.info.spec.fps)
         self._file_column = lru_cache(_CACHED_COLUMNS)(self._read_column)
         first: dict[tuple[int, int], int] = {}
-        for number, start in zip(
+        for data_file, start in zip(
             map(tuple, self._index.data.tolist()), self._index.start.tolist(), strict=True
         ):
-            first.setdefault(number, start)
+            first.setdefault(data_file, start)
         ends = [*first.values(), self.n_frames][1:]  # the frames of each data file: [first, end)
         self._files = dict(zip(first, zip(first.values(), ends, strict=True), strict=True))
 
@@ -144,7 +144,7 @@ class Dataset(Closeable):
         feature = self._numeric(key)
         if not len(self):
             return np.empty((0,) if feature.shape == (1,) else (0, *feature.shape), feature.dtype)
-        return np.concatenate([self._file_column(number, key) for number in self._files])
+        return np.concatenate([self._file_column(data_file, key) for data_file in self._files])
 
     def _numeric(self, key: str) -> Feature:
         return self._feature("numeric feature", key, {**self.spec.columns, **BOOKKEEPING})
@@ -157,10 +157,10 @@ class Dataset(Closeable):
         known_name(key, kind, features)
         return features[key]
 
-    def _read_column(self, number: tuple[int, int], key: str) -> NDArray[Any]:
+    def _read_column(self, data_file: tuple[int, int], key: str) -> NDArray[Any]:
         """Return a column of one data file, read-only."""
-        feature, (first, end) = self._numeric(key), self._files[number]
-        path = file_of(self.root, self.info.data_path, number)
+        feature, (first, end) = self._numeric(key), self._files[data_file]
+        path = file_of(self.root, self.info.data_path, data_file)
         columns = dict.fromkeys((key, "index"))
         most_values = (end - first) * (feature.shape[0] + 1)
         table = read_table(self.root, path, end - first, list(columns), most_values=most_values)
@@ -258,9 +258,9 @@ class RecordedEpisode:
         dataset = self.dataset
         index = self.dataset._index
         chunk, file = index.data[self.index].tolist()
-        number = (chunk, file)
-        first = int(index.start[self.index]) - dataset._files[number][0]
-        return dataset._file_column(number, key)[first : first + len(self)]
+        data_file = (chunk, file)
+        first = int(index.start[self.index]) - dataset._files[data_file][0]
+        return dataset._file_column(data_file, key)[first : first + len(self)]
 
     @typed()
     def frames(self, camera: str, rows: Sequence[int] | slice | None = None) -> NDArray[np.uint8]:

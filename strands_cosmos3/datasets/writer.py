@@ -413,7 +413,9 @@ class DatasetWriter(Closeable):
         for key in self.spec.cameras:
             parts = [(episode.videos[key], episode.length) for episode in episodes]
             path = files.file_of(self.root, info.video_path, number, key)
-            write_whole(path, lambda hidden, parts=parts: join_videos(parts, self.spec.fps, hidden))
+            write_whole(
+                path, lambda unfinished, parts=parts: join_videos(parts, self.spec.fps, unfinished)
+            )
         table = files.columns_to_table(
             {key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns}
         )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 3
 MAX_HANGS = 2
 _POLL_S = 0.25
-_QUIET_S = 5.0
+_CHECK_AFTER_SILENCE_S = 5.0
 
 
 class SimulatorActor:
@@ -270,7 +270,7 @@ class Driver:
         now = time.monotonic()
         if replied:
             self._last_reply_s = now
-        elif now - self._last_reply_s > _QUIET_S:
+        elif now - self._last_reply_s > _CHECK_AFTER_SILENCE_S:
             self._last_reply_s = now
             if not any(node["Alive"] for node in ray.nodes()):
                 raise EvaluationError(

@@ -150,7 +150,7 @@ class RunFolder(Closeable):
     def write_film(self, assignment: Assignment, film: bytes, equal: bool) -> Path:
         """Store a video; ``equal`` tells whether its run was bit-equal to the stored episode."""
         path = self._film_path(assignment, equal)
-        write_whole(path, lambda hidden: hidden.write_bytes(film))
+        write_whole(path, lambda unfinished: unfinished.write_bytes(film))
         return path
 
     def read_dynamics(self) -> Record | None:

@@ -78,7 +78,9 @@ def write_report(folder: RunFolder, report: Report) -> None:
             f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if free_bytes >= 0 else film
         )
     html = page(report, films)
-    write_whole(folder.path / "report.html", lambda hidden: hidden.write_text(html, "utf-8"))
+    write_whole(
+        folder.path / "report.html", lambda unfinished: unfinished.write_text(html, "utf-8")
+    )
 
 
 def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:

@@ -103,17 +103,17 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
         below[body] = longest + int(model.body_jntnum[body])
     ends: list[int] = []
 
-    def follow(body: int) -> None:
+    def collect_ends(body: int) -> None:
         moving = [child for child in children[body] if below[child]]
         branches = [child for child in moving if below[child] >= _LEAST_JOINTS]
         if not branches and len(moving) == 1 and not _is_finger(model, moving[0], below):
             branches = moving
         for child in branches:
-            follow(child)
+            collect_ends(child)
         if not branches and len(joints_to(model, body)) >= _LEAST_JOINTS:
             ends.append(_hand_of(model, body, children))
 
-    follow(0)
+    collect_ends(0)
     return ends
 
 

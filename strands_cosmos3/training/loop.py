@@ -303,13 +303,13 @@ class Loop:
         bit.
         """
         own = {name: p.detach().clone() for name, p in self._trained.items()}
-        self.take_average()
+        self.adopt_average()
         try:
             yield
         finally:
             self._set(own)
 
-    def take_average(self) -> None:
+    def adopt_average(self) -> None:
         """Replace the weights of the model by their average."""
         self._set(self.ema)
 
@@ -327,7 +327,9 @@ def drop_from(path: Path, step: int) -> None:
             line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step
         ]
         if len(earlier) < len(lines):
-            write_whole(path, lambda hidden: hidden.write_text("".join(earlier), encoding="utf-8"))
+            write_whole(
+                path, lambda unfinished: unfinished.write_text("".join(earlier), encoding="utf-8")
+            )
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:

@@ -321,10 +321,10 @@ class PostTraining:
         """
         if adapters := adapter_state(policy):
             write_folder(
-                self.folder / "adapter", lambda hidden: self._fill_adapter(hidden, adapters)
+                self.folder / "adapter", lambda unfinished: self._fill_adapter(unfinished, adapters)
             )
         target = self.folder / "checkpoint"
-        write_folder(target, lambda hidden: self._fill(hidden, policy))
+        write_folder(target, lambda unfinished: self._fill(unfinished, policy))
         return target
 
     def _fill_adapter(self, target: Path, adapters: dict[str, torch.Tensor]) -> None:

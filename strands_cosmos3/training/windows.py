@@ -130,7 +130,7 @@ def cached_latents(
                 )
             if on_batch is not None:
                 on_batch(min(start + batch, len(ticks)), len(ticks))
-        write_whole(path, lambda hidden: np.save(hidden, np.concatenate(parts)))
+        write_whole(path, lambda unfinished: np.save(unfinished, np.concatenate(parts)))
     latents = np.load(path, mmap_mode="r")
     if len(latents) != len(ticks):
         raise ConfigError(

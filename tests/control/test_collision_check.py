@@ -117,7 +117,7 @@ def test_the_spline_does_not_swing_past_the_row_that_is_held():
     path, earlier = FREE.solve(into_itself(240), full(HOME_Q)).q_rad, 0
     for phase in range(0, 18, 2):
         q = path[phase::18]
-        rows, report = BRIDGE.collisions.stop(full(HOME_Q), q)
+        rows, report = BRIDGE.collisions.held_before(full(HOME_Q), q)
         assert report.outcome == "stopped"
         if phase % 6 and report.held_from_row == report.row:
             continue
@@ -140,7 +140,9 @@ def test_the_way_between_two_rows_is_checked():
     after = np.array([0.51, 1.13, -0.48, -1.76, -1.19, 0.21, -0.09])
     assert not ORACLE.deepest_m([before, after]).any()
     assert ORACLE.contacts((before + after) / 2)[0][:2] == (5, 8)
-    rows, report = BRIDGE.collisions.stop(full(before), np.stack((full(before), full(after))))
+    rows, report = BRIDGE.collisions.held_before(
+        full(before), np.stack((full(before), full(after)))
+    )
     assert (report.outcome, report.row, report.held_from_row) == ("stopped", 1, 1)
     assert set(report.bodies) == {"link5", "hand"}
     assert (rows[1] == rows[0]).all()
@@ -359,10 +361,13 @@ def test_a_start_in_contact_may_be_left_and_not_entered_deeper():
     assert "hand" in out.collision.bodies
     assert out.collision.depth_m > 0.003 - 1e-5
     assert out.converged.all()
-    rows, report = BRIDGE.collisions.stop(start, free.q_rad[deep + 1 :])
+    rows, report = BRIDGE.collisions.held_before(start, free.q_rad[deep + 1 :])
     assert (report.outcome, report.row) == ("stopped", 0)
     assert (rows == start).all()
-    assert BRIDGE.collisions.stop(start, np.repeat(start[None], 4, axis=0))[1].outcome == "touching"
+    assert (
+        BRIDGE.collisions.held_before(start, np.repeat(start[None], 4, axis=0))[1].outcome
+        == "touching"
+    )
 
 
 # Where it is reported

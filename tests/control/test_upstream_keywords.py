@@ -86,7 +86,7 @@ def test_reanchored_rows_meet_nothing():
         out = decode_cosmos_chunk_to_targets(chunk, DROID, BRIDGE, Q0, fps=2.0, reanchor=reanchor)
         assert out["collision"].outcome in ("avoided", "stopped")
         assert 8 < out["collision"].row < 40
-        assert BRIDGE.collisions.stop(Q0, out["qpos"])[1].row is None
+        assert BRIDGE.collisions.held_before(Q0, out["qpos"])[1].row is None
         assert len(out["qpos"]) == len(out["t_s"]) == len(out["poses"]) == 40
 
 

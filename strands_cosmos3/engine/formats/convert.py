@@ -62,8 +62,8 @@ def write_safetensors(path: Path, planned: Sequence[Planned]) -> str:
     """
     digest = hashlib.sha256()
 
-    def fill(hidden: Path) -> None:
-        with hidden.open("wb") as file:
+    def fill(unfinished: Path) -> None:
+        with unfinished.open("wb") as file:
             for block in _blocks(planned):
                 digest.update(block)
                 file.write(block)
@@ -154,7 +154,7 @@ def convert(
                 f"{checkpoint.root} records {' and '.join(lost)}, for which LeRobot's folders have "
                 "no word."
             )
-    hidden = out.with_name(f".{out.name}.converting")
+    unfinished = out.with_name(f".{out.name}.converting")
     conversion = {
         "source": _identity(checkpoint),
         "to": to,
@@ -165,7 +165,7 @@ def convert(
     if quantize is not None:
         weights = Quantised(weights, linears(checkpoint.config, quantize.quantize_text))
         conversion["quantized"] = sorted(weights.names)
-    digests, errors = _finished_files(hidden, conversion)
+    digests, errors = _finished_files(unfinished, conversion)
     files = (
         _released_files(checkpoint, weights, dtype, shard_bytes)
         if to == "released"
@@ -173,22 +173,22 @@ def convert(
     )
     for number, (name, planned) in enumerate(files.items(), 1):
         on_file(name, number, len(files))
-        path = hidden / name
+        path = unfinished / name
         if not path.exists() or digests.get(name) != sha256(path):
             digests[name] = write_safetensors(path, planned)
             errors |= weights.errors if isinstance(weights, Quantised) else {}
             progress = {"what": conversion, "files": digests, "errors": errors}
-            write_json(hidden / PROGRESS, progress)
+            write_json(unfinished / PROGRESS, progress)
     if to == "released":
         stated = weights.described(errors) if isinstance(weights, Quantised) else None
-        _describe_released(checkpoint, hidden, files, digests, stated)
+        _describe_released(checkpoint, unfinished, files, digests, stated)
     else:
-        _describe_lerobot(checkpoint, hidden)
-    (hidden / PROGRESS).unlink()
+        _describe_lerobot(checkpoint, unfinished)
+    (unfinished / PROGRESS).unlink()
     with storing(out):
         if out.exists():
             out.rmdir()
-        os.replace(hidden, out)
+        os.replace(unfinished, out)
     return out
 
 
@@ -311,7 +311,7 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     ):
         state = f"policy_{name}_step_0_{registry}.safetensors" if figures else None
         if state is not None:
-            write_whole(out / state, lambda hidden: save_file(figures, hidden))
+            write_whole(out / state, lambda unfinished: save_file(figures, unfinished))
         write_json(
             out / f"policy_{name}.json",
             {
@@ -326,7 +326,7 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     }
     fields["composition"] = checkpoint.composition
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items())
-    write_whole(out / CONTRACT, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+    write_whole(out / CONTRACT, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -236,7 +236,7 @@ class ReinforcementLearning:
         for k in range(len(plan)):
             _, film = crew.result((name, k))
             path = self.folder / "films" / f"{name}-{k}.mp4"
-            write_whole(path, lambda hidden, film=film: hidden.write_bytes(film))
+            write_whole(path, lambda unfinished, film=film: unfinished.write_bytes(film))
 
     def _version(self, version: int) -> Mapping[str, torch.Tensor]:
         """Return the weights of a version, which are stored when its iteration begins: within an
@@ -245,7 +245,7 @@ class ReinforcementLearning:
         path = self._path(version)
         if version == self.iteration and self._loop.step % self.config.steps == 0:
             weights = self._loop.average()
-            write_whole(path, lambda hidden: torch.save(weights, hidden))
+            write_whole(path, lambda unfinished: torch.save(weights, unfinished))
             return weights
         return torch.load(path, map_location="cpu", weights_only=True)
 

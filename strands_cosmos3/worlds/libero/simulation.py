@@ -67,7 +67,7 @@ class LiberoSimulation:
         with needed_by("LIBERO"):
             from libero.libero.envs.env_wrapper import ControlEnv  # pyright: ignore
         self._env: Any = ControlEnv(
-            bddl_file_name=str(task.problem),
+            bddl_file_name=str(task.problem_file),
             control_freq=CONTROL_HZ,
             horizon=_MOST_STEPS,
             use_camera_obs=pictures,

@@ -75,7 +75,7 @@ class LiberoTask:
     """One task of a suite.
 
     Args:
-        problem: Path of its BDDL file.
+        problem_file: Path of its BDDL file.
         goal: When it is fulfilled.
         things: Names of the objects and the fixtures in its scene.
     """
@@ -83,7 +83,7 @@ class LiberoTask:
     suite: Suite
     number: int
     instruction: str
-    problem: Path
+    problem_file: Path
     goal: Goal
     things: frozenset[str]
 
@@ -111,8 +111,8 @@ def load_tasks(suite: str) -> tuple[LiberoTask, ...]:
     tasks = []
     for number in range(registered.n_tasks):
         entry = registered.get_task(number)
-        problem = Path(get_path("bddl_files"), entry.problem_folder, entry.bddl_file)
-        text = problem.read_text(encoding="utf-8")
+        problem_file = Path(get_path("bddl_files"), entry.problem_folder, entry.bddl_file)
+        text = problem_file.read_text(encoding="utf-8")
         instruction = entry.language
         if chosen.instruction == "problem":
             instruction = _section(text, "language").strip()
@@ -124,7 +124,7 @@ def load_tasks(suite: str) -> tuple[LiberoTask, ...]:
         )
         predicates = re.findall(r"\(([^()]+)\)", _section(text, "goal"))
         goal = tuple(tuple(predicate.lower().split()) for predicate in predicates)
-        tasks.append(LiberoTask(chosen, number, instruction, problem, goal, things))
+        tasks.append(LiberoTask(chosen, number, instruction, problem_file, goal, things))
     return tuple(tasks)
 
 
