@@ -178,7 +178,7 @@ def test_windows_are_what_the_engine_read(explored):
     batch = learn._batch(np.array([0]), np.array([0]), plain=False)
     schedule = learn._checkpoint.scheduler.schedule(3, 5.0, False)
     seed, config = settings.plan()[0].noise_seed(None), learn.policy.transformer.config
-    rows = starting_noise(None, seed, (17, config.action_dim), "noise")[None]
+    rows = starting_noise(None, seed, (17, config.action_dim), "noise", None)[None]
     noised = add_noise(batch, config, FlowConfig(), torch.Generator(), torch.ones(1))
     free = torch.zeros_like(noised.action)
     free[:, 1:, :10] = 1
