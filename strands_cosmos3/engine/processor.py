@@ -43,7 +43,12 @@ from strands_cosmos3.errors import (
     StatisticsError,
 )
 from strands_cosmos3.observe.prompts import compose_prompt, view_point
-from strands_cosmos3.observe.views import Composition, canvas_hw, to_canvas
+from strands_cosmos3.observe.views import (
+    Composition,
+    canvas_hw,
+    compose_for_tier,
+    to_canvas,
+)
 from strands_cosmos3.types import Mode
 
 DEFAULT_TIER = 480
@@ -267,7 +272,14 @@ class Cosmos3PolicyProcessor:
         """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as
         :func:`compose_views`.
         """
+        if self._composes_for_tier:
+            return compose_for_tier(views, rig, self._tier)
         return compose_views(views, rig, self._composition)
+
+    @property
+    def _composes_for_tier(self) -> bool:
+        """Whether views are resized to the tier's canvas in one step."""
+        return self._composition == "letterbox" and self._canvas is None
 
     @typed()
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
@@ -295,7 +307,10 @@ class Cosmos3PolicyProcessor:
             )
         call = self._resolve(raw_input)
         images = _first_of(raw_input, ("images",), "'images'")[1]
-        frames = read_frames(images, call.embodiment.rig, self._composition)
+        rig = call.embodiment.rig
+        if isinstance(images, Mapping) and rig is not None and self._composes_for_tier:
+            images = compose_for_tier(images, rig, self._tier)
+        frames = read_frames(images, rig, self._composition)
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError(
                 "inverse_dynamics explains a motion: images must hold more than one frame."
