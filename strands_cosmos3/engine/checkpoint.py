@@ -23,6 +23,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -294,15 +295,21 @@ class Checkpoint:
         """
         return self.metadata.get("future_mode") == "forward_dynamics"
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of the recorded digests and of the weights' names and shapes."""
+        """SHA-256 of the recorded digests and of the weights' names and shapes. If digests of some
+        weight files are not recorded, it covers what the folder states, too, and some numbers of
+        each weight.
+        """
         recorded = self.metadata.get("sha256") or {}
-        headers = [
-            sorted((k, list(v)) for k, v in files.shapes.items())
-            for files in (self.weights, self.vae_weights)
-        ]
-        return hashlib.sha256(json.dumps([recorded, headers], sort_keys=True).encode()).hexdigest()
+        sources = (self.weights, self.vae_weights)
+        headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in sources]
+        contents: list[Any] = [recorded, headers]
+        covered = {(self.root / name).resolve() for name in recorded}
+        if not all(file.resolve() in covered for source in sources for file in source.files):
+            contents += [dict(self.layout.metadata()), *map(_sampled_sha256, sources)]
+        text = json.dumps(contents, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def resolve_sampling(
         self, embodiment: Embodiment, action_space: str, options: Sampling, mode: Mode = Mode.POLICY
@@ -412,6 +419,24 @@ class _Collected:
             raise PreflightError(
                 f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}"
             )
+
+
+_SAMPLED = 32  # entries of each of the first two axes of a weight
+
+
+def _sampled_sha256(source: WeightSource) -> str:
+    """SHA-256 of numbers from the middle of each weight: training changes all of them, and reading
+    the whole of a large checkpoint takes minutes.
+    """
+    requests = {
+        name: (name, tuple(slice(n // 2, min(n, n // 2 + _SAMPLED)) for n in shape[:2]))
+        for name, shape in source.shapes.items()
+    }
+    digests = {
+        name: hashlib.sha256(part.float().numpy().tobytes()).digest()
+        for name, part in source.parts(requests)
+    }
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
 
 
 def _require_folder(root: Path) -> None:

@@ -476,6 +476,41 @@ def test_the_digest_tells_checkpoints_apart(checkpoints):
     assert recorded.digest != first, "of equal shapes, the recorded digests"
 
 
+@pytest.mark.parametrize(
+    "trained", ["norm.weight", "action_proj_out", "layers.1", "post_quant_conv"]
+)
+def test_a_checkpoint_trained_further_has_another_digest(checkpoints, tmp_path, trained):
+    """A released checkpoint and a training run record no digests."""
+    folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
+    before = Checkpoint.open(folder).digest
+    assert Checkpoint.open(checkpoints["silu"]).digest == before, "wherever it lies"
+    changed = 0
+    for file in folder.glob("*/*.safetensors"):
+        weights = load_file(file)
+        names = [name for name in weights if trained in name]
+        changed += len(names)
+        save_file({k: w * 1.001 if k in names else w for k, w in weights.items()}, file)
+    assert changed
+    assert Checkpoint.open(folder).digest != before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("prompt_format", "plain"), ("action_space", "joint_pos"), ("resolution_tier", 480)],
+)
+def test_a_checkpoint_that_states_something_else_has_another_digest(
+    checkpoints, tmp_path, key, value
+):
+    folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
+    before = Checkpoint.open(folder, action_space="midtrain").digest
+    assert before == Checkpoint.open(folder).digest, "what the caller states is not the folder's"
+    file = folder / "checkpoint.json"
+    content = json.loads(file.read_text())
+    content["strands_cosmos3"][key] = value
+    file.write_text(json.dumps(content))
+    assert Checkpoint.open(folder).digest != before
+
+
 def test_preflight_lists_every_failure(checkpoints, monkeypatch):
     with pytest.raises(PreflightError, match=r"float64.*sees no CUDA"):
         Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float64, device="cuda")
