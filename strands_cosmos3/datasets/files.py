@@ -326,12 +326,11 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
             f"{root / TASKS} needs columns task and task_index, got "
             f"{', '.join(table.column_names)}."
         )
-    rows = sorted(
-        zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True)
-    )[: info.total_tasks]
-    if [index for index, _ in rows] != list(range(info.total_tasks)) or not all(
-        isinstance(text, str) for _, text in rows
-    ):
+    columns = (table.column(column).to_pylist() for column in ("task_index", name))
+    rows = list(zip(*columns, strict=True))
+    is_sound = all(isinstance(index, int) and isinstance(text, str) for index, text in rows)
+    rows = sorted(rows)[: info.total_tasks] if is_sound else []
+    if [index for index, _ in rows] != list(range(info.total_tasks)):
         raise DatasetFormatError(
             f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ..."
         )
@@ -440,7 +439,12 @@ class EpisodeIndex:
             raise DatasetFormatError(
                 f"{self._path} lists fewer episodes than the {n} of meta/info.json."
             )
-        whole = pa.concat_tables(tables, promote_options="permissive")
+        try:
+            whole = pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DatasetFormatError(
+                f"{self._path}: the files of the index differ in their columns' types: {error}."
+            ) from None
         return whole.combine_chunks()
 
     def _numbers(self, name: str, dtype: type = np.int64) -> Any:

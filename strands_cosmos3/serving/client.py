@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from websockets.exceptions import (
@@ -127,20 +127,30 @@ class ClientConfig:
             if text.count(":") > 1 and not text.startswith("["):  # an IPv6 address
                 text = f"[{text}]"
             text = f"{plain}://{text}"
-        try:
-            parts = urlsplit(text)
-            port = self.port or parts.port or (443 if parts.scheme == encrypted else 8000)
-        except ValueError:
-            parts = urlsplit("")
-            port = 0
-        if parts.scheme not in (plain, encrypted) or not parts.hostname:
+        parts, stated = _split(text)
+        if parts.scheme not in (plain, encrypted) or not parts.hostname or stated == 0:
             raise ConfigError(
                 f"host {self.host!r} is not an address; write e.g. localhost, or "
                 f"{encrypted}://gpu.example:443/policy."
             )
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ConfigError(
+                f"host {parts.hostname!r} has a query, a fragment or a login, which are not sent; "
+                "an address is a host, a port and a path, and a token is passed as api_key."
+            )
+        port = self.port or stated or (443 if parts.scheme == encrypted else 8000)
         name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         path = parts.path if parts.path.strip("/") else self.path or parts.path
         return f"{parts.scheme}://{name}:{port}{path}", parts.hostname, port
+
+
+def _split(url: str) -> tuple[SplitResult, int | None]:
+    """A URL's parts and its port; no parts if it is none."""
+    try:
+        parts = urlsplit(url)
+        return parts, parts.port
+    except ValueError:
+        return urlsplit(""), None
 
 
 class ServiceClient(ABC):
@@ -327,15 +337,16 @@ def _proxy_of(url: str) -> tuple[tuple[str, int] | None, dict[str, str]]:
     text = text or proxies.get("all")
     if not text or proxy_bypass(server.netloc):
         return None, {}
-    proxy = urlsplit(text if "://" in text else f"http://{text}")
+    proxy, port = _split(text if "://" in text else f"http://{text}")
     if proxy.scheme != "http" or not proxy.hostname:
+        address = f"{proxy.scheme}://{proxy.hostname or ''}" if proxy.scheme else "no address"
         raise ConfigError(
-            f"the environment's proxy is {proxy.scheme}://{proxy.hostname or ''}; only http:// "
-            "proxies are used: change it, or add the server to NO_PROXY."
+            f"the environment's proxy is {address}; only http:// proxies are used: change it, or "
+            "add the server to NO_PROXY."
         )
     login = b64encode(unquote(f"{proxy.username}:{proxy.password or ''}").encode()).decode()
     headers = {"Proxy-Authorization": f"Basic {login}"} if proxy.username else {}
-    return (proxy.hostname, proxy.port or 80), headers
+    return (proxy.hostname, port or 80), headers
 
 
 class PolicyClient(ServiceClient):

@@ -31,9 +31,11 @@ from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     BackendError,
     InputError,
+    InstructionError,
     ServiceChunkError,
     ServiceRefusedError,
     ServiceUnreadableError,
+    ShapeError,
     WireFormatError,
 )
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES, libero_client_prompt
@@ -55,6 +57,7 @@ MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
 _MAX_MARKS = 2**16  # of punctuation outside text, which bounds a JSON message's values
 _IMAGE_SIZE = 256
+_LEAST_ASPECT = 1.5  # width by height of two views side by side; one view alone has less
 _VIEW_SENTENCE = VIEW_SENTENCES["concat"]
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
@@ -131,17 +134,27 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
 
     Raises:
         InputError: A key is missing or malformed; the message names it.
+        InstructionError: The instruction is blank.
     """
     prompt = item.get("prompt")
     domain = item.get("domain_name")
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_CHARACTERS:
         raise InputError(f"'prompt' must be text of at most {MAX_PROMPT_CHARACTERS} characters.")
+    instruction = prompt.partition(_VIEW_SENTENCE)[0].strip()
+    if not instruction.strip("."):
+        raise InstructionError("'prompt' is blank; send the instruction as text.")
     if domain != DOMAIN:
         raise InputError(f"'domain_name' must be {DOMAIN!r}, got {str(domain)[:60]!r}.")
     height = item.get("image_size")
     if type(height) is not int or not 1 <= height <= MAX_IMAGE_SIDE:
         raise InputError(f"'image_size' must be a whole number from 1 to {MAX_IMAGE_SIDE}.")
     picture = _from_png(item.get("image"), "'image'")
+    if picture.shape[1] < _LEAST_ASPECT * picture.shape[0]:
+        got = f"{picture.shape[0]} x {picture.shape[1]}"
+        raise ShapeError(
+            f"'image' is {got} pixels (height x width), but it holds two views side by side: third "
+            "person left, wrist right."
+        )
     width = max(1, round(picture.shape[1] * height / picture.shape[0]))
     if width * height > MAX_PIXELS:
         raise InputError(
@@ -154,7 +167,6 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
         ).astype(np.uint8)
     embodiment = get_embodiment(DOMAIN)
     space = embodiment.action_space()
-    instruction = prompt.partition(_VIEW_SENTENCE)[0].strip()
     return Request(
         embodiment,
         space,
@@ -299,6 +311,8 @@ def _from_png(text: object, key: str) -> NDArray[np.uint8]:
                 raise InputError(
                     f"{key} has {height} x {width} pixels; at most {MAX_PIXELS} are read."
                 )
+            if picture.mode.startswith("I"):  # PIL cuts 16 bits off at 255
+                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             return image_array(np.array(picture.convert("RGB")), key)
     except InputError:
         raise

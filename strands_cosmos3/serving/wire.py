@@ -103,6 +103,9 @@ _MAX_ROWS = 1024
 _MIN_IMAGE_SIDE = 16  # pixels of one latent patch
 _MAX_SESSION_CHARACTERS = 256
 _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
+_LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
+_LARGEST_M = 10.0  # of a hand's position; larger ones are centimetres or millimetres
+_BEYOND_CLOSED = 0.2  # by which a measured gripper may lie outside 0..1; more is another unit
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
 """Longer prompts are refused before they reach a model: its time grows with the square of their
@@ -321,12 +324,11 @@ def _read_state(
     if missing := [key for key in (*keys, *others) if key not in message]:
         remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})"
         raise _missing(message, missing, f"{remedy}, or add what is lacking.")
-    q = _latest(message, JOINTS, 7) if JOINTS in message else None
+    q = _latest(message, JOINTS, 7, _LARGEST_RAD, "rad") if JOINTS in message else None
     if joints_only:
         return q, None
-    return q, se3(
-        quaternion_to_matrix(_latest(message, QUATERNION, 4)), _latest(message, POSITION, 3)
-    )
+    position = _latest(message, POSITION, 3, _LARGEST_M, "m")
+    return q, se3(quaternion_to_matrix(_latest(message, QUATERNION, 4)), position)
 
 
 def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment) -> float | F64:
@@ -336,6 +338,9 @@ def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment) -> float |
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
     message = {GRIPPER: 0.0, **message}
     closed = _numbers(message, GRIPPER)
+    if np.abs(closed - 0.5).max() > 0.5 + _BEYOND_CLOSED:
+        reach = closed.flat[np.abs(closed - 0.5).argmax()]
+        raise InputError(f"{GRIPPER!r} is {reach:.4g}; it is from 0 (open) to 1 (closed).")
     if n > 1 and closed.size > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))
     if closed.ndim > 2 or (closed.ndim == 2 and closed.shape[1] != 1):
@@ -355,9 +360,9 @@ def read_seed(message: Mapping[str, Any], key: str, default: int) -> int:
     return seed_number(int(number) if whole else number, repr(key))
 
 
-def _numbers(message: Mapping[str, Any], key: str, largest: float = LARGEST) -> F64:
+def _numbers(message: Mapping[str, Any], key: str, largest: float = LARGEST, unit: str = "") -> F64:
     """The numbers under a key, of any shape: real, finite, of a plausible size, no truth values."""
-    numbers = trailing(message[key], repr(key), (), largest)
+    numbers = trailing(message[key], f"{key!r} in {unit}" if unit else repr(key), (), largest)
     if np.asarray(message[key]).dtype == np.bool_:
         raise InputError(f"{key!r} must be numbers, got {short(message[key])}.")
     return numbers
@@ -367,9 +372,11 @@ def _scalar(message: Mapping[str, Any], key: str, largest: float) -> float:
     return float(finite_array(_numbers(message, key, largest), repr(key), ()))
 
 
-def _latest(message: Mapping[str, Any], key: str, n: int) -> F64:
+def _latest(
+    message: Mapping[str, Any], key: str, n: int, largest: float = LARGEST, unit: str = ""
+) -> F64:
     """Return the last row [n] of [n] or [T, n]."""
-    value = _numbers(message, key)
+    value = _numbers(message, key, largest, unit)
     return finite_array(value[-1] if value.ndim == 2 else value, repr(key), (n,))
 
 
@@ -384,6 +391,7 @@ def _read_pictures(
     if rig is not None and not missing:
         views = {view: _picture(message, key) for view, key in zip(rig.views, keys, strict=True)}
     if COMPOSITE in message:  # the released server prefers it
+        _require_composed(message, keys)
         return views, _picture(message, COMPOSITE)
     if compose is None:
         return views, None
@@ -394,6 +402,19 @@ def _read_pictures(
     if missing:
         raise _missing(message, missing)
     return views, compose(views, rig)
+
+
+def _require_composed(message: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise InputError if another picture stands beside the composite: openpi's clients of other
+    robots send one camera's picture under its key, and the next camera's under another.
+    """
+    known = (COMPOSITE, *_FROM_ZERO.values(), *keys)
+    for key, value in message.items():
+        if key not in known and isinstance(value, np.ndarray) and value.ndim == 3:
+            raise InputError(
+                f"{COMPOSITE!r} holds all views, composed into one picture; {key[:60]!r} beside it "
+                "would be ignored. Compose them, or leave it out."
+            )
 
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
@@ -454,7 +475,7 @@ def encode_reply(
     reply: dict[str, Any] = {"action": rows, "actions": rows, "server_timing": timing}
     if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
         reply[QUANTILES] = np.stack(chunk.quantiles)
-    if isinstance(request_id := message.get(REQUEST_ID), int | str):
+    if isinstance(request_id := message.get(REQUEST_ID), int | float | str | np.number):
         reply[REQUEST_ID] = request_id
     return reply
 

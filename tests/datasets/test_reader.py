@@ -289,6 +289,31 @@ def test_damaged_files_are_format_errors(write, file: str, how: str):
         _ = dataset[1][ACTION], dataset[1].task, dataset.stats, dataset[1].frames(WRIST)
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("task_index", [None, 1]),
+        ("task_index", ["a", "b"]),
+        ("task_index", [0.5, None]),
+        ("task", [None, None]),
+        ("task", [1, 2]),
+    ],
+)
+def test_tasks_of_other_types_are_refused(write, column: str, values: list[Any]):
+    root = write([3, 4])
+    rewrite(root / "meta/tasks.parquet", replaced(column, values))
+    with pytest.raises(DatasetFormatError, match="does not number its 2 tasks"):
+        Dataset(root)
+
+
+@pytest.mark.parametrize("column", ["length", f"videos/{WRIST}/from_timestamp", "tasks"])
+def test_index_files_that_cannot_be_joined_are_refused(write, column: str):
+    root = write([3, 4], commit_every=1)
+    rewrite(root / INDEX, replaced(column, [{"a": 1}]))
+    with pytest.raises(DatasetFormatError, match="files of the index differ"):
+        Dataset(root)
+
+
 def test_nan_in_a_file_is_refused(write):
     root = write([3])
     rewrite(root / ROWS, replaced("action", [[0.0] * 9 + [float("nan")]] * 3))

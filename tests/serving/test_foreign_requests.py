@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from helpers.serving import Echo, observation, picture
+from helpers.serving import DROID, Echo, Several, observation, picture
 from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.errors import InputError
 from strands_cosmos3.parallel.rank import Rank
@@ -134,6 +134,10 @@ def test_a_rank_outlives_what_a_request_s_values_raise(error, kind, monkeypatch)
         ({GRIPPER: False}, GRIPPER),
         ({GRIPPER: np.array([[True]])}, GRIPPER),
         ({GRIPPER: [[1.0], [0.5, 0.5]]}, GRIPPER),
+        ({GRIPPER: 255}, GRIPPER),
+        ({GRIPPER: [0.1, -2.0]}, GRIPPER),
+        ({GRIPPER: np.full((3, 1), 100.0)}, GRIPPER),
+        ({JOINTS: [0.0, -36.0, 0.0, -144.0, 0.0, 108.0, 45.0]}, JOINTS),
         ({"cosmos3/t_motion_s": 1e40}, "cosmos3/t_motion_s"),
         ({"cosmos3/t_motion_s": True}, "cosmos3/t_motion_s"),
         ({IMAGE: np.zeros((2, 640, 3), np.uint8)}, IMAGE),
@@ -159,6 +163,61 @@ def test_a_foreign_value_is_refused_under_its_name(message, key):
     assert repr(key) in answer.frame
     assert "\n" not in answer.frame
     assert not backend.requests
+
+
+@pytest.mark.parametrize("position", [[400.0, 0.0, 400.0], [40, 0, 40], [[0.4, 0.0, 11.0]]])
+def test_a_position_in_another_unit_is_refused(position):
+    message = {
+        "prompt": "lift",
+        "observation/eef_pos": np.array(position),
+        "observation/eef_quat": np.array([1.0, 0.0, 0.0, 0.0]),
+        GRIPPER: 0.0,
+    }
+    (answer,) = answers(ServedPolicy(Echo(), "droid", "midtrain"), message)
+    assert answer.frame.startswith("InputError: 'observation/eef_pos' in m reaches ")
+
+
+@pytest.mark.parametrize("closed", [-0.1, 1.1, [[0.2], [1.05]]])
+def test_a_measured_gripper_may_overshoot_a_little(closed):
+    backend = Echo()
+    (answer,) = answers(
+        ServedPolicy(backend, "droid", "joint_pos"), observation(**{GRIPPER: closed})
+    )
+    assert answer.outcome == "ok"
+    assert backend.requests[-1].gripper == (1.0 if closed == -0.1 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("domain", "other"),
+    [
+        ("libero", "observation/wrist_image"),
+        ("bridge", "observation/secondary"),
+        ("droid", "observation/exterior_image_left"),
+    ],
+)
+def test_another_picture_beside_the_composed_one_is_refused(domain, other):
+    """openpi's clients of LIBERO send one camera under the key of our composite."""
+    backend = Several()
+    message = observation(**{IMAGE: picture(224, 224), other: picture(224, 224)})
+    (answer,) = answers(ServedPolicy(backend, domain), message)
+    assert answer.failed
+    assert f"{other!r} beside it would be ignored" in answer.frame
+    assert not backend.requests
+
+
+def test_what_is_no_picture_of_its_own_may_stand_beside_the_composed_one():
+    views = {name: picture() for name in DROID.rig.wire_names}
+    depth = {"observation/depth": np.zeros((36, 64), np.float32), "note": [1, 2, 3]}
+    message = observation(**{IMAGE: picture(540, 640)}, **views, **depth)
+    (answer,) = answers(ServedPolicy(Seeing(), "droid", "joint_pos"), message)
+    assert answer.outcome == "ok"
+
+
+@pytest.mark.parametrize("number", [7, -(2**63), 1.5, "a", np.int64(4), np.float32(2.5)])
+def test_a_request_s_number_or_text_comes_back(number):
+    message = observation(**{"cosmos3/request_id": number})
+    (answer,) = answers(ServedPolicy(Echo(), "droid", "joint_pos"), message)
+    assert decode(answer.frame)["cosmos3/request_id"] == number
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from helpers.serving import LIBERO, Several, libero_request, observation, until
 from helpers.transcripts import exchange_http
 from strands_cosmos3.backends.service import LiberoServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
+from strands_cosmos3.observe.prompts import libero_client_prompt
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig
 from strands_cosmos3.serving.http_client import HttpPolicyClient
@@ -125,6 +126,15 @@ def test_a_png_of_any_kind_becomes_rgb_of_the_wanted_height(mode: str):
     )
 
 
+def test_a_png_of_sixteen_bits_keeps_its_brightness():
+    pixels = np.linspace(0, 2**16 - 1, 64 * 128).reshape(64, 128).astype(np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    image = base64.b64encode(buffer.getvalue()).decode()
+    got = libero.decode_request({**GOOD, "image": image, "image_size": 64}, 0).composite
+    np.testing.assert_array_equal(got, np.repeat(pixels[..., None] >> 8, 3, axis=2))
+
+
 def test_the_server_scales_a_picture_as_pil_does():
     pixels = np.random.default_rng(0).integers(0, 256, (100, 200, 3), np.uint8)
     buffer = io.BytesIO()
@@ -150,6 +160,10 @@ BAD_ITEMS = {
     "a height of true": ({"image_size": True}, "image_size"),
     "a height in words": ({"image_size": "256"}, "image_size"),
     "a prompt of 5000": ({"prompt": "x" * 5000}, "4096"),
+    "a blank prompt": ({"prompt": " \n"}, "blank"),
+    "a prompt of the views alone": ({"prompt": libero_client_prompt("")}, "blank"),
+    "one view alone": ({"image": png(256, 256)}, "side by side"),
+    "two views on each other": ({"image": png(256, 128)}, "side by side"),
     "a prompt that is a list": ({"prompt": ["x"]}, "prompt"),
     "another domain": ({"domain_name": "droid\x1b[2J"}, "libero"),
 }
@@ -161,7 +175,7 @@ def test_a_bad_item_is_refused_as_nvidia_s_server_refuses_it(module_server, name
     change, says = BAD_ITEMS[name]
     status, said = post(module_server.port, {**GOOD, **change})
     assert (status, said["action"]) == (200, [])
-    assert said["error"].startswith("InputError: ") or said["error"].startswith("ShapeError: ")
+    assert said["error"].startswith(("InputError: ", "ShapeError: ", "InstructionError: "))
     assert says in said["error"]
     assert said["error"].isprintable()
     status, said = post(module_server.port, {"items": [GOOD, {**GOOD, **change}]}, "/predict_batch")

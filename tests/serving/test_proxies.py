@@ -137,7 +137,13 @@ def test_tls_has_a_proxy_of_its_own_and_its_refusal_is_named(proxied, host):
     assert not other.seen
 
 
-@pytest.mark.parametrize("proxy", ["socks5://a:1080", "https://a:3128", "http://"])
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        *("socks5://a:1080", "https://a:3128", "http://"),
+        *("http://a:port", "http://me:pw@a:99999", "http://[::1", "a:3128x"),
+    ],
+)
 def test_another_kind_of_proxy_is_refused(monkeypatch, proxy):
     monkeypatch.setenv("HTTP_PROXY", proxy)
     with pytest.raises(ConfigError, match=r"only http:// proxies .*NO_PROXY"):

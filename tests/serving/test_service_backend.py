@@ -295,6 +295,23 @@ def test_addresses_in_every_spelling(host, port, uri):
     assert ClientConfig(host, port).address[0] == uri
 
 
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("ws://a:5/policy?model=edge", "a query"),
+        ("a/policy?x", "a query"),
+        ("wss://me:secret@gpu.example", "api_key"),
+        ("ws://a#b", "fragment"),
+        ("ws://a:0", "not an address"),
+        ("ws://a:99999", "not an address"),
+    ],
+)
+def test_what_an_address_cannot_say_is_refused(host, says):
+    with pytest.raises(ConfigError, match=says) as raised:
+        ClientConfig(host)
+    assert "secret" not in str(raised.value)
+
+
 def test_make_backend_names_the_choices():
     with pytest.raises(ConfigError, match="service"):
         make_backend(None)
