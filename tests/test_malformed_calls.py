@@ -313,6 +313,7 @@ def engines() -> Iterator[Call]:
     )
     yield Call(engine.step, {"request": request})
     yield Call(engine.action_head, {"domain": 0})
+    yield Call(engine.take_weights, {"weights": {}, "domain": 0})
     yield Call(
         package.Cosmos3PolicyProcessor.for_checkpoint,
         {"checkpoint": engine.checkpoint, "action_space": None, "policy_frames": None},

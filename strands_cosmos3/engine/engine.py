@@ -346,14 +346,22 @@ class Cosmos3Engine(Closeable):
             self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]
 
+    @typed()
     @torch.inference_mode()
     def take_weights(self, weights: Mapping[str, torch.Tensor], domain: int) -> None:
         """Replace weights between two calls, in place: those of the transformer by their names
         after ``transformer.``, and ``w_in``, ``b_in``, ``w_out`` and ``b_out`` of a domain's action
-        head. Prompts are read again.
+        head. Prompts are read again. InputError: a name or a shape is not the engine's.
         """
         own: dict[str, torch.Tensor] = dict(vars(self.action_head(domain)))
         own |= {f"transformer.{name}": p for name, p in self.transformer.named_parameters()}
+        shapes = {name: tuple(weight.shape) for name, weight in own.items()}
+        for name, weight in weights.items():
+            if shapes.get(name) != tuple(weight.shape):
+                raise InputError(
+                    f"weight {name!r} has shape {tuple(weight.shape)}; the engine's has "
+                    f"{shapes.get(name, 'no such name')}. Take weights of the same checkpoint."
+                )
         for name, weight in weights.items():
             own[name].copy_(weight)
         self.text_cache.clear()

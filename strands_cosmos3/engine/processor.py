@@ -233,7 +233,6 @@ class Cosmos3PolicyProcessor:
         metadata = checkpoint.metadata
         overrides = {name: value for name, value in options.items() if value is not None}
         defaults = {
-            "action_space": overrides.get("action_space") or checkpoint.require_space(),
             "prompt_format": metadata.get("prompt_format", checkpoint.variant.prompt_format),
             "image_size": metadata.get("resolution_tier"),
             "composition": checkpoint.composition,
@@ -246,6 +245,8 @@ class Cosmos3PolicyProcessor:
             "action_chunk_size": metadata.get("chunk"),
             "fps": metadata.get("fps"),
         }
+        if "action_space" not in overrides:
+            defaults["action_space"] = checkpoint.require_space()
         frames = overrides.get("policy_frames")
         if frames is not None and frames not in checkpoint.policy_frames:
             trained = " or ".join(map(str, checkpoint.policy_frames))

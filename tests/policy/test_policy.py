@@ -195,7 +195,9 @@ def test_what_is_wrong_is_said(policy, spy):
 
 
 def test_choices_are_named():
-    with pytest.raises(ConfigError, match=r"bundled policy.*'panda'.*scripted, replay or service"):
+    with pytest.raises(
+        ConfigError, match=r"bundled policy.*'panda'.*scripted .*, replay or service"
+    ):
         Cosmos3Policy()
     with pytest.raises(Cosmos3Error, match=r"scripted"):
         Cosmos3Policy(robot="panda", backend="oracle")

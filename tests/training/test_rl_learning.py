@@ -19,7 +19,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.request import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
@@ -223,6 +223,9 @@ def test_new_weights_reach_a_running_engine(explored):
     assert np.abs(worker.explore(plan, how, 1).groups[0].rows[0] - before).max() > 0.01
     worker.take_weights(weights)
     np.testing.assert_array_equal(worker.explore(plan, how, 1).groups[0].rows[0], before)
+    for wrong in ({"b_out": weights["b_out"][:-1]}, {"w_up": weights["b_out"]}):
+        with pytest.raises(InputError, match="weights of the same checkpoint"):
+            worker.take_weights({**weights, **wrong})
 
 
 def test_a_task_without_a_potential_is_refused():
