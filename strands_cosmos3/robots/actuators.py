@@ -176,8 +176,22 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
     )
     pulls[actuator] = False
     rivals = np.flatnonzero(pulls & (model.actuator_trnid[:, 0] == joint)).tolist()
-    return (
-        f"the actuator {model.actuator(rivals[0]).name!r} pulls at the same joint"
-        if rivals
-        else None
-    )
+    if rivals:
+        return f"the actuator {model.actuator(rivals[0]).name!r} pulls at the same joint"
+    return _coupling(model, int(joint))
+
+
+def _coupling(model: mujoco.MjModel, joint: int) -> str | None:
+    """How an equality binds a joint, to nothing or to a joint that is driven as well; a soft one
+    pulls at it like a spring.
+    """
+    ends = np.column_stack((model.eq_obj1id, model.eq_obj2id))
+    binds = (model.eq_type == mujoco.mjtEq.mjEQ_JOINT) & (model.eq_active0 > 0)
+    driven = model.actuator_trnid[np.isin(model.actuator_trntype, JOINT_DRIVES), 0]
+    for pair in ends[binds & (ends == joint).any(axis=1)].tolist():
+        other = pair[pair[0] == joint]
+        if other < 0:
+            return "an equality fixes its joint"
+        if other in driven:
+            return f"an equality couples its joint to {model.joint(other).name!r}"
+    return None

@@ -140,6 +140,18 @@ def test_two_hundred_random_arms_follow_or_are_refused(tmp_path):
     assert accepted >= 120
 
 
+@pytest.mark.parametrize("other", ["wrist_2_joint", None])
+def test_a_joint_that_an_equality_binds_is_refused(tmp_path, other):
+    """However soft it is."""
+    robot = arm(tmp_path, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
+    path = Path(robot.model[0].file)
+    partner = "" if other is None else f'joint2="{other}" '
+    equality = f'<equality><joint joint1="elbow_joint" {partner}solref="-1 -1"/></equality>'
+    path.write_text(path.read_text().replace("</mujoco>", f"{equality}</mujoco>"))
+    with pytest.raises(ConfigError, match=f"elbow .*equality .*{other or 'fixes'}"):
+        drive_joints(robot)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_each_refusal_names_the_actuator_and_its_reason(tmp_path, kind):
     kinds = dict.fromkeys(ARM.joints, "position") | {"elbow_joint": kind}
