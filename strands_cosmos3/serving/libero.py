@@ -128,7 +128,7 @@ def encode_request(request: Request) -> dict[str, Any]:
     }
 
 
-def decode_request(item: Mapping[str, Any], seed: int) -> Request:
+def decode_request(item: Mapping[str, Any], seed: int, chunk_rows: int | None = None) -> Request:
     """Return the request in an item. The sentences about the views are cut off: a model's caption
     has its own.
 
@@ -171,7 +171,7 @@ def decode_request(item: Mapping[str, Any], seed: int) -> Request:
         embodiment,
         space,
         instruction,
-        embodiment.chunk_rows(),
+        chunk_rows or embodiment.chunk_rows(),
         None,
         1.0,
         composite=picture,
@@ -201,7 +201,9 @@ def encode_error(message: str, batch: bool) -> str:
     return json.dumps({"actions" if batch else "action": [], "error": message})
 
 
-def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
+def info(
+    name: str, model_sha256: str | None, seed: int, chunk_rows: int | None = None
+) -> dict[str, Any]:
     """Return what ``/info`` says; None is what a backend does not tell."""
     embodiment = get_embodiment(DOMAIN)
     return {
@@ -209,7 +211,7 @@ def info(name: str, model_sha256: str | None, seed: int) -> dict[str, Any]:
         "checkpoint": model_sha256,
         "fps": embodiment.fps,
         "seed": seed,
-        "action_chunk_size": embodiment.chunk_rows(),
+        "action_chunk_size": chunk_rows or embodiment.chunk_rows(),
         "max_action_dim": 64,
         "raw_action_dim": embodiment.action_space().width,
         "config_file": None,

@@ -214,9 +214,9 @@ class ServedPolicy:
         """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
         tell.
         """
-        name = self.backend.info.name
-        digest = self.backend.info.model_sha256
-        return libero.info(f"strands-cosmos3 {__version__} {name}", digest, self.seed)
+        about = self.backend.info
+        name = f"strands-cosmos3 {__version__} {about.name}"
+        return libero.info(name, about.model_sha256, self.seed, about.chunk_rows)
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the
@@ -271,7 +271,8 @@ class ServedPolicy:
         """The request in a frame, or the answer to one that asks for no inference."""
         session = message.session
         if isinstance(message.frame, Mapping):
-            request = libero.decode_request(message.frame, self.seed)
+            rows = self.backend.info.chunk_rows
+            request = libero.decode_request(message.frame, self.seed, rows)
             return _PendingInference(message.frame, session, Episode(), request)
         if isinstance(message.frame, str):
             raise WireFormatError("a request must be a binary msgpack frame, got text.")
@@ -306,6 +307,7 @@ class ServedPolicy:
             self._space,
             images=self.backend.info.requires_images,
             compose=self.backend.compose,
+            chunk_rows=self.backend.info.chunk_rows,
             seed=wire.read_seed(message, wire.VLLM_SEED, default) if session.is_vllm else default,
             t_motion_s=now - episode.started_s,
         )

@@ -260,6 +260,7 @@ def decode_request(
     *,
     images: bool,
     compose: Compose = compose,
+    chunk_rows: int | None = None,
     seed: int = 0,
     t_motion_s: float = 0,
 ) -> Request:
@@ -270,6 +271,7 @@ def decode_request(
         embodiment, space: The policy's embodiment, and the action space of the backend's rows.
         images: Whether the backend needs pictures; views are then composed.
         compose: How.
+        chunk_rows: Rows of the backend's answers; None is the embodiment's.
         seed, t_motion_s: Noise seed and motion clock if the message has none.
 
     Raises:
@@ -298,7 +300,7 @@ def decode_request(
         embodiment=embodiment,
         action_space=space,
         instruction=prompt,
-        n_rows=embodiment.chunk_rows(space.name),
+        n_rows=chunk_rows or embodiment.chunk_rows(space.name),
         q_rad=q,
         gripper=_read_gripper(message, embodiment),
         limb_poses={} if pose is None else {embodiment.limbs[0].name: pose},

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import time
+from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from helpers.serving import DROID, Echo, Several, observation, picture
 from strands_cosmos3.backends.base import BackendInfo
@@ -68,6 +72,26 @@ def test_counted_seeds_stay_within_what_generators_take():
     for _ in range(4):
         answers(policy, observation(), sessions=[session])
     assert [asked.seed for asked in backend.requests] == [2**32 - 2, 2**32 - 1, 0, 1]
+
+
+@pytest.mark.parametrize("rows", [None, 8, 24, 32])
+def test_a_backend_is_asked_for_as_many_rows_as_it_answers(rows):
+    class Chunks(Several):
+        info = BackendInfo(name="echo", chunk_rows=rows)
+
+    backend = Chunks()
+    policy = ServedPolicy(backend, "libero")
+    png = BytesIO()
+    Image.fromarray(np.full((64, 128, 3), 90, np.uint8)).save(png, "PNG")
+    sent = {"image": base64.b64encode(png.getvalue()).decode(), "image_size": 64}
+    sent |= {"prompt": "put the soup in the basket", "domain_name": "libero"}
+    policy.answer([Message(sent, Session(), 0.0)])
+    assert [asked.n_rows for asked in backend.requests] == [rows or 16]
+    assert policy.info()["action_chunk_size"] == (rows or 16)
+    backend = Echo()
+    backend.info = replace(Echo.info, chunk_rows=rows)
+    answers(ServedPolicy(backend, "droid", "joint_pos"), observation())
+    assert [asked.n_rows for asked in backend.requests] == [rows or DROID.chunk_rows("joint_pos")]
 
 
 def test_a_request_of_this_package_has_a_seed_that_generators_take():
