@@ -117,6 +117,7 @@ class LevenbergMarquardt:
     ):
         self.model = model
         self.data = mujoco.MjData(model)
+        self._qpos: F64 = self.data.qpos  # a view, which takes long to make
         self._q_indices = _as_slice(q_address)
         self._dof_indices = _as_slice(dof_address)
         self._weight = np.ones(len(q_address)) if weight is None else weight
@@ -204,7 +205,7 @@ class LevenbergMarquardt:
         return self._metric * self._error, self._metric[:, None] * self._update_jacobian()
 
     def _start(self, T_world_frame: Sequence[F64], q_rad: F64) -> None:
-        self.data.qpos[:] = q_rad
+        self._qpos[:] = q_rad
         for frame, target in zip(self._frames, T_world_frame, strict=True):
             frame.aim(target)
 
@@ -212,7 +213,7 @@ class LevenbergMarquardt:
         """Update the error at angles [n]; return its square, weighted by a metric [6 L] if any, and
         whether every frame has reached its target.
         """
-        self.data.qpos[self._q_indices] = angles_rad
+        self._qpos[self._q_indices] = angles_rad
         mj_kinematics(self.model, self.data)
         cost, reached = 0.0, True
         for frame in self._frames:
