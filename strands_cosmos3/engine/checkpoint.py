@@ -360,15 +360,16 @@ class Checkpoint:
             shape, where = kept(name)
             return torch.empty(shape, device=where, dtype=kept_dtype(name, dtype))
 
-        targets: dict[str, Target] = {}
-        if quantization is not None:
-            for name, layer in install(model, quantization, device).items():
-                shape, where = kept(name)
-                key = checkpoint_key(name)
-                targets[key] = Place(layer, shape, quantization.scale(key, slices[key]), where)
-        targets |= {
+        layers = {} if quantization is None else install(model, quantization, device)
+        targets: dict[str, Target] = {
             checkpoint_key(name): tensor for name, tensor in materialise(model, empty).items()
         }
+        for name, layer in layers.items():
+            assert quantization is not None
+            shape, where = kept(name)
+            layer.reserve(shape, where)
+            key = checkpoint_key(name)
+            targets[key] = Place(layer, shape, quantization.scale(key, slices[key]), where)
         self.weights.read_into(targets, slices)
         return model.eval()
 

@@ -40,7 +40,8 @@ E4M3 = torch.float8_e4m3fn
 _KERNELS: Any = torch.ops.aten
 _LARGEST: Mapping[torch.dtype, float] = {torch.int8: 127.0, E4M3: 448.0}
 _SMALLEST_SCALE = 1e-12
-_BLOCK_ROWS = 512  # of a weight that is rounded, so that little memory is needed
+# of a weight that is rounded: large ones that come and go between weights tear the heap to pieces
+_BLOCK_ROWS = 32
 _LEAST_ROWS = 32  # that torch._int_mm multiplies on a GPU
 _MULTIPLE: Mapping[str, int] = {"int8": 8, "fp8": 16}  # of a weight's sizes, on a GPU
 
@@ -115,6 +116,7 @@ class Quantization:
             )
         layer = self.layer(None, device)
         try:
+            layer.reserve((32, 32), device)
             layer.fill(torch.ones(32, 32), StoredScale(), device)
             with torch.inference_mode():
                 layer(torch.ones(1, 4, 32, device=device, dtype=dtype))
@@ -151,10 +153,15 @@ class QuantizedLinear(nn.Module, ABC):
         self.a16 = False
         self.register_parameter("bias", bias)
 
+    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """Take the memory of a weight [N, K] before any is read: what is needed while weights are
+        read lies behind it, and goes back as a whole.
+        """
+
     @abstractmethod
     def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
-        """Round a weight and keep it on a device; one that was stored in 8 bits is the same
-        again.
+        """Round a weight into the memory that was reserved; one that was stored in 8 bits is the
+        same again.
         """
 
     @abstractmethod
@@ -169,9 +176,12 @@ class QuantizedLinear(nn.Module, ABC):
 class Int8Linear(QuantizedLinear):
     """Weights in int8 with one scale a row, activations with one a token."""
 
+    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.weight = _frozen(torch.empty(shape, dtype=torch.int8, device=device))
+
     def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
         scale_N = row_scales(weight_NK, torch.int8) if stored.weight is None else stored.weight
-        self.weight = _frozen(rounded(weight_NK, scale_N, torch.int8).to(device))
+        round_into(self.weight, weight_NK, scale_N)
         self.scale_N = _frozen(scale_N.to(device))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -188,12 +198,15 @@ class Fp8Linear(QuantizedLinear):
     token.
     """
 
+    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.weight = _frozen(torch.empty(shape, dtype=E4M3, device=device))
+
     def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
         scale = stored.weight
         if scale is None:
             scale = row_scales(weight_NK, E4M3)
             scale = scale if stored.activation is None else scale.amax(0, keepdim=True)
-        self.weight = _frozen(rounded(weight_NK, scale, E4M3).to(device))
+        round_into(self.weight, weight_NK, scale)
         if stored.activation is None:
             scale = scale.expand(len(weight_NK)).contiguous()
         self.scale = _frozen(scale.to(device))
@@ -303,11 +316,19 @@ def row_scales(weight_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def rounded(weight_NK: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A weight in a type of 8 bits; ``scale`` [N] or [1]."""
     result = torch.empty(weight_NK.shape, dtype=dtype, device=weight_NK.device)
-    scales = scale.to(weight_NK.device).expand(len(weight_NK)).split(_BLOCK_ROWS)
-    blocks = weight_NK.split(_BLOCK_ROWS), scales, result.split(_BLOCK_ROWS)
-    for block, scale_of_block, place in zip(*blocks, strict=True):
-        place.copy_(_in_range(block.float() / scale_of_block[:, None], dtype))
+    round_into(result, weight_NK, scale)
     return result
+
+
+def round_into(result_NK: torch.Tensor, weight_NK: torch.Tensor, scale: torch.Tensor) -> None:
+    """As :func:`rounded`, into memory of a type of 8 bits on any device."""
+    if result_NK.device != weight_NK.device:  # one copy, not one a block
+        result_NK.copy_(rounded(weight_NK, scale, result_NK.dtype))
+        return
+    scales = scale.to(weight_NK.device).expand(len(weight_NK)).split(_BLOCK_ROWS)
+    blocks = weight_NK.split(_BLOCK_ROWS), scales, result_NK.split(_BLOCK_ROWS)
+    for block, scale_of_block, place in zip(*blocks, strict=True):
+        place.copy_(_in_range(block.float() / scale_of_block[:, None], result_NK.dtype))
 
 
 def _in_range(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -49,6 +49,7 @@ def drawn(*shape, seed=0):
 
 
 def filled(layer, weight, scale=None, activation=None):
+    layer.reserve(tuple(weight.shape), CPU)
     layer.fill(weight, StoredScale(scale, activation), CPU)
     return layer
 
@@ -232,17 +233,68 @@ def test_a_device_without_kernels_is_refused(checkpoints, monkeypatch):
         EngineOptions(quantize_text=True)
 
 
+def test_a_weight_is_rounded_into_the_memory_that_was_reserved():
+    """Loading peaks at little more than it keeps only if no weight moves after the first is
+    read.
+    """
+    for layer in (Int8Linear(None), Fp8Linear(None)):
+        layer.reserve((48, 64), CPU)
+        place = layer.weight.data_ptr()
+        layer.fill(drawn(48, 64), StoredScale(), CPU)
+        assert layer.weight.data_ptr() == place
+        assert layer.weight.float().abs().amax() > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Int8Linear, PackedInt8Linear, Fp8Linear])
+def test_a_compiled_layer_gives_the_same_product(kind):
+    """Of tokens that 8 bits hold exactly, so that no last bit of float32 rounds one otherwise."""
+    most = 448 if kind is Fp8Linear else 127
+    tokens = (drawn(2, 16, 64, seed=1) * most / 4).clamp(-most, most)
+    tokens = tokens.to(E4M3).float() if kind is Fp8Linear else tokens.round()
+    tokens[..., 0] = most
+    tokens *= 2.0 ** torch.arange(-8, 8)[:, None]
+    layer = filled(kind(None), drawn(48, 64))
+    with torch.inference_mode():
+        expected = layer(tokens)
+        assert apart(torch.compile(layer)(tokens), expected) < 1e-6
+
+
+def with_other_last_bits(model, whole, seed):
+    """The action with one ulp of float32 more, less or as many in each number that enters a layer
+    in 8 bits.
+    """
+    drawing = torch.Generator().manual_seed(seed)
+
+    def changed(_, inputs):
+        ulps = torch.randint(-1, 2, inputs[0].shape, generator=drawing)
+        return (inputs[0] * (1 + ulps * torch.finfo(torch.float32).eps),)
+
+    layers = [m for m in model.transformer.modules() if isinstance(m, QuantizedLinear)]
+    hooks = [layer.register_forward_pre_hook(changed) for layer in layers]
+    action = model.step(whole)["action"]
+    for hook in hooks:
+        hook.remove()
+    return action
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", QUANTIZE)
 def test_compiled_code_gives_the_same_actions(checkpoints, scheme):
-    """Rounding a token's last bit otherwise moves an action by far more than float32's rounding."""
+    """A last bit of float32 rounds some token to another number of 8 bits, which this random model
+    amplifies: compiled code moves actions by at most 1.5 times what a last bit more or less in
+    the layers' inputs does in eager code.
+    """
     whole = asked(checkpoints["silu"])
     with (
         loaded(checkpoints["silu"], quantize=scheme) as eager,
         loaded(checkpoints["silu"], quantize=scheme, compile=True) as model,
     ):
-        bound = 1e-4 if scheme == "int8-weights" else 0.1
-        assert apart(model.step(whole)["action"], eager.step(whole)["action"]) < bound
+        expected = eager.step(whole)["action"]
+        moved = [apart(with_other_last_bits(eager, whole, seed), expected) for seed in range(8)]
+        # draws of other noise are more than 1 apart
+        bound = 1e-4 if scheme == "int8-weights" else min(1.5 * max(moved), 0.25)
+        assert apart(model.step(whole)["action"], expected) < bound
 
 
 def policy(**changes):
