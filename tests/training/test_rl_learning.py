@@ -170,6 +170,18 @@ def test_an_episode_is_the_same_again(explored):
     assert np.ptp(group.rewards) > 0
 
 
+def test_a_run_whose_pictures_are_plain_is_not_held_to_its_start():
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    settings = make_settings({"model": model, "tasks": "pick", "duration": 1.0, "seeds": 1})
+    worker = RolloutWorker(settings)
+    episode = worker.explore(settings.plan()[0], Exploration(1, 0.02, 0.03, 0.0), 1)
+    worker.close()
+    assert all(group.plain.size == 0 for group in episode.groups)
+    learn = learner(settings)
+    learn.take(episode.groups, {}, 0)
+    assert "kept_deviation" not in learn.loss(0)[1]
+
+
 def test_windows_are_what_the_engine_read(explored):
     """The sampler on the training's velocities answers the chunk that the engine answered."""
     settings, _, episode = explored

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("mujoco")
 
+import mujoco
+
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.worlds import Start, get_world
 from strands_cosmos3.worlds.table.world import TableVariation
@@ -129,3 +131,22 @@ def test_a_bar_has_none():
     with TABLE.open("dual_panda", task="lift_bar") as session:
         session.reset(Start("lift_bar"))
         assert session.potential() is None
+
+
+def test_a_cube_that_is_pushed_against_another_is_not_stacked(driven):
+    session, _ = driven
+    session.reset(Start("stack", 3, 0, "stack the red cube on the blue cube", TableVariation()))
+    data, scene = session.robot.data, session.robot.scene
+    red, blue = scene.bodies["cube_red"], scene.bodies["cube_blue"]
+    edge_m = scene.cubes["cube_red"].edge_m
+
+    def potential_at(offset_m) -> float:
+        pose = slice(red.qpos, red.qpos + 7)
+        data.qpos[pose] = np.concatenate([data.xpos[blue.id] + offset_m, data.xquat[blue.id]])
+        mujoco.mj_forward(session.robot.model, data)
+        assert blue.id in scene.forces_on(data, red.id)
+        return session.potential()
+
+    turned = data.xmat[blue.id].reshape(3, 3)
+    assert potential_at(turned @ [edge_m - 5e-4, 0, 0]) < 0
+    assert potential_at(np.array([0, 0, edge_m - 5e-4])) == pytest.approx(5.0)

@@ -151,7 +151,10 @@ class RolloutWorker(AssignmentRunner):
         pixels = [seen.pixel_values]
         if branch.plain_views is not None and rig is not None:
             plain = backend.compose(branch.plain_views, rig)
-            pixels.append(backend.processed(replace(request, composite=plain)).pixel_values)
+            plain_pixels = backend.processed(replace(request, composite=plain)).pixel_values
+            # the start policy's answer to the run's own pictures is what is to change
+            if not torch.equal(plain_pixels, pixels[0]):
+                pixels.append(plain_pixels)
         engine, (_, height, width) = backend.engine, seen.engine_request.video_shape
         assert isinstance(engine, Cosmos3Engine)
         with torch.inference_mode():

@@ -49,7 +49,12 @@ def _delivered(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeSta
         return False
     if goal.verb is Verb.PLACE:
         return scene.bin.contains(cube.position_m)
-    return goal.onto is not None and scene.bodies[goal.onto].id in cube.force_n
+    if goal.onto is None:
+        return False
+    base = scene.bodies[goal.onto].id
+    higher_m = cube.position_m[2] - data.xpos[base][2]
+    lies_above = higher_m > scene.cubes[goal.cube].edge_m / 2  # one pushed against it is level
+    return base in cube.force_n and bool(lies_above)
 
 
 def _carried(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) -> float:
