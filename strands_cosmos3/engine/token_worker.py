@@ -39,7 +39,8 @@ def _answer(tokenizer: str, number: int, messages: list[dict[str, str]], closing
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # tokenizers need none; it takes seconds
+    # tokenizers need no torch, and importing it takes seconds
+    sys.modules["torch"] = None  # type: ignore[assignment]
     import transformers.models.auto.tokenization_auto  # noqa: F401  # before the clock starts
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

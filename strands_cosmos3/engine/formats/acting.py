@@ -30,7 +30,7 @@ def require_acting(
     not what is needed.
 
     Args:
-        given: Fields of the contract that the caller states.
+        stated_fields: Fields of the contract that the caller states.
     """
     checkpoint.require_contract(stated_fields)
     metadata = checkpoint.metadata
