@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -144,7 +144,7 @@ class EpisodeLog(Restorable):
         """The errors of each limb, by name; none for one limb, whose they are in any case."""
         return {name: self.errors(name) for name in self.limbs if len(self.limbs) > 1}
 
-    def _path(self, limb: SceneLimb) -> Iterator[tuple[F64, F64]]:
+    def _path(self, limb: SceneLimb) -> Iterator[F64]:
         """The commanded motion against the intended path, chunk by chunk."""
         q_rad = self._commanded("q_rad")[:, limb.columns]
         for chunk, at, nominal_s in self._chunk_steps():
@@ -165,7 +165,7 @@ class EpisodeLog(Restorable):
         ]
         return ErrorSummary.of(*pose_distances(*relative))
 
-    def _loop_drift(self, limb: SceneLimb) -> tuple[F64, F64]:
+    def _loop_drift(self, limb: SceneLimb) -> F64:
         """The arm against the chunks' motions joined end to end.
 
         Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is
@@ -201,7 +201,7 @@ class EpisodeLog(Restorable):
         by_limb = recording.of_limbs(
             {name: len(limb.limb.joints) for name, limb in self.limbs.items()}
         )
-        errors: list[tuple[F64, F64]] = []
+        errors: list[F64] = []
         for name, limb in self.limbs.items():
             T_base_cosmos = (
                 limb.kinematics.forward(q[:, limb.columns])
@@ -273,7 +273,7 @@ def _intended(chunk: AcceptedChunk, limb: SceneLimb, at_s: F64, T_commanded: F64
     return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))
 
 
-def _over(errors: list[tuple[F64, F64]]) -> ErrorSummary:
+def _over(errors: Sequence[F64 | tuple[F64, F64]]) -> ErrorSummary:
     """Of distances and angles in parts; of none they are zero."""
     wholes = (np.concatenate(parts) for parts in zip((_NONE, _NONE), *errors, strict=True))
     return ErrorSummary.of(*(whole if len(whole) else np.zeros(1) for whole in wholes))

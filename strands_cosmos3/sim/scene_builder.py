@@ -231,7 +231,7 @@ def camera_quat(back: ArrayLike, up: ArrayLike) -> F64:
     the picture.
     """
     back = np.asarray(back) / np.linalg.norm(back)
-    right = np.cross(up, back)
+    right = np.cross(np.asarray(up), back)
     right /= np.linalg.norm(right)
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, np.column_stack([right, np.cross(back, right), back]).reshape(9))
