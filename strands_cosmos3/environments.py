@@ -11,11 +11,7 @@ Importing this module registers both; Gymnasium comes with the extra ``gym``, LI
 """
 
 from strands_cosmos3.extras import EXTRAS
-
-IDS = {
-    "strands_cosmos3/Table-v0": "worlds.environment:WorldEnv",
-    "strands_cosmos3/Libero-v0": "worlds.libero.env:LiberoEnv",
-}
+from strands_cosmos3.tables import packaged_worlds
 
 
 def register() -> None:
@@ -24,9 +20,10 @@ def register() -> None:
         return
     import gymnasium
 
-    for name, entry in IDS.items():
-        if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point=f"strands_cosmos3.{entry}")
+    for world in packaged_worlds().values():
+        for name, entry in world["environments"].items():
+            if name not in gymnasium.registry:
+                gymnasium.register(name, entry_point=entry)
 
 
 register()

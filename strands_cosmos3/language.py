@@ -16,9 +16,8 @@ from typing import Any, Protocol, cast
 
 from strands_cosmos3.errors import ConfigError, LayoutError
 from strands_cosmos3.resources import shown
+from strands_cosmos3.tables import packaged_worlds
 
-GRAMMARS: Mapping[str, str] = {"table": "strands_cosmos3.worlds.table.grammar"}
-"""Name of a grammar -> its module, which has the functions of :class:`Grammar`."""
 ENTRY_POINTS = "strands_cosmos3.grammars"
 """Entry points with which other packages add grammars. A checkpoint names one and never a
 module.
@@ -46,7 +45,7 @@ class Language:
     Args:
         verbs, colours: What a goal may consist of.
         words: Every word of its sentences.
-        grammar: One of :data:`GRAMMARS`, or of an entry point.
+        grammar: Name of a packaged world with a grammar, or of an entry point.
     """
 
     verbs: tuple[str, ...]
@@ -114,7 +113,9 @@ class Language:
 
 @functools.cache  # reading the entry points of everything installed takes milliseconds
 def _modules() -> Mapping[str, str]:
-    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **GRAMMARS}
+    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    packaged = packaged_worlds().items()
+    return added | {name: world["grammar"] for name, world in packaged if "grammar" in world}
 
 
 def _grammar(name: str) -> Grammar | None:

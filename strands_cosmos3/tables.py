@@ -37,6 +37,14 @@ def read_toml(
         raise invalid(f"{path} cannot be read as TOML ({str(error)[:200]}). {hint}") from None
 
 
+@cache
+def packaged_worlds() -> dict[str, Any]:
+    """Return ``worlds/worlds.toml``: the worlds of the package by name, the default one first. No
+    other place outside their folders names them.
+    """
+    return read_toml(Path(__file__).parent / "worlds/worlds.toml")
+
+
 def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
     """Return a dataclass from a table with its fields' names; lists become tuples.
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from strands_cosmos3.tables import packaged_worlds
+
 PACKAGE = Path(__file__).resolve().parents[1] / "strands_cosmos3"
 BASE = {
     "errors",
@@ -45,7 +47,7 @@ MAY_IMPORT = {
     "options": {"errors"},
     "tables": {"errors", "resources"},
     "embedded": {"errors", "resources"},
-    "language": {"errors", "resources"},
+    "language": {"errors", "resources", "tables"},
     "embodiments": {"checks", "errors", "options", "tables"},
     "collision": {"checks", "errors"},
     "episode_summary": set(),
@@ -158,9 +160,9 @@ def imported(path: Path) -> list[str]:
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-WORLDS = ("worlds.table", "worlds.libero")
+WORLDS = tuple(f"worlds.{name}" for name in packaged_worlds())
 NAME_WORLDS = ("commands",)
-"""Elsewhere, outside their own folders, the worlds are named by strings alone."""
+"""Elsewhere, outside their own folders, only ``worlds/worlds.toml`` names the worlds."""
 
 
 def test_imports_follow_the_architecture():
@@ -182,6 +184,21 @@ def test_imports_follow_the_architecture():
                 allowed = other in {package, *MAY_IMPORT[package]} and in_world
             wrong += [] if allowed else [f"{path.relative_to(PACKAGE)} imports {name}"]
     assert not wrong
+
+
+def test_no_string_names_a_world_outside_its_folder():
+    """Code that imports a world by its name knows it, too; docstrings may say what there is."""
+    for path in FILES:
+        inside = ".".join(path.relative_to(PACKAGE).parts)
+        strings = [
+            node.value
+            for node in nodes(path.read_text())
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        for world in WORLDS:
+            if not inside.startswith(f"{world}.") and package_of(path) not in NAME_WORLDS:
+                pattern = rf"(strands_cosmos3\.)?{re.escape(world)}(\.\w+)*(:\w+)?"
+                assert not any(re.fullmatch(pattern, text) for text in strings), path
 
 
 def test_packages_form_no_cycle():

@@ -12,14 +12,14 @@ from strands_cosmos3.checks import known_name
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
+from strands_cosmos3.tables import packaged_worlds
 
 _MAKERS = {
-    "scripted": "worlds.table.expert:ScriptedBackend",  # where no world names its own expert
-    "replay": "backends.replay:replay_backend",
-    "service": "backends.service:service_backend",
-    "native": "backends.native:NativeBackend",
-    "distributed": "backends.distributed:DistributedBackend",
-    "diffusers": "backends.diffusers:DiffusersBackend",
+    "replay": "strands_cosmos3.backends.replay:replay_backend",
+    "service": "strands_cosmos3.backends.service:service_backend",
+    "native": "strands_cosmos3.backends.native:NativeBackend",
+    "distributed": "strands_cosmos3.backends.distributed:DistributedBackend",
+    "diffusers": "strands_cosmos3.backends.diffusers:DiffusersBackend",
 }
 _WITHOUT_MODEL = ("scripted", "service")
 _INPUTS = {
@@ -87,9 +87,11 @@ def make_backend(
 def _by_name(
     backend: str, model: Any, options: BackendOptions, action_space: str | None
 ) -> Backend:
-    module, _, name = _MAKERS[backend].partition(":")
+    default_world = next(iter(packaged_worlds().values()))  # where none brings its own expert
+    place = default_world["expert"] if backend == "scripted" else _MAKERS[backend]
+    module, _, attribute = place.partition(":")
     with needed_by(f"backend {backend!r}"):
-        make: Any = getattr(import_module(f"strands_cosmos3.{module}"), name)
+        make: Any = getattr(import_module(module), attribute)
         if backend == "scripted":
             return make()
         if backend == "service":

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -34,6 +34,7 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.resources import Closeable
+from strands_cosmos3.tables import packaged_worlds
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
 
 if TYPE_CHECKING:  # a world can be asked for its tasks without a simulator
@@ -44,13 +45,6 @@ if TYPE_CHECKING:  # a world can be asked for its tasks without a simulator
 
 Rewording = Literal["swapped", "shuffled", "paraphrased"]
 REWORDINGS: tuple[Rewording, ...] = ("swapped", "shuffled", "paraphrased")
-WORLDS: Mapping[str, str] = MappingProxyType(
-    {
-        "table": "strands_cosmos3.worlds.table.world:TableWorld",
-        "libero": "strands_cosmos3.worlds.libero.world:LiberoWorld",
-    }
-)
-"""Name of a world -> ``module:name`` of what makes it."""
 ENTRY_POINTS = "strands_cosmos3.worlds"
 
 
@@ -501,9 +495,10 @@ def get_world(name: str | World) -> World:
         return name
     base, _, variant = (name, "", "") if ":" in name else name.partition("/")
     added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    place = base if ":" in base else {**added, **WORLDS}.get(base)
+    packaged = {name: world["world"] for name, world in packaged_worlds().items()}
+    place = base if ":" in base else {**added, **packaged}.get(base)
     if place is None:
-        raise UnknownNameError("world", name, (*WORLDS, *added, "module:name"))
+        raise UnknownNameError("world", name, (*packaged, *added, "module:name"))
     module, _, attribute = place.rpartition(":")
     try:
         world = getattr(_imported(module), attribute)
