@@ -157,6 +157,13 @@ class Loop:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
 
+    def skip(self, until: int) -> None:
+        """Go on to a step without those before it: there is nothing to learn in them, and the
+        moments of the optimiser would move the weights all the same.
+        """
+        self.step = until
+        self.save()
+
     def _agreed(self, decision: bool) -> bool:
         """Return rank 0's decision: what every process must do together, none may begin by its
         own clock.

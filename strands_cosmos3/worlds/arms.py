@@ -559,17 +559,20 @@ class ArmSession(Session):
         robot, executor, from_s = self.robot, self.robot.executor, self.robot.now_s()
         tick = physics_steps_per_tick(self.world.control_frequency_hz)
         motion = executor.accept(plan)
-        last = min(rows or len(plan.t_s), len(motion.nominal_s) - 1) - 1
+        ahead = len(motion.nominal_s) - 1
+        last, begun = min(rows or len(plan.t_s), ahead) - 1, 0
         try:
             while True:
                 reference, left = executor.reference, executor.steps_to_row(last) // tick
-                robot.execute(executor.advance(tick * max(min(ticks, left), 1)), reference)
+                block = executor.advance(tick * max(min(ticks, left), 1))
+                begun = executor.rows_begun + len(plan.t_s) - ahead  # a row due now is reached
+                robot.execute(block, reference)
                 success = self._judge is not None and self._judge.succeeded(robot.data)
                 if success or executor.steps_to_row(last) < tick:
-                    return Executed(success, robot.now_s() - from_s)
+                    return Executed(success, robot.now_s() - from_s, rows=begun)
         except ControlError as error:
             executor.fault(followed=not isinstance(error, ActuatorGuardError))
-            return Executed(False, robot.now_s() - from_s, str(error))
+            return Executed(False, robot.now_s() - from_s, str(error), begun)
 
     def potential(self) -> float | None:
         """Return how far the task has come, as the world says."""

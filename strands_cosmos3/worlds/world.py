@@ -232,11 +232,13 @@ class Executed:
         success: Whether the goal is achieved; the episode is then over.
         duration_s: Simulated duration of the part that was executed.
         fault: Why the arm could follow no further; the episode is then over.
+        rows: Of the plan that were begun: success and faults end it early.
     """
 
     success: bool
     duration_s: float
     fault: str | None = None
+    rows: int = 0
 
     @property
     def ended(self) -> bool:

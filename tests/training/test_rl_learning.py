@@ -22,6 +22,7 @@ from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
+from strands_cosmos3.training.rl.controller import ReinforcementLearning
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
 from strands_cosmos3.training.rl.groups import rated
 from strands_cosmos3.training.rl.learner import Learner
@@ -57,20 +58,22 @@ def test_the_optimum_of_two_gaussians_is_the_old_velocity_and_twice_the_advantag
     v_of_mode = (x[..., None] - x0_of_mode) / sigma
     v_old = (posterior * v_of_mode).sum(-1)
     delta = posterior[..., 1] * (v_of_mode[..., 1] - v_old)  # E[(r - 1/2) (v - v_old) | x]
-    flat = [t.reshape(-1, 1) for t in (x, v_old, eps - x0)]
+    flat = [t.reshape(-1, 1, 1) for t in (x, v_old, eps - x0)]
+    whole = torch.ones(x.numel())
     centres = torch.linspace(float(x.min()), float(x.max()), 40, dtype=torch.float64)
     space = float(centres[1] - centres[0])
-    features = torch.exp(-0.5 * ((flat[0] - centres) / (1.5 * space)) ** 2)
+    features = torch.exp(-0.5 * ((flat[0] - centres) / (1.5 * space)) ** 2)[:, 0]
 
     def loss(weights):
-        v_theta = flat[1] + features @ weights[:, None]
-        return errors("nft", v_theta, flat[1], flat[2], r.reshape(-1), beta) @ mass.reshape(-1)
+        v_theta = flat[1] + (features @ weights)[:, None, None]
+        of_each = errors("nft", v_theta, flat[1], flat[2], r.reshape(-1), beta, whole)
+        return of_each @ mass.reshape(-1)
 
     zero = torch.zeros(len(centres), dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(loss(zero), zero)
     curvature = torch.autograd.functional.hessian(loss, zero.detach())
     weights = -torch.linalg.lstsq(curvature, slope[:, None], driver="gelsd").solution
-    learnt = (flat[1] + features @ weights).detach().reshape(x.shape)
+    learnt = v_old + (features @ weights).detach().reshape(x.shape)
     optimum = v_old + 2 / beta * delta
 
     def size(values):
@@ -84,10 +87,25 @@ def test_the_optimum_of_two_gaussians_is_the_old_velocity_and_twice_the_advantag
 def test_a_chunk_of_one_half_pulls_the_old_policy_nowhere(beta):
     v_old, v = torch.randn(2, 4, 16, 10, dtype=torch.float64)
     v_theta = v_old.clone().requires_grad_()
-    errors("nft", v_theta, v_old, v, torch.full((4,), 0.5), beta).sum().backward()
+    rows = torch.full((4,), 16)
+    errors("nft", v_theta, v_old, v, torch.full((4,), 0.5), beta, rows).sum().backward()
     assert v_theta.grad.abs().max() < 1e-12
-    errors("nft", v_theta, v_old, v, torch.ones(4), beta).sum().backward()
+    errors("nft", v_theta, v_old, v, torch.ones(4), beta, rows).sum().backward()
     assert v_theta.grad.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["nft", "rft"])
+def test_rows_that_were_not_executed_are_not_learnt(algorithm):
+    v_old, v = torch.randn(2, 3, 16, 10)
+    v_theta = v_old.clone().requires_grad_()
+    of_each = errors(algorithm, v_theta, v_old, v, torch.ones(3), 1.0, torch.tensor([16, 5, 0]))
+    of_each.sum().backward()
+    assert not v_theta.grad[1, 5:].any()
+    assert not v_theta.grad[2].any()
+    assert (v_theta.grad[0] != 0).all()
+    expected = (v_old - v)[1, :5].square().mean() if algorithm == "rft" else None
+    if expected is not None:
+        torch.testing.assert_close(of_each[1].detach(), expected)
 
 
 def test_ratings_have_a_mean_of_one_half_in_each_group_that_tells_chunks_apart():
@@ -98,10 +116,10 @@ def test_ratings_have_a_mean_of_one_half_in_each_group_that_tells_chunks_apart()
     np.testing.assert_allclose(rating.mean(1), 0.5)
     assert 0.0 <= rating.min() <= rating.max() <= 1.0
     assert rating[0].argmax() == 3
-    for algorithm in ("awfm", "rft"):
-        np.testing.assert_allclose(weights_of(algorithm, rating).mean(1), 1.0)
+    np.testing.assert_allclose(weights_of("awfm", rating).mean(1), 1.0)
     best = weights_of("rft", rating)[:2]
-    assert (np.count_nonzero(best, axis=1) == 1).all()
+    assert (best.sum(1) == 1).all()
+    assert (best.max(1) == 1).all(), "a chunk counts as much as with other algorithms"
     assert (best.argmax(1) == rewards[:2].argmax(1)).all()
 
 
@@ -141,6 +159,18 @@ def test_some_pairs_close_or_open_the_fingers_at_another_row():
     assert len({int(row.argmin()) for row in closing}) > 1
 
 
+def test_fingers_are_the_policys_own_up_to_the_row_that_they_switch_at():
+    how = Exploration(pairs=4, shift_m=0.01, turn_rad=0.0, grasp=0.5)
+    own = chunk()
+    action = np.array(own.action)
+    action[:, 9] = 1.1  # beyond open, as a policy answers
+    own = replace(own, action=action)
+    rows = group_of(own, {"arm": np.eye(4)}, how, np.random.default_rng(2))
+    fingers = np.array([each[:, 9] for each in rows[1:]])
+    assert (fingers[:, 0] == 1.1).all()
+    assert set(np.unique(fingers)) == {-1.0, 1.0, 1.1}
+
+
 @pytest.fixture(scope="module")
 def explored():
     """The settings, a worker and an episode on another mount of the camera."""
@@ -168,6 +198,7 @@ def test_an_episode_is_the_same_again(explored):
     assert group.rows.shape == (5, 16, 10)
     assert (group.latents != group.plain).any()
     assert np.ptp(group.rewards) > 0
+    assert (group.executed == 16).all()
 
 
 def test_a_run_whose_pictures_are_plain_is_not_held_to_its_start():
@@ -219,9 +250,53 @@ def test_an_iteration_without_a_difference_changes_nothing(explored):
     learn = learner(settings)
     learn.take([replace(g, rewards=np.zeros(5)) for g in episode.groups], {}, 0)
     assert (learn.kept, learn.dropped) == (0, len(episode.groups))
-    loss, _ = learn.loss(0)
-    loss.backward()
-    assert all(not p.grad.any() for p in learn.policy.parameters() if p.grad is not None)
+
+
+class InlineCrew:
+    """Answers an iteration with an episode that was run before."""
+
+    deaths = 0
+
+    def __init__(self, episode):
+        self.episode = episode
+
+    def publish(self, version, weights):
+        pass
+
+    def submit(self, job):
+        pass
+
+    def result(self, key):
+        return {"success": False} if "evaluation" in key else self.episode
+
+
+def learning(settings, folder, **options) -> ReinforcementLearning:
+    config = RLConfig(episodes=1, steps=2, batch=5, evaluate_episodes=1, **options)
+    return ReinforcementLearning(settings, folder, config)
+
+
+def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path):
+    settings, _, episode = explored
+    run = learning(settings, tmp_path)
+    run._iterate(InlineCrew(episode))
+    before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters()}
+    same = [replace(g, rewards=np.zeros(5)) for g in episode.groups]
+    run._iterate(InlineCrew(replace(episode, groups=same)))
+    assert run.iteration == 2
+    assert all(torch.equal(p, before[name]) for name, p in run.learner.policy.named_parameters())
+    assert learning(settings, tmp_path).iteration == 2
+
+
+def test_only_numbers_of_the_chunk_are_kept(explored):
+    _, _, episode = explored
+    learn = learner(explored[0])
+    learn.take(episode.groups, {}, 0)
+    with torch.no_grad():
+        learn.policy.b_out[10:] += 1.0  # columns that pad the rows
+    assert float(learn.loss(0)[1]["kept_deviation"]) == 0
+    with torch.no_grad():
+        learn.policy.b_out[:10] += 1.0
+    assert float(learn.loss(0)[1]["kept_deviation"]) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_new_weights_reach_a_running_engine(explored):

@@ -13,6 +13,7 @@ pytest.importorskip("mujoco")
 
 import mujoco
 
+from strands_cosmos3.errors import ControlError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.worlds import Start, get_world
 from strands_cosmos3.worlds.table.world import TableVariation
@@ -64,7 +65,37 @@ def test_a_branch_with_the_original_chunk_is_the_original_with_contacts(driven):
         assert session.execute(again, ticks=1 if original.success else 4) == original
         for ours, theirs in zip(outcome(session), after, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+        assert original.rows == 16 or original.success
     assert touched, "some chunks end with the cube between the fingers"
+
+
+def test_rows_that_were_executed_are_counted_up_to_a_goal_and_a_fault(driven):
+    session, policy = driven
+    begin(driven)
+    rows = [session.execute(policy.plan(session.observation(images=False), PICK), 3).rows]
+    ended = session.execute(policy.plan(session.observation(images=False), PICK))
+    while not ended.ended:
+        rows.append(ended.rows)
+        ended = session.execute(policy.plan(session.observation(images=False), PICK))
+    assert set(rows) == {3, 16}
+    assert ended.success
+    assert ended.rows == -(-ended.duration_s * 15 // 1) < 16
+    begin(driven)
+    plan = policy.plan(session.observation(images=False), PICK)
+    moved = session.robot.execute
+
+    def execute(block, reference):
+        if session.robot.now_s() > 0.45:
+            raise ControlError("it is stuck")
+        moved(block, reference)
+
+    session.robot.execute = execute
+    try:
+        fault = session.execute(plan)
+    finally:
+        del session.robot.execute
+    assert fault.fault == "it is stuck"
+    assert fault.rows == 8, "the row on the way counts"
 
 
 def test_a_branch_is_cheap(driven):

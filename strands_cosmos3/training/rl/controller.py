@@ -168,7 +168,10 @@ class ReinforcementLearning:
         episodes: list[Episode] = [crew.result((i, k)) for k in range(config.episodes)]
         self.learner.take([g for e in episodes for g in e.groups], weights, i)
         seen: list[Metrics] = []
-        self._loop.run((i + 1) * config.steps, lambda _, metrics: seen.append(metrics))
+        if self.learner.kept:
+            self._loop.run((i + 1) * config.steps, lambda _, metrics: seen.append(metrics))
+        else:
+            self._loop.skip((i + 1) * config.steps)
         self._drop_before(i + 1 - config.staleness)
         figures = {
             **self._figures(i, episodes),

@@ -41,7 +41,8 @@ def group_of(
     pairs of it displaced either way.
 
     An offset is held over the chunk: it grows smoothly from nothing at the anchor to its full size
-    at the last row, in the hand's own axes. Rows are those that are commanded, unclipped.
+    at the last row, in the hand's own axes. Rows are those that are commanded, unclipped; their
+    grippers are the chunk's own up to the row that they switch at.
 
     Args:
         anchors: By limb, [4, 4] pose that the first row departs from.
@@ -86,4 +87,8 @@ def _displaced(
         if limb.gripper is not None:
             grippers[name] = np.array(limb.gripper)
             grippers[name][switch:] = float(opens)
-    return encode_limbs(moved, grippers, chunk.embodiment, stats)
+    rows = encode_limbs(moved, grippers, chunk.embodiment, stats)
+    for limb in chunk.embodiment.limbs:
+        if (column := limb.gripper_column) is not None:
+            rows[:switch, column] = chunk.action[:switch, column]
+    return rows

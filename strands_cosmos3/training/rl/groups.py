@@ -24,6 +24,7 @@ class Group:
     empty: tuple[int, ...]  # token ids of the caption without text
     rows: NDArray[np.float32]  # [K, T, D] chunks in the model's scale, the policy's own first
     rewards: F64  # [K]
+    executed: NDArray[np.int64]  # [K] rows of each chunk that were
 
 
 def rated(rewards: F64) -> tuple[F64, NDArray[np.bool_]]:

@@ -20,7 +20,7 @@ from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
 from strands_cosmos3.training.adapters import load_policy, train_only
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
-from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, predicted
+from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, first_noisy, predicted
 from strands_cosmos3.training.rl.groups import Group, rated
 from strands_cosmos3.training.rl.objectives import errors, weights_of
 from strands_cosmos3.training.rl.options import RLConfig
@@ -64,6 +64,7 @@ class Learner:
         weight = weights_of(config.algorithm, rating[tells])
         rows = [group.rows for group in self._groups]
         self._rows = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, 1)
+        self._executed = torch.tensor(np.array([group.executed for group in self._groups]))
         used = np.ones_like(weight, bool) if config.algorithm == "nft" else weight > 0
         self._members = np.argwhere(used)
         self._weight = torch.from_numpy(weight[used]).float()
@@ -75,16 +76,10 @@ class Learner:
     def loss(self, step: int) -> tuple[torch.Tensor, LossMetrics]:
         """Return the loss of an optimiser's step, and its metrics: ``old_deviation``, the squared
         distance to the velocities of the policy that sampled, and ``kept_deviation``, to those
-        of the start policy without the condition.
+        of the start policy without the condition. There must be groups that tell chunks apart.
         """
-        config, noise = (
-            self.config,
-            torch.Generator().manual_seed(self.config.seed * 1_000_003 + step),
-        )
-        if not self._groups:
-            still = 0.0 * sum(p.sum() for p in self.policy.parameters() if p.requires_grad)
-            assert isinstance(still, torch.Tensor)
-            return still, {"loss": 0.0}
+        config = self.config
+        noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         first = step % config.steps * config.batch
         chosen = self._order[first : first + config.batch]
         groups, members = self._members[chosen].T
@@ -95,7 +90,8 @@ class Learner:
         v_theta = self._rows_of(self.policy, batch, noised)
         v = noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]]
         weight = self._weight[torch.from_numpy(chosen)]
-        loss = errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta).mean()
+        executed = self._executed[groups, members]
+        loss = errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta, executed).mean()
         metrics = {"policy": loss.detach(), "old_deviation": _apart(v_theta.detach(), v_old)}
         if config.kl_beta:
             with torch.no_grad():
@@ -112,7 +108,10 @@ class Learner:
         """
         answers, predictions = (max(1, len(groups) // share) for share in _KEPT)
         batch = self._batch(groups[:answers], np.zeros(answers, np.int64), plain=True)
-        apart = self._distance_to_start(batch, self._noised(batch, noise), 1)
+        noised = self._noised(batch, noise)
+        with torch.no_grad():
+            v_start = self._rows_of(self._start, batch, noised)
+        apart = _apart(self._rows_of(self.policy, batch, noised), v_start)
         if self._checkpoint.dynamics_from_frame:
             batch = self._batch(groups[-predictions:], np.zeros(predictions, np.int64), plain=True)
             frames = batch.rows.shape[1] // TEMPORAL_COMPRESSION + 1
@@ -124,16 +123,16 @@ class Learner:
                 batch = replace(batch, prompts=prompts, prompt=torch.zeros_like(batch.prompt))
             how = FlowConfig(dynamics_from_frame=True)
             noised = add_noise(batch, self.policy.transformer.config, how, noise)
-            apart = apart + self._distance_to_start(batch, noised, 0)
+            apart = apart + self._predictions_apart(batch, noised)
         return apart
 
-    def _distance_to_start(self, batch: Batch, noised: Noised, part: int) -> torch.Tensor:
-        """Return the squared distance to the start policy of the velocities of pictures (0) or of
-        rows (1).
-        """
+    def _predictions_apart(self, batch: Batch, noised: Noised) -> torch.Tensor:
+        """Return the squared distance to the start policy of the velocities of pictures."""
         with torch.no_grad():
-            v_start = predicted(self._start, batch, noised)[part]
-        return _apart(predicted(self.policy, batch, noised)[part], v_start)
+            v_start = predicted(self._start, batch, noised)[0]
+        real = noised.real[first_noisy(noised.layout) :]
+        off = (predicted(self.policy, batch, noised)[0] - v_start) * real
+        return off.square().sum() / (len(off) * real.sum())
 
     def _batch(self, groups: np.ndarray, members: np.ndarray, plain: bool) -> Batch:
         states = [self._groups[i] for i in groups]

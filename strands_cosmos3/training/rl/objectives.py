@@ -24,14 +24,13 @@ _TEMPERATURE = 0.5  # of awfm, in units of 2 r - 1
 
 def weights_of(algorithm: Algorithm, rating: F64) -> F64:
     """Return the weight [G, K] of each chunk, of their ratings r [G, K]: r itself for ``nft``, else
-    with a mean of 1 in each group.
+    with a mean of 1 over those of each group that are learnt from, whose weight is not 0.
     """
     if algorithm == "nft":
         return rating
-    if algorithm == "awfm":
-        weights = np.exp((2 * rating - 1) / _TEMPERATURE)
-    else:
-        weights = (rating == rating.max(axis=1, keepdims=True)).astype(np.float64)
+    if algorithm == "rft":
+        return (rating == rating.max(axis=1, keepdims=True)).astype(np.float64)
+    weights = np.exp((2 * rating - 1) / _TEMPERATURE)
     return weights / weights.mean(axis=1, keepdims=True)
 
 
@@ -42,14 +41,17 @@ def errors(
     v: torch.Tensor,
     weight: torch.Tensor,
     beta: float,
+    executed: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the loss of each window [B], of velocities [B, ...] and weights [B].
+    """Return the loss of each window [B], of velocities [B, T, D] and weights [B]: the mean over
+    its ``executed`` rows [B], as the others did not contribute to what the chunk was worth.
 
     ``beta`` is DiffusionNFT's: half of it takes steps of twice the size.
     """
+    counts = torch.arange(v.shape[1]) < executed[:, None]
 
     def square(error: torch.Tensor) -> torch.Tensor:
-        return error.square().flatten(1).mean(1)
+        return (error.square().mean(2) * counts).sum(1) / executed.clamp(min=1)
 
     if algorithm != "nft":
         return weight * square(v_theta - v)

@@ -1,6 +1,9 @@
 """What a rollout worker does: episodes in which each visited state is a group of chunks, run from
 there one by one in physics alone.
 
+Chunks are executed whole, even where the policy replans earlier: an offset is largest at a chunk's
+end, and there it shows whether it was a good one.
+
 The episode goes on after a member that is drawn, never chosen by its reward.
 """
 
@@ -119,15 +122,16 @@ class RolloutWorker(AssignmentRunner):
             branch = _Branching(session, policy, branched, assignment.policy_instruction)
             rows = group_of(branched.chunk, branch.anchors, how, rng)
             goes_on = 0 if rng.random() < _OWN else int(rng.integers(len(rows)))
-            rewards = []
+            rewards, counts = list[float](), list[int]()
             for member, chunk in enumerate(rows):
                 reward, result = branch.run(None if member == 0 else chunk)
                 rewards.append(reward)
+                counts.append(result.rows)
                 if member == goes_on:
                     kept, executed = session.save(policy), result
             session.restore(kept, policy)  # pyright: ignore[reportPossiblyUnbound]
             duration_s += executed.duration_s or horizon_s
-            groups.append(self._group(assignment, branched.request, branch, rows, rewards))
+            groups.append(self._group(assignment, branched.request, branch, rows, rewards, counts))
             ends = np.array(branch.ends_m)
             spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
         spread_m = float(np.mean(spreads))
@@ -145,6 +149,7 @@ class RolloutWorker(AssignmentRunner):
         branch: _Branching,
         rows: list[F64],
         rewards: list[float],
+        counts: list[int],
     ) -> Group:
         backend, rig = self._native(assignment.condition), request.embodiment.rig
         seen = backend.processed(request)
@@ -170,6 +175,7 @@ class RolloutWorker(AssignmentRunner):
             tuple(seen.neg_text_ids[0].tolist()),
             np.stack(rows).astype(np.float32),
             np.array(rewards),
+            np.array(counts),
         )
 
 

@@ -309,7 +309,8 @@ class LiberoSession(Session):
             success = self._step(simulation, action)
             if success or simulation.time_is_up:
                 break
-        return Executed(success, (simulation.steps - before) / CONTROL_HZ)
+        steps = simulation.steps - before
+        return Executed(success, steps / CONTROL_HZ, rows=steps)
 
     def draw(self) -> dict[str, NDArray[np.uint8]]:
         """Return both views as policies are trained on them [H, W, 3]: upright and mirrored."""
