@@ -297,17 +297,20 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the recorded digests and of the weights' names and shapes. If digests of some
-        weight files are not recorded, it covers what the folder states, too, and blocks of each
-        file.
+        """SHA-256 of what the folder states, of the weights' names and shapes, of its configs and
+        tokenizer, and of blocks of each weight file.
         """
-        recorded = self.metadata.get("sha256") or {}
         sources = (self.weights, self.vae_weights)
+        weights = {path for source in sources for path in source.files}
+        others = {
+            path
+            for part in ("transformer", "vae", "scheduler", "text_tokenizer")
+            for path in (self.root / part).rglob("*")
+            if path.is_file() and path not in weights
+        }
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in sources]
-        contents: list[Any] = [recorded, headers]
-        covered = {(self.root / name).resolve() for name in recorded}
-        if not all(file.resolve() in covered for source in sources for file in source.files):
-            contents += [dict(self.layout.metadata()), *map(_sampled_sha256, sources)]
+        stated = dict(self.layout.metadata()), self.metadata.get("sha256")
+        contents = [stated, headers, _sampled_sha256(weights | others)]
         text = json.dumps(contents, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -422,15 +425,15 @@ class _Collected:
             )
 
 
-_BLOCK_BYTES, _BLOCKS = 4096, 16384  # files of up to 64 MiB are read whole
+_BLOCK_BYTES, _BLOCKS = 4096, 4096  # files of up to 16 MiB are read whole
 
 
-def _sampled_sha256(source: WeightSource) -> str:
-    """SHA-256 of blocks of each weight file, evenly spaced, and of its size: training changes all
-    of a file, and reading the whole of a large one takes minutes.
+def _sampled_sha256(paths: Iterable[Path]) -> str:
+    """SHA-256 of blocks of each file, evenly spaced, and of its size: training changes all of a
+    file, and reading the whole of a large one takes minutes.
     """
     digest = hashlib.sha256()
-    for path in sorted(source.files, key=lambda path: path.name):
+    for path in sorted(paths, key=lambda path: (path.name, path.parent.name)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -29,6 +29,7 @@ from strands_cosmos3.engine.formats.layout import Layout
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
+from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import (
     CheckpointError,
     ConfigError,
@@ -508,6 +509,25 @@ def test_a_checkpoint_that_states_something_else_has_another_digest(
     content = json.loads(file.read_text())
     content["strands_cosmos3"][key] = value
     file.write_text(json.dumps(content))
+    assert Checkpoint.open(folder).digest != before
+
+
+@pytest.mark.parametrize(
+    "edited",
+    ["scheduler/scheduler_config.json", "text_tokenizer/tokenizer.json", "vae/config.json"],
+)
+def test_a_checkpoint_whose_other_files_were_edited_has_another_digest(
+    checkpoints, tmp_path, edited
+):
+    """Though the digests of all weights are recorded."""
+    folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
+    about = folder / "checkpoint.json"
+    content = json.loads(about.read_text())
+    content["strands_cosmos3"]["sha256"] = weight_digests(folder)
+    about.write_text(json.dumps(content))
+    before = Checkpoint.open(folder).digest
+    file = folder / edited
+    file.write_text(file.read_text().rstrip() + "\n\n")
     assert Checkpoint.open(folder).digest != before
 
 
