@@ -64,6 +64,13 @@ class ReferenceBlock:
     def __len__(self) -> int:
         return len(self.q_rad)
 
+    def at(self, step: int) -> JointState:
+        """Return the reference at a step; past the end it rests at the last one."""
+        moves = step < len(self)
+        step = min(step, len(self) - 1)
+        qd_rad_s, qdd_rad_s2 = self.qd_rad_s[step] * moves, self.qdd_rad_s2[step] * moves
+        return JointState(self.q_rad[step].copy(), qd_rad_s, qdd_rad_s2)
+
     def rows(self, first: int, last: int) -> ReferenceBlock:
         """Return steps ``first`` to ``last - 1``; steps past the end rest at the last one."""
         index = np.arange(first, last)
@@ -150,8 +157,7 @@ class Takeover:
     @property
     def reference(self) -> JointState:
         """The reference at that step."""
-        now = self.plan.block.rows(self.step, self.step + 1)
-        return JointState(now.q_rad[0], now.qd_rad_s[0], now.qdd_rad_s2[0])
+        return self.plan.block.at(self.step)
 
     def prepare(self, trajectory: JointTrajectory) -> PreparedMotion:
         """Plan a trajectory from this reference, as :meth:`motion_through`, and
@@ -322,7 +328,7 @@ class Executor(Restorable):
     @property
     def reference(self) -> JointState:
         """Reference at the last step handed out."""
-        return self.takeover().reference
+        return self._plan.block.at(self._cursor)
 
     @property
     def rows_begun(self) -> int:
