@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from strands_cosmos3.training.rl.options import RLConfig
 if TYPE_CHECKING:
     from strands_cosmos3.training.rl.controller import Iteration
 
+_LARGEST_KL = 1e-4
 _FRACTIONS = ("anneal", "average", "grasp")
 
 
@@ -53,7 +55,9 @@ class RLCommand:
     conditions: str = "plain"
     """The condition to learn under, as `evaluate` has them, e.g. mount=7 or light=0.3; one."""
     budget: float = 1.0
-    """Hours of wall-clock time, those of earlier starts included."""
+    """Hours of wall-clock time, those of earlier starts included; films and the last evaluation
+    come on top.
+    """
     duration: float = 12.0
     """Longest episode in simulated seconds."""
     workers: int | None = None
@@ -83,10 +87,16 @@ class RLCommand:
                 "duration": self.duration,
             }
         )
-        if len(settings.conditions) > 1:
+        condition, *others = settings.conditions
+        if others:
             raise ConfigError(
                 f"--conditions {self.conditions}: a run learns under one condition; join them "
                 "with +, or start a run for each."
+            )
+        if condition.policy.identity():
+            raise ConfigError(
+                f"--conditions {self.conditions}: a run learns what differs in the world, such as "
+                "mount=7; leave conditions of the policy out."
             )
         console = Console()
         with needed_by("rl"), terminated_as_interrupted():
@@ -113,7 +123,8 @@ class RLCommand:
 
     def _require_numbers(self) -> None:
         learning = self.learning
-        whole_number(self.workers or 1, "--workers", 1)
+        if self.workers is not None:
+            whole_number(self.workers, "--workers", 1)
         for name in ("budget", "duration"):
             positive(getattr(self, name), f"--{name}")
         for option in fields(RLConfig):
@@ -126,4 +137,10 @@ class RLCommand:
                 raise ConfigError(f"{flag} must be at least zero, got {value!r}.")
             elif option.name in ("shift_cm", "turn_deg", "nft_beta", "lr"):
                 positive(value, flag)
+        if learning.kl_beta > _LARGEST_KL:
+            warnings.warn(
+                f"--kl-beta {learning.kl_beta:g} pulls the policy back to its start; at most "
+                f"{_LARGEST_KL:g} lets it adapt.",
+                stacklevel=2,
+            )
         seed_number(learning.seed, "--seed")

@@ -14,14 +14,17 @@ pytest.importorskip("mujoco")
 import torch
 
 from strands_cosmos3.actions.decode import decode_limbs
+from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.request import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.training.loop import read_curve
 from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
+from strands_cosmos3.training.rl import controller
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
 from strands_cosmos3.training.rl.groups import rated
@@ -184,7 +187,7 @@ def explored():
 
 def learner(settings, **options) -> Learner:
     checkpoint = Checkpoint.open(locate(settings.policy.model))
-    return Learner(checkpoint, DROID, RLConfig(steps=2, batch=5, **options))
+    return Learner(checkpoint, DROID, RLConfig(**{"pairs": 2, "steps": 2, "batch": 5, **options}))
 
 
 def test_an_episode_is_the_same_again(explored):
@@ -208,7 +211,7 @@ def test_a_run_whose_pictures_are_plain_is_not_held_to_its_start():
     episode = worker.explore(settings.plan()[0], Exploration(1, 0.02, 0.03, 0.0), 1)
     worker.close()
     assert all(group.plain.size == 0 for group in episode.groups)
-    learn = learner(settings)
+    learn = learner(settings, pairs=1)
     learn.take(episode.groups, {}, 0)
     assert "kept_deviation" not in learn.loss(0)[1]
 
@@ -271,7 +274,7 @@ class InlineCrew:
 
 
 def learning(settings, folder, **options) -> ReinforcementLearning:
-    config = RLConfig(episodes=1, steps=2, batch=5, evaluate_episodes=1, **options)
+    config = RLConfig(episodes=1, pairs=2, steps=2, batch=5, evaluate_episodes=1, **options)
     return ReinforcementLearning(settings, folder, config)
 
 
@@ -285,6 +288,80 @@ def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path):
     assert run.iteration == 2
     assert all(torch.equal(p, before[name]) for name, p in run.learner.policy.named_parameters())
     assert learning(settings, tmp_path).iteration == 2
+
+
+def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path, monkeypatch):
+    settings, worker, episode = explored
+    own, answers = EngineBackend.infer, []
+
+    def infer(self, request):
+        answers.append(own(self, request))
+        if len(answers) > usable:
+            raise NonFiniteError("row 3 is not finite")
+        return answers[-1]
+
+    monkeypatch.setattr(EngineBackend, "infer", infer)
+    for usable in (1, 0):
+        answers.clear()
+        ended = worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
+        assert (len(ended.groups), ended.success, ended.unusable) == (usable, False, True)
+    run = learning(settings, tmp_path)
+    run._iterate(InlineCrew(ended))  # without a group
+    (line,) = read_curve(tmp_path / "rollouts.jsonl")
+    assert (line["unusable"], line["groups"], line["gain"]) == (1, 0, 0)
+    run._iterate(InlineCrew(episode))
+    assert read_curve(tmp_path / "rollouts.jsonl")[-1]["unusable"] == 0
+
+
+def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_path):
+    settings, _, episode = explored
+    run = learning(settings, tmp_path, staleness=1)
+    for _ in range(3):
+        run._iterate(InlineCrew(episode))
+    state = tmp_path / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged"):
+        again = learning(settings, tmp_path, staleness=1)
+    assert again.iteration == 2
+    again._iterate(InlineCrew(episode))  # sampled with the weights before
+    assert again.iteration == 3
+
+
+def test_a_run_belongs_to_its_robot_and_its_worlds_source(explored, tmp_path):
+    settings = explored[0]
+    learning(settings, tmp_path / "a")
+    with pytest.raises(ConfigError, match="robot"):
+        learning(replace(settings, robot="fr3"), tmp_path / "a")
+    source = tmp_path / "own_world.py"
+    helper = Path(__file__).parents[1] / "helpers/silent_world.py"
+    source.write_text(helper.read_text())
+    own = replace(settings, world=f"{source}:SilentTable")
+    learning(own, tmp_path / "b")
+    source.write_text(helper.read_text() + "# another")
+    with pytest.raises(ConfigError, match="world_sha256"):
+        learning(own, tmp_path / "b")
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_refused(explored, tmp_path, monkeypatch):
+    monkeypatch.setattr(controller, "available_bytes", lambda device: 10**6)
+    with pytest.raises(ConfigError, match=r"takes .* GiB, and 0.00 GiB are free"):
+        learning(explored[0], tmp_path)
+
+
+def test_a_condition_without_other_pictures_is_said_not_to_be_kept(explored, tmp_path):
+    settings, _, episode = explored
+    groups = [replace(g, plain=np.empty(0, np.float32)) for g in episode.groups]
+    run = learning(settings, tmp_path)
+    with pytest.warns(UserWarning, match="--keep holds nothing under mount=4"):
+        run._iterate(InlineCrew(replace(episode, groups=groups)))
+
+
+def test_states_without_other_pictures_are_left_out_of_what_is_kept(explored):
+    settings, _, episode = explored
+    groups = [replace(episode.groups[0], plain=np.empty(0, np.float32)), *episode.groups[1:]]
+    learn = learner(settings)
+    learn.take(groups, {}, 0)
+    assert all("kept_deviation" in learn.loss(step)[1] for step in range(2))
 
 
 def test_only_numbers_of_the_chunk_are_kept(explored):
@@ -313,6 +390,14 @@ def test_new_weights_reach_a_running_engine(explored):
     for wrong in ({"b_out": weights["b_out"][:-1]}, {"w_up": weights["b_out"]}):
         with pytest.raises(InputError, match="weights of the same checkpoint"):
             worker.take_weights({**weights, **wrong})
+
+
+def test_each_task_needs_a_potential():
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    world = f"{Path(__file__).parents[1] / 'helpers/silent_world.py'}:TableOfSilentPlace"
+    settings = make_settings({"model": model, "tasks": "pick,place", "seeds": 2, "world": world})
+    with pytest.raises(ConfigError, match=r"'place'.*no potential"):
+        RolloutWorker(settings)
 
 
 def test_a_task_without_a_potential_is_refused():

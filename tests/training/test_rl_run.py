@@ -20,8 +20,10 @@ pytest.importorskip("ray")
 import torch
 
 from strands_cosmos3.cli import main
+from strands_cosmos3.commands.rl import RLCommand
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.training.loop import read_curve
+from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.state import read_state
 
 PROGRAM = """
@@ -98,6 +100,11 @@ def test_a_run_that_is_killed_at_ten_points_learns_the_same(tmp_path):
         (("--pairs", "0"), "--pairs"),
         (("--task", "pack"), "pack"),
         (("--keep", "-1"), "--keep"),
+        (("--workers", "0"), "--workers"),
+        *(
+            (("--conditions", name), "leave conditions of the policy out")
+            for name in ("blank", "steps=2", "replan=8+mount=4", "latency=0.2", "swapped")
+        ),
     ],
 )
 def test_what_cannot_be_learnt_is_refused_in_one_line(tmp_path, capsys, flags, message):
@@ -105,3 +112,9 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(tmp_path, capsys, flags, m
     assert main(["rl", "--out", str(tmp_path / "run"), "--model", model, *flags]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
+
+
+def test_a_penalty_that_pulls_a_policy_back_is_said(tmp_path):
+    pulled = RLCommand(tmp_path, "model", learning=RLConfig(kl_beta=1e-2))
+    with pytest.warns(UserWarning, match="--kl-beta 0.01 pulls the policy back"):
+        pulled._require_numbers()

@@ -5,6 +5,7 @@ compares.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ import mujoco
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.worlds import Start, get_world
+from strands_cosmos3.worlds.table import potential
+from strands_cosmos3.worlds.table.tasks import cube_state
 from strands_cosmos3.worlds.table.world import TableVariation
 
 TABLE = get_world("table")
@@ -156,6 +159,28 @@ def test_other_tasks_have_potentials_that_their_experts_climb(driven, task, text
         ended = session.execute(policy.plan(session.observation(images=False), text)).ended
     assert session.potential() == pytest.approx(most, abs=0.5)
     assert session.potential() > first + 1.0
+
+
+@pytest.mark.parametrize(("task", "text", "onto"), [
+    ("place", "place the red cube in the bin", None),
+    ("stack", "stack the red cube on the blue cube", "cube_blue"),
+])  # fmt: skip
+def test_lowering_over_the_target_costs_nothing(driven, monkeypatch, task, text, onto):
+    session, _ = driven
+    session.reset(Start(task, 3, 0, text, TableVariation()))
+    data, scene = session.robot.data, session.robot.scene
+    target_m = scene.bin.center_m if onto is None else data.xpos[scene.bodies[onto].id][:2]
+    lying = cube_state(scene, data, "cube_red")
+
+    def potential_at(offset_m: float, height_m: float) -> float:
+        position_m = np.array([target_m[0] + offset_m, target_m[1], height_m])
+        cube = replace(lying, position_m=position_m, gripped=True, robot_touches=True)
+        monkeypatch.setattr(potential, "cube_state", lambda *_: cube)
+        return session.potential()
+
+    assert potential_at(0.0, 0.06) == pytest.approx(4.0)
+    assert potential_at(0.0, 0.15) == pytest.approx(4.0)
+    assert potential_at(0.25, 0.06) < potential_at(0.25, 0.15) - 0.4
 
 
 def test_a_bar_has_none():

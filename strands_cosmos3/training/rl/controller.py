@@ -8,10 +8,14 @@ bit.
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -23,7 +27,9 @@ import torch
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.metadata import METADATA
-from strands_cosmos3.engine.weight_files import weight_digests
+from strands_cosmos3.engine.preflight import available_bytes, gib
+from strands_cosmos3.engine.weight_files import sha256, weight_digests
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.cluster import cluster
 from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.plan import Assignment
@@ -46,6 +52,12 @@ _FREE = ("lr", "evaluate_every", "evaluate_episodes")  # options that may change
 _SMALLEST = 1 / 3  # of the offsets, in terms of the first ones
 _SCENES, _HELD_OUT, _FILMS = 31, 32, 2
 _ENDLESS = 10**9
+_FIXED_BYTES, _TRAINED_BYTES = 12, 28
+"""Of a weight: three policies, and with it the average, the gradient and two moments."""
+_NOT_KEPT = (
+    "--keep holds nothing under {}: there are no other pictures of the same states without it, and "
+    "the policy may unlearn what it could."
+)
 _CARD = Template("""\
 # $task of $world under $condition, by reinforcement learning
 
@@ -82,7 +94,7 @@ class ReinforcementLearning:
 
     Raises:
         CheckpointError: The checkpoint cannot be used.
-        ConfigError: The folder holds another run.
+        ConfigError: The folder holds another run; there is too little memory.
     """
 
     def __init__(
@@ -96,9 +108,13 @@ class ReinforcementLearning:
         self._on_iteration = on_iteration
         self.checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
         self.checkpoint.require_released("reinforcement learning")
+        self._require_memory()
         self.embodiment = get_embodiment(settings.embodiment)
         how = {name: value for name, value in asdict(config).items() if name not in _FREE}
-        facts = {"checkpoint": self.checkpoint.digest, "world": settings.world}
+        world = settings.get_world()
+        facts = {"checkpoint": self.checkpoint.digest, **world.identity(settings.robot)}
+        if ":" in settings.world:
+            facts["world_sha256"] = sha256(Path(inspect.getfile(type(world))))
         facts |= {"tasks": settings.tasks, "condition": self._condition.identity()}
         keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
         self.learner = Learner(self.checkpoint, self.embodiment, config)
@@ -113,6 +129,17 @@ class ReinforcementLearning:
         )
         self._loop = Loop(self.learner.policy, self.learner.loss, steps, folder)
         self._submitted = self.iteration
+
+    def _require_memory(self) -> None:
+        needed, free = 0, available_bytes(torch.device("cpu"))
+        for name, shape in self.checkpoint.weights.shapes.items():
+            trained = any(fnmatch(name, pattern) for pattern in self.config.train)
+            needed += math.prod(shape) * (_TRAINED_BYTES if trained else _FIXED_BYTES)
+        if needed > free:
+            raise ConfigError(
+                f"{self.checkpoint.root}: training its whole weights takes {gib(needed)}, and "
+                f"{gib(free)} are free; name fewer with --train, or choose a smaller checkpoint."
+            )
 
     @property
     def iteration(self) -> int:
@@ -166,13 +193,17 @@ class ReinforcementLearning:
             self._submit(crew, ahead, max(0, ahead - config.staleness))
         self._submitted = i + config.staleness + 1
         episodes: list[Episode] = [crew.result((i, k)) for k in range(config.episodes)]
-        self.learner.take([g for e in episodes for g in e.groups], weights, i)
+        groups = [g for e in episodes for g in e.groups]
+        alike = groups and not any(g.plain.size for g in groups)
+        if config.keep and alike and self._condition.world.identity():
+            warnings.warn(_NOT_KEPT.format(self._condition.name), stacklevel=2)
+        self.learner.take(groups, weights, i)
         seen: list[Metrics] = []
         if self.learner.kept:
             self._loop.run((i + 1) * config.steps, lambda _, metrics: seen.append(metrics))
         else:
             self._loop.skip((i + 1) * config.steps)
-        self._drop_before(i + 1 - config.staleness)
+        self._drop_before(i - config.staleness)  # the state before this one may be resumed
         figures = {
             **self._figures(i, episodes),
             **mean_metrics(seen),
@@ -184,12 +215,14 @@ class ReinforcementLearning:
         self._on_iteration(Iteration(i + 1, self.used_s, figures))
 
     def _figures(self, i: int, episodes: list[Episode]) -> dict[str, float]:
-        rewards = np.concatenate([[g.rewards for g in e.groups] for e in episodes])
-        learner = self.learner
+        learner, members = self.learner, 2 * self.config.pairs + 1
+        rewards = np.array([g.rewards for e in episodes for g in e.groups]).reshape(-1, members)
+        n = max(len(rewards), 1)
         return {
             "success": float(np.mean([e.success for e in episodes])),
-            "gain": float((rewards.max(1) - rewards[:, 0]).mean()),
-            "advantage_spread": float(rewards.std(1).mean()),
+            "gain": float((rewards.max(1) - rewards[:, 0]).sum()) / n,
+            "advantage_spread": float(rewards.std(1).sum()) / n,
+            "unusable": sum(e.unusable for e in episodes),
             "groups": len(rewards),
             "dropped": learner.dropped,
             "chunks": rewards.size,

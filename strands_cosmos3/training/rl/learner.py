@@ -58,7 +58,8 @@ class Learner:
         """Make an iteration's windows of groups, and take the weights that sampled them."""
         config = self.config
         self._old.load_state_dict(sampled_with, strict=False)
-        rating, tells = rated(np.stack([group.rewards for group in groups]))
+        rewards = np.array([group.rewards for group in groups])
+        rating, tells = rated(rewards.reshape(len(groups), 2 * config.pairs + 1))
         self._groups = [group for group, kept in zip(groups, tells, strict=True) if kept]
         self.kept, self.dropped = len(self._groups), len(groups) - len(self._groups)
         weight = weights_of(config.algorithm, rating[tells])
@@ -97,8 +98,9 @@ class Learner:
             with torch.no_grad():
                 v_start = self._rows_of(self._start, batch, noised)
             loss = loss + config.kl_beta * _apart(v_theta, v_start)
-        if config.keep and self._groups[0].plain.size:
-            apart = self._kept_deviation(groups, noise)
+        kept = np.array([i for i in groups if self._groups[i].plain.size], np.int64)
+        if config.keep and len(kept):
+            apart = self._kept_deviation(kept, noise)
             metrics["kept_deviation"], loss = apart.detach(), loss + config.keep * apart
         return loss, {"loss": loss.detach(), **metrics}
 

@@ -22,9 +22,9 @@ from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.errors import ActionOutOfRangeError, ConfigError, ControlError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.plan import Assignment, Condition
-from strands_cosmos3.evaluation.runner import AssignmentRunner
+from strands_cosmos3.evaluation.runner import UNUSABLE, AssignmentRunner
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
@@ -49,6 +49,7 @@ class Episode:
     duration_s: float
     cpu_s: float
     shift_m: float  # mean distance of the chunks' ends that were tried from their mean
+    unusable: bool  # whether an answer that no chunk can be made of ended it
 
 
 class BranchedBackend(AdaptedBackend):
@@ -84,13 +85,14 @@ class RolloutWorker(AssignmentRunner):
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self._domain = get_embodiment(settings.embodiment).domain_id
-        first = settings.plan()[0]
-        self.session.reset(first.start)
-        if not self.session.can_restore or self.session.potential() is None:
-            raise ConfigError(
-                f"chunks cannot be compared in task {first.task!r} of world {settings.world!r}: it "
-                "has no potential, or no states to return to. Choose another task."
-            )
+        for first in (each for each in settings.plan() if each.index == 0):
+            self.session.reset(first.start)
+            if not self.session.can_restore or self.session.potential() is None:
+                raise ConfigError(
+                    f"chunks cannot be compared in task {first.task!r} of world "
+                    f"{settings.world!r}: it has no potential, or no states to return to. Choose "
+                    "another task."
+                )
 
     def take_weights(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
         """Let the policy answer with other weights from now on."""
@@ -104,12 +106,12 @@ class RolloutWorker(AssignmentRunner):
         after.
 
         Raises:
-            Cosmos3Error: Something other than a chunk failed.
+            Cosmos3Error: Something other than a chunk or an answer failed.
         """
         session, rng = self.session, np.random.default_rng(seed)
         session.reset(assignment.start)
         arguments = session.policy_arguments(assignment.policy_instruction)
-        policy, _ = self._policies.policy(assignment.condition, arguments)
+        policy, monitor = self._policies.policy(assignment.condition, arguments)
         assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
         if isinstance(session, ArmSession):  # as in a run: rows that would collide hold the arm
             policy.set_obstacles(session.robot.scene.obstacles)
@@ -117,10 +119,16 @@ class RolloutWorker(AssignmentRunner):
         policy.reset(assignment.noise_seed(None))
         cpu_s, duration_s, groups, spreads = time.process_time(), 0.0, list[Group](), list[float]()
         horizon_s = self.settings.duration_s(assignment.task)
-        executed = Executed(False, 0.0)
+        executed, unusable = Executed(False, 0.0), False
         while not executed.ended and duration_s < horizon_s:
-            branch = _Branching(session, policy, branched, assignment.policy_instruction)
-            rows = group_of(branched.chunk, branch.anchors, how, rng)
+            try:
+                branch = _Branching(session, policy, branched, assignment.policy_instruction)
+                rows = group_of(branched.chunk, branch.anchors, how, rng)
+            except UNUSABLE:  # as in an evaluation, the episode has failed
+                if monitor.lost is not None:
+                    raise
+                unusable = True
+                break
             goes_on = 0 if rng.random() < _OWN else int(rng.integers(len(rows)))
             rewards, counts = list[float](), list[int]()
             for member, chunk in enumerate(rows):
@@ -134,8 +142,9 @@ class RolloutWorker(AssignmentRunner):
             groups.append(self._group(assignment, branched.request, branch, rows, rewards, counts))
             ends = np.array(branch.ends_m)
             spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
-        spread_m = float(np.mean(spreads))
-        return Episode(groups, executed.success, duration_s, time.process_time() - cpu_s, spread_m)
+        spread_m = float(np.mean(spreads)) if spreads else 0.0
+        cpu_s = time.process_time() - cpu_s
+        return Episode(groups, executed.success, duration_s, cpu_s, spread_m, unusable)
 
     def _native(self, condition: Condition) -> EngineBackend:
         backend = self._policies.backend_for(condition)
@@ -206,7 +215,7 @@ class _Branching:
             plan = self._policy.plan(self._observation, self._instruction)
             self.ends_m.append(_end_m(plan))
             executed = session.execute(plan, ticks=_TICKS)
-        except (ControlError, ActionOutOfRangeError) as error:
+        except UNUSABLE as error:
             return -_FAULT, Executed(False, 0.0, str(error))
         reward = _potential(session) - self._before + _SUCCESS * executed.success
         reward -= _FAULT * (executed.fault is not None)

@@ -2,8 +2,8 @@
 
 Before the grasp it falls with the hand's way to the goal's cube, and with every push that moves a
 cube; so neither a distance that closes because the cube is shoved nor a detour pays. A grasp adds
-1, lifting up to 1 more, and carrying to the target up to 2. What was delivered and let go of has
-the highest value.
+1, lifting up to 1 more, and carrying to the target up to 2; over the target, lowering costs
+nothing. What was delivered and let go of has the highest value.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ def cube_potential(scene: TableScene, data: mujoco.MjData, goal: Goal, lay: Layo
     if _delivered(scene, data, goal, cube):
         return _DELIVERED + others
     if cube.gripped and goal.verb is not Verb.REACH:
-        lifted = (cube.position_m[2] - scene.cubes[goal.cube].edge_m / 2) / LIFT_M
-        return 1.0 + float(np.clip(lifted, 0, 1)) + _carried(scene, data, goal, cube) + others
+        half_m = scene.cubes[goal.cube].edge_m / 2
+        lifted = float(np.clip((cube.position_m[2] - half_m) / LIFT_M, 0, 1))
+        way_m = _way_m(scene, data, goal, cube)
+        arrived = goal.verb is Verb.PLACE and scene.bin.surrounds(cube.position_m)
+        if arrived or way_m < half_m:
+            lifted = 1.0
+        return 1.0 + lifted + 2.0 * (1.0 - min(way_m / _CARRY_M, 1.0)) + others
     off = data.site_xpos[scene.only.tcp_site] - cube.position_m
     way_m = float(np.linalg.norm(off * (_ASIDE, _ASIDE, 1.0)))
     return others - way_m / _WAY_M - own_m / _PUSH_M
@@ -57,13 +62,12 @@ def _delivered(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeSta
     return base in cube.force_n and bool(lies_above)
 
 
-def _carried(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) -> float:
-    """Return 0..2 for the way of a held cube to its target; 0 where there is none."""
+def _way_m(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) -> float:
+    """Return the horizontal way of a held cube to its target; infinite where there is none."""
     if goal.verb is Verb.PICK:
-        return 0.0
+        return np.inf
     onto = goal.onto
     target_m: F64 = (
         np.array(scene.bin.center_m) if onto is None else data.xpos[scene.bodies[onto].id][:2]
     )
-    way_m = float(np.linalg.norm(cube.position_m[:2] - target_m))
-    return 2.0 * (1.0 - min(way_m / _CARRY_M, 1.0))
+    return float(np.linalg.norm(cube.position_m[:2] - target_m))
