@@ -88,8 +88,18 @@ class SerialChain:
 
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
-        T = self.frames(q_rad)
-        return T[:, :3, :3] @ self.point_m + T[:, :3, 3]
+        # from the tip to the base, without the frames: the guard of every tick asks for it
+        x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
+        turn = np.exp(1j * q_rad.T)
+        for i in range(len(turn) - 1, -1, -1):
+            if self.slides[i]:
+                x[2] += q_rad[:, i]
+            else:
+                turned = (x[0] + 1j * x[1]) * turn[i]
+                x[0] = turned.real
+                x[1] = turned.imag
+            x = self.T_parent_joint[i, :3, :3] @ x + self.T_parent_joint[i, :3, 3, None]
+        return x.T
 
 
 @dataclass(frozen=True, eq=False)
