@@ -328,8 +328,11 @@ def test_pictures_are_rounded():
 
 @pytest.mark.parametrize("name", ["native", "diffusers"])
 def test_predicted_world(folder, name):
-    backend = make_backend(name, folder, with_options(QUICK, {"decode_video": True}))
-    video = backend.infer(question()).video
+    options = with_options(QUICK, {"decode_video": True, "fps": 7.0})
+    backend = make_backend(name, folder, options)
+    chunk = backend.infer(question())
+    assert chunk.fps == 7.0
+    video = chunk.video
     assert video.shape == (9, 144, 176, 3)
     assert video.dtype == np.uint8
     backend.close()
@@ -363,6 +366,13 @@ def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(fold
     assert both[0].video is None
     assert both[1].video.shape == (5, 144, 176, 3)
     np.testing.assert_allclose(both[1].action, again.action, atol=2e-5)
+    karras = with_options(QUICK, {"decode_video": True, "use_karras_sigmas": "true"})
+    other = EngineBackend(shown.engine, karras).infer(question())
+    assert other.action.tolist() != chunk.action.tolist()
+    known = question(mode=Mode.FORWARD_DYNAMICS, conditioning_actions=other.action)
+    np.testing.assert_array_equal(
+        other.video, own.infer(known).video, "in the noise levels of its own dynamics"
+    )
     together = make_backend(
         "native", apart, with_options(QUICK, {"decode_video": True, "policy_frames": 9})
     ).infer(question())
@@ -428,6 +438,8 @@ def test_options_of_the_caption_and_the_schedule(folder, native):
         chosen = with_options(QUICK, {"use_karras_sigmas": choice})
         answer = EngineBackend(native.engine, chosen).infer(question())
         assert np.array_equal(answer.action, expected) == same
+    rated = EngineBackend(native.engine, with_options(QUICK, {"fps": 7.0}))
+    assert rated.infer(question()).fps == 7.0
     with pytest.raises(ConfigError, match="use_karras_sigmas belongs to backend native"):
         Cosmos3Policy("droid", backend="diffusers", options={"use_karras_sigmas": "true"})
     for name in ("fps", "view_point", "negative_prompt"):

@@ -128,7 +128,7 @@ def test_no_fresh_chunk_brakes_and_holds_and_counts():
 
 
 class Stuck(IdealArm):
-    """One joint stays where it is, from a time on and for some seconds."""
+    """Some joints stay where they are, from a time on and for some seconds."""
 
     def __init__(self, joint, from_s, for_s):
         super().__init__()
@@ -162,7 +162,7 @@ class Turntable:
 
 
 class Turns(Swaying):
-    """A chunk of eight rows turns the last joint on by 0.48 rad from where it departs."""
+    """A chunk of eight rows turns the last two joints on by 0.48 rad from where it departs."""
 
     def __init__(self, arm, geometry=None):
         super().__init__(arm)
@@ -175,7 +175,7 @@ class Turns(Swaying):
     def plan(self, observation):
         t_s = np.arange(1, 9) / FPS
         q = np.repeat(observation.q_anchor_rad[None], 8, axis=0)
-        q[:, 6] += 0.9 * t_s
+        q[:, 5:] += 0.9 * t_s[:, None]
         return JointTrajectory(np.minimum(q, FER.q_max - 0.01), t_s, arm=self.geometry)
 
 
@@ -188,11 +188,16 @@ class Turns(Swaying):
         (Turntable(0.0, 1.0), {}, 0.3),
         (Turntable(0.1, 2.0), {"following_rad": 0.1}, 0.05),
         (Turntable(0.5, 0.1), {"following_m": 0.04}, 0.08),
+        (Turntable(0.1, 1.0), {"following_rad": 0.05, "following_m": 1.0}, 0.05),
+        (Turntable(2.0, 0.0), {"following_m": 0.4}, 0.2),
     ],
-    ids=["joints", "position", "rotation", "rotation option", "position option"],
+    ids=[
+        *("joints", "position", "rotation", "rotation option", "position option"),
+        *("wide position option", "as far from the joint as a hand may be"),
+    ],
 )
 def test_the_reference_waits_for_an_arm_that_does_not_follow(latency, geometry, bounds, most_rad):
-    arm = Stuck(6, 0.8, 1.5)
+    arm = Stuck([5, 6] if geometry is None else [6], 0.8, 1.5)
     planner = Turns(arm, geometry)
     _arm, loop, _joins = make_loop(arm, planner, latency_s=latency, **bounds)
     leads, waiting = [], None

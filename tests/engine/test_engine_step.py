@@ -342,6 +342,20 @@ def test_masked_ids_do_not_count(checkpoints, seeded):
     assert torch.equal(model.step(negative)["action"], model.step(seeded)["action"])
 
 
+def test_prompts_are_read_again_with_new_weights(checkpoints, seeded):
+    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
+    first = model.step(seeded)["action"]
+    weights = {
+        f"transformer.{name}": weight.clone()
+        for name, weight in model.transformer.named_parameters()
+        if name.startswith("text.")
+    }
+    model.take_weights({name: 1.1 * weight for name, weight in weights.items()}, 8)
+    assert not torch.equal(model.step(seeded)["action"], first)
+    model.take_weights(weights, 8)
+    assert torch.equal(model.step(seeded)["action"], first)
+
+
 def test_other_domains_are_read_when_asked_for(checkpoints, seeded):
     lazy = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32, domains=(8,))
     before = lazy.kept_bytes

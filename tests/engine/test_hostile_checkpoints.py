@@ -5,6 +5,7 @@ and key.
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ def test_a_tokenizer_has_little_memory_and_time(checkpoints, tmp_path, edit):
     (folder / "tokenizer.json").write_text(json.dumps({**content, **NORMALIZERS[edit]}))
     with pytest.raises((LayoutError, InputError), match=r"more than|Panic"):
         PromptTokenizer(folder).ids("a" * 40)
+
+
+def test_the_time_of_earlier_prompts_does_not_count(checkpoints, monkeypatch):
+    tokens = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
+    monkeypatch.setattr(token_worker, "CPU_S", 1)
+    expected, end_s = tokens.ids("x " * 3000), time.monotonic() + 2.5
+    while time.monotonic() < end_s:
+        assert torch.equal(tokens.ids("x " * 3000), expected)
 
 
 def test_a_prompt_is_bounded_in_tokens(checkpoints):

@@ -86,9 +86,12 @@ def test_action_files(infer, tmp_path, wrap):
     np.testing.assert_allclose(read(tmp_path)["data"], [rows[0], *[rows[1]] * 15], atol=1e-6)
 
 
-def test_one_of_several_chunks_of_an_action_file(tmp_path):
+def test_one_of_several_chunks_of_an_action_file(infer, tmp_path):
     path, chunks = tmp_path / "a.json", [[[float(i)] * 10] * 2 for i in range(3)]
     path.write_text(json.dumps({"action_chunks": chunks}))
+    known = ("--mode", "forward_dynamics", "--action-file", str(path))
+    assert infer(*known, "--action-chunk-index", "1") == 0
+    assert read(tmp_path)["data"] == [[1.0] * 10] * 16
     for i in (0, 1, 2):
         assert read_actions(path, i).tolist() == chunks[i]
     for i in (3, -1):

@@ -124,6 +124,11 @@ def test_a_stored_weight_is_the_same_again():
     int8 = filled(Int8Linear(None), weight)
     again = filled(Int8Linear(None), int8.weight * int8.scale_N[:, None], int8.scale_N)
     assert torch.equal(again.weight, int8.weight)
+    for kind in (Int8Linear, PackedInt8Linear):  # a scale that another tool chose
+        wide = filled(kind(None), weight, 4 * int8.scale_N)
+        expected = F.linear(torch.eye(64), rounded(weight, 4 * int8.scale_N[:, None]))
+        with torch.inference_mode():
+            assert torch.allclose(wide(torch.eye(64)), expected, atol=1e-5)
     scale = weight.abs().max()[None] / 448
     fp8 = (weight / scale).to(E4M3).float()
     assert torch.equal(filled(Fp8Linear(None), fp8 * scale, scale).weight.float(), fp8)
@@ -191,7 +196,9 @@ def test_bytes(checkpoints, scheme, text):
 
 
 def test_what_is_never_quantised(checkpoints):
-    names = linears(Checkpoint.open(checkpoints["silu"]).config, True)
+    config = Checkpoint.open(checkpoints["silu"]).config
+    names = linears(config, True)
+    assert len(linears(config, False)) == 3 * 7
     assert len(names) == 3 * 7 + 2 * 7 + 2  # the text tower's last layer has keys and values alone
     assert all(name.startswith("layers.") and "norm" not in name for name in names)
 

@@ -140,16 +140,39 @@ def test_two_hundred_random_arms_follow_or_are_refused(tmp_path):
     assert accepted >= 120
 
 
-@pytest.mark.parametrize("other", ["wrist_2_joint", None])
-def test_a_joint_that_an_equality_binds_is_refused(tmp_path, other):
-    """However soft it is."""
-    robot = arm(tmp_path, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
+def bound_arm(folder: Path, equality: str) -> RobotSpec:
+    """An arm with position servos, a dial that nothing drives, and an equality."""
+    robot = arm(folder, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
     path = Path(robot.model[0].file)
-    partner = "" if other is None else f'joint2="{other}" '
-    equality = f'<equality><joint joint1="elbow_joint" {partner}solref="-1 -1"/></equality>'
-    path.write_text(path.read_text().replace("</mujoco>", f"{equality}</mujoco>"))
-    with pytest.raises(ConfigError, match=f"elbow .*equality .*{other or 'fixes'}"):
+    mass = '<inertial pos="0 0 0" mass="0.1" diaginertia="0.01 0.01 0.01"/>'
+    dial = f'<body pos="2 2 2"><joint name="dial"/>{mass}</body>'
+    more = f"<worldbody>{dial}</worldbody><equality>{equality}</equality></mujoco>"
+    path.write_text(path.read_text().replace("</mujoco>", more))
+    return robot
+
+
+@pytest.mark.parametrize(
+    ("joints", "says"),
+    [
+        ('joint1="elbow_joint" joint2="wrist_2_joint"', "couples .*wrist_2_joint"),
+        ('joint1="wrist_2_joint" joint2="elbow_joint"', "couples .*wrist_2_joint"),
+        ('joint1="elbow_joint"', "fixes"),
+    ],
+)
+def test_a_joint_that_an_equality_binds_is_refused(tmp_path, joints, says):
+    """However soft it is."""
+    robot = bound_arm(tmp_path, f'<joint {joints} solref="-1 -1"/>')
+    with pytest.raises(ConfigError, match=f"elbow .*equality {says}"):
         drive_joints(robot)
+
+
+@pytest.mark.parametrize(
+    "equality",
+    ['joint1="elbow_joint" active="false"', 'joint1="dial" joint2="elbow_joint"'],
+    ids=["off", "of a joint that is not driven"],
+)
+def test_an_equality_that_binds_nothing_is_accepted(tmp_path, equality):
+    assert all(drive.follows for drive in drive_joints(bound_arm(tmp_path, f"<joint {equality}/>")))
 
 
 @pytest.mark.parametrize("kind", REFUSED)

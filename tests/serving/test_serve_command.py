@@ -21,7 +21,9 @@ from helpers.environments import TESTS
 from helpers.serving import Echo, observation, until
 from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.cli import main
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.server import PolicyServer
 
 TOKEN = "s3cret-s3cret-s3cret"
 
@@ -81,6 +83,28 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
     finally:
         process.kill()
         process.communicate()
+
+
+def test_options_reach_the_server(motion: Path, monkeypatch: pytest.MonkeyPatch):
+    servers: list[PolicyServer] = []
+
+    def end(server: PolicyServer, ready: object):
+        servers.append(server)
+        raise ConfigError("not started")
+
+    monkeypatch.setattr(PolicyServer, "run", end)
+    flags = {
+        "--max-per-address": 3,
+        "--max-clients": 7,
+        "--max-batch": 5,
+        "--max-queue-age": 2.5,
+        "--grace": 1.5,
+    }
+    arguments = [text for flag, value in flags.items() for text in (flag, str(value))]
+    assert main(["serve", "--trajectory", str(motion), *arguments]) == 2
+    config = servers[0].config
+    limits = (config.max_per_address, config.max_clients, config.max_batch)
+    assert [*limits, config.queue_s, config.grace_s] == [*flags.values()]
 
 
 STUCK = """

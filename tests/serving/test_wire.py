@@ -307,6 +307,7 @@ OF_DROID = {
     "observation/gripper_position": np.zeros(1),
     "prompt": "pick up the fork",
 }
+ONE_CAMERA = {k: v for k, v in OF_DROID.items() if "exterior" not in k}
 OF_LIBERO = {
     "observation/image": PICTURE,
     "observation/wrist_image": PICTURE,
@@ -324,6 +325,7 @@ OF_ALOHA = {"state": np.zeros(14), "images": {"cam_high": PICTURE}, "prompt": "u
         (OF_LIBERO, JOINT_POS, ("joint_position", "gripper_position")),
         (OF_ALOHA, JOINT_POS, ("joint_position", "gripper_position")),
         (OF_DROID, JOINT_POS, ("exterior_image_2_left",)),
+        (ONE_CAMERA, JOINT_POS, ("exterior_image_1_left", "exterior_image_2_left")),
         ({"prompt": "lift"}, JOINT_POS, ("joint_position", "gripper_position")),
     ],
 )

@@ -61,7 +61,9 @@ def test_a_branch_with_the_original_chunk_is_the_original_with_contacts(driven):
         plan = policy.plan(session.observation(images=False), PICK)
         original, after = session.execute(plan), outcome(session)
         touched += after[1].size > 9
-        session.execute(policy.plan(session.observation(images=False), PICK), 3)  # another branch
+        other = policy.plan(session.observation(images=False), PICK)
+        executed = session.execute(other, 3)  # another branch
+        assert executed.ended or executed.duration_s == pytest.approx(other.t_s[2], abs=0.021)
         session.restore(state, policy)
         again = policy.plan(session.observation(images=False), PICK)
         # success is seen at a look; where there is none, fewer looks change nothing
@@ -119,10 +121,12 @@ def test_a_branch_is_cheap(driven):
 def test_the_potential_rises_with_the_task_and_falls_with_a_push(driven):
     session, policy = driven
     begin(driven)
-    values, ended = [session.potential()], False
-    while not ended:
-        ended = session.execute(policy.plan(session.observation(images=False), PICK)).ended
+    values, plan, executed = [session.potential()], None, None
+    while executed is None or not executed.ended:
+        plan = policy.plan(session.observation(images=False), PICK)
+        executed = session.execute(plan)
         values.append(session.potential())
+    assert executed.duration_s < plan.t_s[-1] - 0.05, "it ends as the goal is achieved"
     assert values[-1] == pytest.approx(2.0, abs=0.1)
     assert np.diff(values).min() > -0.05, "no step of the expert is punished"
     begin(driven)
@@ -140,6 +144,10 @@ def test_the_plain_views_are_those_without_the_mount(driven):
     moved = session.draw()["wrist"]
     assert (moved != plain).any()
     np.testing.assert_array_equal(session.plain_views()["wrist"], plain)
+    np.testing.assert_array_equal(session.draw()["wrist"], moved)
+    state = session.save()
+    begin(driven)
+    session.restore(state)
     np.testing.assert_array_equal(session.draw()["wrist"], moved)
     begin(driven, light=0.5)
     assert session.plain_views() is None
