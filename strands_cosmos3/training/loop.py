@@ -157,11 +157,12 @@ class Loop:
             if self._consistent:  # Ctrl-C may have come in the middle of a step
                 self.save()
 
-    def skip(self, until: int) -> None:
+    def skip(self, until: int, on_step: Callable[[int, Metrics], None]) -> None:
         """Go on to a step without those before it: there is nothing to learn in them, and the
-        moments of the optimiser would move the weights all the same.
+        moments of the optimiser would move the weights all the same. ``on_step`` is called once.
         """
         self.step = until
+        on_step(until, {})
         self.save()
 
     def _agreed(self, decision: bool) -> bool:

@@ -22,7 +22,7 @@ from strands_cosmos3.engine.request import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.evaluation.settings import make_settings
-from strands_cosmos3.training.loop import read_curve
+from strands_cosmos3.training.loop import Loop, read_curve
 from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
 from strands_cosmos3.training.rl import controller
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
@@ -325,6 +325,21 @@ def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_
     assert again.iteration == 2
     again._iterate(InlineCrew(episode))  # sampled with the weights before
     assert again.iteration == 3
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_saved_state_has_the_line_of_its_iteration(explored, tmp_path, monkeypatch, tells):
+    settings, _, episode = explored
+    run, save, lines = learning(settings, tmp_path), Loop.save, []
+
+    def counted(loop):
+        lines.append([line["step"] for line in read_curve(tmp_path / "rollouts.jsonl")])
+        save(loop)
+
+    monkeypatch.setattr(Loop, "save", counted)
+    groups = [replace(g, rewards=g.rewards * tells) for g in episode.groups]
+    run._iterate(InlineCrew(replace(episode, groups=groups)))
+    assert lines == [[2]]
 
 
 def test_a_run_belongs_to_its_robot_and_its_worlds_source(explored, tmp_path):

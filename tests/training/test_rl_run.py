@@ -100,9 +100,9 @@ def test_a_run_that_is_killed_at_ten_points_learns_the_same(tmp_path):
         (("--pairs", "0"), "--pairs"),
         (("--task", "pack"), "pack"),
         (("--keep", "-1"), "--keep"),
-        (("--workers", "0"), "--workers"),
+        (("--workers", "0", "--budget", "1e-6"), "--workers"),
         *(
-            (("--conditions", name), "leave conditions of the policy out")
+            (("--conditions", name, "--budget", "1e-6"), "leave conditions of the policy out")
             for name in ("blank", "steps=2", "replan=8+mount=4", "latency=0.2", "swapped")
         ),
     ],

@@ -198,20 +198,17 @@ class ReinforcementLearning:
         if config.keep and alike and self._condition.world.identity():
             warnings.warn(_NOT_KEPT.format(self._condition.name), stacklevel=2)
         self.learner.take(groups, weights, i)
-        seen: list[Metrics] = []
-        if self.learner.kept:
-            self._loop.run((i + 1) * config.steps, lambda _, metrics: seen.append(metrics))
-        else:
-            self._loop.skip((i + 1) * config.steps)
+        seen, figures, end = list[Metrics](), self._figures(i, episodes), (i + 1) * config.steps
+        figures |= {"staleness": i - sampled_with, "worker_deaths": crew.deaths}
+
+        def record(step: int, metrics: Metrics) -> None:
+            seen.append(metrics)
+            if step == end:  # before the state is saved: what is resumed has its line
+                figures.update(mean_metrics(seen), seconds=time.monotonic() - started_s)
+                self._loop.record(ROLLOUTS, figures)
+
+        (self._loop.run if self.learner.kept else self._loop.skip)(end, record)
         self._drop_before(i - config.staleness)  # the state before this one may be resumed
-        figures = {
-            **self._figures(i, episodes),
-            **mean_metrics(seen),
-            "staleness": i - sampled_with,
-            "worker_deaths": crew.deaths,
-            "seconds": time.monotonic() - started_s,
-        }
-        self._loop.record(ROLLOUTS, figures)
         self._on_iteration(Iteration(i + 1, self.used_s, figures))
 
     def _figures(self, i: int, episodes: list[Episode]) -> dict[str, float]:
