@@ -60,7 +60,7 @@ class EngineBackend(Backend):
             example_instruction=Backend.info.example_instruction
             if language is None
             else language.example,
-            model_sha256=checkpoint.digest,
+            model_sha256=options.engine.answers_digest(checkpoint.digest),
         )
         self._counters = Counter[str]()
         if checkpoint.novelty_rmse is not None:
@@ -223,6 +223,7 @@ class NativeBackend(EngineBackend):
         options = options or BackendOptions()
         if isinstance(model, Cosmos3Engine):
             engine = model
+            options = replace(options, engine=model.options)
         else:
             engine: Cosmos3Engine = cast("Any", Cosmos3Engine).from_pretrained(
                 as_path(model, "native"),

@@ -37,7 +37,7 @@ from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.metadata import StateRow
-from strands_cosmos3.engine.quantised import Place, Quantization, install
+from strands_cosmos3.engine.quantised import Quantization, install
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder, materialise
@@ -368,11 +368,9 @@ class Checkpoint:
             checkpoint_key(name): tensor for name, tensor in materialise(model, empty).items()
         }
         for name, layer in layers.items():
-            assert quantization is not None
-            shape, where = kept(name)
-            layer.reserve(shape, where)
             key = checkpoint_key(name)
-            targets[key] = Place(layer, shape, quantization.scale(key, slices[key]), where)
+            targets[key] = layer
+            layer.reserve(*kept(name), slices[key])
         self.weights.read_into(targets, slices)
         return model.eval()
 

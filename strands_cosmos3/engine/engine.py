@@ -37,7 +37,12 @@ from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.precision import StepPolicy
 from strands_cosmos3.engine.preflight import choose_dtype, preflight, torch_device
-from strands_cosmos3.engine.quantised import Quantization, StepPrecision, packed_bytes
+from strands_cosmos3.engine.quantised import (
+    Quantization,
+    QuantizedLinear,
+    StepPrecision,
+    packed_bytes,
+)
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
 from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
@@ -352,7 +357,13 @@ class Cosmos3Engine(Closeable):
         """Replace weights between two calls, in place: those of the transformer by their names
         after ``transformer.``, and ``w_in``, ``b_in``, ``w_out`` and ``b_out`` of a domain's action
         head. Prompts are read again. InputError: a name or a shape is not the engine's.
+        ConfigError: it keeps weights in 8 bits, which take no others.
         """
+        if any(isinstance(module, QuantizedLinear) for module in self.transformer.modules()):
+            raise ConfigError(
+                "this engine keeps weights in 8 bits, which take no others; load it without "
+                "quantize, from a checkpoint that stores none so."
+            )
         own: dict[str, torch.Tensor] = dict(vars(self.action_head(domain)))
         own |= {f"transformer.{name}": p for name, p in self.transformer.named_parameters()}
         shapes = {name: tuple(weight.shape) for name, weight in own.items()}

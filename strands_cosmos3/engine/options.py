@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -70,6 +71,13 @@ class EngineOptions:
             raise ConfigError(
                 f"decode_video {self.decode_video!r} is unknown; valid: True, False, 'preview'."
             )
+
+    def answers_digest(self, digest: str) -> str:
+        """A checkpoint's digest, or another where these options round its weights to 8 bits."""
+        if self.quantize is None:
+            return digest
+        text = f"{digest} {self.quantize} {self.quantize_text}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def require_runnable(self, device: str, tp_size: int = 1) -> None:
         """Raise a ConfigError if a kind of device, or layers that are split over ranks, cannot

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from timeit import timeit
+from typing import Any
 
 import torch
 
@@ -101,12 +102,12 @@ _HALF = torch.bfloat16
 def kept_bytes(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
-    *,
-    decoder: bool,
-    text: bool,
-    shard: Shard = unsharded,
     quantization: Quantization | None = None,
+    *,
     device: torch.device = _CPU,
+    decoder: bool = False,
+    text: bool = True,
+    shard: Shard = unsharded,
 ) -> int:
     """Bytes of weights on the device with one action head, with or without the VAE's decoder and
     the text tower.
@@ -131,24 +132,12 @@ def needed_bytes(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     quantization: Quantization | None = None,
-    *,
-    device: torch.device = _CPU,
-    decoder: bool = False,
-    text: bool = True,
-    shard: Shard = unsharded,
+    **kept: Any,
 ) -> int:
     """Memory of a device for weights, some headroom and one step; arguments as of
     :func:`kept_bytes`.
     """
-    weights = kept_bytes(
-        checkpoint,
-        dtype,
-        decoder=decoder,
-        text=text,
-        shard=shard,
-        quantization=quantization,
-        device=device,
-    )
+    weights = kept_bytes(checkpoint, dtype, quantization, **kept)
     return int(weights * _HEADROOM) + working_bytes(checkpoint.config, dtype)
 
 

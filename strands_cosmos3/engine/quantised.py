@@ -76,16 +76,10 @@ class Quantization:
         if scheme is None:
             return None
         kept = stored if stored is not None and scheme.startswith(stored.family) else None
-        names = linears(config, options.quantize_text)
+        names = linears(config, options.quantize_text) if options.quantize else frozenset[str]()
         if kept is not None:
-            stored_names = linears(config, True) & kept.scales.keys()
-            names = names | stored_names if options.quantize_text else stored_names
+            names |= linears(config, True) & kept.scales.keys()
         return cls(scheme, names, kept)
-
-    def scale(self, name: str, slices: Slices) -> StoredScale:
-        """What the checkpoint says of a part of a weight."""
-        stored = None if self.stored is None else self.stored.scales.get(name)
-        return StoredScale() if stored is None else replace(stored, weight=stored.part(slices))
 
     def bytes_of(self, shape: tuple[int, ...], device: torch.device) -> int:
         """Bytes of a weight [N, K] and its scales."""
@@ -94,11 +88,14 @@ class Quantization:
     def _packs(self, device: torch.device) -> bool:
         return self.scheme == "int8" and device.type == "cpu"
 
-    def layer(self, bias: nn.Parameter | None, device: torch.device) -> QuantizedLinear:
-        """An empty layer for a device."""
+    def layer(
+        self, bias: nn.Parameter | None, device: torch.device, name: str = ""
+    ) -> QuantizedLinear:
+        """An empty layer for a device; ``name`` is its weight's."""
+        stored = StoredScale() if self.stored is None else self.stored.scales.get(name)
         if self._packs(device):
-            return PackedInt8Linear(bias)
-        layer = Fp8Linear(bias) if self.scheme == "fp8" else Int8Linear(bias)
+            return PackedInt8Linear(bias, stored)
+        layer = (Fp8Linear if self.scheme == "fp8" else Int8Linear)(bias, stored)
         layer.a16 = self.scheme == "int8-weights"
         return layer
 
@@ -117,7 +114,7 @@ class Quantization:
         layer = self.layer(None, device)
         try:
             layer.reserve((32, 32), device)
-            layer.fill(torch.ones(32, 32), StoredScale(), device)
+            layer.copy_(torch.ones(32, 32))
             with torch.inference_mode():
                 layer(torch.ones(1, 4, 32, device=device, dtype=dtype))
         except (RuntimeError, NotImplementedError) as error:
@@ -140,29 +137,53 @@ def linears(config: TransformerConfig, text: bool) -> frozenset[str]:
 
 
 class QuantizedLinear(nn.Module, ABC):
-    """A linear layer with a weight in 8 bits.
+    """A linear layer with a weight in 8 bits, into which one is read.
+
+    Args:
+        stored: What the checkpoint says of the whole weight; None is nothing.
 
     Attributes:
+        dtype: The weight's.
+        shape: [N, K] of the weight.
         a16: Whether activations are not rounded (W8A16).
     """
 
+    dtype = torch.int8
     bias: nn.Parameter | None
 
-    def __init__(self, bias: nn.Parameter | None):
+    def __init__(self, bias: nn.Parameter | None, stored: StoredScale | None = None):
         super().__init__()
         self.a16 = False
+        self.shape: tuple[int, ...] = ()
+        self.stored = stored or StoredScale()
         self.register_parameter("bias", bias)
 
-    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """Take the memory of a weight [N, K] before any is read: what is needed while weights are
-        read lies behind it, and goes back as a whole.
+    def reserve(self, shape: tuple[int, ...], device: torch.device, slices: Slices = ()) -> None:
+        """Take the memory of a weight [N, K], ``slices`` of the whole one, before any is read: what
+        is needed while weights are read lies behind it, and goes back as a whole.
         """
+        self.shape = shape
+        self.stored = replace(self.stored, weight=self.stored.part(slices))
+        self._allocate(device)
 
-    @abstractmethod
-    def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
+    def _allocate(self, device: torch.device) -> None:
+        self.weight = _frozen(torch.empty(self.shape, dtype=self.dtype, device=device))
+        self.scale_N = _frozen(torch.empty(self.shape[0], device=device))
+
+    def copy_(self, weight_NK: torch.Tensor) -> None:
         """Round a weight into the memory that was reserved; one that was stored in 8 bits is the
         same again.
         """
+        scale = self._scale(weight_NK)
+        round_into(self.weight, weight_NK, scale)
+        self.scale_N.copy_(scale)
+
+    def _scale(self, weight_NK: torch.Tensor) -> torch.Tensor:
+        """[N], or [1] for all rows."""
+        if self.stored.weight is not None:
+            return self.stored.weight
+        scale_N = row_scales(weight_NK, self.dtype)
+        return scale_N if self.stored.activation is None else scale_N.amax(0, keepdim=True)
 
     @abstractmethod
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -175,14 +196,6 @@ class QuantizedLinear(nn.Module, ABC):
 
 class Int8Linear(QuantizedLinear):
     """Weights in int8 with one scale a row, activations with one a token."""
-
-    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.weight = _frozen(torch.empty(shape, dtype=torch.int8, device=device))
-
-    def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
-        scale_N = row_scales(weight_NK, torch.int8) if stored.weight is None else stored.weight
-        round_into(self.weight, weight_NK, scale_N)
-        self.scale_N = _frozen(scale_N.to(device))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if self.a16:
@@ -198,39 +211,31 @@ class Fp8Linear(QuantizedLinear):
     token.
     """
 
-    def reserve(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.weight = _frozen(torch.empty(shape, dtype=E4M3, device=device))
+    dtype = E4M3
 
-    def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
-        scale = stored.weight
-        if scale is None:
-            scale = row_scales(weight_NK, E4M3)
-            scale = scale if stored.activation is None else scale.amax(0, keepdim=True)
-        round_into(self.weight, weight_NK, scale)
-        if stored.activation is None:
-            scale = scale.expand(len(weight_NK)).contiguous()
-        self.scale = _frozen(scale.to(device))
-        activation = stored.activation
-        self.activation_scale = _frozen(
-            None if activation is None else torch.tensor(activation, device=device)
+    def _allocate(self, device: torch.device) -> None:
+        super()._allocate(device)
+        fixed = self.stored.activation
+        self.activation_scale = (
+            None if fixed is None else _frozen(torch.tensor(fixed, device=device))
         )
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if self.a16:
-            return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype)[:, None])
-        if self.activation_scale is None:
+            return F.linear(x, self.weight.to(x.dtype) * self.scale_N.to(x.dtype)[:, None])
+        fixed = self.activation_scale
+        if fixed is None:
             rows_MK, scale_M1 = _by_token(x, E4M3)
-            scales = scale_M1, self.scale[None]
+            scales = scale_M1, self.scale_N[None]
         else:
-            most = _LARGEST[E4M3]
-            rows_MK = (x.flatten(0, -2).float() / self.activation_scale).clamp(-most, most).to(E4M3)
-            scales = self.activation_scale, self.scale[0]
+            rows_MK = _in_range(x.flatten(0, -2).float() / fixed, E4M3).to(E4M3)
+            scales = fixed, self.scale_N[0]
         y_MN = _KERNELS._scaled_mm(
             rows_MK,
             self.weight.t(),
             *scales,
             # scales of rows have kernels for bfloat16 alone on a GPU
-            out_dtype=torch.bfloat16 if scales[0].ndim and x.is_cuda else x.dtype,
+            out_dtype=torch.bfloat16 if fixed is None and x.is_cuda else x.dtype,
         )
         return y_MN.to(x.dtype).unflatten(0, x.shape[:-1])
 
@@ -238,31 +243,32 @@ class Fp8Linear(QuantizedLinear):
 class PackedInt8Linear(QuantizedLinear):
     """The same numbers as :class:`Int8Linear` with the weight as fbgemm packs it for a CPU."""
 
-    def __init__(self, bias: nn.Parameter | None):
-        super().__init__(bias)
+    def __init__(self, bias: nn.Parameter | None, stored: StoredScale | None = None):
+        super().__init__(bias, stored)
         self.packed: Any = None
-        self.rows = self.columns = 0
         # without VNNI pairs of products of full range overflow 16 bits
         self._most = 127 if torch.cpu._is_vnni_supported() else 63
         self._number = id(self)
         _PACKED[self._number] = self
 
-    def fill(self, weight_NK: torch.Tensor, stored: StoredScale, device: torch.device) -> None:
-        scale_N = row_scales(weight_NK, torch.int8) if stored.weight is None else stored.weight
-        weight = rounded(weight_NK, scale_N, torch.int8)
-        zeros = torch.zeros(len(scale_N), dtype=torch.long)
+    def _allocate(self, device: torch.device) -> None:
+        """fbgemm takes the memory when it packs."""
+
+    def copy_(self, weight_NK: torch.Tensor) -> None:
+        scale_N = self._scale(weight_NK).expand(self.shape[0])
+        weight = rounded(weight_NK, scale_N, self.dtype)
+        zeros = torch.zeros(self.shape[0], dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
             whole = _KERNELS._make_per_channel_quantized_tensor(weight, scale_N.double(), zeros, 0)
         del weight  # before it is packed
         with _fbgemm():
             self.packed = torch.ops.quantized.linear_prepack(whole, None)
-        self.rows, self.columns = weight_NK.shape
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weight."""
-        return 0 if self.packed is None else self.rows * (self.columns + 12)
+        return 0 if self.packed is None else self.shape[0] * (self.shape[1] + 12)
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedInt8Linear:
         if fn(torch.empty(0)).is_meta:
@@ -271,7 +277,7 @@ class PackedInt8Linear(QuantizedLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return packed_product(x, self._number, self.rows)
+            return packed_product(x, self._number, self.shape[0])
         wide = x.float()
         largest = wide.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST_SCALE)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
@@ -344,22 +350,8 @@ def _by_token(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     return _in_range(rows / scale_M1, dtype).to(dtype), scale_M1
 
 
-def _frozen(tensor: Any) -> Any:
-    return None if tensor is None else nn.Parameter(tensor, requires_grad=False)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a weight is read into: its layer rounds and keeps it."""
-
-    layer: QuantizedLinear
-    shape: tuple[int, ...]
-    stored: StoredScale
-    device: torch.device
-
-    def copy_(self, weight_NK: torch.Tensor) -> None:
-        """Keep a weight [N, K]."""
-        self.layer.fill(weight_NK, self.stored, self.device)
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
 
 
 def install(
@@ -369,9 +361,10 @@ def install(
     layers: dict[str, QuantizedLinear] = {}
     for name, module in [*model.named_modules()]:
         parameter = f"{name}.weight"
-        if isinstance(module, nn.Linear) and checkpoint_key(parameter) in quantization.names:
+        key = checkpoint_key(parameter)
+        if isinstance(module, nn.Linear) and key in quantization.names:
             owner, _, last = name.rpartition(".")
-            layers[parameter] = quantization.layer(module.bias, device)
+            layers[parameter] = quantization.layer(module.bias, device, key)
             setattr(model.get_submodule(owner), last, layers[parameter])
     return layers
 

@@ -94,7 +94,7 @@ def check_model(settings: Settings) -> str | None:
     require_domain(checkpoint, get_embodiment(settings.embodiment))
     if topology.replicas:
         require_tp_size(checkpoint.config, topology.tp_size)
-    return checkpoint.digest
+    return settings.policy.engine.answers_digest(checkpoint.digest)
 
 
 def _facts(driver: Driver, address: str | None, workers: int, wall_s: float) -> dict[str, Any]:

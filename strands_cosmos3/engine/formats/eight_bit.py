@@ -70,6 +70,7 @@ _NUMBERS: Implemented = {
     "symmetric": (True,),
     "dynamic": (False,),
 }
+_SINGLE = ((), (1,), (1, 1))  # shapes of one number
 _ROWS = 512  # of a weight that are compared at once
 _INSTEAD = (
     "Only ModelOpt's FP8 with one scale a tensor and this package's INT8 are read; take the BF16 "
@@ -127,6 +128,10 @@ class EightBitLayout(Layout):
                 if runtime:
                     policy = StepPolicy.parse(runtime[_POLICY], str(where))
         family = _FAMILIES.get(str(method))
+        if policy is not None and family != "fp8":
+            raise LayoutError(
+                f"{self.root}: {_POLICY} is for weights in FP8, not {shown(algorithm)}. {_INSTEAD}"
+            )
         if family is None or algorithm != family.upper():
             raise LayoutError(
                 f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
@@ -170,15 +175,17 @@ class Dequantized(WeightSource):
         self.skipped = tuple(key for key in source.shapes if _QUANTIZERS in key)
         of_weight = {f"{key}_scale": key for key in self.quantized}
         of_input = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
-        if lost := [name for name, key in of_weight.items() if not self._has_scale(name, key)]:
+        wrong = [name for name, key in of_weight.items() if not self._has_scale(name, key)]
+        wrong += [name for name in of_input if source.shapes.get(name, ()) not in _SINGLE]
+        if wrong:
             raise WeightsError(
-                f"{source.folder} has no single number {', '.join(lost[:6])}; 8-bit weights need "
+                f"{source.folder} has no single number {', '.join(wrong[:6])}; 8-bit weights need "
                 "their scales."
             )
-        present = [name for name in of_input if name in source.shapes]
+        present = [*of_weight, *(of_input.keys() & source.shapes.keys())]
         stored = {
             name: scale.float().reshape(-1)
-            for name, scale in source.parts({n: (n, ()) for n in (*of_weight, *present)})
+            for name, scale in source.parts({name: (name, ()) for name in present})
         }
         if wrong := [
             name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())
@@ -187,23 +194,20 @@ class Dequantized(WeightSource):
                 f"the scales of {', '.join(sorted(wrong)[:6])} are not positive numbers; download "
                 "it again."
             )
-        if wrong := [name for name in present if len(stored[name]) != 1]:
-            raise WeightsError(f"{', '.join(wrong[:6])} is no single number; download it again.")
-        activations = {of_input[name]: float(stored[name]) for name in present}
-        scales = {
+        activations = {key: float(stored[n]) for n, key in of_input.items() if n in stored}
+        self._scales = {
             key: StoredScale(stored[name], activations.get(key)) for name, key in of_weight.items()
         }
-        self._scales = scales
-        self.eight_bit = EightBit(family, scales, policy)
+        self.eight_bit = EightBit(family, self._scales, policy)
         aside = {*of_weight, *of_input, *self.skipped}
         self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
-        self.dtypes = {key: "F32" if key in scales else source.dtypes[key] for key in self.shapes}
+        self.dtypes = {**source.dtypes, **dict.fromkeys(self.quantized, "F32")}
 
     def _has_scale(self, name: str, key: str) -> bool:
         """Whether a weight's scale is one number, or for INT8 one a row."""
         shape = self.source.shapes.get(name)
         rows = self.source.shapes[key][:1]
-        return shape in ((), (1,), (1, 1)) or (self.source.dtypes[key] == "I8" and shape == rows)
+        return shape in _SINGLE or (self.source.dtypes[key] == "I8" and shape == rows)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -257,12 +261,16 @@ class Quantised(WeightSource):
     def _rounded(self, name: str, weight_NK: torch.Tensor) -> torch.Tensor:
         scale_N = row_scales(weight_NK, torch.int8)
         small = rounded(weight_NK, scale_N, torch.int8)
-        changed, whole = 0.0, 0.0
         blocks = [tensor.split(_ROWS) for tensor in (weight_NK, small, scale_N)]
-        for before, after, scale in zip(*blocks, strict=True):
-            changed += float((before.float() - _widened(after, scale)).square().sum())
-            whole += float(before.float().square().sum())
-        self.errors[name] = math.sqrt(changed / max(whole, sys.float_info.min))
+        norms = [
+            (
+                float(torch.dist(before.float(), _widened(after, scale))),
+                float(before.float().norm()),
+            )
+            for before, after, scale in zip(*blocks, strict=True)
+        ]
+        changed, whole = map(math.hypot, *norms)
+        self.errors[name] = changed / max(whole, sys.float_info.min)
         return small
 
     def described(self, errors: Mapping[str, float]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import available_bytes, memory_forms, needed_bytes
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
+from strands_cosmos3.engine.weights import TEXT, checkpoint_key, parameter_shapes
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -90,6 +90,12 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
     weights = checkpoint.weights
     variant = checkpoint.variant
     skipped = checkpoint.layout.skipped
+    generation = {
+        checkpoint_key(name)
+        for name in parameter_shapes(checkpoint.config)
+        if not name.startswith(TEXT)
+    }
+    text = {key for key in weights.shapes.keys() - generation if key.startswith(_TEXT)}
     forms = memory_forms(partial(needed_bytes, checkpoint), checkpoint.config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
@@ -97,8 +103,8 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
         if variant.repo_id
         else _sizes_of(checkpoint.config) or variant.name,
         "parts": {
-            "text tower": _part(weights, filter(_is_text, weights.shapes)),
-            "generation tower": _part(weights, filterfalse(_is_text, weights.shapes)),
+            "text tower": _part(weights, text),
+            "generation tower": _part(weights, weights.shapes.keys() - text),
             "VAE": _part(checkpoint.vae_weights, checkpoint.vae_weights.shapes),
         },
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
@@ -111,10 +117,7 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
 
 
 _TEXT = ("layers.", "embed_tokens.", "norm.", "lm_head.")
-
-
-def _is_text(key: str) -> bool:
-    return "_moe_gen" not in key and key.startswith(_TEXT)
+"""What names of the text tower begin with, and some of the generation tower."""
 
 
 def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
