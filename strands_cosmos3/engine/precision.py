@@ -41,14 +41,16 @@ class StoredScale:
         return self.weight[index if isinstance(index, int) else index[0]]
 
 
-_FIXED: Mapping[str, Any] = {
-    "schema_version": 1,
-    "type": "first_last_n",
-    "index_space": "denoising_loop_iteration",
-    "scope": ["transformer"],
-    "default_mode": "native",
+_VALID: Mapping[str, tuple[Any, ...]] = {
+    "schema_version": (1,),
+    "type": ("first_last_n",),
+    "index_space": ("denoising_loop_iteration",),
+    "scope": (["transformer"],),
+    "default_mode": ("native",),
+    "overlap": MODES,
+    "reasoner": MODES,
 }
-_FIELDS = (*_FIXED, "first_steps", "last_steps", "overlap", "reasoner")
+_WINDOWS = ("first_steps", "last_steps")
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,15 @@ class StepPolicy:
         """Read ``diffusion_step_policy``; raises LayoutError for a field, value or version that is
         unknown.
         """
-        if not isinstance(policy, Mapping) or set(policy) != set(_FIELDS):
+        names = (*_VALID, *_WINDOWS)
+        if not isinstance(policy, Mapping) or set(policy) != set(names):
             raise LayoutError(
-                f"{where}: diffusion_step_policy must have exactly {', '.join(_FIELDS)}, got "
+                f"{where}: diffusion_step_policy must have exactly {', '.join(names)}, got "
                 f"{shown(policy)}; the checkpoint needs a newer version of this package."
             )
-        for name, value in _FIXED.items():
-            if policy[name] != value or isinstance(policy[name], bool):
-                raise LayoutError(
-                    f"{where}: diffusion_step_policy.{name} is {shown(policy[name])}; only "
-                    f"{value!r} is implemented."
-                )
-        for name in ("overlap", "reasoner"):
-            if policy[name] not in MODES:
-                raise LayoutError(
-                    f"{where}: diffusion_step_policy.{name} is {shown(policy[name])}; valid: "
-                    f"{', '.join(MODES)}."
-                )
-        first, last = (_count(policy[name], name, where) for name in ("first_steps", "last_steps"))
+        for name, valid in _VALID.items():
+            _require(policy[name], valid, name, where)
+        first, last = (_count(policy[name], name, where) for name in _WINDOWS)
         return cls(first, last, policy["overlap"], policy["reasoner"])
 
     def is_a16(self, step: int, steps: int) -> bool:
@@ -100,6 +93,14 @@ class StepPolicy:
         return self.overlap == "a16" if is_first and is_last else is_first or is_last
 
 
+def _require(value: Any, valid: tuple[Any, ...], name: str, where: str) -> None:
+    if value not in valid or isinstance(value, bool):
+        raise LayoutError(
+            f"{where}: diffusion_step_policy.{name} is {shown(value)}; valid: "
+            f"{', '.join(map(str, valid))}."
+        )
+
+
 def _count(window: Any, name: str, where: str) -> int:
     """Steps of a window in ``a16``."""
     sound = isinstance(window, Mapping) and set(window) == {"count", "mode"}
@@ -108,11 +109,7 @@ def _count(window: Any, name: str, where: str) -> int:
             f"{where}: diffusion_step_policy.{name} must be a count of at least 0 and a mode, got "
             f"{shown(window)}."
         )
-    if window["mode"] not in MODES:
-        raise LayoutError(
-            f"{where}: diffusion_step_policy.{name}.mode is {shown(window['mode'])}; valid: "
-            f"{', '.join(MODES)}."
-        )
+    _require(window["mode"], MODES, f"{name}.mode", where)
     return window["count"] if window["mode"] == "a16" else 0
 
 

@@ -19,8 +19,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -145,10 +144,12 @@ class QuantizedLinear(nn.Module, ABC):
     Attributes:
         dtype: The weight's.
         shape: [N, K] of the weight.
+        packed_bytes: Bytes of the weight if it is no parameter.
         a16: Whether activations are not rounded (W8A16).
     """
 
     dtype = torch.int8
+    packed_bytes = 0
     bias: nn.Parameter | None
 
     def __init__(self, bias: nn.Parameter | None, stored: StoredScale | None = None):
@@ -262,17 +263,18 @@ class PackedInt8Linear(QuantizedLinear):
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
             whole = _KERNELS._make_per_channel_quantized_tensor(weight, scale_N.double(), zeros, 0)
         del weight  # before it is packed
-        with _fbgemm():
+        engines: Any = torch.backends.quantized
+        before = engines.engine
+        engines.engine = "fbgemm"  # whose packed weights are the only copy that it keeps
+        try:
             self.packed = torch.ops.quantized.linear_prepack(whole, None)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the packed weight."""
-        return 0 if self.packed is None else self.shape[0] * (self.shape[1] + 12)
+        finally:
+            engines.engine = before
+        self.packed_bytes = self.shape[0] * (self.shape[1] + 12)
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedInt8Linear:
         if fn(torch.empty(0)).is_meta:
-            self.packed = None
+            self.packed, self.packed_bytes = None, 0
         return super()._apply(fn, recurse)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -299,18 +301,6 @@ def packed_product(x: torch.Tensor, layer: int, rows: int) -> torch.Tensor:
 @packed_product.register_fake
 def _(x: torch.Tensor, layer: int, rows: int) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], rows)
-
-
-@contextmanager
-def _fbgemm() -> Iterator[None]:
-    """Pack for fbgemm, whose packed weights are the only copy that it keeps."""
-    quantized: Any = torch.backends.quantized
-    before = quantized.engine
-    quantized.engine = "fbgemm"
-    try:
-        yield
-    finally:
-        quantized.engine = before
 
 
 def row_scales(weight_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -371,8 +361,7 @@ def install(
 
 def packed_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights that are no parameters."""
-    layers = (module for module in model.modules() if isinstance(module, PackedInt8Linear))
-    return sum(layer.packed_bytes for layer in layers)
+    return sum(layer.packed_bytes for layer in _layers(model))
 
 
 class StepPrecision:
