@@ -9,6 +9,7 @@ import struct
 import sys
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.inspect import inspect
 from strands_cosmos3.engine.formats.layout import Layout
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.variants import VARIANTS, variant_of_repo
@@ -562,6 +564,29 @@ def test_preflight_counts_what_is_kept(checkpoints):
         model = load(folder, domains=(8,), decode_video=True)
         expected = kept_bytes(model.checkpoint, torch.float32, decoder=True, text=True)
         assert model.kept_bytes == expected
+
+
+def test_preflight_s_figures_hold_a_step_and_tell_forms_apart(checkpoints, monkeypatch):
+    from strands_cosmos3.engine import preflight
+
+    opened = Checkpoint.open(checkpoints["silu"])
+    kept = preflight.kept_bytes(opened, torch.float32, decoder=False, text=True)
+    mlp = 3093 * opened.config.intermediate_size * 4  # DROID's tokens at tier 480
+    assert preflight.needed_bytes(opened, torch.float32) > 1.04 * kept + 3 * mlp
+    needs = partial(preflight.needed_bytes, opened)
+    forms = preflight.memory_forms(needs, opened.config)
+    single, half, small, with_text, apart, small_apart = forms.values()
+    assert list(forms)[1:] == [
+        *("bfloat16", "int8 or fp8", "int8 or fp8 with quantize_text"),
+        *("bfloat16 with offload_text", "int8 or fp8 with offload_text"),
+    ]
+    assert single > half > small > with_text > small_apart < apart < half
+    free = iter([1 << 40, 1000])  # of the device, of the host
+    monkeypatch.setattr(preflight, "available_bytes", lambda _: next(free))
+    with pytest.raises(PreflightError, match=r"text tower needs .* of host memory"):
+        Cosmos3Engine.from_pretrained(
+            checkpoints["silu"], options=EngineOptions(offload_text=True), device="cpu"
+        )
 
 
 def test_locate(tmp_path, checkpoints, monkeypatch):

@@ -699,6 +699,16 @@ def test_a_converted_file_is_what_quantising_at_load_makes(checkpoints, tmp_path
     assert len(files) > 2
 
 
+def test_a_dtype_of_the_others_leaves_quantised_weights(checkpoints, tmp_path):
+    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
+    options = EngineOptions(quantize="int8")
+    made = convert(opened, tmp_path / "c", dtype="bfloat16", quantize=options)
+    report = inspect(made)
+    assert report["quantised"]["weights"] == 21
+    assert report["parts"]["generation tower"]["dtypes"]["I8"] == 21
+    assert "I8" not in report["parts"]["text tower"]["dtypes"]
+
+
 def vars_of(options):
     return {"quantize": options.quantize, "quantize_text": options.quantize_text}
 
@@ -713,6 +723,11 @@ def test_an_interrupted_conversion_keeps_its_errors(checkpoints, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         convert(opened, tmp_path / "c", on_file=stop, shard_bytes=200_000, quantize=options)
+    for other in (None, EngineOptions(quantize="int8", quantize_text=True)):
+        with pytest.raises(ConfigError, match="something else"):
+            convert(opened, tmp_path / "c", shard_bytes=200_000, quantize=other)
+    damaged = next(tmp_path.glob(".c.converting/transformer/*-00001-*"))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
     for name, folder in (("c", tmp_path / "c"), ("d", tmp_path / "d")):
         convert(opened, folder, shard_bytes=200_000, quantize=options)
         assert folder.name == name
@@ -720,6 +735,8 @@ def test_an_interrupted_conversion_keeps_its_errors(checkpoints, tmp_path):
         json.loads((tmp_path / name / "transformer/config.json").read_text()) for name in "cd"
     )
     assert one == other
+    for path in (tmp_path / "d").rglob("*.safetensors"):
+        assert (tmp_path / "c" / path.relative_to(tmp_path / "d")).read_bytes() == path.read_bytes()
     assert len(one["quantization_config"]["errors"]) == 21
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("mujoco")
 
 import mujoco
 
+from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.worlds import Start, get_world
@@ -57,14 +58,13 @@ def test_a_branch_with_the_original_chunk_is_the_original_with_contacts(driven):
     begin(driven)
     touched = 0
     for _ in range(5):
-        state = session.save(policy)
+        state, remembered = session.save(policy), repr(policy.snapshot())
         plan = policy.plan(session.observation(images=False), PICK)
         original, after = session.execute(plan), outcome(session)
         touched += after[1].size > 9
-        other = policy.plan(session.observation(images=False), PICK)
-        executed = session.execute(other, 3)  # another branch
-        assert executed.ended or executed.duration_s == pytest.approx(other.t_s[2], abs=0.021)
+        session.execute(policy.plan(session.observation(images=False), PICK), 3)  # another branch
         session.restore(state, policy)
+        assert repr(policy.snapshot()) == remembered
         again = policy.plan(session.observation(images=False), PICK)
         # success is seen at a look; where there is none, fewer looks change nothing
         assert session.execute(again, ticks=1 if original.success else 4) == original
@@ -101,6 +101,7 @@ def test_rows_that_were_executed_are_counted_up_to_a_goal_and_a_fault(driven):
         del session.robot.execute
     assert fault.fault == "it is stuck"
     assert fault.rows == 8, "the row on the way counts"
+    assert session.robot.executor.state is ExecutorState.FAULT
 
 
 def test_a_branch_is_cheap(driven):
@@ -121,12 +122,10 @@ def test_a_branch_is_cheap(driven):
 def test_the_potential_rises_with_the_task_and_falls_with_a_push(driven):
     session, policy = driven
     begin(driven)
-    values, plan, executed = [session.potential()], None, None
-    while executed is None or not executed.ended:
-        plan = policy.plan(session.observation(images=False), PICK)
-        executed = session.execute(plan)
+    values, ended = [session.potential()], False
+    while not ended:
+        ended = session.execute(policy.plan(session.observation(images=False), PICK)).ended
         values.append(session.potential())
-    assert executed.duration_s < plan.t_s[-1] - 0.05, "it ends as the goal is achieved"
     assert values[-1] == pytest.approx(2.0, abs=0.1)
     assert np.diff(values).min() > -0.05, "no step of the expert is punished"
     begin(driven)

@@ -103,8 +103,8 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
         if variant.repo_id
         else _sizes_of(checkpoint.config) or variant.name,
         "parts": {
-            "text tower": _part(weights, text),
-            "generation tower": _part(weights, weights.shapes.keys() - text),
+            "text tower": _part(weights, sorted(text)),
+            "generation tower": _part(weights, sorted(weights.shapes.keys() - text)),
             "VAE": _part(checkpoint.vae_weights, checkpoint.vae_weights.shapes),
         },
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
