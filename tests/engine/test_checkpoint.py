@@ -570,9 +570,13 @@ def test_preflight_s_figures_hold_a_step_and_tell_forms_apart(checkpoints, monke
     from strands_cosmos3.engine import preflight
 
     opened = Checkpoint.open(checkpoints["silu"])
-    kept = preflight.kept_bytes(opened, torch.float32, decoder=False, text=True)
+    (kept, kept_apart), (needed, needed_apart) = (
+        [sizes(opened, torch.float32, decoder=False, text=text) for text in (True, False)]
+        for sizes in (preflight.kept_bytes, preflight.needed_bytes)
+    )
     mlp = 3093 * opened.config.intermediate_size * 4  # DROID's tokens at tier 480
-    assert preflight.needed_bytes(opened, torch.float32) > 1.04 * kept + 3 * mlp
+    assert needed > 1.04 * kept + 3 * mlp
+    assert needed - needed_apart > 1.04 * (kept - kept_apart) > 0
     needs = partial(preflight.needed_bytes, opened)
     forms = preflight.memory_forms(needs, opened.config)
     single, half, small, with_text, apart, small_apart = forms.values()
