@@ -56,8 +56,9 @@ class RandomWeights:
     scaled noise.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device):
         self.shapes = shapes
+        self.device = device
         self.eight_bit = None
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: object = ()) -> None:
@@ -66,7 +67,7 @@ class RandomWeights:
     def read_into(self, targets: Mapping[str, Any], slices: object = None) -> None:
         for name, target in targets.items():
             scale = 1.0 if len(target.shape) < 2 else math.prod(target.shape[1:]) ** -0.5
-            weight = torch.randn(target.shape, device=target.device).mul_(scale)
+            weight = torch.randn(target.shape, device=self.device).mul_(scale)
             target.copy_(weight.fill_(1.0) if "norm" in name or "gamma" in name else weight)
 
 
@@ -87,7 +88,7 @@ def build(
         "patch_size": 2,
         "scale_factor_spatial": 16,
     }
-    weights: Any = RandomWeights(expected_shapes(config))
+    weights: Any = RandomWeights(expected_shapes(config), device)
     checkpoint = Checkpoint(
         Path("random"),
         config,
