@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.framework import ATTENTION, HEADS, TIME
-from strands_cosmos3.engine.sampler import NEEDED
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import write_json
@@ -112,8 +111,21 @@ def write_checkpoint(
     return folder
 
 
-SCHEDULER = {"_class_name": "UniPCMultistepScheduler", "num_train_timesteps": 1000, **NEEDED}
-SCHEDULER |= {"use_karras_sigmas": True, "sigma_min": 0.147, "sigma_max": 200.0, "flow_shift": 1.0}
+SCHEDULER = {
+    "_class_name": "UniPCMultistepScheduler",
+    "num_train_timesteps": 1000,
+    "prediction_type": "flow_prediction",
+    "solver_type": "bh2",
+    "solver_order": 2,
+    "predict_x0": True,
+    "use_flow_sigmas": True,
+    "lower_order_final": True,
+    "final_sigmas_type": "zero",
+    "use_karras_sigmas": True,
+    "sigma_min": 0.147,
+    "sigma_max": 200.0,
+    "flow_shift": 1.0,
+}
 MODEL_INDEX = {
     "_class_name": "Cosmos3OmniPipeline",
     "transformer": ["diffusers", "Cosmos3OmniTransformer"],

@@ -32,6 +32,7 @@ import torch
 
 from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
 from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
+from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
@@ -49,7 +50,7 @@ from strands_cosmos3.engine.variants import (
     variant_of_repo,
     variant_of_sizes,
 )
-from strands_cosmos3.engine.wan import empty_weight
+from strands_cosmos3.engine.wan import WanConfig, empty_weight
 from strands_cosmos3.engine.weight_files import (
     Shard,
     Slices,
@@ -147,13 +148,13 @@ class Checkpoint:
         root = layout.root
         _require_folder(root)
         step = _Collected()
-        index = step.of(layout.model_index) or {}
+        index = step.of(_model_index, layout) or {}
         metadata = step.of(layout.metadata)
         config = step.of(lambda: TransformerConfig.from_dict(layout.config("transformer")))
         native = bool(index.get("use_native_flow_schedule", False))
         parts: dict[str, Any] = {
             "config": config,
-            "vae_config": step.of(layout.config, "vae"),
+            "vae_config": step.of(_vae_config, layout),
             "scheduler": step.of(
                 lambda: SchedulerConfig.from_dict(layout.config("scheduler"), native)
             ),
@@ -397,6 +398,21 @@ class Checkpoint:
             {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in tensors.items()}
         )
         return ActionHead(**tensors)
+
+
+def _model_index(layout: Layout) -> dict[str, Any]:
+    """``model_index.json``, if its parts are of the classes that the engine implements."""
+    index = layout.model_index()
+    classes = {name: part[-1] for name, part in index.items() if isinstance(part, list) and part}
+    require_computed("model_index.json", index | classes)
+    return index
+
+
+def _vae_config(layout: Layout) -> dict[str, Any]:
+    """``vae/config.json``, if it describes a VAE of the engine."""
+    config = layout.config("vae")
+    WanConfig.from_dict(config)
+    return config
 
 
 class _Collected:

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from strands_cosmos3.checks import typed_fields
+from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 
@@ -148,4 +149,6 @@ class TransformerConfig:
                 "transformer/config.json has action_gen = false: this checkpoint has no action "
                 "heads."
             )
-        return cls(**values)
+        config = cls(**values)
+        require_computed("transformer/config.json", data, config)
+        return config

@@ -20,28 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 
 _KARRAS_RHO = 7.0
 _MAX_TIMESTEPS = 100_000
-NEEDED: Mapping[str, Any] = {
-    "prediction_type": "flow_prediction",
-    "solver_type": "bh2",
-    "solver_order": 2,
-    "predict_x0": True,
-    "use_flow_sigmas": True,
-    "lower_order_final": True,
-    "final_sigmas_type": "zero",
-}
-_REFUSED = (
-    "thresholding",
-    "use_beta_sigmas",
-    "use_exponential_sigmas",
-    "use_dynamic_shifting",
-    "shift_terminal",
-)
-_DEFAULTED = ("solver_type", "solver_order", "predict_x0", "lower_order_final", "final_sigmas_type")
+_UNSTATED = {"prediction_type": "epsilon", "use_flow_sigmas": False}  # diffusers' defaults
 
 
 @dataclass(frozen=True)
@@ -62,22 +47,13 @@ class SchedulerConfig:
         """Read a released config; raises LayoutError with every key that is not of UniPC order 2
         bh2 over flow sigmas.
         """
-        values = {**{key: NEEDED[key] for key in _DEFAULTED}, **data}
-        wrong = [
-            f"{k} is {shown(values.get(k))}, supported is {v!r}"
-            for k, v in NEEDED.items()
-            if values.get(k) != v
-        ]
-        wrong += [
-            f"{k} is {shown(values[k])}, supported is none" for k in _REFUSED if values.get(k)
-        ]
-        wrong += ["disable_corrector is set"] if values.get("disable_corrector") else []
-        karras = bool(values.get("use_karras_sigmas"))
-        limits = (values.get("sigma_min"), values.get("sigma_max"))
+        wrong = []
+        karras = bool(data.get("use_karras_sigmas"))
+        limits = (data.get("sigma_min"), data.get("sigma_max"))
         if karras and None in limits:
             wrong.append("use_karras_sigmas is true without sigma_min and sigma_max")
-        shift = values.get("flow_shift", 1.0)
-        steps = values.get("num_train_timesteps", 1000)
+        shift = data.get("flow_shift", 1.0)
+        steps = data.get("num_train_timesteps", 1000)
         for name, value in {
             "flow_shift": shift,
             "num_train_timesteps": steps,
@@ -94,7 +70,10 @@ class SchedulerConfig:
                 f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}. Download it "
                 "again."
             )
-        return cls(karras, float(shift), *limits, int(steps), native_flow)
+        config = cls(karras, float(shift), *limits, int(steps), native_flow)
+        stated = {key: value for key, value in data.items() if value is not None}
+        require_computed("scheduler/scheduler_config.json", {**_UNSTATED, **stated}, config)
+        return config
 
     def schedule(
         self,

@@ -34,7 +34,8 @@ def _answer(tokenizer: str, number: int, messages: list[dict[str, str]], closing
     ids = loaded(text, add_special_tokens=False)["input_ids"]
     if len(ids) > MOST_TOKENS:
         return {"tokens": len(ids)}
-    return {"ids": ids, "closing": [vocabulary.get(token) for token in closing]}
+    known = [vocabulary.get(token) for token in closing]
+    return {"ids": ids, "closing": known, "eos_token": loaded.eos_token}
 
 
 def main() -> None:

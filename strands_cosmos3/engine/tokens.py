@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from strands_cosmos3.engine import token_worker
+from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import contained, require_file
 
@@ -71,6 +72,8 @@ class PromptTokenizer:
                 f"{self._name!r} holds no readable tokenizer with a chat template "
                 f"({answer['error']}); is it Cosmos 3's text_tokenizer? Download it again."
             )
+        stated = {"eos_token": answer["eos_token"]}
+        require_computed("text_tokenizer/tokenizer_config.json", stated)
         closing = dict(zip(_CLOSING, answer["closing"], strict=True))
         if missing := [token for token, number in closing.items() if number is None]:
             raise LayoutError(

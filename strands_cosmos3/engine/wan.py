@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.checks import typed_fields
+from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 from strands_cosmos3.tables import as_tuples
@@ -75,11 +76,8 @@ class WanConfig:
                 f"vae/config.json does not describe a Wan VAE ({shown(error)}); download it again."
             ) from None
         config._require_bounds()
-        if not data.get("is_residual") or data.get("attn_scales"):
-            raise LayoutError(
-                "vae/config.json describes another Wan VAE; Cosmos 3 needs is_residual and no "
-                "attn_scales."
-            )
+        # not residual is diffusers' default
+        require_computed("vae/config.json", {"is_residual": False, **data}, config)
         if (
             len(config.temporal_downsample) != len(config.dim_mult) - 1
             or min(config.dim_mult, default=0) < 1
@@ -100,8 +98,8 @@ class WanConfig:
         )
         if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
             raise LayoutError(
-                f"vae/config.json compresses (time, space) by {shown(scales)}; Cosmos 3 needs (4, "
-                "16)."
+                f"vae/config.json compresses (time, space) by {built} and states {shown(scales)}; "
+                "Cosmos 3 needs (4, 16)."
             )
         return config
 

@@ -99,5 +99,5 @@ def test_karras_needs_its_limits():
 
 def test_unknown_keys_are_ignored():
     assert SchedulerConfig.from_dict(
-        json.loads(json.dumps({**KARRAS, "_class_name": "x", "novelty": 1}))
+        json.loads(json.dumps({**KARRAS, "_diffusers_version": "x", "novelty": 1}))
     )

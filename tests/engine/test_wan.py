@@ -84,8 +84,8 @@ def test_in_bfloat16_every_bit_is_the_same():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"is_residual": False}, "another Wan VAE"),
-        ({"attn_scales": [0.5]}, "another Wan VAE"),
+        ({"is_residual": False}, "is_residual is False"),
+        ({"attn_scales": [0.5]}, "attn_scales is"),
         ({"latents_std": [1.0]}, "z_dim = 16"),
         ({"latent_frames": [{"mean": [0.0] * 16, "std": [1.0]}]}, "z_dim = 16"),
         ({"latent_frames": [{"mean": [0.0] * 16, "std": [0.0] * 16}]}, "above zero"),

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from strands_cosmos3.engine.computed import require_computed
+from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import Stated
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.sources import Renamed
@@ -123,11 +125,18 @@ class FrameworkExport(OnBase):
                 f"{self._base().root} is "
                 f"{'none' if edge else 'one'}; name the base that it was trained from."
             )
-        if (width := export.get("max_action_dim")) not in (None, config.get("action_dim")):
-            raise VariantError(
-                f"{self.root} has max_action_dim {shown(width)}, its base "
-                f"{shown(config.get('action_dim'))}."
-            )
+        expert = export.get("diffusion_expert_config")
+        stated = {**export, **(expert if isinstance(expert, Mapping) else {})}
+        base = TransformerConfig.from_dict(config)
+        where = self.root / "config.json"
+        require_computed("transformer/config.json", stated, base, where, VariantError)
+        others = [
+            f"{name} {shown(stated[name])}, its base {shown(value)}"
+            for name, value in vars(base).items()
+            if stated.get(name) not in (None, value)
+        ]
+        if others:
+            raise VariantError(f"{self.root} has {'; '.join(others)}.")
 
     def weights(self) -> WeightSource:
         files = WeightFiles(self.root, self.root, "model")
