@@ -1,5 +1,5 @@
-"""The engine in float32 against diffusers' pipeline, or against itself in bfloat16: the same random
-weights in one process, CPU time.
+"""The engine in float32 against diffusers' pipeline, or against itself in fewer bits: the same
+random weights in one process, CPU time.
 
 The architecture is genuine at a quarter of Nano's width (``MID_SIZE``: hidden 1024, 8 layers, 16
 query and 8 key heads of 64, intermediate 3072), with VAE base widths of 24 and 32 for Nano's ratio
@@ -26,6 +26,7 @@ from PIL import Image
 import report
 from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import EngineOptions, Quantize
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
@@ -55,7 +56,7 @@ SETTINGS = {
 
 def measure(
     tier: Literal["256", "480"] = "256",
-    against: Literal["pipeline", "bfloat16"] = "pipeline",
+    against: Literal["pipeline", "bfloat16", "int8", "int8-weights"] = "pipeline",
     steps: int = 4,
     guidance: float = 3.0,
     repeats: int = 3,
@@ -70,7 +71,7 @@ def measure(
     Args:
         tier: A small composite at the 256 tier (minutes), or DROID's at the 480 tier (half an
             hour).
-        against: diffusers' pipeline, or the engine in bfloat16.
+        against: diffusers' pipeline, or the engine in bfloat16 or with weights in 8 bits.
         steps: Denoising steps.
         guidance: Guidance scale.
         repeats: Runs of each side, of which the medians are reported.
@@ -84,17 +85,22 @@ def measure(
         write_checkpoint(folder, sizes=sizes)
         report.progress("loading it twice")
 
-        def load(dtype: Literal["float32", "bfloat16"]) -> Cosmos3Engine:
+        def load(
+            dtype: Literal["float32", "bfloat16"], quantize: Quantize | None = None
+        ) -> Cosmos3Engine:
+            options = EngineOptions(dtype=dtype, quantize=quantize)
             return loaded.enter_context(
-                Cosmos3Engine.from_pretrained(folder, dtype=dtype, domains=(8,))
+                Cosmos3Engine.from_pretrained(folder, options=options, domains=(8,))
             )
 
         engine = load("float32")
         request = random_request(setting, engine, steps, guidance)
-        if against == "bfloat16":
-            other = _engine_run("bfloat16", load("bfloat16"), request)
-        else:
+        if against == "pipeline":
             other = _pipeline_run(_pipeline(folder), setting, request)
+        elif against == "bfloat16":
+            other = _engine_run(against, load(against), request)
+        else:
+            other = _engine_run(against, load("float32", against), request)
         sides = {"native": _engine_run("native", engine, request), against: other}
         (cold, actions), (_, theirs) = (run() for run in sides.values())
         cpu_s = _alternate(sides, repeats)

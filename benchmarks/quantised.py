@@ -2,15 +2,19 @@
 share of the variance between seeds, the bytes kept, and the time.
 
     python benchmarks/quantised.py > quantised.json         # the bundled policy, some minutes
+    python benchmarks/quantised.py --steps 10 > steps.json  # where NVIDIA's policy of steps differs
 
 The error of a form is the mean square of what it changes, divided by the variance of float32's
-actions between seeds, each summed over rows and columns and averaged over scenes.
+actions between seeds, each summed over rows and columns and averaged over scenes. NVIDIA's figures
+are divided by the mean square of what two seeds differ by, which is twice their variance.
 """
 
 from __future__ import annotations
 
 import statistics
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,6 +22,8 @@ import torch
 import report
 from strands_cosmos3.embedded import WORLD, embedded_checkpoint
 from strands_cosmos3.engine.options import QUANTIZE
+from strands_cosmos3.engine.precision import StepPolicy
+from strands_cosmos3.engine.quantised import Quantization
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.worlds.world import Start, get_world
@@ -26,11 +32,27 @@ FORMS: dict[str, dict[str, Any]] = {
     "float32": {},
     **{scheme: {"quantize": scheme} for scheme in QUANTIZE},
     "int8 with the text tower": {"quantize": "int8", "quantize_text": True},
+    "int8 as on a GPU": {"quantize": "int8"},
+    "int8 as on a GPU, NVIDIA's steps": {"quantize": "int8"},
+    "fp8, NVIDIA's steps": {"quantize": "fp8"},
 }
+GPU = {"_packs": lambda *_: False}
+STEPS = {"policy": StepPolicy(3, 3, "a16", "a16")}
+"""Of NVIDIA's FP8 revisions: the first and the last three steps in W8A16, the rest in W8A8."""
+CHANGED: dict[str, dict[str, Any]] = {
+    "int8 as on a GPU": GPU,
+    "int8 as on a GPU, NVIDIA's steps": GPU | STEPS,
+    "fp8, NVIDIA's steps": STEPS,
+}
+"""What a form has otherwise than on this machine and in this checkpoint."""
 
 
 def measure(
-    model: str | None = None, scenes: int = 6, seeds: int = 8, threads: int = 1
+    model: str | None = None,
+    scenes: int = 6,
+    seeds: int = 8,
+    steps: int | None = None,
+    threads: int = 1,
 ) -> dict[str, Any]:
     """Ask for the same chunks in every form.
 
@@ -38,6 +60,7 @@ def measure(
         model: A checkpoint of the simulated table; None is the bundled policy.
         scenes: Starts of each task.
         seeds: Chunks for each.
+        steps: Denoising steps; None is the checkpoint's number.
         threads: Threads of torch.
     """
     torch.set_num_threads(threads)
@@ -56,7 +79,10 @@ def measure(
     exact = np.zeros(0)
     for name, options in FORMS.items():
         report.progress(name)
-        actions, times, kept = _actions(path, options, observed, seeds)
+        with ExitStack() as changed:
+            for attribute, value in CHANGED.get(name, {}).items():
+                changed.enter_context(patch.object(Quantization, attribute, value))
+            actions, times, kept = _actions(path, options, observed, seeds, steps)
         exact = actions if name == "float32" else exact
         variance = exact.var(axis=1, ddof=1).sum(axis=(1, 2)).mean()
         error = np.square(actions - exact).sum(axis=(2, 3)).mean()
@@ -65,17 +91,22 @@ def measure(
             "kept_mb": kept / 1e6,
             "chunk_ms": {part: statistics.median(t[part] for t in times) for part in times[0]},
         }
-    return {"model": path, "chunks": len(observed) * seeds, "threads": threads, "forms": forms}
+    chunks = len(observed) * seeds
+    return {"model": path, "chunks": chunks, "steps": steps, "threads": threads, "forms": forms}
 
 
 def _actions(
-    path: str, options: dict[str, Any], observed: list[tuple[str, Any, dict[str, Any]]], seeds: int
+    path: str,
+    options: dict[str, Any],
+    observed: list[tuple[str, Any, dict[str, Any]]],
+    seeds: int,
+    steps: int | None,
 ) -> tuple[np.ndarray, list[dict[str, float]], int]:
     """Actions [scenes, seeds, rows, columns], milliseconds of each chunk, and bytes kept."""
     chunks, times = [], []
     arguments = observed[0][2]
     made = PolicyOptions.of(options)
-    with Cosmos3Policy(model=path, options=made, **arguments) as policy:
+    with Cosmos3Policy(model=path, options=made, num_steps=steps, **arguments) as policy:
         for instruction, observation, _ in observed:
             for seed in range(seeds):
                 policy.reset(seed)

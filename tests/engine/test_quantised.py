@@ -67,11 +67,20 @@ def per_row(x, most=127):
     return x.abs().amax(-1, keepdim=True) / most
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, PackedInt8Linear])
+def two_terms(x, most=127):
+    """Tokens in 8 bits, and what that leaves in 8 bits of a finer scale."""
+    coarse = rounded(x, per_row(x, most), most)
+    return coarse + rounded(x - coarse, per_row(x, most) / (2 * most), most)
+
+
+SEEN = {Int8Linear: lambda x: rounded(x, per_row(x)), PackedInt8Linear: two_terms}
+
+
+@pytest.mark.parametrize("kind", SEEN)
 def test_int8_is_the_product_of_rounded_rows_and_rounded_tokens(kind):
     weight, x, bias = drawn(48, 64), drawn(2, 7, 64, seed=1), drawn(48, seed=2)
     layer = filled(kind(nn.Parameter(bias, requires_grad=False)), weight)
-    expected = F.linear(rounded(x, per_row(x)), rounded(weight, per_row(weight)), bias)
+    expected = F.linear(SEEN[kind](x), rounded(weight, per_row(weight)), bias)
     with torch.inference_mode():
         assert float((layer(x) - expected).abs().max()) < 1e-4
         assert 0.01 < float((layer(x) - F.linear(x, weight, bias)).abs().max()) < 0.5
@@ -79,6 +88,19 @@ def test_int8_is_the_product_of_rounded_rows_and_rounded_tokens(kind):
         assert torch.equal(layer(x)[1], layer(x[1:])[0])
         assert layer.product(x.bfloat16()).dtype == torch.bfloat16
         assert not layer(torch.zeros(1, 64)).sub(bias).any()
+
+
+@pytest.mark.parametrize("most", [127, 63])
+def test_two_terms_of_8_bits_hold_a_token_to_14_bits(most):
+    """Also on a CPU without VNNI, whose terms have 7 bits: weights alone change the product."""
+    weight, x = drawn(48, 64), drawn(100, 64, seed=1) * torch.logspace(-3, 3, 100)[:, None]
+    layer = PackedInt8Linear(None)
+    layer._most = most
+    filled(layer, weight)
+    with torch.inference_mode():
+        exact = F.linear(x, rounded(weight, per_row(weight)))
+        errors = (layer(x) - exact).square().mean(1).sqrt() / exact.square().mean(1).sqrt()
+    assert float(errors.max()) < 1 / most**2
 
 
 LAYERS = [Int8Linear, PackedInt8Linear, Fp8Linear]
@@ -94,12 +116,12 @@ def test_a_row_of_zeros_stays_zero(kind):
     assert y.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, PackedInt8Linear])
+@pytest.mark.parametrize("kind", SEEN)
 def test_int8_with_one_scale_for_all_rows(kind):
     weight, x = drawn(48, 64), drawn(7, 64, seed=1)
     layer = filled(kind(None), weight, torch.tensor([0.02]))
     with torch.inference_mode():
-        expected = F.linear(rounded(x, per_row(x)), rounded(weight, 0.02))
+        expected = F.linear(SEEN[kind](x), rounded(weight, 0.02))
         assert float((layer(x) - expected).abs().max()) < 1e-4
 
 

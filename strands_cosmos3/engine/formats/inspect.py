@@ -144,7 +144,7 @@ def _quantised(checkpoint: Checkpoint) -> dict[str, Any] | None:
     stored = checkpoint.weights.eight_bit
     if stored is None:
         return None
-    runs = "activations are rounded at every step"
+    runs = "products are in 8 bits at every step"
     if (policy := stored.policy) is not None:
         runs = (
             f"the first {policy.first_steps} and the last {policy.last_steps} steps in W8A16 "
