@@ -6,14 +6,17 @@ memory, so loading needs little more than the loaded weights.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
 import mmap
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +48,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 """Those that are read, some of which are dequantised before they are loaded."""
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CHECK_BLOCK = 1 << 22
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Target(Protocol):
@@ -132,10 +136,29 @@ class WeightSource(ABC):
         for key in targets:
             name, _, row = key.partition("#")
             requests[key] = name, int(row) if row else (slices or {}).get(key, ())
-        for key, part in self.parts(requests):
-            require_finite(part, key)
-            targets[key].copy_(part.reshape(targets[key].shape))
-            del part  # before the next one is read
+        with _large_blocks_apart():
+            for key, part in self.parts(requests):
+                require_finite(part, key)
+                targets[key].copy_(part.reshape(targets[key].shape))
+                del part  # before the next one is read
+
+
+@contextmanager
+def _large_blocks_apart() -> Iterator[None]:
+    """Let glibc map each large block by itself meanwhile, and give it back as a whole: tensors that
+    come and go between those that stay tear its heap to pieces. Afterwards it keeps what it gets.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is None:
+        yield
+        return
+    set_option(_M_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        # as far as glibc raises both by itself
+        set_option(_M_MMAP_THRESHOLD, 32 << 20)
+        set_option(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def unsharded(key: str, shape: tuple[int, ...]) -> Slices:
