@@ -161,14 +161,35 @@ class Dataset(Closeable):
         """Return a column of one data file, read-only."""
         feature, (first, end) = self._numeric(key), self._files[data_file]
         path = file_of(self.root, self.info.data_path, data_file)
-        columns = dict.fromkeys((key, "index"))
-        most_values = (end - first) * (feature.shape[0] + 1)
-        table = read_table(self.root, path, end - first, list(columns), most_values=most_values)
-        if not np.array_equal(table.column("index").to_numpy(), np.arange(first, end)):
+        expected = self._bookkeeping(np.arange(first, end))
+        most_values = (end - first) * (feature.shape[0] + len(expected))
+        columns = list(dict.fromkeys((key, *expected)))
+        table = read_table(self.root, path, end - first, columns, most_values=most_values)
+        if table.num_rows != end - first:
             raise DatasetFormatError(f"{path} does not hold the frames {first} to {end - 1}.")
+        for name, (numbers, tolerance) in expected.items():
+            stored = _to_numpy(table.column(name), BOOKKEEPING[name], f"{path}, {name}")
+            if (differs := np.abs(stored - numbers) > tolerance).any():
+                row = int(np.argmax(differs))
+                raise DatasetFormatError(
+                    f"{path}: {name} of row {row} is {stored[row]:.10g}; by meta/episodes it is "
+                    f"{numbers[row]:.10g}."
+                )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")
         values.setflags(write=False)
         return values
+
+    def _bookkeeping(self, index: NDArray[np.int64]) -> dict[str, tuple[NDArray[Any], Any]]:
+        """What the columns of frames must hold by the episode index, and with what tolerance."""
+        episode = np.searchsorted(self._index.start, index, side="right") - 1
+        row = index - self._index.start[episode]
+        # of other programs, steps differ from 1 / fps by up to 0.1 ms
+        tolerance_s = 0.5 / self.fps + 1e-4 * row
+        return {
+            "index": (index, 0),
+            "episode_index": (episode, 0),
+            "timestamp": (row / self.fps, tolerance_s),
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Dataset, (self.root,)

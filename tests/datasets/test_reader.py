@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,52 @@ def test_an_info_that_is_no_object_is_a_format_error(write, text: str):
 INDEX, ROWS = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
 
 
+SHIFTED = {  # of two episodes with 3 and 4 frames in one file
+    "an episode's last frame in the next": ("episode_index", [0, 0, 1, 1, 1, 1, 1], 2),
+    "another file's episodes": ("episode_index", [2, 2, 2, 3, 3, 3, 3], 0),
+    "episodes exchanged": ("episode_index", [1, 1, 1, 0, 0, 0, 0], 0),
+    "times that go on": ("timestamp", [0, 1, 2, 3, 4, 5, 6], 3),
+    "a frame later": ("timestamp", [1, 2, 3, 1, 2, 3, 4], 0),
+    "times of half the rate": ("timestamp", [0, 2, 4, 0, 2, 4, 6], 1),
+    "times in frames of another file": ("timestamp", [0, 1, 2, 900, 901, 902, 903], 3),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+@pytest.mark.parametrize("key", [ACTION, "episode_index"])
+def test_rows_of_other_frames_than_the_index_says_are_refused(write, name: str, key: str):
+    column, values, row = SHIFTED[name]
+    root = write([3, 4], commit_every=2)
+    stated = np.array([0, 0, 0, 1, 1, 1, 1] if column == "episode_index" else [0, 1, 2, 0, 1, 2, 3])
+    unit = 1.0 if column == "episode_index" else 1 / Dataset(root).fps
+    rewrite(root / ROWS, replaced(column, [value * unit for value in values]))
+    says = rf"{ROWS}: {column} of row {row} is (.+); by meta/episodes it is (.+)\."
+    with pytest.raises(DatasetFormatError, match=says) as refusal:
+        _ = Dataset(root)[1][key]
+    shown = re.search(says, str(refusal.value))
+    assert shown is not None
+    assert [float(number) for number in shown.groups()] == pytest.approx(
+        [values[row] * unit, stated[row] * unit], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "times_s",
+    [
+        lambda rows, fps: np.cumsum(np.full(7, np.float32(1 / fps)))[rows] - 1 / fps,
+        lambda rows, fps: np.round(rows / fps, 3),
+        lambda rows, fps: rows / (fps * 0.999),
+        lambda rows, fps: rows / fps + 0.3 / fps * (-1.0) ** rows,
+        lambda rows, fps: (rows / fps).astype(np.float64),
+    ],
+)
+def test_times_of_real_files_are_read(write, times_s):
+    root = write([3, 4], commit_every=2)
+    rows = np.array([0, 1, 2, 0, 1, 2, 3])
+    rewrite(root / ROWS, replaced("timestamp", list(times_s(rows, Dataset(root).fps))))
+    assert len(Dataset(root)[1][ACTION]) == 4
+
+
 @pytest.mark.parametrize(
     ("file", "act"),
     [
@@ -370,6 +417,8 @@ def test_a_rate_may_have_a_fraction(write, fps: float):
         (root / f"videos/{key}/chunk-000/file-000.mp4").write_bytes(encoder.finish()[0])
         rewrite(root / INDEX, replaced(f"videos/{key}/from_timestamp", [0.0, 20 / fps]))
     change(root, fps=fps)
+    rows = np.concatenate([np.arange(20), np.arange(9)])
+    rewrite(root / ROWS, replaced("timestamp", list(np.float32(rows / fps))))
     for path in (root, root.parent / "merged"):
         with Dataset(path) if path == root else merge_datasets([root], path) as dataset:
             assert dataset.fps == fps
@@ -389,8 +438,8 @@ def longer(table: pa.Table) -> pa.Table:
         (ROWS, longer, "20000 rows"),
         (INDEX, longer, "20000 rows"),
         ("meta/tasks.parquet", longer, "20000 rows"),
-        (ROWS, replaced("action", [[0.0] * 30_000] * 3), "more than the 33 values"),
-        (ROWS, replaced("action", [[[0.0] * 100] * 300] * 3), "more than the 33 values"),
+        (ROWS, replaced("action", [[0.0] * 30_000] * 3), "more than the 39 values"),
+        (ROWS, replaced("action", [[[0.0] * 100] * 300] * 3), "more than the 39 values"),
     ],
 )
 def test_nothing_is_read_of_a_file_with_more_than_the_dataset_counts(
