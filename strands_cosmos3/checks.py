@@ -32,14 +32,19 @@ def finite_array(value: Any, name: str, shape: tuple[int | None, ...] | None) ->
     ``name`` is for the error message.
 
     Raises:
-        InputError: It is not numeric.
+        InputError: It is not numeric; True and False are no numbers.
         ShapeError: It has another shape, or an empty axis.
         NonFiniteError: It contains NaN or infinity; the message gives the first index.
     """
     try:
         raw = np.asarray(value)
-        if raw.dtype.kind not in "fiub":
+        if raw.dtype.kind not in "fiu":
             raise TypeError(f"dtype {raw.dtype}")
+        # a list of numbers and truth values is an array of numbers
+        if isinstance(value, list | tuple) and any(
+            isinstance(entry, bool | np.bool_) for entry in np.asarray(value, object).flat
+        ):
+            raise TypeError("it holds True or False")
         array = np.array(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(

@@ -21,3 +21,21 @@ def test_whole_numbers_include_both_bounds_and_are_no_booleans():
             whole_number(wrong, "rows", 1, 4)
     with pytest.raises(InputError, match="of at least 1"):
         whole_number(0, "rows", 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        np.False_,
+        [True, 0.5],
+        (0.5, np.True_),
+        [[0.1, 0.2], [0.3, False]],
+        np.array([True, False]),
+        [np.array([0.1, 0.2]), [True, 1]],
+    ],
+    ids=str,
+)
+def test_truth_values_are_no_numbers(value):
+    with pytest.raises(InputError, match="must be an array of real numbers"):
+        finite_array(value, "rows", None)

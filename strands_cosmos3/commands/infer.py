@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from strands_cosmos3.backends.options import ServiceOptions
-from strands_cosmos3.checks import seed_number
+from strands_cosmos3.checks import finite_array, seed_number
 from strands_cosmos3.commands.files import require_apart, require_writable, versions
 from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.embedded import embedded_checkpoint
@@ -319,13 +319,13 @@ def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
             )
         data = chunks[chunk_index]
         shape = content.get("shape")
+    valid = "{shape, dtype, data}, {action_chunks: [rows]}, or a nested list [rows][columns]"
     try:
-        rows = np.array(data, dtype=np.float64)
-    except (TypeError, ValueError):
-        rows = np.empty(0)
+        rows = finite_array(data, f"--action-file {str(path)!r}", None)
+    except InputError as error:
+        raise InputError(f"{error} Valid: {valid}.") from None
     rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows
-    if rows.ndim != 2 or rows.size == 0:
-        valid = "{shape, dtype, data}, {action_chunks: [rows]}, or a nested list [rows][columns]"
+    if rows.ndim != 2:
         raise InputError(f"--action-file {str(path)!r} holds no rows of numbers; valid: {valid}.")
     if shape not in (None, [*rows.shape], [1, *rows.shape]):
         raise InputError(

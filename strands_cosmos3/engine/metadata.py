@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.checks import finite_array
 from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field, one_of, whole_from
 from strands_cosmos3.engine.weight_files import inside, read_config
-from strands_cosmos3.errors import LayoutError, ShapeError
+from strands_cosmos3.errors import InputError, LayoutError, ShapeError
 from strands_cosmos3.resources import require_file, shown
 
 COLUMNS = "pose9_opening"
@@ -38,12 +39,11 @@ class StateRow:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        figures = (
-            np.array([self.mean, self.std], dtype=np.float64)
-            if len(self.mean) == len(self.std) == WIDTH
-            else None
-        )
-        if figures is None or not np.isfinite(figures).all() or (figures[1] <= 0).any():
+        try:
+            _, std = finite_array((self.mean, self.std), "state", (2, WIDTH))
+        except InputError:
+            std = np.zeros(WIDTH)
+        if (std <= 0).any():
             raise LayoutError(
                 f"state: mean and std must be {WIDTH} finite numbers each, std above zero; got "
                 f"{shown(self)}."
@@ -60,7 +60,7 @@ class StateRow:
         try:
             columns, mean, std = (record[name] for name in ("columns", "mean", "std"))
             if columns == COLUMNS:
-                return cls(tuple(map(float, mean)), tuple(map(float, std)))
+                return cls(tuple(mean), tuple(std))
         except (KeyError, TypeError, ValueError):
             pass
         raise LayoutError(

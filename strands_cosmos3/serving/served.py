@@ -311,6 +311,8 @@ class ServedPolicy:
             seed=wire.read_seed(message, wire.VLLM_SEED, default) if session.is_vllm else default,
             t_motion_s=now - episode.started_s,
         )
+        if not episode.calls and (remark := wire.doubtful_composite(request)):
+            logger.warning("%s", remark)
         return _PendingInference(message, session, episode, request)
 
     def _infer(self, pending: Sequence[_PendingInference]) -> list[Answer]:

@@ -12,6 +12,7 @@ serving.py @0a2c9512: path, metadata, seed, sampling, errors).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -101,6 +102,7 @@ _PICTURES = ("observation/wrist_image", "observation/exterior_image")
 _UNIT_TOLERANCE = 1e-2
 _MAX_ROWS = 1024
 _MIN_IMAGE_SIDE = 16  # pixels of one latent patch
+_CAMERA_SHAPES = (9 / 16, 3 / 4, 1.0)  # height by width of one camera's picture
 _MAX_SESSION_CHARACTERS = 256
 _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
@@ -363,11 +365,8 @@ def read_seed(message: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _numbers(message: Mapping[str, Any], key: str, largest: float = LARGEST, unit: str = "") -> F64:
-    """The numbers under a key, of any shape: real, finite, of a plausible size, no truth values."""
-    numbers = trailing(message[key], f"{key!r} in {unit}" if unit else repr(key), (), largest)
-    if np.asarray(message[key]).dtype == np.bool_:
-        raise InputError(f"{key!r} must be numbers, got {short(message[key])}.")
-    return numbers
+    """The numbers under a key, of any shape: real, finite, of a plausible size."""
+    return trailing(message[key], f"{key!r} in {unit}" if unit else repr(key), (), largest)
 
 
 def _scalar(message: Mapping[str, Any], key: str, largest: float) -> float:
@@ -430,6 +429,23 @@ def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
             f"{key!r} is {got} pixels; send at least {_MIN_IMAGE_SIDE} x {_MIN_IMAGE_SIDE}."
         )
     return picture
+
+
+def doubtful_composite(request: Request) -> str | None:
+    """Return a remark if a request's composite, sent without views, has the shape of one camera's
+    picture. Like the released server, ours takes a composite of any size.
+    """
+    picture = request.composite
+    rig = request.embodiment.rig
+    if picture is None or rig is None or request.images or len(rig.views) == 1:
+        return None
+    height, width = picture.shape[:2]
+    if not any(math.isclose(height / width, shape, rel_tol=0.01) for shape in _CAMERA_SHAPES):
+        return None
+    return (
+        f"{COMPOSITE!r} is {height} x {width}, the shape of one camera's picture; it is read as "
+        f"{', '.join(rig.views)} composed into {rig.composite_hw[0]} x {rig.composite_hw[1]}."
+    )
 
 
 def _missing(message: Mapping[str, Any], keys: Sequence[str], remedy: str = "") -> ObservationError:

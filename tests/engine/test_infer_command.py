@@ -86,6 +86,26 @@ def test_action_files(infer, tmp_path, wrap):
     np.testing.assert_allclose(read(tmp_path)["data"], [rows[0], *[rows[1]] * 15], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([[True] + [0.5] * 9], "it holds True or False"),
+        ({"data": [[0.5] * 9 + [False]], "dtype": "float32"}, "it holds True or False"),
+        ({"action_chunks": [[[True] * 10]]}, "dtype bool"),
+        ([["0.5"] * 10], "dtype <U3"),
+        ([0.5] * 10, "no rows of numbers"),
+        ({"rows": [[0.5] * 10]}, "got NoneType"),
+        ([[0.5] * 10, [0.5] * 9], "inhomogeneous"),
+    ],
+    ids=str,
+)
+def test_action_files_without_rows_of_numbers(tmp_path, content, says):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"{says}.*valid|{says}.*Valid: .shape"):
+        read_actions(path)
+
+
 def test_one_of_several_chunks_of_an_action_file(infer, tmp_path):
     path, chunks = tmp_path / "a.json", [[[float(i)] * 10] * 2 for i in range(3)]
     path.write_text(json.dumps({"action_chunks": chunks}))

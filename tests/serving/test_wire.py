@@ -348,3 +348,27 @@ def test_the_other_action_space_is_answered_with_the_remedy():
         match=r"lacks 'observation/joint_position'.*speaks joint_pos: use --action-space",
     ):
         wire.decode_request(pose, DROID, JOINT_POS, images=False)
+
+
+@pytest.mark.parametrize(
+    ("hw", "doubtful"),
+    [
+        ((224, 224), True),
+        ((480, 640), True),
+        ((360, 640), True),
+        ((1080, 1920), True),
+        ((540, 640), False),
+        ((270, 320), False),
+        ((720, 640), False),
+        ((336, 224), False),
+    ],
+)
+def test_a_composite_of_one_cameras_shape_is_remarked(hw, doubtful):
+    message = {**OF_DROID, wire.COMPOSITE: np.zeros((*hw, 3), np.uint8)}
+    for key in [key for key in message if key.endswith("_left")]:
+        del message[key]
+    remark = wire.doubtful_composite(wire.decode_request(message, DROID, JOINT_POS, images=True))
+    assert bool(remark) == doubtful
+    if remark:
+        assert f"is {hw[0]} x {hw[1]}, the shape of one camera" in remark
+        assert "wrist, exterior_1, exterior_2 composed into 540 x 640" in remark
