@@ -176,8 +176,9 @@ class EvaluateCommand:
         facts = {"versions": versions(), "command": " ".join(["strands-cosmos3", *sys.argv[1:]])}
         dynamics = _dynamics(settings, console)
         with _display(console) as show:
+            resume = options.get("resume", False)
             report, progress = evaluate(
-                settings, out, self.resume, options.get("address"), show, facts, dynamics
+                settings, out, resume, options.get("address"), show, facts, dynamics
             )
         _print_report(console, report, out)
         return 130 if progress.interrupted else int(not report["complete"])

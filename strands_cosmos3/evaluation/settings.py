@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.checks import known_name, positive, seed_number, typed_fields, whole_number
+from strands_cosmos3.checks import (
+    known_name,
+    positive,
+    require_type,
+    seed_number,
+    typed_fields,
+    whole_number,
+)
 from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.evaluation.plan import Assignment, Condition, make_plan, require_distinct
 from strands_cosmos3.evaluation.policy_settings import (
@@ -365,7 +372,8 @@ _TOPOLOGY = ("num_gpus", "total_shard")
 _RUN = tuple(
     option.name for option in fields(Settings) if option.name not in ("policy", "topology")
 )
-OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, "out", "address")
+_OF_COMMAND = {"out": str, "address": str, "resume": bool}
+OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, *_OF_COMMAND)
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
@@ -374,8 +382,8 @@ def read_options(path: Path) -> dict[str, Any]:
     and ``[[conditions]]``.
 
     Raises:
-        ResourceNotFoundError, ConfigError, UnknownNameError: Unreadable, not TOML, or an option is
-            unknown or repeated.
+        ResourceNotFoundError, ConfigError, UnknownNameError, InputError: Unreadable, not TOML, or
+            an option is unknown, repeated or of another type.
     """
     values = read_toml(path)
     section = values.pop("model", {})
@@ -387,6 +395,8 @@ def read_options(path: Path) -> dict[str, Any]:
     ):
         for key in part:
             known_name(key, f"{kind} in {path}", known)
+    for name in _OF_COMMAND.keys() & values.keys():
+        require_type(values[name], _OF_COMMAND[name], f"{name} in {path}")
     if "path" in section:
         section["model"] = section.pop("path")
     if twice := sorted(set(values) & set(section)):
@@ -397,7 +407,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def make_settings(options: Mapping[str, Any], token: str | None = None) -> Settings:
-    """Return settings from some of :data:`OPTIONS`; ``out`` and ``address`` are ignored, None
+    """Return settings from some of :data:`OPTIONS`; those of the command alone are ignored, None
     stands for the default.
 
     Conditions may be short forms, tables, or both. ``token`` is a policy server's. Errors: as

@@ -220,6 +220,26 @@ def test_a_full_folder_is_refused(tmp_path, capsys):
     assert "--resume" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "says"),
+    [
+        ("resume = true", [], "another version"),
+        ("resume = false", ["--resume"], "another version"),
+        ("resume = true", ["--seeds", "2"], "another version"),
+        ("resume = false", [], "--resume"),
+    ],
+)
+def test_a_file_may_resume(tmp_path, capsys, text, flags, says):
+    """The folder is of another version, which is seen after it may be continued."""
+    (tmp_path / "episodes/plain/wait").mkdir(parents=True)
+    (tmp_path / "episodes/plain/wait/00000.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"format": -1}')
+    file = tmp_path / "e.toml"
+    file.write_text(f"out = '{tmp_path}'\n{text}\n")
+    assert main(["evaluate", *OPTIONS, "--config", str(file), *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_bad_usage_is_told_before_ray_starts(tmp_path, capsys):
     for options in (
         ["--num-gpus", "7", "--tp", "2", "--model", "c"],

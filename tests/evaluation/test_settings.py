@@ -74,6 +74,9 @@ def test_toml_and_options_mean_the_same(tmp_path):
         ("seeds = ", ConfigError, "cannot be read as TOML"),
         ("conditions = 3", ConfigError, "short forms"),
         ("tasks = 'reach, pick'\nseeds = '5'", InputError, "seeds must be a whole number"),
+        ("resume = 'yes'", InputError, "resume in .*e.toml must be True or False"),
+        ("out = 3", InputError, "out in .*e.toml must be a string"),
+        ("address = 1.5", InputError, "address in .*e.toml must be a string"),
     ],
 )
 def test_toml_that_cannot_be(tmp_path, text, error, says):
