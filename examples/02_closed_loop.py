@@ -9,6 +9,11 @@ its place and nothing else changes.
 
 import sys
 
+try:
+    import mink  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+
 from strands_cosmos3 import Robot
 
 rollout = Robot("panda").run_policy(

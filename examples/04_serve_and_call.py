@@ -7,6 +7,14 @@ The policy here is four lines of arithmetic. Put a model in its place, start it 
 client can call it too.
 """
 
+try:
+    import mink  # noqa: F401
+    import msgpack  # noqa: F401
+    import websockets  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-cosmos3[serve,sim]'"
+    ) from None
 import numpy as np
 
 from strands_cosmos3 import create_policy

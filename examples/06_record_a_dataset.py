@@ -11,6 +11,13 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+try:
+    import mink  # noqa: F401
+    import pyarrow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-cosmos3[data,sim]'"
+    ) from None
 import numpy as np
 
 from strands_cosmos3 import Robot, decode_pose_trajectory

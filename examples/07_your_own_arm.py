@@ -10,6 +10,10 @@ comments say what a real one does in its place. The policy replays a short circl
 
 import time
 
+try:
+    import mink  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy

@@ -11,6 +11,14 @@ chunk while it follows the present one.
 import sys
 import time
 
+try:
+    import mink  # noqa: F401
+    import msgpack  # noqa: F401
+    import websockets  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed: pip install 'strands-cosmos3[serve,sim]'"
+    ) from None
 import numpy as np
 
 from strands_cosmos3 import Robot

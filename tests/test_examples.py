@@ -47,12 +47,20 @@ def test_example_runs(
 @pytest.mark.parametrize(
     ("number", "module", "install"),
     [
+        ("01", "mink", "strands-cosmos3[sim]"),
+        ("02", "mink", "strands-cosmos3[sim]"),
         ("03", "torch", "strands-cosmos3[engine]"),
+        ("04", "websockets", "strands-cosmos3[serve,sim]"),
         ("05", "strands_robots", "strands-robots>="),
+        ("06", "pyarrow", "strands-cosmos3[data,sim]"),
+        ("07", "mink", "strands-cosmos3[sim]"),
         ("08", "mujoco", "strands-cosmos3[sim]"),
+        ("09", "msgpack", "strands-cosmos3[serve,sim]"),
         ("10", "franky", "franky-control"),
         ("11", "gymnasium", "strands-cosmos3[gym,sim]"),
+        ("10", "mink", "strands-cosmos3[sim]"),
         ("12", "openpi_client", "openpi-client"),
+        ("13", "mink", "strands-cosmos3[sim]"),
         ("14", "mujoco", "strands-cosmos3[sim]"),
     ],
 )
