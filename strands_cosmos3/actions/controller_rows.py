@@ -25,6 +25,9 @@ from strands_cosmos3.types import ActionChunk
 METHOD = "quantile_rot"
 """How the domain's rows are normalised: all ten columns, by q01 and q99 of the unprocessed data."""
 
+UNIT_M, UNIT_RAD = 0.05, 0.5
+"""Of an action (robosuite's osc_pose.json)."""
+
 
 def encode_actions(actions: Any) -> F64:
     """Return actions [T, 7] as rows [T, 10]."""

@@ -45,8 +45,9 @@ class RLCommand:
     model: str
     """Checkpoint to begin from: a folder in the released layout, or a hub repository."""
     world: str = "table"
-    """World to learn in: table, or module:name or file.py:name of your own. It must say how far a
-    task has come, and return to states.
+    """World to learn in, e.g. table, libero/libero_object, or module:name or file.py:name of your
+    own. One that does not return to states, or does not say how far a task has come, gets
+    `--whole-episodes`.
     """
     robot: str | None = None
     """A robot of the world; default: its first."""

@@ -13,7 +13,14 @@ pytest.importorskip("mujoco")
 
 import torch
 
+from strands_cosmos3.actions.controller_rows import (
+    controller_rows,
+    decode_rows,
+    encode_actions,
+    normalize_actions,
+)
 from strands_cosmos3.actions.decode import decode_limbs
+from strands_cosmos3.actions.stats import normalize_quantile
 from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
@@ -32,6 +39,7 @@ from strands_cosmos3.training.rl.learner import Learner
 from strands_cosmos3.training.rl.objectives import errors, weights_of
 from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.rl.rollout import RolloutWorker
+from strands_cosmos3.training.rl.value import returns_of
 from strands_cosmos3.types import ActionChunk
 
 DROID = get_embodiment("droid")
@@ -185,9 +193,10 @@ def explored():
     worker.close()
 
 
-def learner(settings, **options) -> Learner:
+def learner(settings, values: Path = Path("values"), **options) -> Learner:
     checkpoint = Checkpoint.open(locate(settings.policy.model))
-    return Learner(checkpoint, DROID, RLConfig(**{"pairs": 2, "steps": 2, "batch": 5, **options}))
+    config = RLConfig(**{"pairs": 2, "steps": 2, "batch": 5, **options})
+    return Learner(checkpoint, DROID, config, values)
 
 
 def test_an_episode_is_the_same_again(explored):
@@ -407,17 +416,112 @@ def test_new_weights_reach_a_running_engine(explored):
             worker.take_weights({**weights, **wrong})
 
 
-def test_each_task_needs_a_potential():
-    model = str(embedded_checkpoint("droid", "panda", "pick"))
-    world = f"{Path(__file__).parents[1] / 'helpers/silent_world.py'}:TableOfSilentPlace"
-    settings = make_settings({"model": model, "tasks": "pick,place", "seeds": 2, "world": world})
-    with pytest.raises(ConfigError, match=r"'place'.*no potential"):
-        RolloutWorker(settings)
+WORLDS = Path(__file__).parents[1] / "helpers/silent_world.py"
 
 
-def test_a_task_without_a_potential_is_refused():
+@pytest.mark.parametrize(
+    ("world", "tasks"), [("SilentTable", "pick"), ("TableOfSilentPlace", "pick,place")]
+)
+def test_a_world_that_says_not_how_far_a_task_has_come_gets_whole_episodes(world, tasks):
     model = str(embedded_checkpoint("droid", "panda", "pick"))
-    world = f"{Path(__file__).parents[1] / 'helpers/silent_world.py'}:SilentTable"
-    settings = make_settings({"model": model, "tasks": "pick", "seeds": 1, "world": world})
-    with pytest.raises(ConfigError, match=r"'pick'.*no potential"):
-        RolloutWorker(settings)
+    options = {"model": model, "tasks": tasks, "seeds": 1, "duration": 2.5}
+    settings = make_settings(options | {"world": f"{WORLDS}:{world}"})
+    worker = RolloutWorker(settings)
+    episode = worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
+    worker.close()
+    assert len(episode.groups) > 1
+    assert all(group.rows.shape == (1, 16, 10) for group in episode.groups)
+    assert all(group.rewards.shape == group.executed.shape == (1,) for group in episode.groups)
+
+
+def test_a_whole_episode_is_run_without_returning_to_a_state(explored, monkeypatch):
+    settings, worker, _ = explored
+
+    def never(*_):
+        raise AssertionError("this session has no states")
+
+    monkeypatch.setattr(type(worker.session), "save", never)
+    monkeypatch.setattr(type(worker.session), "restore", never)
+    how = Exploration(2, 0.02, 0.03, 0.5, whole_episodes=True)
+    episode, again = (worker.explore(settings.plan()[0], how, 3) for _ in range(2))
+    for ours, theirs in zip(episode.groups, again.groups, strict=True):
+        np.testing.assert_array_equal(ours.rows, theirs.rows)
+        np.testing.assert_array_equal(ours.rewards, theirs.rewards)
+    assert len({group.latents.tobytes() for group in episode.groups}) == len(episode.groups)
+
+
+def test_a_chunk_is_worth_what_follows_it():
+    np.testing.assert_allclose(returns_of([1.0, 0.0, 2.0]), [1 + 0.81 * 2, 1.8, 2.0])
+    assert returns_of([]) == []
+
+
+def test_the_value_lowers_the_variance_of_advantages(explored, tmp_path):
+    """States differ by more than the two chunks that are tried in them; what a value has learnt of
+    other states tells which chunk it was.
+    """
+    settings, _, episode = explored
+    learn, rng = learner(settings, tmp_path, batch=48), np.random.default_rng(0)
+    told = list[float]()
+    for iteration in range(8):
+        states = episode.groups[0].state + rng.normal(0, 1, (96, 10)).astype(np.float32)
+        better = rng.choice([-1.0, 1.0], 96)
+        returns = 2 * states[:, 0] + 0.5 * better
+        groups = [
+            replace(episode.groups[0], rewards=np.array([worth]), state=state, **ONE_CHUNK)
+            for worth, state in zip(returns, states, strict=True)
+        ]
+        learn.take(groups, {}, iteration)
+        told.append(np.corrcoef(learn._weight.numpy(), better)[0, 1])
+        if iteration == 0:
+            assert learn.figures["value_explains"] == pytest.approx(0, abs=1e-9)
+    assert learn.figures["value_explains"] > 0.6
+    assert told[-1] > max(2 * told[0], 0.5)
+    assert learn._weight.mean() == pytest.approx(0.5)
+    assert learn.kept == 96
+
+
+ONE_CHUNK = {"rows": np.zeros((1, 16, 10), np.float32), "executed": np.array([16])}
+
+
+def test_whole_episodes_that_are_resumed_learn_the_same(explored, tmp_path):
+    settings, worker, _ = explored
+    how = Exploration(2, 0.02, 0.03, 0.5, whole_episodes=True)
+    episode = worker.explore(settings.plan()[0], how, 3)
+    one = learning(settings, tmp_path / "one", whole_episodes=True)
+    two = learning(settings, tmp_path / "two", whole_episodes=True)
+    for step in range(3):
+        if step == 2:  # killed after its values were written
+            two.learner.take(episode.groups, {}, step)
+            two = learning(settings, tmp_path / "two", whole_episodes=True)
+        for run in (one, two):
+            run._iterate(InlineCrew(episode))
+    ours, theirs = (dict(run.learner.policy.named_parameters()) for run in (one, two))
+    assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
+    assert len(list((tmp_path / "one/values").iterdir())) == 2
+
+
+def test_whole_episodes_that_were_not_asked_for_are_announced(explored, tmp_path):
+    settings, _, episode = explored
+    groups = [replace(g, rewards=g.rewards[:1], **ONE_CHUNK) for g in episode.groups]
+    run = learning(settings, tmp_path)
+    with pytest.warns(UserWarning, match="whole episodes are compared"):
+        run._iterate(InlineCrew(replace(episode, groups=groups)))
+
+
+@pytest.mark.parametrize("quantiles", [None, (np.full(10, -2.0), np.full(10, 2.0))])
+def test_chunks_in_a_controllers_units_are_displaced_without_an_arm(quantiles):
+    libero, rng = get_embodiment("libero"), np.random.default_rng(0)
+    actions = np.column_stack([rng.normal(0, 0.2, (16, 6)), np.full(16, -1.0)])
+    rows, space = normalize_actions(actions), libero.action_space("midtrain")
+    if quantiles is not None:
+        rows = normalize_quantile(encode_actions(actions), *quantiles)
+    own = ActionChunk(rows, space, libero, quantiles=quantiles)
+    how = Exploration(pairs=2, shift_m=0.02, turn_rad=0.03, grasp=0.0)
+    tried = group_of(own, {}, how, np.random.default_rng(1))
+    assert len(tried) == 5
+    assert tried[0] is own.action
+    off = [decode_rows(controller_rows(replace(own, action=each))) - actions for each in tried[1:]]
+    np.testing.assert_allclose(off[0], -off[1], atol=1e-9)
+    assert 0.005 < np.abs(off[0][:, :3].sum(0)).max() * 0.05 < 0.06
+    assert 0.005 < np.abs(off[0][:, 3:6].sum(0)).max() * 0.5 < 0.1
+    np.testing.assert_allclose([each[:, 6] for each in off], 0, atol=1e-9)

@@ -46,6 +46,7 @@ from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.rl.rollout import Episode, RolloutWorker
 from strands_cosmos3.training.run_manifest import keep_settings
 
+VERSIONS, VALUES = "versions", "values"
 ROLLOUTS = "rollouts"
 """Name of the curve of iterations."""
 _FREE = ("lr", "evaluate_every", "evaluate_episodes")  # options that may change during a run
@@ -57,6 +58,10 @@ _FIXED_BYTES, _TRAINED_BYTES = 12, 28
 _NOT_KEPT = (
     "--keep holds nothing under {}: there are no other pictures of the same states without it, and "
     "the policy may unlearn what it could."
+)
+_WHOLE = (
+    "world {!r} does not return to states, or does not say how far a task has come: whole episodes "
+    "are compared, of which more are needed."
 )
 _CARD = Template("""\
 # $task of $world under $condition, by reinforcement learning
@@ -117,7 +122,7 @@ class ReinforcementLearning:
             facts["world_sha256"] = sha256(Path(inspect.getfile(type(world))))
         facts |= {"tasks": settings.tasks, "condition": self._condition.identity()}
         keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
-        self.learner = Learner(self.checkpoint, self.embodiment, config)
+        self.learner = Learner(self.checkpoint, self.embodiment, config, folder / VALUES)
         steps = TrainLoopConfig(
             _ENDLESS,
             config.lr,
@@ -197,6 +202,8 @@ class ReinforcementLearning:
         alike = groups and not any(g.plain.size for g in groups)
         if config.keep and alike and self._condition.world.identity():
             warnings.warn(_NOT_KEPT.format(self._condition.name), stacklevel=2)
+        if groups and groups[0].rewards.size == 1 and not config.whole_episodes:
+            warnings.warn(_WHOLE.format(self.settings.world), stacklevel=2)
         self.learner.take(groups, weights, i)
         seen, figures, end = list[Metrics](), self._figures(i, episodes), (i + 1) * config.steps
         figures |= {"staleness": i - sampled_with, "worker_deaths": crew.deaths}
@@ -212,17 +219,17 @@ class ReinforcementLearning:
         self._on_iteration(Iteration(i + 1, self.used_s, figures))
 
     def _figures(self, i: int, episodes: list[Episode]) -> dict[str, float]:
-        learner, members = self.learner, 2 * self.config.pairs + 1
-        rewards = np.array([g.rewards for e in episodes for g in e.groups]).reshape(-1, members)
-        n = max(len(rewards), 1)
+        learner = self.learner
+        groups = [g.rewards for e in episodes for g in e.groups]
+        gains = [rewards.max() - rewards[0] for rewards in groups]
         return {
             "success": float(np.mean([e.success for e in episodes])),
-            "gain": float((rewards.max(1) - rewards[:, 0]).sum()) / n,
-            "advantage_spread": float(rewards.std(1).sum()) / n,
+            "gain": float(sum(gains)) / max(len(groups), 1),
+            **learner.figures,
             "unusable": sum(e.unusable for e in episodes),
-            "groups": len(rewards),
+            "groups": len(groups),
             "dropped": learner.dropped,
-            "chunks": rewards.size,
+            "chunks": sum(rewards.size for rewards in groups),
             "spread_mm": float(np.mean([e.shift_m for e in episodes]) * 1e3),
             "rollout_cpu_s": sum(e.cpu_s for e in episodes),
             "weight_version": i,
@@ -237,6 +244,7 @@ class ReinforcementLearning:
             config.shift_cm / 100 * scale,
             np.deg2rad(config.turn_deg) * scale,
             config.grasp,
+            config.whole_episodes,
         )
         plan = self._plan(_number(config.seed, _SCENES, iteration), config.episodes)
         for k, assignment in enumerate(plan):
@@ -283,10 +291,10 @@ class ReinforcementLearning:
         return torch.load(path, map_location="cpu", weights_only=True)
 
     def _path(self, version: int) -> Path:
-        return self.folder / "versions" / f"{version:06d}.pt"
+        return self.folder / VERSIONS / f"{version:06d}.pt"
 
     def _drop_before(self, version: int) -> None:
-        for path in (self.folder / "versions").glob("*.pt"):
+        for path in (*self.folder.glob(f"{VERSIONS}/*.pt"), *self.folder.glob(f"{VALUES}/*.npy")):
             if int(path.stem) < version:
                 path.unlink()
 

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strands_cosmos3.actions.decode import LimbPoses, decode_limbs, encode_limbs
+from strands_cosmos3.actions.controller_rows import (
+    UNIT_M,
+    UNIT_RAD,
+    controller_rows,
+    decode_rows,
+    encode_actions,
+    normalize_actions,
+)
+from strands_cosmos3.actions.decode import decode_limbs, encode_limbs
 from strands_cosmos3.actions.rotations import se3, so3_exp
-from strands_cosmos3.actions.stats import ActionStats
+from strands_cosmos3.actions.stats import ActionStats, normalize_quantile
 from strands_cosmos3.checks import F64
 from strands_cosmos3.types import ActionChunk
 
@@ -26,12 +34,14 @@ class Exploration:
         shift_m, turn_rad: Standard deviation of an offset at the end of the chunk, by axis.
         grasp: Fraction of the pairs that also close the fingers, or keep them open, from a random
             row on.
+        whole_episodes: Whether one chunk of a group is run, although the others could be.
     """
 
     pairs: int
     shift_m: float
     turn_rad: float
     grasp: float
+    whole_episodes: bool = False
 
 
 def group_of(
@@ -45,39 +55,51 @@ def group_of(
     grippers are the chunk's own up to the row that they switch at.
 
     Args:
-        anchors: By limb, [4, 4] pose that the first row departs from.
+        anchors: By limb, [4, 4] pose that the first row departs from; empty for rows in a
+            controller's own units.
 
     Raises:
         ActionOutOfRangeError: An offset is too large for a chunk.
     """
+    arms = tuple(anchors) or (chunk.embodiment.limbs[0].name,)
+    sizes = np.repeat([how.shift_m, how.turn_rad], 3)
+    rows, n = [chunk.action], len(chunk.action)
+    for _ in range(how.pairs):
+        offset = {name: sizes * rng.normal(size=6) for name in arms}
+        switch = int(rng.integers(1, n)) if rng.random() < how.grasp else n
+        for sign in (1.0, -1.0):
+            moved = {name: sign * values for name, values in offset.items()}
+            if chunk.embodiment.in_controller_units:
+                displaced = _displaced_actions(chunk, moved[arms[0]], switch, sign < 0)
+            else:
+                displaced = _displaced(chunk, anchors, moved, switch, sign < 0)
+            for limb in chunk.embodiment.limbs:
+                if (column := limb.gripper_column) is not None:
+                    displaced[:switch, column] = chunk.action[:switch, column]
+            rows.append(displaced)
+    return rows
+
+
+def _ramp(n: int) -> F64:
+    """Return the part [n, 1] of an offset that each row has."""
+    part = np.arange(1, n + 1)[:, None] / n
+    return part * part * (3 - 2 * part)
+
+
+def _displaced(
+    chunk: ActionChunk,
+    anchors: Mapping[str, F64],
+    offset: Mapping[str, F64],
+    switch: int,
+    opens: bool,
+) -> F64:
+    """Return a chunk's rows with an offset [6] of each limb and another gripper from a row on."""
     stats = None
     if chunk.quantiles is not None:
         domain = chunk.embodiment.stats or chunk.embodiment.name
         stats = ActionStats(domain, chunk.action_space.columns, *chunk.quantiles)
     poses = decode_limbs(chunk, anchors, stats)
-    sizes = np.repeat([how.shift_m, how.turn_rad], 3)
-    rows = [chunk.action]
-    for _ in range(how.pairs):
-        offset = {name: sizes * rng.normal(size=6) for name in poses.by_limb}
-        n = len(chunk.action)
-        switch = int(rng.integers(1, n)) if rng.random() < how.grasp else n
-        for sign in (1.0, -1.0):
-            moved = {name: sign * values for name, values in offset.items()}
-            rows.append(_displaced(poses, moved, switch, sign < 0, chunk, stats))
-    return rows
-
-
-def _displaced(
-    poses: LimbPoses,
-    offset: Mapping[str, F64],
-    switch: int,
-    opens: bool,
-    chunk: ActionChunk,
-    stats: ActionStats | None,
-) -> F64:
-    """Return a chunk's rows with an offset [6] of each limb and another gripper from a row on."""
-    part = np.arange(1, len(chunk.action) + 1) / len(chunk.action)
-    ramp = (part * part * (3 - 2 * part))[:, None]
+    ramp = _ramp(len(chunk.action))
     moved: dict[str, F64] = {}
     grippers: dict[str, F64] = {}
     for name, limb in poses.by_limb.items():
@@ -87,8 +109,15 @@ def _displaced(
         if limb.gripper is not None:
             grippers[name] = np.array(limb.gripper)
             grippers[name][switch:] = float(opens)
-    rows = encode_limbs(moved, grippers, chunk.embodiment, stats)
-    for limb in chunk.embodiment.limbs:
-        if (column := limb.gripper_column) is not None:
-            rows[:switch, column] = chunk.action[:switch, column]
-    return rows
+    return encode_limbs(moved, grippers, chunk.embodiment, stats)
+
+
+def _displaced_actions(chunk: ActionChunk, offset: F64, switch: int, opens: bool) -> F64:
+    """As :func:`_displaced`, of rows that each add to the measured pose, in the world's axes."""
+    actions = decode_rows(controller_rows(chunk))
+    steps = np.diff(_ramp(len(actions)), axis=0, prepend=0.0) * offset
+    actions[:, :6] += steps / np.repeat([UNIT_M, UNIT_RAD], 3)
+    actions[switch:, 6] = -1.0 if opens else 1.0
+    if chunk.quantiles is not None:
+        return normalize_quantile(encode_actions(actions), *chunk.quantiles)
+    return normalize_actions(actions)

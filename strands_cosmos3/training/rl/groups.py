@@ -15,7 +15,9 @@ _CLIP = 2.0  # of advantages, in standard deviations
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A visited state as the model reads it, and what K chunks from it were worth."""
+    """A visited state as the model reads it, and what K chunks from it were worth; the one of a
+    whole episode, with what followed.
+    """
 
     latents: NDArray[np.float32]  # [C, F, H, W] of the picture
     plain: NDArray[np.float32]  # the same without the variation; [0] where there is none

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
@@ -24,6 +26,7 @@ from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, fir
 from strands_cosmos3.training.rl.groups import Group, rated
 from strands_cosmos3.training.rl.objectives import errors, weights_of
 from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.rl.value import Value
 from strands_cosmos3.training.windows import FORWARD, Batch
 
 _KEPT = 6, 12  # chunks of a step for each window of the start policy's answers, and predictions
@@ -35,9 +38,13 @@ class Learner:
     Attributes:
         policy: The one that is trained, in float32.
         kept, dropped: Groups of the iteration that tell chunks apart, and those that do not.
+        figures: How far advantages spread and, of whole episodes, the part of the returns' variance
+            that the value explains.
     """
 
-    def __init__(self, checkpoint: Checkpoint, embodiment: Embodiment, config: RLConfig):
+    def __init__(
+        self, checkpoint: Checkpoint, embodiment: Embodiment, config: RLConfig, values: Path
+    ):
         self.config, self._checkpoint = config, checkpoint
         self.policy = load_policy(checkpoint, embodiment.domain_id)
         self._start = deepcopy(self.policy).requires_grad_(False)
@@ -50,7 +57,9 @@ class Learner:
         self.sigmas = torch.tensor(schedule.sigmas[:-1])
         self._fps = embodiment.fps or 15.0
         self._order = np.empty(0, np.int64)
+        self._value = Value(self._start, values)
         self.kept = self.dropped = 0
+        self.figures: dict[str, float] = {}
 
     def take(
         self, groups: Sequence[Group], sampled_with: Mapping[str, torch.Tensor], iteration: int
@@ -58,21 +67,50 @@ class Learner:
         """Make an iteration's windows of groups, and take the weights that sampled them."""
         config = self.config
         self._old.load_state_dict(sampled_with, strict=False)
-        rewards = np.array([group.rewards for group in groups])
-        rating, tells = rated(rewards.reshape(len(groups), 2 * config.pairs + 1))
-        self._groups = [group for group, kept in zip(groups, tells, strict=True) if kept]
-        self.kept, self.dropped = len(self._groups), len(groups) - len(self._groups)
+        self.kept, self.dropped, self.figures = 0, len(groups), {}
+        if not groups:
+            return
+        self._set_groups(groups)
+        worth = np.array([group.rewards for group in groups])
+        whole = worth.shape[1] == 1
+        if whole:  # chunks of different states are one group, without what states are worth
+            returns = worth.T
+            worth = self._value.advantages(self._features(), returns[0], iteration)[None]
+            self.figures["value_explains"] = 1 - float(worth.var() / max(returns.var(), 1e-9))
+        rating, tells = rated(worth)
+        self.figures["advantage_spread"] = float(worth.std(1).mean())
+        if not tells.any():
+            return
         weight = weights_of(config.algorithm, rating[tells])
-        rows = [group.rows for group in self._groups]
-        self._rows = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, 1)
-        self._executed = torch.tensor(np.array([group.executed for group in self._groups]))
+        if whole:
+            weight = weight.T
+        else:
+            self._set_groups([group for group, kept in zip(groups, tells, strict=True) if kept])
+        self.kept, self.dropped = len(self._groups), len(groups) - len(self._groups)
         used = np.ones_like(weight, bool) if config.algorithm == "nft" else weight > 0
         self._members = np.argwhere(used)
         self._weight = torch.from_numpy(weight[used]).float()
         rng = np.random.default_rng([config.seed, iteration])
-        rounds = -(-config.steps * config.batch // max(len(self._members), 1))
+        rounds = -(-config.steps * config.batch // len(self._members))
         shuffled = [rng.permutation(len(self._members)) for _ in range(rounds)]
         self._order = np.concatenate(shuffled)
+
+    def _set_groups(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._rows = torch.from_numpy(np.stack([group.rows for group in groups]))
+        self._executed = torch.tensor(np.array([group.executed for group in groups]))
+
+    def _features(self) -> F64:
+        """Return what the value reads of each group's state [G, D + 1]."""
+        count, size = len(self._groups), self.config.batch
+        parts = list[F64]()
+        for chosen in np.array_split(np.arange(count), -(-count // size)):
+            batch = self._batch(chosen, np.zeros_like(chosen), plain=False)
+            sigma = self.sigmas[:1].expand(len(chosen))
+            config, noise = self.policy.transformer.config, torch.Generator()
+            noised = add_noise(batch, config, FlowConfig(), noise, sigma)
+            parts.append(self._value.features(batch, noised))
+        return np.concatenate(parts)
 
     def loss(self, step: int) -> tuple[torch.Tensor, LossMetrics]:
         """Return the loss of an optimiser's step, and its metrics: ``old_deviation``, the squared

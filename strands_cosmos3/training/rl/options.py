@@ -24,6 +24,10 @@ class RLConfig:
     """Standard deviation of their rotation, about each axis."""
     grasp: float = 0.25
     """Fraction of the pairs that also close or open the fingers earlier or later."""
+    whole_episodes: bool = False
+    """Try one chunk in each visited state, and compare what followed with a prediction, as in
+    worlds that cannot return to a state; more episodes an iteration serve it.
+    """
     anneal: float = 0.985
     """Factor on the offsets after each iteration, down to a third."""
     staleness: Literal[0, 1] = 0

@@ -4,7 +4,9 @@ there one by one in physics alone.
 Chunks are executed whole, even where the policy replans earlier: an offset is largest at a chunk's
 end, and there it shows whether it was a good one.
 
-The episode goes on after a member that is drawn, never chosen by its reward.
+The episode goes on after a member that is drawn, never chosen by its reward. Where a session cannot
+return to a state, or its world does not say how far a task has come, only that member is run, and
+its worth is the sum of the rewards from there on.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.plan import Assignment, Condition
 from strands_cosmos3.evaluation.runner import UNUSABLE, AssignmentRunner
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
 from strands_cosmos3.training.rl.groups import Group
+from strands_cosmos3.training.rl.value import returns_of
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Request
 from strands_cosmos3.worlds import Session
 from strands_cosmos3.worlds.arms import ArmSession
@@ -76,23 +78,15 @@ class BranchedBackend(AdaptedBackend):
 
 
 class RolloutWorker(AssignmentRunner):
-    """Runs an evaluation's episodes, and episodes of groups, with weights that it is given.
-
-    Raises:
-        ConfigError: The world cannot return to a state, or does not say how far a task has come.
-    """
+    """Runs an evaluation's episodes, and episodes of groups, with weights that it is given."""
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self._domain = get_embodiment(settings.embodiment).domain_id
+        self._whole = False
         for first in (each for each in settings.plan() if each.index == 0):
             self.session.reset(first.start)
-            if not self.session.can_restore or self.session.potential() is None:
-                raise ConfigError(
-                    f"chunks cannot be compared in task {first.task!r} of world "
-                    f"{settings.world!r}: it has no potential, or no states to return to. Choose "
-                    "another task."
-                )
+            self._whole |= not self.session.can_restore or self.session.potential() is None
 
     def take_weights(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
         """Let the policy answer with other weights from now on."""
@@ -120,9 +114,10 @@ class RolloutWorker(AssignmentRunner):
         cpu_s, duration_s, groups, spreads = time.process_time(), 0.0, list[Group](), list[float]()
         horizon_s = self.settings.duration_s(assignment.task)
         executed, unusable = Executed(False, 0.0), False
+        whole = self._whole or how.whole_episodes
         while not executed.ended and duration_s < horizon_s:
             try:
-                branch = _Branching(session, policy, branched, assignment.policy_instruction)
+                branch = _Branching(session, policy, branched, assignment.policy_instruction, whole)
                 rows = group_of(branched.chunk, branch.anchors, how, rng)
             except UNUSABLE:  # as in an evaluation, the episode has failed
                 if monitor.lost is not None:
@@ -130,20 +125,30 @@ class RolloutWorker(AssignmentRunner):
                 unusable = True
                 break
             goes_on = 0 if rng.random() < _OWN else int(rng.integers(len(rows)))
+            tried = [goes_on] if whole else range(len(rows))
             rewards, counts = list[float](), list[int]()
-            for member, chunk in enumerate(rows):
-                reward, result = branch.run(None if member == 0 else chunk)
+            for member in tried:
+                reward, result = branch.run(None if member == 0 else rows[member])
                 rewards.append(reward)
                 counts.append(result.rows)
                 if member == goes_on:
-                    kept, executed = session.save(policy), result
-            session.restore(kept, policy)  # pyright: ignore[reportPossiblyUnbound]
+                    executed = result
+                    kept = None if whole else session.save(policy)
+            if kept is not None:  # pyright: ignore[reportPossiblyUnbound]
+                session.restore(kept, policy)
             duration_s += executed.duration_s or horizon_s
+            rows = [rows[member] for member in tried]
             groups.append(self._group(assignment, branched.request, branch, rows, rewards, counts))
             ends = np.array(branch.ends_m)
             spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
         spread_m = float(np.mean(spreads)) if spreads else 0.0
         cpu_s = time.process_time() - cpu_s
+        if whole:
+            returns = returns_of([float(group.rewards[0]) for group in groups])
+            groups = [
+                replace(group, rewards=np.array([worth]))
+                for group, worth in zip(groups, returns, strict=True)
+            ]
         return Episode(groups, executed.success, duration_s, cpu_s, spread_m, unusable)
 
     def _native(self, condition: Condition) -> EngineBackend:
@@ -192,11 +197,17 @@ class _Branching:
     """A visited state, its question to the policy, and the chunks that are run from it."""
 
     def __init__(
-        self, session: Session, policy: Cosmos3Policy, branched: BranchedBackend, instruction: str
+        self,
+        session: Session,
+        policy: Cosmos3Policy,
+        branched: BranchedBackend,
+        instruction: str,
+        whole: bool,
     ):
         self._session, self._policy, self._branched = session, policy, branched
         self._instruction, self._observation = instruction, session.observation()
-        self._state, self._before = session.save(policy), _potential(session)
+        self._state = None if whole else session.save(policy)
+        self._of_policy, self._before = policy.snapshot(), session.potential() or 0.0
         self.plain_views = session.plain_views()
         branched.rows = None
         policy.plan(self._observation, instruction)
@@ -209,7 +220,10 @@ class _Branching:
         it did.
         """
         session, branched = self._session, self._branched
-        session.restore(self._state, self._policy)
+        if self._state is None:
+            self._policy.restore(self._of_policy)
+        else:
+            session.restore(self._state, self._policy)
         branched.rows = branched.chunk.action if rows is None else rows
         try:
             plan = self._policy.plan(self._observation, self._instruction)
@@ -217,16 +231,10 @@ class _Branching:
             executed = session.execute(plan, ticks=_TICKS)
         except UNUSABLE as error:
             return -_FAULT, Executed(False, 0.0, str(error))
-        reward = _potential(session) - self._before + _SUCCESS * executed.success
+        reward = (session.potential() or 0.0) - self._before + _SUCCESS * executed.success
         reward -= _FAULT * (executed.fault is not None)
         held = plan.held if isinstance(plan, JointTrajectory) else None
         return reward - (0.0 if held is None else _HELD * float(held.mean())), executed
-
-
-def _potential(session: Session) -> float:
-    potential = session.potential()
-    assert potential is not None  # the worker was opened for a task that has one
-    return potential
 
 
 def _end_m(plan: JointTrajectory | ActionChunk) -> F64:

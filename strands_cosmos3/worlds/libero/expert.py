@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from strands_cosmos3.actions.controller_rows import normalize_actions
+from strands_cosmos3.actions.controller_rows import UNIT_M, UNIT_RAD, normalize_actions
 from strands_cosmos3.actions.rotations import so3_log
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.checks import F64
@@ -23,7 +23,6 @@ from strands_cosmos3.worlds.libero.simulation import TCP
 
 BASKET = "basket"
 _FINGERS_DOWN = np.diag([1.0, -1.0, -1.0])  # at yaw 0
-_UNIT_M, _UNIT_RAD = 0.05, 0.5  # of an action (robosuite's osc_pose.json)
 _GAIN = 2.0  # the controller's goal lies this far ahead, because it never arrives
 _CLEAR_M = 0.10  # height above objects
 # below the object's top, but this far above its lowest point
@@ -88,8 +87,8 @@ class LiberoExpert(Backend):
         p, R = state[TCP][:3, 3], state[TCP][:3, :3]
         self._advance(p, item, basket)
         target = self._target(p, item, basket)
-        move = np.clip(_GAIN * (target - p) / _UNIT_M, -1, 1)
-        turn = np.clip(so3_log(_FINGERS_DOWN @ R.T) / _UNIT_RAD, -1, 1)
+        move = np.clip(_GAIN * (target - p) / UNIT_M, -1, 1)
+        turn = np.clip(so3_log(_FINGERS_DOWN @ R.T) / UNIT_RAD, -1, 1)
         self._steps += 1
         closed = Phase.CLOSE <= self.phase < Phase.OPEN
         return np.concatenate((move, turn, [CLOSE if closed else OPEN]))
