@@ -23,6 +23,10 @@ from strands_cosmos3.training.rl.options import RLConfig
 if TYPE_CHECKING:
     from strands_cosmos3.training.rl.controller import Iteration
 
+_START = (
+    "training takes {:.2f} GiB beside {} simulators; {:g} hours of iterations, then the last "
+    "evaluation and films"
+)
 _LARGEST_KL = 1e-4
 _FRACTIONS = ("anneal", "average", "grasp")
 
@@ -117,6 +121,7 @@ class RLCommand:
 
                 learning = ReinforcementLearning(settings, self.out, self.learning, report)
                 workers = self.workers or len(os.sched_getaffinity(0))
+                console.print(_START.format(learning.memory_bytes / 2**30, workers, self.budget))
                 checkpoint = learning.run(3600 * self.budget, workers, self.address)
         plot_curves(self.out, {"rl": "."})
         console.print(f"checkpoint: {checkpoint}")

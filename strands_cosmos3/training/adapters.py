@@ -4,7 +4,7 @@ released names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any
@@ -46,10 +46,10 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
 
 
 def add_lora(
-    policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out")
+    policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out"), seed: int = 0
 ) -> None:
     """Freeze projections (q, k, v, out, gate, up, down; else ConfigError) of the generation
-    tower and add low-rank adapters.
+    tower and add low-rank adapters, in every process the same.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -72,7 +72,9 @@ def add_lora(
         lora_dropout=0.0,
         target_modules=[known[target] for target in targets],
     )
-    inject_adapter_in_model(config, tower)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, tower)
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_("lora_" in name or name.replace(".base_layer.", ".") in before)
 
@@ -91,6 +93,33 @@ def merged_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
         for name, tensor in state.items()
         if "lora_" not in name
     }
+
+
+def merged_weights(
+    weights: Mapping[str, torch.Tensor], base: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """As :func:`merged_state`, of weights without those that adapters are added to, which ``base``
+    returns by their names.
+    """
+    merged = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in weights.items()
+        if ".lora_" not in name
+    }
+    for name, down in weights.items():
+        module, found, adapter = name.partition(".lora_A.")
+        if found:
+            key, up = f"{module}.weight", weights[f"{module}.lora_B.{adapter}"]
+            trained = merged.get(key)
+            merged[key] = (base(key) if trained is None else trained) + ALPHA * up @ down
+    return merged
+
+
+def adapter_numbers(shapes: Mapping[str, Sequence[int]], rank: int, targets: Sequence[str]) -> int:
+    """Return how many numbers adapters have, of a checkpoint with weights of these shapes."""
+    ends = tuple(f"{_PROJECTIONS.get(target)}.weight" for target in targets)
+    adapted = [name for name in shapes if name.endswith(ends) and ".mlp." not in name]
+    return rank * sum(sum(shapes[name]) for name in adapted)
 
 
 def adapter_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:

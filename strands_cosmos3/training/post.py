@@ -197,9 +197,7 @@ class PostTraining:
             policy = load_policy(self.checkpoint, get_embodiment(named).domain_id)
         trained = train_only(policy, config.train)
         if config.lora_rank:
-            with torch.random.fork_rng():
-                torch.manual_seed(config.seed)  # the same adapters in every process
-                add_lora(policy, config.lora_rank, config.lora_targets)
+            add_lora(policy, config.lora_rank, config.lora_targets, config.seed)
         return policy, trained
 
     def _require_apart(self) -> None:

@@ -27,8 +27,11 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.request import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
+from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.resources import write_folder
+from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.loop import Loop, read_curve
 from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
 from strands_cosmos3.training.rl import controller
@@ -368,8 +371,55 @@ def test_a_run_belongs_to_its_robot_and_its_worlds_source(explored, tmp_path):
 
 def test_a_checkpoint_that_does_not_fit_into_memory_is_refused(explored, tmp_path, monkeypatch):
     monkeypatch.setattr(controller, "available_bytes", lambda device: 10**6)
-    with pytest.raises(ConfigError, match=r"takes .* GiB, and 0.00 GiB are free"):
-        learning(explored[0], tmp_path)
+    with pytest.raises(ConfigError, match=r"takes .* and 0.00 GiB are free; train --lora-rank"):
+        learning(explored[0], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_adapters_take_a_fraction_of_the_memory(explored, tmp_path):
+    whole, adapters = (
+        learning(explored[0], tmp_path / str(rank), lora_rank=rank) for rank in (0, 4)
+    )
+    assert adapters.memory_bytes < 0.4 * whole.memory_bytes
+    learn = adapters.learner
+    counted = sum(p.numel() for name, p in learn.policy.named_parameters() if ".lora_" in name)
+    shapes = adapters.checkpoint.weights.shapes
+    assert adapter_numbers(shapes, 4, RLConfig().lora_targets) == counted
+    frozen = {name: p for name, p in learn.policy.named_parameters() if not p.requires_grad}
+    start = dict(learn._start.named_parameters())
+    assert len(frozen) > 20
+    assert all(start[name] is p for name, p in frozen.items())
+
+
+def test_adapters_and_action_heads_are_learnt_and_sent(explored, tmp_path):
+    """What a worker answers with the adapters that it was sent is what the new checkpoint does."""
+    settings, worker, episode = explored
+    run = learning(settings, tmp_path, lora_rank=4, lr=1e-2, average=0.0)
+    before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters()}
+    run._iterate(InlineCrew(episode))
+    after = dict(run.learner.policy.named_parameters())
+    moved = {name for name, p in after.items() if not torch.equal(p, before[name])}
+    assert any(".lora_B." in name for name in moved)
+    assert "w_out" in moved
+    assert all(".lora_" in n or n in HEAD_KEYS or "modality" in n for n in moved)
+    sent = {name: tensor.numpy() for name, tensor in run._loop.average().items()}
+    assert not any("base_layer" in name for name in sent)
+    how = Exploration(1, 0.02, 0.03, 0.0)
+    own = worker.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    for _ in range(2):  # added to the checkpoint's weights each time
+        worker.take_weights(sent)
+    adapted = worker.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    assert np.abs(adapted - own).max() > 0.01
+    write_folder(tmp_path / "checkpoint", run._fill)
+    options = {"model": str(tmp_path / "checkpoint"), "tasks": "pick", "conditions": "mount=4"}
+    of_files = RolloutWorker(make_settings(options | {"seeds": 2, "duration": 2.5}))
+    theirs = of_files.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    of_files.close()
+    rounded = np.abs(adapted - theirs).max()  # files have fewer digits
+    assert rounded < 0.05 * np.abs(adapted - own).max()
+    base = {name: p.numpy() for name, p in before.items() if ".lora_" not in name}
+    worker.take_weights({name.replace(".base_layer.", "."): w for name, w in base.items()})
+    np.testing.assert_array_equal(worker.explore(settings.plan()[0], how, 1).groups[0].rows[0], own)
 
 
 def test_a_condition_without_other_pictures_is_said_not_to_be_kept(explored, tmp_path):

@@ -36,6 +36,7 @@ from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import rate_of
 from strands_cosmos3.resources import write_folder, write_json, write_whole
+from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP
 from strands_cosmos3.training.cost import duration, machine
 from strands_cosmos3.training.loop import Loop, Metrics, TrainLoopConfig, mean_metrics, read_curve
@@ -53,8 +54,10 @@ _FREE = ("lr", "evaluate_every", "evaluate_episodes")  # options that may change
 _SMALLEST = 1 / 3  # of the offsets, in terms of the first ones
 _SCENES, _HELD_OUT, _FILMS = 31, 32, 2
 _ENDLESS = 10**9
-_FIXED_BYTES, _TRAINED_BYTES = 12, 28
-"""Of a weight: three policies, and with it the average, the gradient and two moments."""
+_FIXED_BYTES, _TRAINED_BYTES = 8, 36
+"""Of a weight: the policy and a copy that is written; of one that is trained, also the two policies
+that it is compared with, its average, its gradient, two moments, and another copy at the end.
+"""
 _NOT_KEPT = (
     "--keep holds nothing under {}: there are no other pictures of the same states without it, and "
     "the policy may unlearn what it could."
@@ -97,6 +100,9 @@ class ReinforcementLearning:
         folder: Folder of state, curves, films and the new checkpoint; a state is resumed.
         on_iteration: Called after each.
 
+    Attributes:
+        memory_bytes: What training takes; simulators come on top.
+
     Raises:
         CheckpointError: The checkpoint cannot be used.
         ConfigError: The folder holds another run; there is too little memory.
@@ -113,7 +119,7 @@ class ReinforcementLearning:
         self._on_iteration = on_iteration
         self.checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
         self.checkpoint.require_released("reinforcement learning")
-        self._require_memory()
+        self.memory_bytes = self._require_memory()
         self.embodiment = get_embodiment(settings.embodiment)
         how = {name: value for name, value in asdict(config).items() if name not in _FREE}
         world = settings.get_world()
@@ -135,16 +141,21 @@ class ReinforcementLearning:
         self._loop = Loop(self.learner.policy, self.learner.loss, steps, folder)
         self._submitted = self.iteration
 
-    def _require_memory(self) -> None:
-        needed, free = 0, available_bytes(torch.device("cpu"))
-        for name, shape in self.checkpoint.weights.shapes.items():
-            trained = any(fnmatch(name, pattern) for pattern in self.config.train)
+    def _require_memory(self) -> int:
+        """Return the bytes that training takes; ConfigError if that many are not free."""
+        config, shapes = self.config, self.checkpoint.weights.shapes
+        free = available_bytes(torch.device("cpu"))
+        needed = _TRAINED_BYTES * adapter_numbers(shapes, config.lora_rank, config.lora_targets)
+        for name, shape in shapes.items():
+            trained = any(fnmatch(name, pattern) for pattern in config.trained)
             needed += math.prod(shape) * (_TRAINED_BYTES if trained else _FIXED_BYTES)
         if needed > free:
+            remedy = "choose a smaller checkpoint" if config.lora_rank else "train --lora-rank 16"
             raise ConfigError(
-                f"{self.checkpoint.root}: training its whole weights takes {gib(needed)}, and "
-                f"{gib(free)} are free; name fewer with --train, or choose a smaller checkpoint."
+                f"{self.checkpoint.root}: training takes {gib(needed)}, and {gib(free)} are free; "
+                f"{remedy}, or name fewer weights with --train."
             )
+        return needed
 
     @property
     def iteration(self) -> int:

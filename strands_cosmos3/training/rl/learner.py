@@ -19,7 +19,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
-from strands_cosmos3.training.adapters import load_policy, train_only
+from strands_cosmos3.training.adapters import add_lora, load_policy, train_only
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, first_noisy, predicted
@@ -47,9 +47,10 @@ class Learner:
     ):
         self.config, self._checkpoint = config, checkpoint
         self.policy = load_policy(checkpoint, embodiment.domain_id)
-        self._start = deepcopy(self.policy).requires_grad_(False)
-        self._old = deepcopy(self._start)
-        train_only(self.policy, config.train)
+        train_only(self.policy, config.trained)
+        if config.lora_rank:
+            add_lora(self.policy, config.lora_rank, config.lora_targets, config.seed)
+        self._start, self._old = _frozen(self.policy), _frozen(self.policy)
         space = checkpoint.require_space()
         sampling = checkpoint.resolve_sampling(embodiment, space, Sampling())
         assert sampling.num_steps is not None  # a preset names it
@@ -197,6 +198,12 @@ class Learner:
         """Return the velocities [B, T, D] of the chunk's rows."""
         _, rows, width = batch.rows.shape
         return predicted(policy, batch, noised)[1][:, -rows:, :width]
+
+
+def _frozen(policy: TrainedPolicy) -> TrainedPolicy:
+    """Return a copy that is not trained; weights that never are belong to both."""
+    shared = {id(p): p for p in policy.parameters() if not p.requires_grad}
+    return deepcopy(policy, shared).requires_grad_(False)
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

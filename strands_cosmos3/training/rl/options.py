@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from strands_cosmos3.training.options import PostConfig
+
 
 @dataclass(frozen=True)
 class RLConfig:
@@ -52,11 +54,24 @@ class RLConfig:
     """Learning rate."""
     average: float = 0.9
     """Decay a step of the average of the weights, which samples."""
-    train: tuple[str, ...] = ("*",)
-    """Shell patterns of the weights to train, by their names in the released layout."""
+    train: tuple[str, ...] = ()
+    """Shell patterns of the weights to train, by their names in the released layout; the default
+    is all, or beside adapters the action heads.
+    """
+    lora_rank: int = 0
+    """Rank of adapters of the generation tower's projections, for checkpoints that are too large to
+    be trained whole; 0 means no adapters.
+    """
+    lora_targets: tuple[str, ...] = PostConfig.lora_targets
+    """Projections that get adapters."""
     evaluate_every: int = 20
     """Iterations between evaluations on held-out scenes."""
     evaluate_episodes: int = 20
     """Episodes of such an evaluation."""
     seed: int = 0
-    """Seed of scenes, offsets, order and noise."""
+    """Seed of scenes, offsets, order, noise and adapters."""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Patterns of the weights that are trained."""
+        return self.train or (PostConfig.train if self.lora_rank else ("*",))

@@ -28,6 +28,7 @@ from strands_cosmos3.evaluation.plan import Assignment, Condition
 from strands_cosmos3.evaluation.runner import UNUSABLE, AssignmentRunner
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.training.adapters import merged_weights
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
 from strands_cosmos3.training.rl.groups import Group
 from strands_cosmos3.training.rl.value import returns_of
@@ -83,17 +84,26 @@ class RolloutWorker(AssignmentRunner):
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self._domain = get_embodiment(settings.embodiment).domain_id
+        self._base: dict[str, torch.Tensor] = {}  # weights that adapters are added to
         self._whole = False
         for first in (each for each in settings.plan() if each.index == 0):
             self.session.reset(first.start)
             self._whole |= not self.session.can_restore or self.session.potential() is None
 
     def take_weights(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
-        """Let the policy answer with other weights from now on."""
+        """Let the policy answer with other weights from now on; with adapters, they are added."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
         engine = self._native(self.settings.conditions[0]).engine
         assert isinstance(engine, Cosmos3Engine)  # a replica's ranks keep their weights
-        engine.take_weights(tensors, self._domain)
+        tower = engine.transformer
+
+        def base(name: str) -> torch.Tensor:
+            if name not in self._base:
+                own = tower.get_parameter(name.removeprefix("transformer."))
+                self._base[name] = own.detach().clone()
+            return self._base[name]
+
+        engine.take_weights(merged_weights(tensors, base), self._domain)
 
     def explore(self, assignment: Assignment, how: Exploration, seed: int) -> Episode:
         """Run an episode of groups; ``seed`` is that of offsets and of the members that it goes on
