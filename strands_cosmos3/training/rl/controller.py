@@ -102,11 +102,14 @@ class ReinforcementLearning:
 
     Attributes:
         memory_bytes: What training takes; simulators come on top.
+        worker: What samples; made of the settings, in a process of its own.
 
     Raises:
         CheckpointError: The checkpoint cannot be used.
         ConfigError: The folder holds another run; there is too little memory.
     """
+
+    worker: type[RolloutWorker] = RolloutWorker
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class ReinforcementLearning:
     ) -> Path:
         """Learn until the time is used up, or until an iteration, and write the checkpoint."""
         with cluster(address, workers):
-            make = partial(RolloutWorker, self.settings)
+            make = partial(self.worker, self.settings)
             crew = Crew(make, workers, self.settings.episode_timeout)
             try:
                 self._submitted = self.iteration

@@ -69,42 +69,50 @@ def group_of(
         switch = int(rng.integers(1, n)) if rng.random() < how.grasp else n
         for sign in (1.0, -1.0):
             moved = {name: sign * values for name, values in offset.items()}
-            if chunk.embodiment.in_controller_units:
-                displaced = _displaced_actions(chunk, moved[arms[0]], switch, sign < 0)
-            else:
-                displaced = _displaced(chunk, anchors, moved, switch, sign < 0)
-            for limb in chunk.embodiment.limbs:
-                if (column := limb.gripper_column) is not None:
-                    displaced[:switch, column] = chunk.action[:switch, column]
-            rows.append(displaced)
+            rows.append(displaced(chunk, anchors, moved, switch, sign < 0))
     return rows
 
 
-def _ramp(n: int) -> F64:
-    """Return the part [n, 1] of an offset that each row has."""
-    part = np.arange(1, n + 1)[:, None] / n
-    return part * part * (3 - 2 * part)
-
-
-def _displaced(
+def displaced(
     chunk: ActionChunk,
     anchors: Mapping[str, F64],
     offset: Mapping[str, F64],
     switch: int,
+    opens: bool = False,
+) -> F64:
+    """Return a chunk's rows with an offset [6] of each limb at its end, metres and radians in the
+    hand's axes, and with closed or open fingers from the row ``switch`` on. Errors and anchors: as
+    :func:`group_of`.
+    """
+    part = np.arange(1, len(chunk.action) + 1)[:, None] / len(chunk.action)
+    ramp = part * part * (3 - 2 * part)
+    steps = {name: ramp * full for name, full in offset.items()}
+    if chunk.embodiment.in_controller_units:
+        (only,) = steps.values()
+        rows = _displaced_actions(chunk, only, switch, opens)
+    else:
+        rows = _displaced_poses(chunk, anchors, steps, switch, opens)
+    for limb in chunk.embodiment.limbs:
+        if (column := limb.gripper_column) is not None:
+            rows[:switch, column] = chunk.action[:switch, column]
+    return rows
+
+
+def _displaced_poses(
+    chunk: ActionChunk,
+    anchors: Mapping[str, F64],
+    steps: Mapping[str, F64],
+    switch: int,
     opens: bool,
 ) -> F64:
-    """Return a chunk's rows with an offset [6] of each limb and another gripper from a row on."""
     stats = None
     if chunk.quantiles is not None:
         domain = chunk.embodiment.stats or chunk.embodiment.name
         stats = ActionStats(domain, chunk.action_space.columns, *chunk.quantiles)
-    poses = decode_limbs(chunk, anchors, stats)
-    ramp = _ramp(len(chunk.action))
     moved: dict[str, F64] = {}
     grippers: dict[str, F64] = {}
-    for name, limb in poses.by_limb.items():
-        step = ramp * offset[name]
-        path = limb.T_base_frame @ se3(so3_exp(step[:, 3:]), step[:, :3])
+    for name, limb in decode_limbs(chunk, anchors, stats).by_limb.items():
+        path = limb.T_base_frame @ se3(so3_exp(steps[name][:, 3:]), steps[name][:, :3])
         moved[name] = np.concatenate([limb.T_base_anchor[None], path])
         if limb.gripper is not None:
             grippers[name] = np.array(limb.gripper)
@@ -112,11 +120,10 @@ def _displaced(
     return encode_limbs(moved, grippers, chunk.embodiment, stats)
 
 
-def _displaced_actions(chunk: ActionChunk, offset: F64, switch: int, opens: bool) -> F64:
-    """As :func:`_displaced`, of rows that each add to the measured pose, in the world's axes."""
+def _displaced_actions(chunk: ActionChunk, steps: F64, switch: int, opens: bool) -> F64:
+    """Return rows that each add to the measured pose, in the world's axes."""
     actions = decode_rows(controller_rows(chunk))
-    steps = np.diff(_ramp(len(actions)), axis=0, prepend=0.0) * offset
-    actions[:, :6] += steps / np.repeat([UNIT_M, UNIT_RAD], 3)
+    actions[:, :6] += np.diff(steps, axis=0, prepend=0.0) / np.repeat([UNIT_M, UNIT_RAD], 3)
     actions[switch:, 6] = -1.0 if opens else 1.0
     if chunk.quantiles is not None:
         return normalize_quantile(encode_actions(actions), *chunk.quantiles)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,21 +114,14 @@ class RolloutWorker(AssignmentRunner):
             Cosmos3Error: Something other than a chunk or an answer failed.
         """
         session, rng = self.session, np.random.default_rng(seed)
-        session.reset(assignment.start)
-        arguments = session.policy_arguments(assignment.policy_instruction)
-        policy, monitor = self._policies.policy(assignment.condition, arguments)
-        assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
-        if isinstance(session, ArmSession):  # as in a run: rows that would collide hold the arm
-            policy.set_obstacles(session.robot.scene.obstacles)
-        branched = policy.backend = BranchedBackend(policy.backend)
-        policy.reset(assignment.noise_seed(None))
+        policy, branched, monitor = self.begin(assignment)
         cpu_s, duration_s, groups, spreads = time.process_time(), 0.0, list[Group](), list[float]()
         horizon_s = self.settings.duration_s(assignment.task)
         executed, unusable = Executed(False, 0.0), False
         whole = self._whole or how.whole_episodes
         while not executed.ended and duration_s < horizon_s:
             try:
-                branch = _Branching(session, policy, branched, assignment.policy_instruction, whole)
+                branch = Branching(session, policy, branched, assignment.policy_instruction, whole)
                 rows = group_of(branched.chunk, branch.anchors, how, rng)
             except UNUSABLE:  # as in an evaluation, the episode has failed
                 if monitor.lost is not None:
@@ -148,7 +142,7 @@ class RolloutWorker(AssignmentRunner):
                 session.restore(kept, policy)
             duration_s += executed.duration_s or horizon_s
             rows = [rows[member] for member in tried]
-            groups.append(self._group(assignment, branched.request, branch, rows, rewards, counts))
+            groups.append(self.group(assignment, branched.request, branch, rows, rewards, counts))
             ends = np.array(branch.ends_m)
             spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
         spread_m = float(np.mean(spreads)) if spreads else 0.0
@@ -161,20 +155,34 @@ class RolloutWorker(AssignmentRunner):
             ]
         return Episode(groups, executed.success, duration_s, cpu_s, spread_m, unusable)
 
+    def begin(self, assignment: Assignment) -> tuple[Cosmos3Policy, BranchedBackend, Any]:
+        """Begin an episode; return its policy, that one's backend, and what saw a lost replica."""
+        session = self.session
+        session.reset(assignment.start)
+        arguments = session.policy_arguments(assignment.policy_instruction)
+        policy, monitor = self._policies.policy(assignment.condition, arguments)
+        assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
+        if isinstance(session, ArmSession):  # as in a run: rows that would collide hold the arm
+            policy.set_obstacles(session.robot.scene.obstacles)
+        branched = policy.backend = BranchedBackend(policy.backend)
+        policy.reset(assignment.noise_seed(None))
+        return policy, branched, monitor
+
     def _native(self, condition: Condition) -> EngineBackend:
         backend = self._policies.backend_for(condition)
         assert isinstance(backend, EngineBackend)  # the command takes checkpoints only
         return backend
 
-    def _group(
+    def group(
         self,
         assignment: Assignment,
         request: Request,
-        branch: _Branching,
+        branch: Branching,
         rows: list[F64],
         rewards: list[float],
         counts: list[int],
     ) -> Group:
+        """Return a visited state with the chunks that were run from it."""
         backend, rig = self._native(assignment.condition), request.embodiment.rig
         seen = backend.processed(request)
         pixels = [seen.pixel_values]
@@ -203,7 +211,7 @@ class RolloutWorker(AssignmentRunner):
         )
 
 
-class _Branching:
+class Branching:
     """A visited state, its question to the policy, and the chunks that are run from it."""
 
     def __init__(
@@ -215,12 +223,12 @@ class _Branching:
         whole: bool,
     ):
         self._session, self._policy, self._branched = session, policy, branched
-        self._instruction, self._observation = instruction, session.observation()
+        self._instruction, self.observation = instruction, session.observation()
         self._state = None if whole else session.save(policy)
         self._of_policy, self._before = policy.snapshot(), session.potential() or 0.0
         self.plain_views = session.plain_views()
         branched.rows = None
-        policy.plan(self._observation, instruction)
+        policy.plan(self.observation, instruction)
         request = branched.request
         self.anchors = request.limb_anchors or request.limb_poses
         self.ends_m: list[F64] = []
@@ -236,7 +244,7 @@ class _Branching:
             session.restore(self._state, self._policy)
         branched.rows = branched.chunk.action if rows is None else rows
         try:
-            plan = self._policy.plan(self._observation, self._instruction)
+            plan = self._policy.plan(self.observation, self._instruction)
             self.ends_m.append(_end_m(plan))
             executed = session.execute(plan, ticks=_TICKS)
         except UNUSABLE as error:
