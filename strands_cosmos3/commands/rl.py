@@ -135,8 +135,8 @@ class RLCommand:
             positive(getattr(self, name), f"--{name}")
         for option in fields(RLConfig):
             flag, value = f"--{option.name.replace('_', '-')}", getattr(learning, option.name)
-            if isinstance(option.default, int) and option.name not in ("seed", "staleness"):
-                whole_number(value, flag, 1)
+            if type(option.default) is int:  # flags are none
+                whole_number(value, flag, min(option.default, 1))
             elif option.name in _FRACTIONS and not 0 <= value <= 1:
                 raise ConfigError(f"{flag} must be a fraction in 0..1, got {value!r}.")
             elif option.name in ("kl_beta", "keep") and not 0 <= value < float("inf"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from strands_cosmos3.errors import EvaluationError
+from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
 from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS
 
@@ -91,11 +91,17 @@ class Crew:
     Args:
         timeout_s: Longest wall-clock time of a job; a worker that exceeds it is replaced.
 
+    Raises:
+        ConfigError: The cluster has fewer CPUs than workers.
+
     Attributes:
         deaths: Workers that were replaced so far.
     """
 
     def __init__(self, make: Callable[[], Any], workers: int, timeout_s: float):
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if workers > cpus:
+            raise ConfigError(f"--workers {workers}: the cluster has {cpus} CPUs; ask for fewer.")
         self._make, self._timeout_s, self.deaths = make, timeout_s, 0
         self._weights: dict[int, Any] = {}
         self._queue: deque[CrewJob] = deque()

@@ -560,16 +560,18 @@ class ArmSession(Session):
         tick = physics_steps_per_tick(self.world.control_frequency_hz)
         motion = executor.accept(plan)
         ahead = len(motion.nominal_s) - 1
-        last, begun = min(rows or len(plan.t_s), ahead) - 1, 0
+        last, begun, touched = min(rows or len(plan.t_s), ahead) - 1, 0, list[bool]()
         try:
             while True:
                 reference, left = executor.reference, executor.steps_to_row(last) // tick
                 block = executor.advance(tick * max(min(ticks, left), 1))
                 begun = executor.rows_begun + len(plan.t_s) - ahead  # a row due now is reached
                 robot.execute(block, reference)
+                touched.append(_touches_fixed(robot))
                 success = self._judge is not None and self._judge.succeeded(robot.data)
                 if success or executor.steps_to_row(last) < tick:
-                    return Executed(success, robot.now_s() - from_s, rows=begun)
+                    time_s, part = robot.now_s() - from_s, sum(touched) / len(touched)
+                    return Executed(success, time_s, rows=begun, touched=part)
         except ControlError as error:
             executor.fault(followed=not isinstance(error, ActuatorGuardError))
             return Executed(False, robot.now_s() - from_s, str(error), begun)
@@ -633,6 +635,15 @@ def arm_world(world: str | World) -> ArmWorld:
     if not isinstance(chosen, ArmWorld):
         raise ConfigError(f"world {chosen.name!r} has no simulated arms; choose another.")
     return chosen
+
+
+def _touches_fixed(robot: Robot) -> bool:
+    """Whether a limb touches what cannot move, such as a table."""
+    model = robot.model
+    bodies = model.geom_bodyid[robot.data.contact.geom]
+    limbs = np.isin(model.body_rootid[bodies], list(robot.scene.robot_roots))
+    fixed = model.body_weldid[bodies] == 0
+    return bool((limbs[:, ::-1] & fixed).any())
 
 
 def _in_free_space(model: mujoco.MjModel, limb: Limb) -> mujoco.MjModel:

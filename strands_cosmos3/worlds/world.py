@@ -233,12 +233,14 @@ class Executed:
         duration_s: Simulated duration of the part that was executed.
         fault: Why the arm could follow no further; the episode is then over.
         rows: Of the plan that were begun: success and faults end it early.
+        touched: Fraction of the looks at the goal at which the arm touched what stands fixed.
     """
 
     success: bool
     duration_s: float
     fault: str | None = None
     rows: int = 0
+    touched: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -75,6 +75,11 @@ def test_jobs_survive_their_workers_and_name_their_weights(crew):
     assert crew.result("late") == 25
 
 
+def test_a_crew_that_the_cluster_has_no_room_for_is_refused(local_ray):
+    with pytest.raises(ConfigError, match=r"--workers 999: the cluster has \d+ CPUs"):
+        Crew(dict, 999, timeout_s=15.0)
+
+
 def test_a_job_that_kills_its_workers_ends_the_run(crew):
     crew.submit(CrewJob("always", "die", ("always", 99), 0))
     with pytest.raises(EvaluationError, match="died 3 times"):

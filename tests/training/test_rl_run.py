@@ -27,16 +27,28 @@ from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.state import read_state
 
 PROGRAM = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
 from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.rl.rollout import RolloutWorker
 
 folder, workers, until, staleness = sys.argv[1], *map(int, sys.argv[3:6])
 options = {"model": sys.argv[2], "tasks": "pick", "conditions": "mount=4", "duration": 2.0}
+mark = Path(folder) / "killed"
+
+class DyingWorker(RolloutWorker):
+    def explore(self, *arguments):
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().explore(*arguments)
+
 config = RLConfig(episodes=2, pairs=1, steps=2, batch=6, evaluate_episodes=1, staleness=staleness)
 learning = ReinforcementLearning(make_settings(options), Path(folder), config)
+if workers > 1:  # one of them dies, and another takes its place
+    learning.worker = DyingWorker
 learning.run(1e9, workers, until=until)
 """
 
@@ -52,18 +64,21 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {**state["model"], **{f"average.{name}": t for name, t in state["ema"].items()}}
 
 
+TIMES_AND_DEATHS = "seconds", "rollout_cpu_s", "worker_deaths"
+
+
 def require_equal(folder: Path, other: Path) -> None:
     ours, theirs = weights(folder), weights(other)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     figures = [
-        [{n: v for n, v in line.items() if n not in ("seconds", "rollout_cpu_s")} for line in curve]
+        [{n: v for n, v in line.items() if n not in TIMES_AND_DEATHS} for line in curve]
         for curve in (read_curve(path / "rollouts.jsonl") for path in (folder, other))
     ]
     assert figures[0] == figures[1]
 
 
-def test_two_workers_that_are_interrupted_learn_the_same_as_one(tmp_path):
+def test_two_workers_that_die_and_are_interrupted_learn_the_same_as_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     subprocess.run(command(one, 1, 2), check=True)
     subprocess.run(command(two, 2, 1), check=True)
@@ -74,6 +89,7 @@ def test_two_workers_that_are_interrupted_learn_the_same_as_one(tmp_path):
     assert "mount=4" in (one / "checkpoint/README.md").read_text()
     lines = read_curve(one / "rollouts.jsonl")
     assert [line["staleness"] for line in lines] == [0, 1]
+    assert [line["worker_deaths"] for line in read_curve(two / "rollouts.jsonl")] == [1, 0]
 
 
 @pytest.mark.slow
@@ -100,6 +116,7 @@ def test_a_run_that_is_killed_at_ten_points_learns_the_same(tmp_path):
         (("--pairs", "0"), "--pairs"),
         (("--task", "pack"), "pack"),
         (("--keep", "-1"), "--keep"),
+        (("--lora-rank", "-1"), "--lora-rank"),
         (("--workers", "0", "--budget", "1e-6"), "--workers"),
         *(
             (("--conditions", name, "--budget", "1e-6"), "leave conditions of the policy out")

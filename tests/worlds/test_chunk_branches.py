@@ -14,9 +14,11 @@ pytest.importorskip("mujoco")
 
 import mujoco
 
+from strands_cosmos3.backends.base import AdaptedBackend
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.training.rl.exploration import displaced
 from strands_cosmos3.worlds import Start, get_world
 from strands_cosmos3.worlds.table import potential
 from strands_cosmos3.worlds.table.tasks import cube_state
@@ -102,6 +104,29 @@ def test_rows_that_were_executed_are_counted_up_to_a_goal_and_a_fault(driven):
     assert fault.fault == "it is stuck"
     assert fault.rows == 8, "the row on the way counts"
     assert session.robot.executor.state is ExecutorState.FAULT
+
+
+class Deeper(AdaptedBackend):
+    """The expert, 15 cm lower at the end of each chunk."""
+
+    def infer(self, request):
+        chunk, offset = self._inner.infer(request), np.array([0, 0, 0.15, 0, 0, 0])
+        rows = displaced(chunk, request.limb_poses, {"arm": offset}, len(chunk.action))
+        return replace(chunk, action=rows)
+
+
+def test_a_chunk_that_presses_the_hand_on_the_table_is_told_from_one_that_does_not(driven):
+    session, policy = driven
+    begin(driven)
+    plan = policy.plan(session.observation(images=False), PICK)
+    assert session.execute(plan, ticks=4).touched == 0
+    arguments = session.policy_arguments() | {"options": session.policy_options()}
+    with Cosmos3Policy(backend=Deeper(TABLE.expert()), **arguments) as pressing:
+        touched = [
+            session.execute(pressing.plan(session.observation(images=False), PICK), ticks=4).touched
+            for _ in range(4)
+        ]
+    assert 0 < max(touched) <= 1
 
 
 def test_a_branch_is_cheap(driven):

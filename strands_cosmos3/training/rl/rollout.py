@@ -39,8 +39,10 @@ from strands_cosmos3.worlds.arms import ArmSession
 from strands_cosmos3.worlds.world import Executed
 
 _TICKS = 4  # between two looks at the goal
-_SUCCESS, _FAULT, _HELD = 1.0, 1.0, 0.5
-"""Reward of success, and penalties of a fault and of a chunk that limits or collisions hold."""
+_SUCCESS, _FAULT, _HELD, _TOUCHED = 1.0, 1.0, 0.5, 0.5
+"""Reward of success, and penalties of a fault, of a chunk that limits or collisions hold, and of
+touching what stands fixed.
+"""
 _OWN = 0.5  # how often an episode goes on after the policy's own chunk
 
 
@@ -250,7 +252,7 @@ class Branching:
         except UNUSABLE as error:
             return -_FAULT, Executed(False, 0.0, str(error))
         reward = (session.potential() or 0.0) - self._before + _SUCCESS * executed.success
-        reward -= _FAULT * (executed.fault is not None)
+        reward -= _FAULT * (executed.fault is not None) + _TOUCHED * executed.touched
         held = plan.held if isinstance(plan, JointTrajectory) else None
         return reward - (0.0 if held is None else _HELD * float(held.mean())), executed
 
