@@ -145,8 +145,9 @@ class RolloutWorker(AssignmentRunner):
             duration_s += executed.duration_s or horizon_s
             rows = [rows[member] for member in tried]
             groups.append(self.group(assignment, branched.request, branch, rows, rewards, counts))
-            ends = np.array(branch.ends_m)
-            spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
+            if branch.ends_m:  # the only chunk may be one that no arm can follow
+                ends = np.array(branch.ends_m)
+                spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
         spread_m = float(np.mean(spreads)) if spreads else 0.0
         cpu_s = time.process_time() - cpu_s
         if whole:
