@@ -323,7 +323,6 @@ def test_no_broad_except_but_at_the_seams():
 
 PROBED = ("backends", "policy", "sim", "evaluation", "view", "commands")
 PROBES = {
-    "backends/base.py": "AdaptedBackend, the one place that adapts a backend of another make",
     "backends/replay.py": "a recording's file is anything at all",
     "commands/doctor.py": "a library of any version",
     "evaluation/policies.py": "ConditionedPolicy, the one place that adapts a policy of another "

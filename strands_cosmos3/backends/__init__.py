@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.backends.base import Backend, BackendInfo, adapted
+from strands_cosmos3.backends.base import Backend, BackendInfo, own_backend
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.checks import known_name
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.options import BACKENDS, changed_options, require_heeded
+from strands_cosmos3.options import BACKENDS, require_heeded
 from strands_cosmos3.tables import packaged_worlds
 
 _MAKERS = {
@@ -34,11 +33,11 @@ def required_inputs(backend: Any) -> BackendInfo:
     """
     if backend is None or isinstance(backend, str):
         return _INPUTS.get(backend or "", BackendInfo())
-    return adapted(backend).info
+    return own_backend(backend).info
 
 
 def make_backend(
-    backend: str | Backend | None,
+    backend: str | Backend,
     model: Any = None,
     options: BackendOptions | None = None,
     action_space: str | None = None,
@@ -46,32 +45,20 @@ def make_backend(
     """Return a backend by name, or the given one.
 
     Args:
-        backend: A name from :data:`~strands_cosmos3.options.BACKENDS`, or a :class:`Backend`; other
-            objects with its members are adapted. None is ``native`` with a model (``distributed``
-            on several ranks), ``service`` with one of its options.
+        backend: A name from :data:`~strands_cosmos3.options.BACKENDS`, or a :class:`Backend`.
         model: For ``replay``, a path, a ``Recording`` or a ``LimbRecording``; for ``native``,
             ``distributed`` and ``diffusers``, a checkpoint's folder or hub repository.
         options: Options of the backend; those of another one are refused.
         action_space: Action space of a model whose checkpoint does not state it.
 
     Raises:
-        ConfigError: No backend was chosen, an option belongs to another one, or the object is no
-            backend.
+        ConfigError: An option belongs to another backend, or the object is no backend.
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
     options = options or BackendOptions()
-    if backend is None and isinstance(model, str | Path):
-        backend = "native" if options.parallel.ranks == 1 else "distributed"
-    if backend is None and changed_options(options.service):
-        backend = "service"
-    if backend is None:
-        raise ConfigError(
-            f"no backend was chosen: pass backend= one of {', '.join(BACKENDS)}, or a Backend of "
-            "your own."
-        )
     if not isinstance(backend, str):
-        own = adapted(backend)
+        own = own_backend(backend)
         require_heeded(type(backend).__name__, options)
         return own
     known_name(backend, "backend", BACKENDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -130,69 +130,47 @@ class Backend(ABC):
         """Free all resources; calling it twice is harmless."""
 
 
-class AdaptedBackend(Backend):
-    """A backend made of an object that does not subclass :class:`Backend`.
+class WrappedBackend(Backend):
+    """Passes everything on to another backend, except for what a subclass overrides."""
 
-    Its properties are the object's ``info``, or its attributes with the names of the fields of
-    :class:`BackendInfo`. Members that it lacks take their defaults.
-
-    Args:
-        inner: The object, with at least ``infer()``, ``reset()``, ``close()``, and ``name`` or
-            ``info``.
-
-    Raises:
-        ConfigError: It lacks one of those; the message names it.
-    """
-
-    def __init__(self, inner: Any):
-        required = (*(() if hasattr(inner, "info") else ("name",)), "infer", "reset", "close")
-        if missing := [name for name in required if not hasattr(inner, name)]:
-            raise ConfigError(
-                f"{type(inner).__name__} is no backend: it lacks {', '.join(missing)}. Subclass "
-                "strands_cosmos3.backends.base.Backend and implement infer()."
-            )
+    def __init__(self, inner: Backend):
         self._inner = inner
-        self._members = {name for name in dir(Backend) if hasattr(inner, name)}
-        names = [field.name for field in fields(BackendInfo) if hasattr(inner, field.name)]
-        self.info = (
-            inner.info
-            if isinstance(getattr(inner, "info", None), BackendInfo)
-            else BackendInfo(**{name: getattr(inner, name) for name in names})
-        )
-
-    def _member(self, name: str) -> Any:
-        """The object's member of that name, else the default."""
-        return getattr(self._inner if name in self._members else super(), name)
+        self.info = inner.info
 
     @property
     def counters(self) -> Mapping[str, int]:
-        return self._member("counters")
+        return self._inner.counters
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
-        return self._member("compose")(views, rig)
+        return self._inner.compose(views, rig)
 
     def infer(self, request: Request) -> ActionChunk:
         return self._inner.infer(request)
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        return self._member("infer_batch")(requests)
+        return self._inner.infer_batch(requests)
 
     def cancel(self) -> bool:
-        return self._member("cancel")() is not False
+        return self._inner.cancel()
 
     def reset(self, seed: int | None = None) -> None:
         self._inner.reset(seed)
 
     def snapshot(self) -> Any:
-        return self._member("snapshot")()
+        return self._inner.snapshot()
 
     def restore(self, state: Any) -> None:
-        self._member("restore")(state)
+        self._inner.restore(state)
 
     def close(self) -> None:
         self._inner.close()
 
 
-def adapted(backend: Any) -> Backend:
-    """Return the backend, wrapped in :class:`AdaptedBackend` if it is no :class:`Backend`."""
-    return backend if isinstance(backend, Backend) else AdaptedBackend(backend)
+def own_backend(backend: Any) -> Backend:
+    """Return a caller's backend; ConfigError if it is none."""
+    if not isinstance(backend, Backend):
+        raise ConfigError(
+            f"{type(backend).__name__} is no backend; subclass "
+            "strands_cosmos3.backends.base.Backend and implement infer()."
+        )
+    return backend

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from strands_cosmos3.backends import make_backend
-from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.base import Backend, WrappedBackend
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
@@ -110,19 +110,18 @@ class PolicySource:
             parallel=ParallelConfig(),  # replicas are split, and this process is not
             check_language=check_language,
         )
-        if self._engine is None and policy.backend != "native":
-            return make_backend(policy.backend, policy.model, options, policy.action_space)
-        from strands_cosmos3.backends.native import EngineBackend  # needs torch
-
         if self._engine is not None:
+            from strands_cosmos3.backends.native import EngineBackend  # needs torch
+
             return EngineBackend(self._engine, options)
-        backend = make_backend(policy.backend, policy.model, options, policy.action_space)
-        assert isinstance(backend, EngineBackend)
-        self._engine = backend.engine  # the next one shares its weights
+        assert policy.backend is not None  # the settings require one
+        backend: Any = make_backend(policy.backend, policy.model, options, policy.action_space)
+        if policy.backend == "native":
+            self._engine = backend.engine  # the next one shares its weights
         return backend
 
 
-class ConditionedBackend(AdaptedBackend):
+class ConditionedBackend(WrappedBackend):
     """A backend whose images follow a condition, and whose answers are timed.
 
     Args:

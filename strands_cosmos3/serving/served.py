@@ -175,7 +175,7 @@ class ServedPolicy:
         if not isinstance(cast("Any", self.backend), Inference):
             raise ConfigError(
                 f"{type(self.backend).__name__} is no backend; subclass "
-                "strands_cosmos3.backends.base.Backend, or wrap the object with its adapted()."
+                "strands_cosmos3.backends.base.Backend."
             )
         if self.backend.info.needs_privileged:
             raise ConfigError(

@@ -312,11 +312,6 @@ def test_what_an_address_cannot_say_is_refused(host, says):
     assert "secret" not in str(raised.value)
 
 
-def test_make_backend_names_the_choices():
-    with pytest.raises(ConfigError, match="service"):
-        make_backend(None)
-
-
 def test_a_token_is_in_no_repr():
     assert "s3cret-s3cret-s3cret" not in repr(ClientConfig(token="s3cret-s3cret-s3cret"))
 

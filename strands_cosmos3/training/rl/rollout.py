@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.base import Backend, WrappedBackend
 from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
@@ -58,7 +58,7 @@ class Episode:
     unusable: bool  # whether an answer that no chunk can be made of ended it
 
 
-class BranchedBackend(AdaptedBackend):
+class BranchedBackend(WrappedBackend):
     """A backend that can be made to answer other rows than its own.
 
     Attributes:
