@@ -225,6 +225,22 @@ def positive(value: Any, name: str) -> float:
     return number
 
 
+def within(
+    value: Any,
+    name: str,
+    lowest: float,
+    highest: float,
+    shape: tuple[int | None, ...] | None = None,
+) -> F64:
+    """Return numbers from ``lowest`` to ``highest``, both included, as :func:`finite_array`;
+    others raise InputError.
+    """
+    array = finite_array(value, name, shape)
+    if ((array < lowest) | (array > highest)).any():
+        raise InputError(f"{name} must lie between {lowest:g} and {highest:g}, got {value!r}.")
+    return array
+
+
 def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
     """Return a whole number from ``lowest`` to ``highest``, both included; anything else raises
     InputError.

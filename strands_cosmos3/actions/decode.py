@@ -33,7 +33,7 @@ from strands_cosmos3.actions.stats import (
     denormalize_rows,
     normalize_chunk,
 )
-from strands_cosmos3.checks import F64, finite_array, known_name, rigid, trailing
+from strands_cosmos3.checks import F64, known_name, rigid, trailing, within
 from strands_cosmos3.embodiments import (
     POSE9,
     ActionSpace,
@@ -386,10 +386,7 @@ def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, limb: LimbColu
         )
     if limb.gripper is None:
         return None
-    fraction = finite_array(gripper, "gripper", (n,))
-    if fraction.min() < 0 or fraction.max() > 1:
-        raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
-    return limb.gripper.from_fraction(fraction)
+    return limb.gripper.from_fraction(within(gripper, "gripper", 0.0, 1.0, (n,)))
 
 
 def _units(embodiment: Embodiment, space: ActionSpace) -> F64:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from strands_cosmos3.checks import typed_fields
+from strands_cosmos3.checks import known_name, typed_fields
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import Composition
 from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, section
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -92,11 +91,8 @@ class SamplingOptions(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.composition not in (None, *COMPOSITIONS):
-            raise ConfigError(
-                f"composition {self.composition!r} does not exist; valid: "
-                f"{', '.join(COMPOSITIONS)}."
-            )
+        if self.composition is not None:
+            known_name(self.composition, "composition", COMPOSITIONS)
 
 
 @dataclass(frozen=True)

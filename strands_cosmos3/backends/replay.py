@@ -26,6 +26,7 @@ from strands_cosmos3.checks import (
     rigid,
     typed,
     whole_number,
+    within,
 )
 from strands_cosmos3.embodiments import WIRE_GRIPPER, ToolFrame, get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, ResourceNotFoundError
@@ -67,9 +68,7 @@ class Recording:
         T = rigid(self.T_base_cosmos, "T_base_cosmos", 1)
         if len(T) < 2:
             raise InputError("a recording needs at least two poses.")
-        gripper = finite_array(self.gripper, "gripper", (len(T),))
-        if (gripper < 0).any() or (gripper > 1).any():
-            raise InputError("gripper holds open fractions in [0, 1] (1 = open).")
+        gripper = within(self.gripper, "gripper", 0.0, 1.0, (len(T),))
         positive(self.fps, "fps")
         for name, value in (
             ("T_base_cosmos", T),

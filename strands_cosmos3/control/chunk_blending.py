@@ -62,7 +62,9 @@ def join_chunk(
     """
     reference = takeover.reference
     limits = takeover.limits
-    rest = blend_chunk(trajectory, q_departure, elapsed_s, reference, limits, blend_s)
+    in_time = elapsed_s <= _NOW_S
+    blend = trajectory, q_departure, elapsed_s, reference, limits
+    rest = trajectory if in_time else blend_chunk(*blend, blend_s)
     if rest is None:
         return None
     prepared = takeover.motion_through(rest)
@@ -72,11 +74,11 @@ def join_chunk(
         return takeover.without_collision(prepared), seam
     most = _most_speeds(arm, reference, chunk)
     # the first one is tried already, unless the chunk came in time and was not blended
-    blends_s = blend_s * _LONGER ** np.arange(elapsed_s > _NOW_S, _MOST_BLENDS)
+    blends_s = blend_s * _LONGER ** np.arange(not in_time, _MOST_BLENDS)
     for longer_s in blends_s[blends_s < rest.t_s[-1]]:
         if not _too_fast(arm, prepared, takeover.dt_s, most):
             break
-        rest = _blended(trajectory, q_departure, elapsed_s, reference, limits, longer_s)
+        rest = blend_chunk(*blend, longer_s)
         assert rest is not None  # it lasts longer than the blend
         prepared = takeover.motion_through(rest)
         seam = Seam.SLOWED
@@ -183,22 +185,9 @@ def blend_chunk(
 
     Args:
         q_departure: [n] angles that the chunk departs from.
-        elapsed_s: Time since then on the motion's clock; 0 returns the chunk unchanged.
+        elapsed_s: Time since then on the motion's clock.
         reference: The present reference.
     """
-    if elapsed_s <= _NOW_S:
-        return trajectory
-    return _blended(trajectory, q_departure, elapsed_s, reference, limits, blend_s)
-
-
-def _blended(
-    trajectory: JointTrajectory,
-    q_departure: F64,
-    elapsed_s: float,
-    reference: JointState,
-    limits: JointLimits,
-    blend_s: float,
-) -> JointTrajectory | None:
     rest = drop_elapsed(trajectory, elapsed_s)
     if rest is None:
         return None

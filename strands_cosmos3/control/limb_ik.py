@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import LimbPoses, decode_joint_chunk
-from strands_cosmos3.checks import F64, of_grippers, rigid
+from strands_cosmos3.checks import F64, of_grippers, within
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.holding import hold_rows
@@ -33,7 +33,7 @@ from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds
 from strands_cosmos3.control.targets import DrivenFrame, Stats, driven_poses, tool_frame_in_ee
 from strands_cosmos3.embodiments import Embodiment, LimbColumns
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
@@ -135,8 +135,7 @@ class LimbIK:
         self.robot = get_robot(robot)
         self._off_pose_bound_m = off_pose_bound_m
         self.model = load_robot(self.robot) if model is None else model
-        if not 0 <= shared_weight <= 1:
-            raise InputError(f"shared_weight must be between 0 and 1, got {shared_weight!r}.")
+        within(shared_weight, "shared_weight", 0.0, 1.0)
         limbs = self.robot.limbs
         alone = len(self.robot.limbs) == 1
         limits = robot_limits(self.model, self.robot) if limits is None else limits
@@ -231,24 +230,22 @@ class LimbIK:
             dt_s: Duration of a row, as in :meth:`MinkIKBridge.solve`.
 
         Raises:
-            InputError, ShapeError, NonFiniteError: A limb's poses are missing or malformed, or a
-                limb has other rows.
+            InputError, NonFiniteError: A limb's poses are malformed.
         """
-        targets = self._in_world(T_base_frame)
-        q = next(iter(self.bridges.values())).configuration(q_init, "q_init")
+        targets = {name: self.T_world_base[name] @ T_base_frame[name] for name in self.bridges}
         if self.robot.shared_joints:
-            by_limb = self._solve_together(targets, q, dt_s)
+            by_limb = self._solve_together(targets, q_init, dt_s)
         else:
             by_limb = [
-                bridge.solve(targets[name], q, dt_s) for name, bridge in self.bridges.items()
+                bridge.solve(targets[name], q_init, dt_s) for name, bridge in self.bridges.items()
             ]
-        rows = np.repeat(q[None], len(by_limb[0].q_rad), axis=0)
+        rows = np.repeat(q_init[None], len(by_limb[0].q_rad), axis=0)
         for bridge, of_limb in zip(self.bridges.values(), by_limb, strict=True):
             rows[:, bridge.q_address] = of_limb.q_rad[:, bridge.q_address]
         solution = IKSolution.of_limbs(rows, by_limb, by_limb[0].collision)
         if len(by_limb) == 1 or self.collisions is None:
             return solution
-        rows, report = self.collisions.held_before(q, rows)
+        rows, report = self.collisions.held_before(q_init, rows)
         if report.row is None:
             return replace(solution, collision=report)
         residuals = [bridge.residuals(targets[name], rows) for name, bridge in self.bridges.items()]
@@ -292,20 +289,6 @@ class LimbIK:
             )
             for name, bridge in self.bridges.items()
         ]
-
-    def _in_world(self, T_base_frame: Mapping[str, F64]) -> dict[str, F64]:
-        names = list(self.bridges)
-        if set(T_base_frame) != set(names):
-            raise InputError(
-                f"poses must be given by limb, for {', '.join(names)}; got {T_base_frame!r:.80}."
-            )
-        poses = {name: rigid(T_base_frame[name], f"poses of {name!r}", 1) for name in names}
-        if len({len(T) for T in poses.values()}) > 1:
-            raise InputError(
-                "limbs need as many poses each, got "
-                f"{', '.join(f'{len(T)} of {name}' for name, T in poses.items())}."
-            )
-        return {name: self.T_world_base[name] @ T for name, T in poses.items()}
 
     def _grippers(self, driven: Mapping[str, PoseTrajectory]) -> F64 | None:
         """Open fractions of the robot's grippers, or None if the rows move none of them."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from strands_cosmos3.actions.rotations import pose_distances
-from strands_cosmos3.checks import F64, finite_array, instance_of, positive, whole_number
+from strands_cosmos3.checks import F64, instance_of, positive, whole_number, within
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import Seam, join_chunk, seam_speed
 from strands_cosmos3.control.executor import (
@@ -212,10 +212,7 @@ class LoopConfig:
 
 
 def _checked_latency(latency_s: float) -> float:
-    seconds = float(finite_array(latency_s, "latency_s", ()))
-    if not 0 <= seconds <= MAX_LATENCY_S:
-        raise InputError(f"latency_s must be between 0 and {MAX_LATENCY_S:g} s, got {seconds:g}.")
-    return seconds
+    return float(within(latency_s, "latency_s", 0.0, MAX_LATENCY_S, ()))
 
 
 def _next_latency(latency: Callable[[], float]) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from strands_cosmos3.checks import typed
+from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.embodiments import NUM_DOMAINS
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
@@ -343,10 +343,8 @@ class Cosmos3Engine(Closeable):
         """The action head of one domain, read on first use; raises InputError if the checkpoint
         has no such domain.
         """
-        if not 0 <= domain < min(NUM_DOMAINS, self.config.num_embodiment_domains):
-            raise InputError(
-                f"domain {domain}: this checkpoint has 0..{self.config.num_embodiment_domains - 1}."
-            )
+        last = min(NUM_DOMAINS, self.config.num_embodiment_domains) - 1
+        whole_number(domain, "domain", 0, last)
         if domain not in self._heads:
             self._heads[domain] = self.checkpoint.load_action_head(domain, self.device, self.dtype)
         return self._heads[domain]

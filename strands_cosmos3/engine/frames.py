@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from strands_cosmos3.checks import image_array
+from strands_cosmos3.checks import image_array, known_name
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import (
-    ConfigError,
     InputError,
     NonFiniteError,
     ObservationError,
@@ -76,14 +75,10 @@ def compose_views(
     :func:`~strands_cosmos3.observe.views.compose`, and
 
     Raises:
-        ConfigError: No such composition.
+        UnknownNameError: No such composition.
         ShapeError: ``framework`` with a first view beside which the others' boxes do not fit.
     """
-    if composition not in get_args(Composition):
-        raise ConfigError(
-            f"composition {composition!r} does not exist; valid: "
-            f"{', '.join(get_args(Composition))}."
-        )
+    known_name(composition, "composition", get_args(Composition))
     if composition == "letterbox":
         return compose(views, rig)
     pictures = [

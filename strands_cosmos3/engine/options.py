@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from strands_cosmos3.checks import typed_fields, whole_number
+from strands_cosmos3.checks import known_name, typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option
 
@@ -59,12 +59,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         typed_fields(self)
         whole_number(self.text_cache_bytes, "text_cache_bytes", 0)
-        if self.dtype not in (None, *DTYPES):
-            raise ConfigError(f"dtype {self.dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
-        if self.quantize not in (None, *QUANTIZE):
-            raise ConfigError(
-                f"quantize {self.quantize!r} is not supported; valid: {', '.join(QUANTIZE)}."
-            )
+        for name, choices in (("dtype", DTYPES), ("quantize", QUANTIZE)):
+            if (value := getattr(self, name)) is not None:
+                known_name(value, name, choices)
         if self.quantize_text and self.quantize is None:
             raise ConfigError("quantize_text needs quantize: " + ", ".join(QUANTIZE) + ".")
         if not isinstance(self.decode_video, bool) and self.decode_video != "preview":

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from strands_cosmos3.checks import known_name
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.options import DTYPES, Dtype, EngineOptions
@@ -53,13 +54,11 @@ def choose_dtype(
             the bundled policy, gain little and stay in float32.
 
     Raises:
-        ConfigError: Another name.
+        UnknownNameError: Another name.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is not supported; valid: {', '.join(DTYPES)}.")
-    if dtype is not None and dtype != "auto":
+    if dtype is not None and known_name(dtype, "dtype", DTYPES) != "auto":
         return getattr(torch, dtype)
     if device.type == "cuda":
         return torch.bfloat16

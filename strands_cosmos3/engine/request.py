@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strands_cosmos3.checks import seed_number, typed, typed_fields, whole_number
+from strands_cosmos3.checks import positive, seed_number, typed, typed_fields, whole_number
 from strands_cosmos3.embodiments import MODEL_SPACES, NUM_DOMAINS, Sampling
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
@@ -145,14 +145,11 @@ class Cosmos3ActionRequest:
         seed_number(self.seed)
         object.__setattr__(self, "mode", Mode.parse(self.mode))
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+            whole_number(getattr(self, name), name, 1)
         if self.decode_frames is not None:
             whole_number(self.decode_frames, "decode_frames", 0)
-        if not 0 <= self.domain_id < NUM_DOMAINS:
-            raise InputError(f"domain_id is {self.domain_id}; it must be 0..{NUM_DOMAINS - 1}.")
-        if not 0 < self.fps < float("inf"):
-            raise InputError(f"fps is {self.fps}; it must be a finite number above zero.")
+        whole_number(self.domain_id, "domain_id", 0, NUM_DOMAINS - 1)
+        positive(self.fps, "fps")
         if self.action_space not in (None, *MODEL_SPACES):
             raise ActionSpaceError(
                 f"action_space {self.action_space!r} is not one of a checkpoint; valid: "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from strands_cosmos3.checks import require_type, typed
+from strands_cosmos3.checks import known_name, positive, typed, typed_fields, whole_number
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.options import option
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strands_cosmos3.parallel.mesh import Mesh
 
 VaeSplit = Literal["exact", "tiles", "off"]
-VAE_SPLITS = ("exact", "tiles", "off")
+VAE_SPLITS = get_args(VaeSplit)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class ParallelConfig:
     Rank number = ``cfg_rank * tp_size + tp_rank``.
 
     Raises:
-        ConfigError: A degree or the split is not valid.
+        InputError: A degree, the split or the time limit is not valid.
+        ConfigError: The number of processes is another one.
     """
 
     tp_size: int = option(1, "distributed", flag="tp")
@@ -45,30 +46,16 @@ class ParallelConfig:
     """Number of processes, for a check: it must be tp_size x cfg_size."""
 
     def __post_init__(self) -> None:
-        for name in ("tp_size", "cfg_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-        if self.cfg_size > 2:
-            raise ConfigError(
-                f"cfg_size is {self.cfg_size}; guidance has two passes, so it must be 1 or 2."
-            )
-        is_number = isinstance(self.world_size, int | None)
-        if not is_number or self.world_size not in (None, self.ranks):
+        typed_fields(self)
+        whole_number(self.tp_size, "tp_size", 1)
+        whole_number(self.cfg_size, "cfg_size", 1, 2)  # guidance has two passes
+        if self.world_size not in (None, self.ranks):
             raise ConfigError(
                 f"world_size is {self.world_size!r}; tp_size={self.tp_size} x cfg_size="
                 f"{self.cfg_size} makes {self.ranks}: leave world_size out, or correct it."
             )
-        require_type(self.vae_split, str, "vae_split")
-        require_type(self.timeout_s, float, "timeout_s")
-        if self.vae_split not in VAE_SPLITS:
-            raise ConfigError(
-                f"vae_split {self.vae_split!r} is not one of {', '.join(VAE_SPLITS)}."
-            )
-        if not 0 < self.timeout_s < float("inf"):
-            raise ConfigError(
-                f"timeout_s is {self.timeout_s}; it must be a finite number of seconds above zero."
-            )
+        known_name(self.vae_split, "vae_split", VAE_SPLITS)
+        positive(self.timeout_s, "timeout_s")
 
     @property
     def ranks(self) -> int:

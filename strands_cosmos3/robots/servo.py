@@ -18,8 +18,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, instance_of, whole_number
-from strands_cosmos3.errors import ActuatorGuardError, ConfigError, InputError
+from strands_cosmos3.checks import F64, instance_of, whole_number, within
+from strands_cosmos3.errors import ActuatorGuardError, ConfigError
 from strands_cosmos3.robots.actuators import position_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
@@ -69,9 +69,7 @@ class Compensation:
         for name, largest in _LARGEST.items():
             value: Any = getattr(self, name)
             by_joint = name == "friction_nm" and np.ndim(value) == 1
-            array = finite_array(value, name, (self.n_joints,) if by_joint else ())
-            if (array < 0).any() or (array > largest).any():
-                raise InputError(f"{name} must lie in [0, {largest:g}], got {value}.")
+            array = within(value, name, 0.0, largest, (self.n_joints,) if by_joint else ())
             object.__setattr__(self, name, tuple(array.tolist()) if by_joint else float(array))
 
     def lead(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:

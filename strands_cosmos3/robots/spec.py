@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, known_name, positive, typed_fields
+from strands_cosmos3.checks import F64, finite_array, known_name, positive, typed_fields, within
 from strands_cosmos3.embodiments import Embodiment, GripperConvention, LimbColumns, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
 
@@ -47,14 +46,6 @@ _REACH_M = 3.0
 """Greatest plausible distance of a robot's part, and reach of an arm."""
 
 
-def _require_within(values: Any, name: str, lowest: float, highest: float) -> None:
-    array = finite_array(values, name, (None,) if np.ndim(values) else ())
-    if ((array < lowest) | (array > highest)).any():
-        raise ConfigError(
-            f"{name} must lie between {lowest:g} and {highest:g}, got {array.tolist()}."
-        )
-
-
 @dataclass(frozen=True)
 class Figures:
     """One figure for each joint of a limb, and where they come from."""
@@ -82,7 +73,7 @@ class HandRates:
         _text(self.source, "the source of the hand's rates")
         for name in ("velocity", "acceleration"):
             rate = positive(getattr(self, name), f"the hand's {name}")
-            _require_within(rate, f"the hand's {name}", 0.0, _PLAUSIBLE[name])
+            within(rate, f"the hand's {name}", 0.0, _PLAUSIBLE[name])
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,7 @@ class LimbLimits:
         for name, values in self.values.items():
             if name in RATES and min(values) <= 0:
                 raise ConfigError(f"{name} limits must be above zero, got {list(values)}.")
-            _require_within(values, f"{name} limits", -_PLAUSIBLE[name], _PLAUSIBLE[name])
+            within(values, f"{name} limits", -_PLAUSIBLE[name], _PLAUSIBLE[name])
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
@@ -156,14 +147,14 @@ class GripperSpec:
         _names(self.joints, "the gripper's joints")
         if self.fingers:
             _names(self.fingers, "the gripper's fingers")
-        _require_within(self.gap_m or (0.0, 1.0), "gap_m", 0.0, 1.0)
+        within(self.gap_m or (0.0, 1.0), "gap_m", 0.0, 1.0)
         if len(self.gap_m) == 1 or (np.diff(self.gap_m) <= 0).any():
             raise ConfigError(
                 "gap_m must grow from closed to open, and have two values or more; got "
                 f"{list(self.gap_m)}."
             )
         _text(self.actuator, "the gripper's actuator")
-        _require_within(positive(self.grip_gain, "grip_gain"), "grip_gain", 0.0, 1e3)
+        within(positive(self.grip_gain, "grip_gain"), "grip_gain", 0.0, 1e3)
 
 
 @dataclass(frozen=True)
@@ -223,17 +214,17 @@ class Limb:
         known_name(self.frame_type, f"frame type of limb {self.name!r}", FRAME_TYPES)
         _names(self.joints, f"the joints of limb {self.name!r}")
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
-        _require_within(self.tool_m, f"tool_m of limb {self.name!r}", -_PART_M, _PART_M)
-        _require_within(self.tool_roll_deg, f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
+        within(self.tool_m, f"tool_m of limb {self.name!r}", -_PART_M, _PART_M)
+        within(self.tool_roll_deg, f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
         if self.rotation_weight_m is not None:
             name = f"rotation_weight_m of limb {self.name!r}"
-            _require_within(self.rotation_weight_m, name, 1e-3, _PART_M)
+            within(self.rotation_weight_m, name, 1e-3, _PART_M)
         by_joint = {"actuators": self.actuators, "home": self.home, **self.limits.values}
         if self.gains is not None:
             kp = self.gains.kp.values
             kd = self.gains.kd.values
-            _require_within(kp, f"gains kp of limb {self.name!r}", 1e-6, 1e6)
-            _require_within(kd, f"gains kd of limb {self.name!r}", 0.0, 1e6)
+            within(kp, f"gains kp of limb {self.name!r}", 1e-6, 1e6)
+            within(kd, f"gains kd of limb {self.name!r}", 0.0, 1e6)
             by_joint |= {"gains kp": kp, "gains kd": kd}
         lengths = {name: len(values) for name, values in by_joint.items()}
         if wrong := {name: n for name, n in lengths.items() if n != len(self.joints)}:
@@ -306,8 +297,8 @@ class ModelPart:
     def __post_init__(self) -> None:
         typed_fields(self)
         _text(self.file, "a model's file")
-        _require_within(self.position_m, "a part's position_m", -_PART_M, _PART_M)
-        _require_within(self.yaw_deg, "a part's yaw_deg", -360.0, 360.0)
+        within(self.position_m, "a part's position_m", -_PART_M, _PART_M)
+        within(self.yaw_deg, "a part's yaw_deg", -360.0, 360.0)
 
 
 @dataclass(frozen=True)
@@ -366,9 +357,9 @@ class Workspace:
     def __post_init__(self) -> None:
         typed_fields(self)
         for name in ("x_m", "y_m", "bin_m"):
-            _require_within(getattr(self, name), f"a workspace's {name}", -_REACH_M, _REACH_M)
-        _require_within(self.grasp_yaw_deg, "a workspace's grasp_yaw_deg", -360.0, 360.0)
-        _require_within(self.carry_m, "a workspace's carry_m", 0.0, _REACH_M)
+            within(getattr(self, name), f"a workspace's {name}", -_REACH_M, _REACH_M)
+        within(self.grasp_yaw_deg, "a workspace's grasp_yaw_deg", -360.0, 360.0)
+        within(self.carry_m, "a workspace's carry_m", 0.0, _REACH_M)
         if self.x_m[0] >= self.x_m[1] or self.y_m[0] >= self.y_m[1]:
             raise ConfigError(
                 f"a workspace's ranges must grow, got x_m {self.x_m} and y_m {self.y_m}."

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.controller_rows import METHOD, controller_rows
 from strands_cosmos3.actions.stats import normalize_chunk
-from strands_cosmos3.checks import MAX_IMAGE_SIDE, image_array
+from strands_cosmos3.checks import MAX_IMAGE_SIDE, image_array, whole_number
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
@@ -145,9 +145,7 @@ def decode_request(item: Mapping[str, Any], seed: int, chunk_rows: int | None = 
         raise InstructionError("'prompt' is blank; send the instruction as text.")
     if domain != DOMAIN:
         raise InputError(f"'domain_name' must be {DOMAIN!r}, got {str(domain)[:60]!r}.")
-    height = item.get("image_size")
-    if type(height) is not int or not 1 <= height <= MAX_IMAGE_SIDE:
-        raise InputError(f"'image_size' must be a whole number from 1 to {MAX_IMAGE_SIDE}.")
+    height = whole_number(item.get("image_size"), "'image_size'", 1, MAX_IMAGE_SIDE)
     picture = _from_png(item.get("image"), "'image'")
     if picture.shape[1] < _LEAST_ASPECT * picture.shape[0]:
         got = f"{picture.shape[0]} x {picture.shape[1]}"

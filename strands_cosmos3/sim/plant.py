@@ -8,13 +8,13 @@ friction.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64, finite_array, positive, whole_number
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.checks import F64, positive, whole_number, within
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import data_at, frame_body, joint_ids, tool_in_body
 from strands_cosmos3.robots.servo import Compensation
@@ -51,15 +51,9 @@ class PlantErrors:
     def __post_init__(self) -> None:
         whole_number(self.seed, "seed", 0)
         positive(self.link_mass_scale, "link_mass_scale")
-        for name in (field.name for field in fields(self)[1:5]):
-            value = float(finite_array(getattr(self, name), name, ()))
-            if value < 0:
-                raise InputError(f"{name} must be at least zero, got {value:g}.")
-        if self.actuation_delay_s > _MAX_DELAY_S:
-            raise InputError(
-                f"actuation_delay_s must be at most {_MAX_DELAY_S:g} s, got "
-                f"{self.actuation_delay_s:g}."
-            )
+        for name in ("payload_kg", "joint_friction_nm", "sensor_noise_rad"):
+            within(getattr(self, name), name, 0.0, np.inf, ())
+        within(self.actuation_delay_s, "actuation_delay_s", 0.0, _MAX_DELAY_S, ())
 
     def apply(self, model: mujoco.MjModel, *limbs: Limb) -> mujoco.MjModel:
         """Return a copy of a model with these masses and friction; gravity is compensated for the

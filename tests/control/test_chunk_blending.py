@@ -85,7 +85,8 @@ def test_a_seam_is_the_fastest_joints_difference_in_velocity():
 
 def test_a_chunk_in_time_stays_as_it_is():
     plan = chunk()
-    assert blend_chunk(plan, HOME_Q, 0.0, JointState.at_rest(HOME_Q), FER, 0.4) is plan
+    prepared, seam = join_chunk(plan, HOME_Q, 0.0, Executor(FER, DT, HOME_Q).takeover(), 0.4)
+    assert (prepared.trajectory is plan, seam) == (True, Seam.BLENDED)
 
 
 def test_rows_stay_inside_the_joints_range():

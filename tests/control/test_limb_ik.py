@@ -22,7 +22,6 @@ from strands_cosmos3.errors import (
     ActuatorGuardError,
     ConfigError,
     FrameError,
-    InputError,
     NonFiniteError,
 )
 from strands_cosmos3.resources import resource
@@ -262,10 +261,6 @@ def test_two_arms_that_would_meet_are_held_together(dual):
 
 def test_what_does_not_fit_is_refused_before_anything_is_solved(dual):
     T = {name: pose[None] for name, pose in dual.forward(dual.home).items()}
-    with pytest.raises(InputError, match="by limb, for left, right"):
-        dual.solve({"left": T["left"]}, dual.home)
-    with pytest.raises(InputError, match="as many poses each"):
-        dual.solve({"left": np.repeat(T["left"], 2, axis=0), "right": T["right"]}, dual.home)
     with pytest.raises(NonFiniteError):
         dual.solve({"left": T["left"] * np.nan, "right": T["right"]}, dual.home)
     droid = get_embodiment("droid")

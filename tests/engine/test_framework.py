@@ -21,7 +21,7 @@ from strands_cosmos3.engine.frames import compose_views, read_frames
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.tokens import SYSTEM_PROMPT
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.errors import ConfigError, InputError, ShapeError
+from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.serving import wire
@@ -130,7 +130,7 @@ def test_refused_compositions():
     views = {name: picture(0, (360, 641), "uint8") for name in DROID_RIG.views}
     with pytest.raises(ShapeError, match="even width"):
         compose_views(views, DROID_RIG, "framework")
-    with pytest.raises(ConfigError, match="letterbox, framework"):
+    with pytest.raises(InputError, match="framework, letterbox"):
         compose_views(views, DROID_RIG, "mosaic")
     unit = dict.fromkeys(DROID_RIG.views, np.full((36, 64, 3), 0.5))
     # within [0, 1] the scale is in doubt; their server would see black

@@ -9,7 +9,7 @@ from strands_cosmos3 import ParallelConfig
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.weights import expected_shapes
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.parallel.mesh import key_heads, require_tp_size, shard_slices
 
 NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
@@ -18,15 +18,25 @@ NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tp_size": 0}, "tp_size is 0"),
-        ({"tp_size": 2.0}, "tp_size is 2.0"),
-        ({"tp_size": True}, "tp_size is True"),
-        ({"cfg_size": 3}, "must be 1 or 2"),
-        ({"vae_split": "height"}, "exact, tiles, off"),
-        ({"timeout_s": float("inf")}, "finite"),
+        ({"tp_size": 0}, "tp_size must be a whole number of at least 1, got 0"),
+        ({"tp_size": 2.0}, "tp_size must be a whole number, got float"),
+        ({"tp_size": True}, "tp_size must be a whole number, got bool"),
+        ({"cfg_size": 3}, "cfg_size must be a whole number from 1 to 2, got 3"),
+        ({"vae_split": "height"}, "vae_split 'height'.*exact, off, tiles"),
+        ({"timeout_s": float("inf")}, "timeout_s must be a finite number above zero"),
+        ({"world_size": "4", "tp_size": 4}, "world_size must be"),
+    ],
+)
+def test_impossible_values(given, said):
+    with pytest.raises(InputError, match=said):
+        ParallelConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
         ({"world_size": 8, "tp_size": 2}, "world_size is 8; tp_size=2 x cfg_size=1 makes 2"),
         ({"world_size": 2, "tp_size": 2, "cfg_size": 2}, "makes 4"),
-        ({"world_size": "4", "tp_size": 4}, "world_size is '4'"),
     ],
 )
 def test_impossible_degrees(given, said):
