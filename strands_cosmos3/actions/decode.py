@@ -43,7 +43,6 @@ from strands_cosmos3.embodiments import (
 )
 from strands_cosmos3.errors import (
     ActionSpaceError,
-    FrameError,
     InputError,
 )
 from strands_cosmos3.types import ActionChunk, JointTrajectory, PoseTrajectory, require_in_range
@@ -294,14 +293,7 @@ def to_frame(trajectory: PoseTrajectory, T_cosmos_ee: Any, name: str) -> PoseTra
 
     For the tool frame's parent, ``T_cosmos_ee`` [4, 4] is
     ``se3_inverse(tool_frame.T_parent_cosmos)``.
-
-    Raises:
-        FrameError: The trajectory is not of the Cosmos frame.
     """
-    if trajectory.frame != COSMOS_FRAME:
-        raise FrameError(
-            f"to_frame needs poses of frame {COSMOS_FRAME!r}, got poses of {trajectory.frame!r}."
-        )
     moved = trajectory.T_base_frame @ T_cosmos_ee
     anchor = trajectory.T_base_anchor @ T_cosmos_ee
     return PoseTrajectory(moved, trajectory.t_s, name, anchor, trajectory.gripper)

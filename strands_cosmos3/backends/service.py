@@ -11,7 +11,6 @@ from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import ServiceOptions
-from strands_cosmos3.checks import whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient, ServiceClient
@@ -87,7 +86,7 @@ class ServiceBackend(RemoteBackend):
         num_steps: int | None = None,
     ):
         super().__init__(client)
-        self._num_steps = None if num_steps is None else whole_number(num_steps, "num_steps", 1)
+        self._num_steps = num_steps
         self._asked_space = action_space
         self.info = BackendInfo(
             name="service",
@@ -96,10 +95,6 @@ class ServiceBackend(RemoteBackend):
             preferred_space="joint_pos",  # that of the released policy servers
         )
         self._dialect = get_dialect(dialect)
-        if self._dialect.http:
-            raise ConfigError(
-                f"dialect {dialect!r} is not spoken over a WebSocket; use LiberoServiceBackend."
-            )
         self._session = _new_session()
         self._calls = 0
         self._asked = False

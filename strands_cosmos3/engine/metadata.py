@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import finite_array
 from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field, one_of, whole_from
 from strands_cosmos3.engine.weight_files import inside, read_config
-from strands_cosmos3.errors import InputError, LayoutError, ShapeError
+from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import require_file, shown
 
 COLUMNS = "pose9_opening"
@@ -73,15 +73,7 @@ class StateRow:
         return {"columns": COLUMNS, "mean": list(self.mean), "std": list(self.std)}
 
     def scaled(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rows in the model's scale from states [..., 10]: metres, rot6d, open fraction. Raises
-        ShapeError for other widths.
-        """
-        state = np.asarray(state, dtype=np.float64)
-        if state.shape[-1:] != (WIDTH,):
-            raise ShapeError(
-                f"a state has {WIDTH} columns (translation, rot6d, open fraction), got "
-                f"{list(state.shape)}."
-            )
+        """Rows in the model's scale from states [..., 10]: metres, rot6d, open fraction."""
         return (state - np.array(self.mean)) / np.array(self.std)
 
 

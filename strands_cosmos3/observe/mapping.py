@@ -241,11 +241,6 @@ class RobotMapping:
         """Return this mapping with other units of the commanded grippers, limb by limb; None
         keeps the present one.
         """
-        if len(units) != len(self.grippers):
-            raise InputError(
-                f"{len(units)} units for the grippers {', '.join(self.grippers)}; give one for "
-                "each."
-            )
         commanded = {
             name: unit or present
             for (name, present), unit in zip(self.commanded_units.items(), units, strict=True)

@@ -113,8 +113,6 @@ class Rank:
         from strands_cosmos3.engine.engine import Cosmos3Engine
         from strands_cosmos3.parallel.collectives import connect
 
-        if not 0 <= rank < parallel.ranks:
-            raise ConfigError(f"rank {rank} is not one of 0..{parallel.ranks - 1}.")
         if dist.is_initialized():
             raise ConfigError(
                 "this process is a rank of another group already; one process hosts one rank."

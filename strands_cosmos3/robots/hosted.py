@@ -11,7 +11,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.actuators import position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
@@ -52,12 +52,7 @@ def require_robot(
     ids = _joint_ids(model, namespace, joints)
     hands = [_find(model, _BODY, namespace, limb.frame) for limb in robot.limbs]
     several = len(robot.limbs) > 1
-    has_hands = min(hands) >= 0
-    if (several or has_hands) and len(ids) != len(robot.joints):
-        raise ConfigError(
-            f"{robot.title} has {len(robot.joints)} joints, and {len(joints)} are named."
-        )
-    if not has_hands:
+    if min(hands) < 0:
         return
     own = load_robot(robot)
     bases: list[tuple[F64, F64]] = []
@@ -111,11 +106,6 @@ def require_actuators(
     """
     ids = _joint_ids(model, namespace, joints)
     limbs = [limb for limb in robot.limbs if limb.gripper is not None]
-    if len(commands) != len(ids) or len(grippers) != len(limbs):
-        raise InputError(
-            f"{len(ids)} joints and {len(limbs)} grippers need as many commands, got "
-            f"{len(commands)} and {len(grippers)}."
-        )
     for name, key, joint in zip(joints, commands, ids, strict=True):
         actuator = _commanded(model, namespace, key)
         if actuator >= 0 and model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT:

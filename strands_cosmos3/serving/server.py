@@ -68,10 +68,6 @@ class PolicyServer:
         self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig | None = None
     ):
         self._policies = (policy,) if isinstance(policy, ServedPolicy) else tuple(policy)
-        if not self._policies:
-            raise ConfigError(
-                "a server needs a policy, or several replicas of one; got an empty list."
-            )
         self.config = config or ServerConfig()
         self.metrics = Metrics(self._policies[0].about | {"replicas": str(len(self._policies))})
         self.port = self.config.port

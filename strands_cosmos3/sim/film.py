@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from strands_cosmos3.checks import known_name
-from strands_cosmos3.errors import ShapeError
 from strands_cosmos3.sim.record import VideoWriter, compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
 from strands_cosmos3.sim.scene import Scene, SceneLimb
@@ -255,17 +254,8 @@ def tool_path(plan: JointTrajectory, limb: SceneLimb) -> NDArray[np.float64]:
 
 def composite(views: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Stack the wrist's view above the two halved outer ones, as :func:`..observe.views.compose`
-    does, but faster.
-
-    ShapeError: ``views`` are not three pictures [H, W, 3] of one size with even sides.
+    does, but faster; all three have one size with even sides.
     """
     wrist, *outer = views
-    if len(outer) != 2 or any(
-        view.shape != wrist.shape or view.shape[0] % 2 or view.shape[1] % 2 for view in outer
-    ):
-        raise ShapeError(
-            "views must have one size with even sides, got "
-            f"{[view.shape for view in (wrist, *outer)]}."
-        )
     halves = [np.asarray(Image.fromarray(view).reduce(2)) for view in outer]
     return np.concatenate([wrist, np.concatenate(halves, axis=1)])

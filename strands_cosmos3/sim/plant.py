@@ -64,18 +64,12 @@ class PlantErrors:
             limbs: The limbs, each with the payload; by default the Panda's arm.
 
         Raises:
-            ConfigError: The model lacks a limb's joints or frame, or no body for the payload is
-                fixed to its last link.
+            ConfigError: No body for the payload is fixed to a limb's last link.
         """
         plant = copy.copy(model)
         limbs = limbs or PANDA.limbs
-        try:
-            frames = [frame_body(plant, limb) for limb in limbs]
-            joints = joint_ids(plant, (name for limb in limbs for name in limb.joints))
-        except KeyError as error:
-            raise ConfigError(
-                f"plant errors apply to a limb's joints, which the model lacks: {error}."
-            ) from None
+        frames = [frame_body(plant, limb) for limb in limbs]
+        joints = joint_ids(plant, (name for limb in limbs for name in limb.joints))
         arm = np.isin(plant.body_rootid, plant.body_rootid[frames])
         plant.body_mass[arm] *= self.link_mass_scale
         plant.body_inertia[arm] *= self.link_mass_scale

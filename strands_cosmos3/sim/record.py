@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from strands_cosmos3.checks import image_array, positive
-from strands_cosmos3.errors import ConfigError, ShapeError
+from strands_cosmos3.checks import positive
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import require_creatable
 
@@ -63,28 +63,13 @@ class VideoWriter:
         self.frames = 0
 
     def write(self, frame: Frame) -> None:
-        """Append a frame [H, W, 3] uint8; height and width even, and the same for every frame.
-
-        Raises:
-            ShapeError, ConfigError: It is not such an array; the film was closed.
-        """
-        if self._container is None:
-            raise ConfigError(f"{self.path} is closed; no frame can be added.")
-        height, width, _ = image_array(frame, "a frame").shape
-        if height % 2 or width % 2:
-            raise ShapeError(f"a frame's height and width must be even, got {height} x {width}.")
+        """Append a frame [H, W, 3] uint8; height and width even, and the same for every frame."""
         stream = self._stream
         if stream is None:
             stream = self._container.add_stream("libx264", rate=self._rate, options=_ENCODER)
-            stream.height = height
-            stream.width = width
+            stream.height, stream.width, _ = frame.shape
             stream.pix_fmt = "yuv420p"
             self._stream = stream
-        if (stream.height, stream.width) != (height, width):
-            raise ShapeError(
-                f"this film's frames are {stream.height} x {stream.width} (height x width), got "
-                f"{height} x {width}."
-            )
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         self._container.mux(stream.encode(picture))
         self.frames += 1

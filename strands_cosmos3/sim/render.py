@@ -21,8 +21,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, MAX_IMAGE_SIDE, finite_array, known_name
-from strands_cosmos3.errors import ConfigError, RenderError
+from strands_cosmos3.checks import F64, known_name
+from strands_cosmos3.errors import RenderError
 from strands_cosmos3.resources import Closeable
 
 GL_BACKENDS = ("egl", "osmesa", "glfw")
@@ -101,16 +101,11 @@ BEAUTY = Quality(shadow_px=1024, samples=4, slices=24)
 
 @dataclass(frozen=True, eq=False)
 class Polyline:
-    """A polyline to draw; ShapeError or NonFiniteError if the points are not [n, 3] finite
-    numbers.
-    """
+    """A polyline to draw."""
 
     points_m: F64  # [n, 3] in the world's frame
     rgba: tuple[float, float, float, float] = (0.98, 0.55, 0.10, 0.9)
     radius_m: float = 0.0025
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "points_m", finite_array(self.points_m, "points_m", (None, 3)))
 
 
 class Renderer(Closeable):
@@ -121,7 +116,6 @@ class Renderer(Closeable):
     ``gl``: :func:`choose_gl`.
 
     Raises:
-        ConfigError: A side is not 1 to 4096 pixels.
         RenderError: OpenGL does not start.
     """
 
@@ -135,11 +129,6 @@ class Renderer(Closeable):
     ):
         self._context: Any = None
         self._gpu: Any = None
-        if not (1 <= height <= MAX_IMAGE_SIDE and 1 <= width <= MAX_IMAGE_SIDE):
-            raise ConfigError(
-                f"a picture needs a positive size of at most {MAX_IMAGE_SIDE} pixels a side, got "
-                f"{height} x {width} (height x width)."
-            )
         self.quality = quality
         self.backend = choose_gl(gl)
         self._model = model

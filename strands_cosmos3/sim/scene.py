@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, known_name
 from strands_cosmos3.collision import Obstacle
-from strands_cosmos3.errors import ConfigError, UnknownNameError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.actuators import position_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
@@ -363,15 +363,8 @@ class Scene:
         return forces
 
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
-        """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step;
-        UnknownNameError if there is none.
-        """
-        index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
-        if index < 0:
-            raise UnknownNameError(
-                "body", name, (self.model.body(i).name for i in range(self.model.nbody))
-            )
-        return pose_of(data.body(index))
+        """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step."""
+        return pose_of(data.body(name))
 
 
 def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:

@@ -30,7 +30,6 @@ from strands_cosmos3.errors import (
     ConfigError,
     InputError,
     LayoutError,
-    ShapeError,
     VariantError,
 )
 from strands_cosmos3.resources import write_folder
@@ -207,11 +206,6 @@ def test_diffusers_backend_refuses_a_state_row(released):
 def test_a_state_that_is_not_understood_is_refused(state):
     with pytest.raises(LayoutError, match="state"):
         StateRow.from_metadata({"state": state})
-
-
-def test_a_state_of_another_width_is_refused():
-    with pytest.raises(ShapeError, match="10 columns"):
-        StateRow((0.0,) * 10, (1.0,) * 10).scaled(np.zeros(8))
 
 
 def test_a_folder_is_replaced_whole_and_found_again_after_a_kill(tmp_path):

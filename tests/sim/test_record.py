@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
-from strands_cosmos3.errors import ConfigError, InputError, ShapeError
+from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.observe.views import compose, compose_for_tier, resize
 from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
 from strands_cosmos3.sim.record import VideoWriter, compose_film
@@ -93,8 +93,6 @@ def test_closing_twice_and_writing_afterwards(tmp_path):
     film.close()
     film.close(keep=False)
     assert (tmp_path / "film.mp4").exists()
-    with pytest.raises(ConfigError, match="closed"):
-        film.write(gray(1))
 
 
 def test_writer_errors(tmp_path):
@@ -102,14 +100,6 @@ def test_writer_errors(tmp_path):
         VideoWriter(tmp_path / "film.gif", 15)
     with pytest.raises(InputError, match="fps"):
         VideoWriter(tmp_path / "film.mp4", 0)
-    film = VideoWriter(tmp_path / "film.mp4", 15)
-    for bad in (gray(0, 47), gray(0, 48, 63), gray(0)[..., :2], gray(0).astype(float), gray(0)[0]):
-        with pytest.raises(ShapeError):
-            film.write(bad)
-    film.write(gray(0))
-    with pytest.raises(ShapeError, match="48 x 64"):
-        film.write(gray(0, 64, 64))
-    film.close(keep=False)
     assert list(tmp_path.iterdir()) == []
 
 

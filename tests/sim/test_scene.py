@@ -242,8 +242,6 @@ def test_errors(scene, data):
         Layout(CUBES, np.zeros((2, 2)), np.zeros(3))
     with pytest.raises(NonFiniteError):
         Layout(CUBES, np.full((3, 2), np.nan), np.zeros(3))
-    with pytest.raises(UnknownNameError):
-        scene.T_world_body(data, "cube_rad")
     with pytest.raises(InputError):
         Cube("flat", (1, 1, 1), edge_m=0.0)
     with pytest.raises(ConfigError, match="own name"):
