@@ -10,11 +10,10 @@ time up to the latents is measured in the same run.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,8 +33,8 @@ _PROMPT_TOKENS = 160
 _NEGATIVE_TOKENS = 29
 _FPS = 15.0
 _SEED = 0
-_Run = Callable[[], tuple[dict[str, float], torch.Tensor]]
-"""One inference: its CPU seconds by name, and its actions [rows, width]."""
+_Run = Callable[[], torch.Tensor]
+"""One inference; returns its actions [rows, width]."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +94,23 @@ def measure(
 
         engine = load("float32")
         request = random_request(setting, engine, steps, guidance)
+        latent_ms: list[float] = []
         if against == "pipeline":
-            other = _pipeline_run(_pipeline(folder), setting, request)
+            name = "pipeline_decoded"
+            other = _pipeline_run(_pipeline(folder), setting, request, latent_ms)
         elif against == "bfloat16":
-            other = _engine_run(against, load(against), request)
+            name, other = against, _engine_run(load(against), request)
         else:
-            other = _engine_run(against, load("float32", against), request)
-        sides = {"native": _engine_run("native", engine, request), against: other}
-        (cold, actions), (_, theirs) = (run() for run in sides.values())
-        cpu_s = _alternate(sides, repeats)
+            name, other = against, _engine_run(load("float32", against), request)
+        native = _engine_run(engine, request)
+        theirs = other()
+        latent_ms.clear()  # the warm-up's
+        start_s = time.process_time()
+        actions = native()
+        cold_s = time.process_time() - start_s
+        cpu_ms = report.alternate({"native": native, name: other}, repeats)
+        cpu_ms |= {"pipeline_latent": latent_ms} if latent_ms else {}
+    cpu_s = {name: np.array(runs_ms) / 1e3 for name, runs_ms in cpu_ms.items()}
     return {
         "setting": setting.name,
         "generation_tokens": _tokens(request),
@@ -111,40 +118,21 @@ def measure(
         "guidance": guidance,
         "threads": threads,
         "repeats": repeats,
-        "cpu_s": {name: statistics.median(runs) for name, runs in cpu_s.items()},
-        "cold_cpu_s": cold["native"],
+        "cpu_s": {name: float(np.median(runs)) for name, runs in cpu_s.items()},
+        "cold_cpu_s": cold_s,
         "ratio": {
-            name: statistics.median(runs) / statistics.median(cpu_s["native"])
+            name: float(np.median(runs) / np.median(cpu_s["native"]))
             for name, runs in cpu_s.items()
         },
-        "ratio_each": {
-            name: [mine / ours for mine, ours in zip(runs, cpu_s["native"], strict=True)]
-            for name, runs in cpu_s.items()
-        },
+        "ratio_each": {name: (runs / cpu_s["native"]).tolist() for name, runs in cpu_s.items()},
         "largest_action_difference": float((actions - theirs).abs().max()),
         "actions_rms": float(actions.square().mean().sqrt()),
         "model": vars(sizes),
     }
 
 
-def _alternate(sides: Mapping[str, _Run], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of each run, by name."""
-    cpu_s: dict[str, list[float]] = {}
-    for i in range(repeats):
-        report.progress(f"run {i + 1} of {repeats}")
-        for run in list(sides.values())[:: 1 if i % 2 == 0 else -1]:
-            for name, seconds in run()[0].items():
-                cpu_s.setdefault(name, []).append(seconds)
-    return cpu_s
-
-
-def _engine_run(name: str, engine: Cosmos3Engine, request: Cosmos3ActionRequest) -> _Run:
-    def run() -> tuple[dict[str, float], torch.Tensor]:
-        start = time.process_time()
-        actions = engine.step(request)["action"][0]
-        return {name: time.process_time() - start}, actions
-
-    return run
+def _engine_run(engine: Cosmos3Engine, request: Cosmos3ActionRequest) -> _Run:
+    return lambda: engine.step(request)["action"][0]
 
 
 def _pipeline(folder: str) -> Any:
@@ -197,8 +185,10 @@ def _tokens(request: Cosmos3ActionRequest) -> int:
     return frames * -(-height // 2) * -(-width // 2) + request.action_chunk
 
 
-def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) -> _Run:
-    """A call of the pipeline, timed as a whole and up to the latents."""
+def _pipeline_run(
+    pipe: Any, setting: Setting, request: Cosmos3ActionRequest, latent_ms: list[float]
+) -> _Run:
+    """A call of the pipeline, which adds its time up to the latents to ``latent_ms``."""
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
     assert request.neg_text_ids is not None
@@ -212,16 +202,17 @@ def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) ->
         image=Image.fromarray(_picture(setting)),
     )
     decode = pipe.vae.decode
-    reached = [0.0]
+    start_s = 0.0
 
     def timed_decode(*args: Any, **options: Any) -> Any:
-        reached[0] = time.process_time()
+        latent_ms.append((time.process_time() - start_s) * 1e3)
         return decode(*args, **options)
 
     pipe.vae.decode = timed_decode
 
-    def run() -> tuple[dict[str, float], torch.Tensor]:
-        start = time.process_time()
+    def run() -> torch.Tensor:
+        nonlocal start_s
+        start_s = time.process_time()
         out = pipe(
             prompt="injected",
             action=condition,
@@ -231,9 +222,7 @@ def _pipeline_run(pipe: Any, setting: Setting, request: Cosmos3ActionRequest) ->
             generator=torch.Generator().manual_seed(_SEED),
             output_type="pt",
         )
-        latent_s = reached[0] - start
-        decoded_s = time.process_time() - start
-        return {"pipeline_latent": latent_s, "pipeline_decoded": decoded_s}, out.action[0]
+        return out.action[0]
 
     return run
 

@@ -11,7 +11,6 @@ report has no pictures, paths or names of yours.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -54,7 +53,7 @@ def latency(model: str, options: dict[str, Any], repeats: int) -> dict[str, Any]
     return {
         "load_s": load_s,
         "first_ms": runs[0],
-        "median_ms": {part: statistics.median(run[part] for run in warm) for part in warm[0]},
+        "median_ms": report.medians(warm),
         "max_total_ms": max(run["total_ms"] for run in warm),
         **({"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if cuda else {}),
     }

@@ -144,9 +144,9 @@ def run(
         if name in failed:
             verdict = f"failed: {failed[name]}"
         else:
-            pair = [read_results(out[name], words) for out in (stored, fresh)]
-            difference = compare(*pair, tolerance_rad)
-            verdict = difference or f"equal ({len(pair[0])} values)"
+            results = read_results(stored[name], words)
+            difference = compare(results, read_results(fresh[name], words), tolerance_rad)
+            verdict = difference or f"equal ({len(results)} values)"
             equal += difference is None
         print(f"{name:28} {verdict}", flush=True)
     print(f"{equal} of {len(cases)} cases are equal")

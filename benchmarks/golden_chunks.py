@@ -102,8 +102,9 @@ def policy_chunks(inputs: Path) -> dict[str, Any]:
         observation = seen[config.pop("sees", "droid")]
         if "model" in case:
             config = {"num_steps": 2, **config, "model": inputs / case["model"]}
-        more = further.get(config.get("mode"), {})
-        with create_policy("cosmos3", **config) as policy:
+        more = further.get(config.get("mode", "policy"), {})
+        made: Any = create_policy("cosmos3", **config)
+        with made as policy:
             for call, sentence in enumerate(SENTENCES):
                 policy.set_control_frequency(50 if call else 60)
                 steps = policy.get_actions_sync(observation, sentence, **more)

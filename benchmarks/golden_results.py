@@ -106,7 +106,7 @@ def read_results(folder: Path, paths: Mapping[str, str]) -> dict[str, Any]:
         elif path.suffix == ".safetensors":
             # not the metadata of the header
             for key, tensor in load_file(path).items():
-                data = tensor.reshape(-1).view(torch.uint8).numpy()
+                data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
                 digest = hashlib.sha256(data).hexdigest()
                 results[f"{name}:{key}"] = f"{tensor.dtype} {list(tensor.shape)} {digest}"
         else:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 CASE_S = 600.0
 SERVER_S = 120.0
 STOP_S = 20.0
-RUNNING: set[subprocess.Popen[bytes]] = set()
+RUNNING: set[subprocess.Popen[Any]] = set()
 """The processes of all cases, each in a session of its own."""
 
 
@@ -36,13 +37,13 @@ class Tree:
         return [sys.executable, "-m", "strands_cosmos3", command, *shlex.split(options)]
 
     @contextmanager
-    def process(self, line: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    def process(self, line: list[str], log: Path) -> Iterator[subprocess.Popen[Any]]:
         """Start a process of this tree's package that writes to a log; end what is left of it."""
         more = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         more |= {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_USAGE_STATS_ENABLED": "0"}
         environment = {**os.environ, **ONE_THREAD, **more}
         with log.open("wb") as out:
-            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             process = subprocess.Popen(
                 line, cwd=log.parent, env=environment, start_new_session=True, **files
             )

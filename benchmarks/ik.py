@@ -5,8 +5,8 @@ of two, and limit violations on infeasible ones.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mink
@@ -90,15 +90,13 @@ def _configuration(bridge: MinkIKBridge, q_rad: F64) -> F64:
 
 def _race(contenders: Mapping[str, _Solver], chunks: list[_Chunk]) -> dict[str, F64]:
     """[chunks] CPU times of each contender in milliseconds, the least of some rounds."""
-    least_ms = {name: np.full(len(chunks), np.inf) for name in contenders}
-    for index, (qpos, poses) in enumerate(chunks):
-        for _ in range(_ROUNDS):
-            for name, solve in contenders.items():
-                started_s = time.process_time()
-                solve(qpos, poses)
-                took_ms = (time.process_time() - started_s) * 1e3
-                least_ms[name][index] = min(least_ms[name][index], took_ms)
-    return least_ms
+    rounds_ms = [
+        report.alternate(
+            {name: partial(solve, *chunk) for name, solve in contenders.items()}, _ROUNDS
+        )
+        for chunk in chunks
+    ]
+    return {name: np.array([min(times[name]) for times in rounds_ms]) for name in contenders}
 
 
 def _residuals(bridge: MinkIKBridge, chunks: list[_Chunk], method: Any) -> dict[str, float]:

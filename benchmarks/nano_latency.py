@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -28,6 +27,7 @@ from torch.profiler import profile as profiling
 
 import report
 from engine import Setting, random_request
+from recipes.random_checkpoint import fresh_vae
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -76,18 +76,8 @@ def build(
 ) -> Cosmos3Engine:
     config = SMALL if small else NANO
     base, decoder_base = (8, 8) if small else (160, 256)
-    vae_config = {
-        "base_dim": base,
-        "decoder_base_dim": decoder_base,
-        "z_dim": config.latent_channel,
-        "latents_mean": [0.0] * config.latent_channel,
-        "latents_std": [1.0] * config.latent_channel,
-        "is_residual": True,
-        "in_channels": 12,
-        "out_channels": 12,
-        "patch_size": 2,
-        "scale_factor_spatial": 16,
-    }
+    with torch.device("meta"):
+        vae_config = dict(fresh_vae(base, decoder_base, config.latent_channel).config)
     weights: Any = RandomWeights(expected_shapes(config), device)
     checkpoint = Checkpoint(
         Path("random"),
@@ -139,7 +129,7 @@ def chunks(engine: Cosmos3Engine, small: bool, repeats: int, profile: bool) -> d
             runs = [engine.step(asked)["timing"] for _ in range(repeats)]
             forwards = 2 * steps if interval is None else steps + 1
             figures[f"N={steps}, guidance {when}"] = {
-                "warm_ms": {part: statistics.median(run[part] for run in runs) for part in cold},
+                "warm_ms": report.medians(runs),
                 "cold_ms": cold,
                 "generation_floor_ms": None if small else forwards * FORWARD_MS,
                 **({"kernels_ms": kernels_ms(engine, asked)} if profile else {}),

@@ -11,7 +11,6 @@ are divided by the mean square of what two seeds differ by, which is twice their
 
 from __future__ import annotations
 
-import statistics
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -89,7 +88,7 @@ def measure(
         forms[name] = {
             "error_percent": 100 * float(error / variance),
             "kept_mb": kept / 1e6,
-            "chunk_ms": {part: statistics.median(t[part] for t in times) for part in times[0]},
+            "chunk_ms": report.medians(times),
         }
     chunks = len(observed) * seeds
     return {"model": path, "chunks": chunks, "steps": steps, "threads": threads, "forms": forms}

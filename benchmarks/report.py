@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tyro
@@ -32,3 +34,25 @@ def with_machine(figures: Mapping[str, Any]) -> str:
 def progress(text: str) -> None:
     """Say on standard error what is measured now."""
     print(text, file=sys.stderr, flush=True)
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Run all sides in turn, every other round in the opposite order; return the milliseconds of
+    each run by name.
+    """
+    spent_ms: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(repeats):
+        for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
+            started_s = clock()
+            sides[name]()
+            spent_ms[name].append((clock() - started_s) * 1e3)
+    return spent_ms
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each part of some runs."""
+    return {part: statistics.median(run[part] for run in runs) for part in runs[0]}

@@ -107,23 +107,18 @@ def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) 
             "bare_ms": _exchange(a, frame),
             "echo_ms": _exchange(b, frame),
         }
-        times_ms: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(_WARM_UP + exchanges):
-            for name, call in calls.items():
-                started = time.perf_counter()
-                call()
-                times_ms[name].append((time.perf_counter() - started) * 1e3)
+        report.alternate(calls, _WARM_UP)
+        times_ms = report.alternate(calls, exchanges, time.perf_counter)
     backend.close()
-    quantiles = {
-        name: np.percentile(times[_WARM_UP:], [50, 95]).tolist() for name, times in times_ms.items()
-    }
-    figures = {name: {"p50": p50, "p95": p95} for name, (p50, p95) in quantiles.items()}
-    p50 = {name: figure["p50"] for name, figure in figures.items()}
-    ratios = {
-        "ratio_to_bare": p50["ours_ms"] / p50["bare_ms"],
-        "ratio_to_echo": p50["ours_ms"] / p50["echo_ms"],
-    }
+    figures = {name: _quantiles(times) for name, times in times_ms.items()}
+    ours_ms, bare_ms, echo_ms = (figure["p50"] for figure in figures.values())
+    ratios = {"ratio_to_bare": ours_ms / bare_ms, "ratio_to_echo": ours_ms / echo_ms}
     return {"request_bytes": len(frame), **figures, **ratios}
+
+
+def _quantiles(times_ms: list[float]) -> dict[str, float]:
+    p50, p95 = np.percentile(times_ms, (50, 95)).tolist()
+    return {"p50": p50, "p95": p95}
 
 
 def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
@@ -204,7 +199,7 @@ def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
         for name, seconds in (("alone", _ALONE_S), ("fleet", _FLEET_S))
     }
     served = chunks["fleet"].sum(axis=0)
-    waits_s = np.concatenate([client for group in measured["fleet"] for client in group])
+    waits_ms = [1e3 * wait_s for group in measured["fleet"] for waits in group for wait_s in waits]
     return {
         "clients": clients,
         "server": " ".join(serve),
@@ -212,7 +207,7 @@ def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
         "ratio": float(per_s["fleet"].mean() / per_s["alone"].mean()),
         "ratio_by_round": (per_s["fleet"] / per_s["alone"]).tolist(),
         "slowest_to_fastest": float(served.min() / served.max()),
-        "wait_ms": dict(zip(("p50", "p95"), np.percentile(waits_s, (50, 95)) * 1e3, strict=True)),
+        "wait_ms": _quantiles(waits_ms),
     }
 
 

@@ -8,7 +8,6 @@ medians of CPU time, one thread.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -142,19 +141,11 @@ def _observation(seed: int) -> Observation:
     )
 
 
-def _alternate(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median CPU milliseconds of each side, warmed; every other round runs them in the opposite
-    order.
-    """
-    for run in sides.values():
-        run()
-    spent: dict[str, list[float]] = {name: [] for name in sides}
-    for i in range(repeats):
-        for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
-            start = time.process_time()
-            sides[name]()
-            spent[name].append((time.process_time() - start) * 1e3)
-    return {name: statistics.median(times) for name, times in spent.items()}
+def _alternate(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median CPU milliseconds of each side, warmed."""
+    report.alternate(sides, 1)
+    cpu_ms = report.alternate(sides, repeats)
+    return {name: statistics.median(times) for name, times in cpu_ms.items()}
 
 
 if __name__ == "__main__":
