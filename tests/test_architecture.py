@@ -409,12 +409,13 @@ def test_no_code_branches_on_a_robot_s_name():
     """A robot's or limb's name is looked up in a table and never compared. ``model_path`` names
     the packaged file.
     """
-    from strands_cosmos3.robots.catalogue import list_robots, packaged_robots
+    from helpers.robot_motions import BUNDLED_ROBOTS
+    from strands_cosmos3.robots.catalogue import packaged_robots
 
     names = {
         *packaged_robots(),
         "franka",
-        *(limb.name for name in list_robots() for limb in packaged_robots()[name].limbs),
+        *(limb.name for name in BUNDLED_ROBOTS for limb in packaged_robots()[name].limbs),
     }
     for path in FILES:
         found = branches_on_names(path.read_text(), names)

@@ -66,10 +66,8 @@ class ReferenceBlock:
 
     def at(self, step: int) -> JointState:
         """Return the reference at a step; past the end it rests at the last one."""
-        moves = step < len(self)
-        step = min(step, len(self) - 1)
-        qd_rad_s, qdd_rad_s2 = self.qd_rad_s[step] * moves, self.qdd_rad_s2[step] * moves
-        return JointState(self.q_rad[step].copy(), qd_rad_s, qdd_rad_s2)
+        block = self.rows(step, step + 1)
+        return JointState(block.q_rad[0], block.qd_rad_s[0], block.qdd_rad_s2[0])
 
     def rows(self, first: int, last: int) -> ReferenceBlock:
         """Return steps ``first`` to ``last - 1``; steps past the end rest at the last one."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
@@ -92,16 +93,11 @@ class SchedulerConfig:
             InputError: num_inference_steps or flow_shift is out of range, or the checkpoint has no
                 Karras limits.
         """
-        if num_inference_steps < 1 or num_inference_steps > self.num_train_timesteps:
-            raise InputError(
-                f"num_inference_steps is {num_inference_steps}; it must be "
-                f"1..{self.num_train_timesteps}."
-            )
+        whole_number(num_inference_steps, "num_inference_steps", 1, self.num_train_timesteps)
         if use_karras_sigmas if use_karras_sigmas is not None else self.use_karras_sigmas:
             return self._karras(num_inference_steps)
         shift = self.flow_shift if flow_shift is None else flow_shift
-        if not (math.isfinite(shift) and shift > 0):
-            raise InputError(f"flow_shift is {shift}; it must be a finite number above zero.")
+        shift = positive(shift, "flow_shift")
         native = self.native_flow or use_karras_sigmas is False
         return _flow_schedule(num_inference_steps, shift, self.num_train_timesteps, native)
 

@@ -402,6 +402,21 @@ class UpBlock(nn.Module):
         return _add_repeated(self.upsampler(x, past), x_BCTHW, *self._factors, first)
 
 
+def _blocks(
+    kind: type[DownBlock] | type[UpBlock],
+    widths: list[int],
+    config: WanConfig,
+    in_time: tuple[bool, ...],
+) -> nn.ModuleList:
+    """Blocks between these widths; all but the last one change the size, and ``in_time`` the
+    number of frames.
+    """
+    return nn.ModuleList(
+        kind(*pair, config.num_res_blocks, i < len(in_time), i < len(in_time) and in_time[i])
+        for i, pair in enumerate(pairwise(widths))
+    )
+
+
 class Encoder(nn.Module):
     """Patches [B, C, T, H, W] of the first frame, or of the next four, to twice as many channels
     as latents have.
@@ -410,15 +425,8 @@ class Encoder(nn.Module):
     def __init__(self, config: WanConfig):
         super().__init__()
         widths = [config.base_dim * n for n in (1, *config.dim_mult)]
-        in_time = (*config.temporal_downsample, False)
-        last = len(widths) - 2
         self.conv_in = CausalConv3d(config.in_channels, widths[0], 3, padding=1)
-        self.down_blocks = nn.ModuleList(
-            [
-                DownBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i])
-                for i in range(last + 1)
-            ]
-        )
+        self.down_blocks = _blocks(DownBlock, widths, config, config.temporal_downsample)
         self.mid_block = MidBlock(widths[-1])
         self.norm_out = ChannelNorm(widths[-1], 3)
         self.conv_out = CausalConv3d(widths[-1], 2 * config.z_dim, 3, padding=1)
@@ -440,16 +448,9 @@ class Decoder(nn.Module):
         widths = [
             config.decoder_base_dim * n for n in (config.dim_mult[-1], *config.dim_mult[::-1])
         ]
-        in_time = (*config.temporal_downsample[::-1], False)
-        last = len(widths) - 2
         self.conv_in = CausalConv3d(config.z_dim, widths[0], 3, padding=1)
         self.mid_block = MidBlock(widths[0])
-        self.up_blocks = nn.ModuleList(
-            [
-                UpBlock(widths[i], widths[i + 1], config.num_res_blocks, i < last, in_time[i])
-                for i in range(last + 1)
-            ]
-        )
+        self.up_blocks = _blocks(UpBlock, widths, config, config.temporal_downsample[::-1])
         self.norm_out = ChannelNorm(widths[-1], 3)
         self.conv_out = CausalConv3d(widths[-1], config.out_channels, 3, padding=1)
 

@@ -115,11 +115,6 @@ def aliases() -> Mapping[str, str]:
     return {alias: robot.name for robot in robots for alias in robot.aliases}
 
 
-def list_robots() -> tuple[str, ...]:
-    """Return the names of the robots whose model is packaged."""
-    return tuple(name for name, robot in packaged_robots().items() if source_of(robot) is None)
-
-
 def get_robot(robot: str | Path | RobotSpec = "panda") -> RobotSpec:
     """Return a robot by name or alias (``"franka"``), or read its TOML file.
 

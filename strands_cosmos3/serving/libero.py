@@ -14,7 +14,6 @@ Source: cosmos-framework @5eee9ed5, ``scripts/action_policy_server_libero.py`` a
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -320,11 +319,5 @@ def _from_png(text: object, key: str) -> NDArray[np.uint8]:
         raise InputError(
             f"{key} is not the base64 text of a PNG: its bytes are no PNG's."
         ) from None
-    except (
-        binascii.Error,
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{key} is not the base64 text of a PNG: {short(error)}.") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from typing import Any
 
@@ -47,6 +48,7 @@ def _clock_of(config: LoopConfig) -> str:
     return "simulated" if config.latency_s else "simulated, stopped for each answer"
 
 
+@dataclass(eq=False)
 class EpisodeRunner:
     """Runs one episode, from its start or from a snapshot.
 
@@ -62,31 +64,32 @@ class EpisodeRunner:
         progress: Called with simulated and total seconds.
     """
 
-    def __init__(
-        self,
-        arm: SimulatedArm,
-        planner: PolicyPlanner | AdaptedPolicyPlanner,
-        judge: Judge | None,
-        film: VideoRecorder,
-        config: LoopConfig,
-        n_ticks: int,
-        *,
-        realtime: bool = False,
-        on_tick: Callable[[], bool | None] | None = None,
-        followed: Judge | None = None,
-        recording: LimbRecording | None = None,
-        progress: Callable[[float, float], None] | None = None,
-    ):
-        self.arm, self.planner, self.judge, self.film = arm, planner, judge, film
-        self.config, self.on_tick, self.followed, self.n_ticks = config, on_tick, followed, n_ticks
-        self.recording, self.progress = recording, progress
-        self.log = EpisodeLog(arm.dt_s, arm.scene.limbs)
-        self._counters_before = dict(planner.counters)
+    arm: SimulatedArm
+    planner: PolicyPlanner | AdaptedPolicyPlanner
+    judge: Judge | None
+    film: VideoRecorder
+    config: LoopConfig
+    n_ticks: int
+    _: KW_ONLY
+    realtime: bool = False
+    on_tick: Callable[[], bool | None] | None = None
+    followed: Judge | None = None
+    recording: LimbRecording | None = None
+    progress: Callable[[float, float], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.log = EpisodeLog(self.arm.dt_s, self.arm.scene.limbs)
+        self._counters_before = dict(self.planner.counters)
         self._interrupt = Interrupt()
-        self._pacer = Pacer(arm.now_s()) if realtime else None
+        self._pacer = Pacer(self.arm.now_s()) if self.realtime else None
         self._within_tick = False  # a tick has moved the arm and is not judged yet
         self.loop = ControlLoop(
-            arm, planner, arm.executor, config, self._accepted, lambda: self._interrupt.requested
+            self.arm,
+            self.planner,
+            self.arm.executor,
+            self.config,
+            self._accepted,
+            lambda: self._interrupt.requested,
         )
 
     def snapshot(self) -> dict[str, Any]:

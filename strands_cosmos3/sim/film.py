@@ -15,7 +15,7 @@ from PIL import Image
 
 from strands_cosmos3.checks import known_name
 from strands_cosmos3.sim.record import VideoWriter, compose_film
-from strands_cosmos3.sim.render import BEAUTY, Polyline, Quality, Renderer
+from strands_cosmos3.sim.render import BEAUTY, Polyline, Renderer
 from strands_cosmos3.sim.scene import Scene, SceneLimb
 from strands_cosmos3.types import JointTrajectory
 
@@ -119,7 +119,6 @@ class VideoRecorder:
         path: The film, or None for no film.
         control_frequency: Rate of calls of :meth:`film_tick` [Hz].
         layout: One of :data:`LAYOUTS`, else UnknownNameError.
-        quality: Quality of the large picture.
         audience: Also receives plans and predictions.
     """
 
@@ -130,14 +129,12 @@ class VideoRecorder:
         control_frequency: float,
         caption: str = "",
         layout: str = "full",
-        quality: Quality = BEAUTY,
         audience: RolloutListener | None = None,
     ):
         known_name(layout, "film layout", LAYOUTS)
         self.scene, self.caption, self.layout = scene, caption, layout
         self._tick_s = 1.0 / control_frequency
         self._fps = min(LAYOUTS[layout], control_frequency)
-        self._quality = quality
         self._audience = audience
         self._writer = None if path is None else VideoWriter(path, self._fps)
         self._views = ViewCameras(scene)
@@ -202,7 +199,7 @@ class VideoRecorder:
         if self.layout == "views":
             return np.concatenate(list(views.values()), axis=1)
         if self._beauty is None:
-            self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=self._quality)
+            self._beauty = Renderer(self.scene.model, *BEAUTY_HW, quality=BEAUTY)
         trails = self._trace.extend_trails(data)
         paths = [Polyline(path) for path in self._trace.commanded if len(path) > 1]
         paths += [Polyline(trail, _TRAIL_RGBA, 0.0015) for trail in trails if len(trail) > 1]

@@ -36,14 +36,14 @@ _DRAWERS: set[int] = set()
 """The process that made an OpenGL context, and those that it was forked from after they did."""
 
 
-def choose_gl(backend: str | None = None) -> str:
+def choose_gl() -> str:
     """Return the OpenGL backend to draw with, without loading it.
 
-    None is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is
+    It is ``MUJOCO_GL`` if set, else the first of ``egl`` and ``osmesa`` whose library is
     installed, else ``glfw`` if there is a display. RenderError for another name or no such library;
     the message names the Debian packages.
     """
-    name = (backend or os.environ.get("MUJOCO_GL", "")).lower().strip()
+    name = os.environ.get("MUJOCO_GL", "").lower().strip()
     if name in GL_BACKENDS:
         return name
     if name:
@@ -113,7 +113,6 @@ class Renderer(Closeable):
     its own.
 
     It belongs to the thread that made it. Use it as a context manager, or call :meth:`close`.
-    ``gl``: :func:`choose_gl`.
 
     Raises:
         RenderError: OpenGL does not start.
@@ -125,12 +124,11 @@ class Renderer(Closeable):
         height: int = 180,
         width: int = 320,
         quality: Quality = OBSERVATION,
-        gl: str | None = None,
     ):
         self._context: Any = None
         self._gpu: Any = None
         self.quality = quality
-        self.backend = choose_gl(gl)
+        self.backend = choose_gl()
         self._model = model
         self._frame = np.empty((height, width, 3), np.uint8)
         self._viewport = mujoco.MjrRect(0, 0, width, height)

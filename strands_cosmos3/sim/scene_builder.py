@@ -181,9 +181,8 @@ def add_free_box(
     """Add a free body, a box of uniform density; body, joint, geom and material have its name."""
     x, y, z = (edge * edge for edge in size_m)
     inertia = [mass_kg * sides / 12 for sides in (y + z, x + z, x + y)]
-    body = _free_body(spec, name, size_m[2], rgb, mass=mass_kg, inertia=inertia)
     size = [edge / 2 for edge in size_m]
-    body.add_geom(name=name, type=_SHAPES["box"], size=size, material=name, **CONTACT)
+    _add_free(spec, name, "box", size, size_m[2], rgb, mass=mass_kg, inertia=inertia)
 
 
 def add_free_cylinder(
@@ -197,23 +196,24 @@ def add_free_cylinder(
     """Add a free body, an upright cylinder of uniform density; as :func:`add_free_box`."""
     across = mass_kg * (3 * radius_m**2 + height_m**2) / 12
     inertia = [across, across, mass_kg * radius_m**2 / 2]
-    body = _free_body(spec, name, height_m, rgb, mass=mass_kg, inertia=inertia)
     size = [radius_m, height_m / 2, 0]
-    body.add_geom(name=name, type=_SHAPES["cylinder"], size=size, material=name, **CONTACT)
+    _add_free(spec, name, "cylinder", size, height_m, rgb, mass=mass_kg, inertia=inertia)
 
 
-def _free_body(
+def _add_free(
     spec: mujoco.MjSpec,
     name: str,
+    shape: str,
+    size: list[float],
     height_m: float,
     rgb: tuple[float, float, float],
     **inertial: Any,
-) -> mujoco.MjsBody:
+) -> None:
     spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     pos = [0, 0, height_m / 2]
     body = spec.worldbody.add_body(name=name, pos=pos, explicitinertial=True, **inertial)
     body.add_freejoint(name=name)
-    return body
+    body.add_geom(name=name, type=_SHAPES[shape], size=size, material=name, **CONTACT)
 
 
 def add_camera(spec: mujoco.MjSpec, camera: Camera) -> None:

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from helpers.robot_motions import feasible_motion, limb_poses
+from helpers.robot_motions import BUNDLED_ROBOTS, feasible_motion, limb_poses
 from strands_cosmos3.actions.decode import encode_limbs
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.collision_check import CollisionCheck
@@ -25,7 +25,7 @@ from strands_cosmos3.errors import (
     NonFiniteError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import get_robot, list_robots
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec import join_limbs
@@ -48,7 +48,7 @@ def solver(robot):
         return LimbIK(robot)
 
 
-@pytest.fixture(scope="module", params=list_robots())
+@pytest.fixture(scope="module", params=BUNDLED_ROBOTS)
 def ik(request):
     return solver(request.param)
 

@@ -8,7 +8,10 @@ import mujoco
 import numpy as np
 
 from strands_cosmos3.control.limb_ik import LimbIK
+from strands_cosmos3.robots.catalogue import packaged_robots, source_of
 
+BUNDLED_ROBOTS = [name for name, robot in packaged_robots().items() if source_of(robot) is None]
+"""Those whose model need not be fetched."""
 SPEED_SHARE, ROOM_RAD, TRIES = 0.8, 0.05, 400
 
 

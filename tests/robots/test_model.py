@@ -11,11 +11,12 @@ import mujoco
 import numpy as np
 import pytest
 
+from helpers.robot_motions import BUNDLED_ROBOTS
 from strands_cosmos3.cli import main
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import PANDA, get_robot, list_robots, read_robot, write_robot
+from strands_cosmos3.robots.catalogue import PANDA, get_robot, read_robot, write_robot
 from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.model import assembled, load_robot
 from strands_cosmos3.robots.spec import (
@@ -44,7 +45,7 @@ def with_gripper(**changes: object) -> RobotSpec:
     return with_limb(gripper=replace(ARM.gripper, **changes))
 
 
-@pytest.mark.parametrize("name", list_robots())
+@pytest.mark.parametrize("name", BUNDLED_ROBOTS)
 def test_installed_robots_drive_their_own_joints(name):
     assert load_robot(get_robot(name)).nu == sum(
         len(limb.joints) + (limb.gripper is not None) for limb in get_robot(name).limbs

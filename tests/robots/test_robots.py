@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from helpers.robot_motions import BUNDLED_ROBOTS
 from strands_cosmos3.control.limb_ik import LimbIK
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
@@ -22,7 +23,6 @@ from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import (
     PANDA,
     get_robot,
-    list_robots,
     read_robot,
     recorded_robot,
     write_robot,
@@ -212,7 +212,7 @@ def test_joined_limits_keep_each_limb_s_order_and_hand():
     assert (left.velocity, right.velocity) == (1.7, 0.85)
 
 
-@pytest.mark.parametrize("name", list_robots())
+@pytest.mark.parametrize("name", BUNDLED_ROBOTS)
 def test_a_robot_survives_its_toml_file(name, tmp_path):
     path = tmp_path / "robot.toml"
     path.write_text(write_robot(get_robot(name)))

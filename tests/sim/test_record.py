@@ -10,7 +10,6 @@ from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.observe.views import compose, compose_for_tier, resize
 from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
 from strands_cosmos3.sim.record import VideoWriter, compose_film
-from strands_cosmos3.sim.render import Quality
 from strands_cosmos3.worlds.arms import Robot
 
 av = pytest.importorskip("av")
@@ -190,9 +189,7 @@ def test_a_film_begins_before_its_first_prediction_and_ends_with_the_outcome(tmp
     last ones say how it ended.
     """
     robot = Robot()
-    with VideoRecorder(
-        robot.scene, tmp_path / "film.mp4", 10.0, "go", quality=Quality(samples=0)
-    ) as film:
+    with VideoRecorder(robot.scene, tmp_path / "film.mp4", 10.0, "go") as film:
         for _ in range(3):
             film.film_tick(robot.data)
         assert film._writer.frames == 0
