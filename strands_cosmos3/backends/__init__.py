@@ -68,12 +68,6 @@ def make_backend(
             f"backend {backend!r} runs no model, and model={str(model)!r} was given; leave one of "
             "them out: a model alone is run by 'native'."
         )
-    return _by_name(backend, model, options, action_space)
-
-
-def _by_name(
-    backend: str, model: Any, options: BackendOptions, action_space: str | None
-) -> Backend:
     default_world = next(iter(packaged_worlds().values()))  # where none brings its own expert
     place = default_world["expert"] if backend == "scripted" else _MAKERS[backend]
     module, _, attribute = place.partition(":")

@@ -67,17 +67,19 @@ class WeightSource(ABC):
         shapes: Name -> whole shape.
         dtypes: Name -> dtype as safetensors calls it, e.g. ``BF16``.
         eight_bit: Scales of weights that are stored in 8 bits, and read as float32.
+        sources: Those that it is made of, if it has no files of its own.
     """
 
     folder: Path
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
     eight_bit: EightBit | None = None
+    sources: tuple[WeightSource, ...] = ()
 
     @property
-    @abstractmethod
     def files(self) -> tuple[Path, ...]:
         """All weight files."""
+        return tuple(file for source in self.sources for file in source.files)
 
     @abstractmethod
     def parts(

@@ -75,6 +75,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.progress = 0
+        self._rank = 0
         self._engine: Cosmos3Engine | None = None
 
     def load(
@@ -83,7 +84,7 @@ class Rank:
         parallel: ParallelConfig,
         rank: int,
         init_method: str,
-        options: RankOptions | None = None,
+        options: RankOptions,
     ) -> RankStatus:
         """Connect to the other ranks and load this rank's shard of the weights; ``ready`` once
         every rank has loaded.
@@ -95,46 +96,39 @@ class Rank:
             init_method: ``file:///path`` of a new file, on one machine; or ``tcp://host:port``,
                 where rank 0 listens.
         """
-        options = options or RankOptions()
-        return _report("ready", self._load, checkpoint, parallel, rank, init_method, options)
 
-    def _load(
-        self,
-        checkpoint: str,
-        parallel: ParallelConfig,
-        rank: int,
-        init_method: str,
-        options: RankOptions,
-    ) -> None:
-        import torch
-        import torch.distributed as dist
+        def work() -> None:
+            import torch
+            import torch.distributed as dist
 
-        from strands_cosmos3.engine.checkpoint import locate
-        from strands_cosmos3.engine.engine import Cosmos3Engine
-        from strands_cosmos3.parallel.collectives import connect
+            from strands_cosmos3.engine.checkpoint import locate
+            from strands_cosmos3.engine.engine import Cosmos3Engine
+            from strands_cosmos3.parallel.collectives import connect
 
-        if dist.is_initialized():
-            raise ConfigError(
-                "this process is a rank of another group already; one process hosts one rank."
+            if dist.is_initialized():
+                raise ConfigError(
+                    "this process is a rank of another group already; one process hosts one rank."
+                )
+            if options.threads is not None:
+                torch.set_num_threads(options.threads)
+            device = torch.device(options.engine.device or "cpu")
+            if device.type == "cuda" and device.index is None:
+                device = torch.device(
+                    "cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1)
+                )
+            if parallel.ranks > 1:
+                connect(device, parallel.timeout_s, init_method, rank, parallel.ranks)
+            self._rank = rank
+            self._engine = Cosmos3Engine.from_pretrained(
+                str(locate(checkpoint)),
+                device=device,
+                parallel=parallel,
+                options=options.engine,
+                action_space=options.action_space,
             )
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        device = torch.device(options.engine.device or "cpu")
-        if device.type == "cuda" and device.index is None:
-            device = torch.device(
-                "cuda", (options.first_gpu + rank) % max(torch.cuda.device_count(), 1)
-            )
-        if parallel.ranks > 1:
-            connect(device, parallel.timeout_s, init_method, rank, parallel.ranks)
-        self._rank = rank
-        self._engine = Cosmos3Engine.from_pretrained(
-            str(locate(checkpoint)),
-            device=device,
-            parallel=parallel,
-            options=options.engine,
-            action_space=options.action_space,
-        )
-        self._engine.parallel_context.barrier()
+            self._engine.parallel_context.barrier()
+
+        return _report("ready", work)
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> RankStatus:
         """Answer a request together with the other ranks, which must get the same bytes
@@ -170,11 +164,9 @@ class Rank:
             dist.destroy_process_group()
 
 
-def _report(
-    kind: Literal["ready", "answer"], work: Callable[..., bytes | None], *arguments: object
-) -> RankStatus:
+def _report(kind: Literal["ready", "answer"], work: Callable[[], bytes | None]) -> RankStatus:
     try:
-        return RankStatus(kind, payload=work(*arguments) or b"")
+        return RankStatus(kind, payload=work() or b"")
     except Exception as error:  # whatever it was, the group decides for all ranks
         name = type(error).__name__
         message = str(error).strip()

@@ -169,7 +169,7 @@ class Dequantized(WeightSource):
     """
 
     def __init__(self, source: WeightSource, family: Family, policy: StepPolicy | None):
-        self.source, self.folder = source, source.folder
+        self.source, self.sources, self.folder = source, (source,), source.folder
         dtype = STORED_DTYPES[family]
         self.quantized = tuple(sorted(k for k, stored in source.dtypes.items() if stored == dtype))
         self.skipped = tuple(key for key in source.shapes if _QUANTIZERS in key)
@@ -209,10 +209,6 @@ class Dequantized(WeightSource):
         rows = self.source.shapes[key][:1]
         return shape in _SINGLE or (self.source.dtypes[key] == "I8" and shape == rows)
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.source.files
-
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for key, part in self.source.parts(requests):
             name, index = requests[key]
@@ -237,15 +233,12 @@ class Quantised(WeightSource):
     """
 
     def __init__(self, source: WeightSource, names: frozenset[str]):
-        self.source, self.folder, self.names = source, source.folder, names
+        self.source, self.sources, self.names = source, (source,), names
+        self.folder = source.folder
         self.errors: dict[str, float] = {}
         scales = {f"{name}_scale": source.shapes[name][:1] for name in names}
         self.shapes = source.shapes | scales
         self.dtypes = source.dtypes | dict.fromkeys(names, "I8") | dict.fromkeys(scales, "F32")
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.source.files
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for key, (name, index) in requests.items():

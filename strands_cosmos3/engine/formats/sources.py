@@ -5,7 +5,6 @@ an adapter merged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 
@@ -20,16 +19,13 @@ class Renamed(WeightSource):
 
     def __init__(self, source: WeightSource, names: Mapping[str, str]):
         self.source = source
+        self.sources = (source,)
         self.names = dict(names)
         self.folder = source.folder
         self.shapes = {name: source.shapes[stored] for name, stored in names.items()}
         self.dtypes = {name: source.dtypes[stored] for name, stored in names.items()}
         if source.eight_bit is not None:
             self.eight_bit = source.eight_bit.renamed(names)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.source.files
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         return self.source.parts(
@@ -43,8 +39,7 @@ class Overlay(WeightSource):
     """
 
     def __init__(self, base: WeightSource, over: WeightSource):
-        self.base = base
-        self.over = over
+        self.sources = (base, over)
         self.folder = over.folder
         over.check({name: base.shapes.get(name, ()) for name in over.shapes if name in base.shapes})
         self.shapes = base.shapes | over.shapes
@@ -52,16 +47,13 @@ class Overlay(WeightSource):
         if base.eight_bit is not None:
             self.eight_bit = base.eight_bit.changed(over.shapes)
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (*self.base.files, *self.over.files)
-
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
-        for source in (self.base, self.over):
+        _, over = self.sources
+        for source in self.sources:
             mine = {
                 key: request
                 for key, request in requests.items()
-                if (request[0] in self.over.shapes) == (source is self.over)
+                if (request[0] in over.shapes) == (source is over)
             }
             yield from source.parts(mine)
 
@@ -86,6 +78,7 @@ class WithLora(WeightSource):
     ):
         self.base = base
         self.adapter = adapter
+        self.sources = (base, adapter)
         self.factors = dict(factors)
         self.scales = scales
         self.folder = adapter.folder
@@ -103,10 +96,6 @@ class WithLora(WeightSource):
                     f"{list(shape or ())}: "
                     "it belongs to another base."
                 )
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (*self.base.files, *self.adapter.files)
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for key, part in self.base.parts(requests):
