@@ -31,7 +31,7 @@ class Extra:
 EXTRAS = {
     "sim": Extra(
         "the simulated Franka, inverse kinematics, films and plots: rollout, demos, evaluate",
-        ("mujoco", "mink", "daqp", "robot_descriptions", "av", "PIL", "OpenGL", "matplotlib"),
+        ("mujoco", "mink", "daqp", "av", "PIL", "OpenGL", "matplotlib"),
     ),
     "engine": Extra(
         "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed "

@@ -49,7 +49,6 @@ COMMANDS = [
     *(
         "rollout --backend diffusers --model x",
         "rollout --backend scripted --view",
-        "rollout --arm-model menagerie",
     ),
     *(
         "view",

@@ -200,8 +200,7 @@ class Scene:
         gripper.
 
         Args:
-            arm: None is the robot's own model; or the path of an ``.xml`` with its names, or
-                ``"menagerie"`` (a Panda, over the network).
+            arm: None is the robot's own model; or the path of an ``.xml`` with its names.
             resting: Name of each resting body -> its height [m].
         """
         self.robot = robot
