@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from strands_cosmos3.checks import image_array, known_name
 from strands_cosmos3.embodiments import CameraRig
@@ -153,7 +153,7 @@ def _opened(path: Path) -> Image.Image:
     require_file(path, ResourceNotFoundError, hint="Name the file of an image.")
     try:
         return Image.open(path).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+    except OSError as error:
         raise InputError(
             f"{str(path)!r} is not a readable image ({error}); for a clip use read_clip or --video."
         ) from None

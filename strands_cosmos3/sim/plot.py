@@ -10,35 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import pose_distances
-from strands_cosmos3.errors import InputError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.resources import require_creatable
 from strands_cosmos3.types import Rollout
-
-__all__ = ["plot_rollout"]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_FORMATS = (".png", ".pdf", ".svg")
-
-
-def plot_rollout(rollout: Rollout, path: str | Path) -> None:
-    """Plot hand position, joint angles, gripper and tracking error over time; the path's suffix
-    selects the format.
-
-    Raises:
-        InputError: The rollout has no trajectories, or the path another suffix than .png, .pdf or
-            .svg.
-        ConfigError, MissingDependencyError: The file cannot be written; matplotlib is missing.
+def plot_rollout(rollout: Rollout, path: Path) -> None:
+    """Plot hand position, joint angles, gripper and tracking error of a rollout with trajectories
+    over time; the path's suffix selects the format. MissingDependencyError without matplotlib.
     """
-    if Path(path).suffix.lower() not in _FORMATS or "t_s" not in rollout.arrays:
-        raise InputError(
-            "a plot needs a rollout with trajectories and a path ending in "
-            f"{', '.join(_FORMATS)}, got {str(path)!r}."
-        )
-    require_creatable(Path(path), "path")
     arrays, t = rollout.arrays, rollout.arrays["t_s"]
     figure = _page(11, 9)
     axes = figure.subplots(4, 1, sharex=True)
