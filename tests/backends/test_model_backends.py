@@ -476,7 +476,7 @@ def test_refusals(native, folder, tmp_path):
         make_backend("magic", folder)
     with pytest.raises(LayoutError):
         make_backend("native", tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="float64"):
+    with pytest.raises(UnknownNameError, match="float64"):
         backend_options(dtype="float64")
 
 

@@ -41,7 +41,7 @@ from strands_cosmos3.engine.quantised import (
     linears,
 )
 from strands_cosmos3.engine.weights import checkpoint_key, parameter_shapes
-from strands_cosmos3.errors import ConfigError, LayoutError
+from strands_cosmos3.errors import ConfigError, LayoutError, UnknownNameError
 from strands_cosmos3.evaluation.settings import make_settings
 
 CPU = torch.device("cpu")
@@ -280,7 +280,7 @@ def test_a_device_without_kernels_is_refused(checkpoints, monkeypatch):
         Quantization("fp8", frozenset()).require_kernels(
             {"w": (24, 64)}, torch.device("cuda"), torch.bfloat16
         )
-    with pytest.raises(ConfigError, match="valid: int8, int8-weights, fp8"):
+    with pytest.raises(UnknownNameError, match="Valid: fp8, int8, int8-weights"):
         EngineOptions(quantize="int4")
     with pytest.raises(ConfigError, match="quantize_text needs"):
         EngineOptions(quantize_text=True)

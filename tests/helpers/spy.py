@@ -8,6 +8,7 @@ import numpy as np
 
 from motions import feasible_chunk
 from strands_cosmos3.actions.decode import encode_chunk
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
 from strands_cosmos3.types import ActionChunk
@@ -21,12 +22,10 @@ def flat(q=HOME_Q, finger_m=0.04, **more):
     return dict(zip(KEYS, [*map(float, q), finger_m], strict=True)) | more
 
 
-class Spy:
+class Spy(Backend):
     """``midtrain`` rows of one feasible motion, a fifth open; or ``joint_pos`` rows that run on
     evenly from what was seen.
     """
-
-    name, model_sha256 = "spy", None
 
     def __init__(
         self,
@@ -37,7 +36,9 @@ class Spy:
         privileged=False,
         delay_s=0.0,
     ):
-        self.requires_images, self.needs_privileged = requires_images, privileged
+        self.info = BackendInfo(
+            name="spy", requires_images=requires_images, needs_privileged=privileged
+        )
         self.rows, self.joints_rad_s, self.delay_s = rows, joints_rad_s, delay_s
         self.requests, self.resets, self.closed = [], [], 0
         self.q_start, self.T_hand = feasible_chunk(

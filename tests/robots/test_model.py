@@ -222,9 +222,9 @@ def test_home_lies_within_the_range():
 @pytest.mark.parametrize("name", ["q_min", "velocity", "acceleration", "jerk", "torque"])
 def test_absurd_limits_are_refused(name):
     figures = Figures((-1e300 if name == "q_min" else 1e300,) * 6, "a slip")
-    with pytest.raises(ConfigError, match=f"{name} limits must lie between"):
+    with pytest.raises(InputError, match=f"{name} limits must lie between"):
         LimbLimits(**{name: figures, **({"q_max": figures} if name == "q_min" else {})})
-    with pytest.raises(ConfigError, match="the hand's velocity must lie between"):
+    with pytest.raises(InputError, match="the hand's velocity must lie between"):
         HandRates(1e300, 1.0, "a slip")
 
 
