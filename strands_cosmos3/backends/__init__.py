@@ -39,7 +39,7 @@ def required_inputs(backend: Any) -> BackendInfo:
 def make_backend(
     backend: str | Backend,
     model: Any = None,
-    options: BackendOptions | None = None,
+    options: BackendOptions = BackendOptions(),
     action_space: str | None = None,
 ) -> Backend:
     """Return a backend by name, or the given one.
@@ -56,7 +56,6 @@ def make_backend(
         CheckpointError: The checkpoint cannot be loaded.
         UnknownNameError: No such backend.
     """
-    options = options or BackendOptions()
     if not isinstance(backend, str):
         own = own_backend(backend)
         require_heeded(type(backend).__name__, options)

@@ -47,10 +47,10 @@ class DiffusersBackend(Backend):
     def __init__(
         self,
         model: str | Path,
-        options: BackendOptions | None = None,
+        options: BackendOptions = BackendOptions(),
         action_space: str | None = None,
     ):
-        self._options = options or BackendOptions()
+        self._options = options
         root = locate(as_path(model, "diffusers"))
         checkpoint = Checkpoint.open(root, action_space=action_space)
         checkpoint.require_released("diffusers' pipeline")

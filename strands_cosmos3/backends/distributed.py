@@ -34,12 +34,11 @@ class DistributedBackend(EngineBackend):
     def __init__(
         self,
         model: str | Path,
-        options: BackendOptions | None = None,
+        options: BackendOptions = BackendOptions(),
         action_space: str | None = None,
-        timeouts: RankTimeouts | None = None,
+        timeouts: RankTimeouts = RankTimeouts(),
         replica: tuple[int, int] = (0, 1),
     ):
-        options = options or BackendOptions()
         parallel = options.parallel
         device = resolve_device(options.engine)
         if ":" in str(device):
@@ -68,9 +67,9 @@ class DistributedBackend(EngineBackend):
 def replicas(
     count: int,
     model: str | Path,
-    options: BackendOptions | None = None,
+    options: BackendOptions = BackendOptions(),
     action_space: str | None = None,
-    timeouts: RankTimeouts | None = None,
+    timeouts: RankTimeouts = RankTimeouts(),
 ) -> list[DistributedBackend]:
     """Start ``count`` backends that answer side by side; each loads the weights. Errors: as
     :class:`DistributedBackend`.

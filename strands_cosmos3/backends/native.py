@@ -217,10 +217,9 @@ class NativeBackend(EngineBackend):
     def __init__(
         self,
         model: str | Path | Cosmos3Engine,
-        options: BackendOptions | None = None,
+        options: BackendOptions = BackendOptions(),
         action_space: str | None = None,
     ):
-        options = options or BackendOptions()
         if isinstance(model, Cosmos3Engine):
             engine = model
             options = replace(options, engine=model.options)

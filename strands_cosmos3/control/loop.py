@@ -387,14 +387,14 @@ class ControlLoop(Restorable):
         arm: Arm,
         planner: Planner,
         executor: Executor,
-        config: LoopConfig | None = None,
+        config: LoopConfig = LoopConfig(),
         on_accepted: Callable[[AcceptedChunk, int], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
         self.arm = arm
         self.planner = planner
         self.executor = executor
-        self.config = config or LoopConfig()
+        self.config = config
         steps = 1.0 / (self.config.hz * arm.dt_s)
         if steps < 1 - 1e-9 or abs(steps - round(steps)) > 1e-6:
             raise ConfigError(

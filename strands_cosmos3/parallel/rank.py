@@ -186,13 +186,12 @@ def rank_processes(
     checkpoint: str | Path,
     parallel: ParallelConfig,
     options: RankOptions,
-    timeouts: RankTimeouts | None = None,
+    timeouts: RankTimeouts = RankTimeouts(),
 ) -> RankGroup:
     """Return a group with one process for each rank, on this machine. Nothing is started yet.
 
     Without ``options.threads`` the CPU cores are divided among the ranks.
     """
-    timeouts = timeouts or RankTimeouts()
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // parallel.ranks)
     on_cpu = options.engine.device in (None, "cpu")
     loaded = {**asdict(options), "threads": threads if on_cpu else options.threads}

@@ -49,8 +49,8 @@ class RankGroupEngine:
         cls,
         path_or_repo_id: str | Path,
         parallel: ParallelConfig,
-        options: RankOptions | None = None,
-        timeouts: RankTimeouts | None = None,
+        options: RankOptions = RankOptions(),
+        timeouts: RankTimeouts = RankTimeouts(),
     ) -> RankGroupEngine:
         """Start one process for each rank on this machine and load a checkpoint in them.
 
@@ -58,7 +58,6 @@ class RankGroupEngine:
             ConfigError, CheckpointError: The transformer cannot be split so (nothing was started),
                 or not be loaded.
         """
-        options = options or RankOptions()
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         require_tp_size(checkpoint.config, parallel.tp_size)

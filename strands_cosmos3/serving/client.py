@@ -360,10 +360,9 @@ class PolicyClient(ServiceClient):
 
     def __init__(
         self,
-        config: ClientConfig | None = None,
+        config: ClientConfig = ClientConfig(),
         sleep: Callable[[float], None] = time.sleep,
     ):
-        config = config or ClientConfig()
         super().__init__(config, config.address, sleep)
         self._reply_limits = Limits(max_bytes=config.max_reply_bytes)
         self.metadata: dict[str, Any] = {}

@@ -38,9 +38,8 @@ class HttpPolicyClient(ServiceClient):
     _command = "strands-cosmos3 serve --libero"
 
     def __init__(
-        self, config: ClientConfig | None = None, sleep: Callable[[float], None] = time.sleep
+        self, config: ClientConfig = ClientConfig(), sleep: Callable[[float], None] = time.sleep
     ):
-        config = config or ClientConfig()
         super().__init__(config, config.http_address, sleep)
         self.metadata: dict[str, Any] | None = None
 

@@ -65,10 +65,10 @@ class PolicyServer:
     """
 
     def __init__(
-        self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig | None = None
+        self, policy: ServedPolicy | Sequence[ServedPolicy], config: ServerConfig = ServerConfig()
     ):
         self._policies = (policy,) if isinstance(policy, ServedPolicy) else tuple(policy)
-        self.config = config or ServerConfig()
+        self.config = config
         self.metrics = Metrics(self._policies[0].about | {"replicas": str(len(self._policies))})
         self.port = self.config.port
         self._tokens = self.config.tokens
