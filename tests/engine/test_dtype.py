@@ -15,7 +15,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.preflight import LEAST_GAIN, LEAST_WIDTH, bfloat16_gain, choose_dtype
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, UnknownNameError
 from strands_cosmos3.parallel.config import ParallelConfig
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_defaults_follow_the_device_and_names_win(narrow):
         is torch.bfloat16
     )
     assert choose_dtype("float32", torch.device("cuda"), wide) is torch.float32
-    with pytest.raises(ConfigError, match=r"'int8'.*auto, bfloat16, float32"):
+    with pytest.raises(UnknownNameError, match=r"'int8'.*auto, bfloat16, float32"):
         choose_dtype("int8", CPU, narrow)
 
 

@@ -4,6 +4,8 @@ strands-robots' own word on the members is in test_strands_robots.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ def test_the_horizon_is_the_chunk_in_the_caller_s_steps(policy, spy):
     few = Cosmos3Policy(robot="panda", backend=spy, actions_per_step=10)
     few.set_control_frequency(50)
     assert few.execution_horizon == len(few.get_actions_sync(flat(spy.q_start), "go")) == 10
-    spy.replan_rows = 8  # as a checkpoint may say of itself
+    spy.info = replace(spy.info, replan_rows=8)  # as a checkpoint may say of itself
     half = Cosmos3Policy(robot="panda", backend=spy)
     assert (half.replan_rows, half.execution_horizon) == (8, 8)
     half.set_control_frequency(50)
@@ -67,7 +69,8 @@ def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
             (8, None, 27),
             (40, None, 104),
         ):
-            joints.replan_rows = own  # as a checkpoint may say of itself
+            # as a checkpoint may say of itself
+            joints.info = replace(joints.info, replan_rows=own)
             policy = Cosmos3Policy(
                 robot=robot, backend=joints, action_space="joint_pos", options={"chunk_rows": rows}
             )
@@ -76,7 +79,7 @@ def test_the_horizon_of_joint_angles_is_told_before_they_are(spy):
             assert (
                 len(policy.get_actions_sync(observation, "go")) == policy.execution_horizon == steps
             )
-    spy.replan_rows = 8
+    spy.info = replace(spy.info, replan_rows=8)
     deltas = Cosmos3Policy(backend=spy, options={"chunk_rows": 24})
     deltas.set_control_frequency(50)
     assert deltas.execution_horizon == len(deltas.get_actions_sync(observation, "go")) == 8

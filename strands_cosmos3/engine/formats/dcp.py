@@ -39,6 +39,21 @@ from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import require_file, shown
 
 
+_BROKEN = (
+    pickle.UnpicklingError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    AssertionError,
+)
+
+
 class Record:
     """Stands for an object of a named class: its arguments and its attributes, and no behaviour."""
 
@@ -136,7 +151,7 @@ class DcpFiles(WeightSource):
         )
         try:
             metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-        except Exception as error:  # a hostile pickle can raise any
+        except _BROKEN as error:
             raise _unreadable(str(path), error) from None
         self.shapes = {}
         self.dtypes = {}
@@ -267,7 +282,7 @@ def _read_archive(chunk: _Chunk, root: Path, name: str) -> torch.Tensor:
             raise ValueError(f"it unpacks to {unpacked} bytes")
         archive.seek(0)
         tensor = torch.load(archive, map_location="cpu", weights_only=True)
-    except Exception as error:
+    except (*_BROKEN, zipfile.BadZipFile, RuntimeError, OSError) as error:
         raise _unreadable(where, error) from None
     is_plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
     if not is_plain or (tensor.dtype, tensor.shape) != (chunk.dtype, chunk.shape):
