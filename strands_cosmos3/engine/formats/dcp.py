@@ -38,7 +38,6 @@ from strands_cosmos3.engine.weight_files import (
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import require_file, shown
 
-
 _BROKEN = (
     pickle.UnpicklingError,
     AttributeError,
