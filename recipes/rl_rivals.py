@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import decode_limbs
 from strands_cosmos3.actions.rotations import se3_between, so3_log
-from strands_cosmos3.backends.base import AdaptedBackend, Backend
+from strands_cosmos3.backends.base import Backend, WrappedBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.commands.demos import Demos
 from strands_cosmos3.embodiments import get_embodiment
@@ -150,7 +150,7 @@ class Dagger(Rival):
         print(run.run(3600 * self.budget, self.workers, until=self.until))
 
 
-class OffsetBackend(AdaptedBackend):
+class OffsetBackend(WrappedBackend):
     """A backend whose chunks are displaced by a constant offset [6]."""
 
     def __init__(self, inner: Backend, offset: F64):

@@ -14,7 +14,7 @@ pytest.importorskip("mujoco")
 
 import mujoco
 
-from strands_cosmos3.backends.base import AdaptedBackend
+from strands_cosmos3.backends.base import WrappedBackend
 from strands_cosmos3.control.executor import ExecutorState
 from strands_cosmos3.errors import ControlError
 from strands_cosmos3.policy import Cosmos3Policy
@@ -106,7 +106,7 @@ def test_rows_that_were_executed_are_counted_up_to_a_goal_and_a_fault(driven):
     assert session.robot.executor.state is ExecutorState.FAULT
 
 
-class Deeper(AdaptedBackend):
+class Deeper(WrappedBackend):
     """The expert, 15 cm lower at the end of each chunk."""
 
     def infer(self, request):
