@@ -6,7 +6,6 @@ that has finished is skipped, and one that was interrupted runs again, because e
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from strands_cosmos3.commands.demos import Recording
 from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.commands.progress import terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
-from strands_cosmos3.resources import locked, storing, write_folder, write_json
+from strands_cosmos3.resources import load_json, locked, storing, write_folder, write_json
 from strands_cosmos3.training.cost import duration, machine
 
 
@@ -98,7 +97,7 @@ def run_steps(folder: Path, steps: Sequence[PipelineStep]) -> None:
             path = folder / "records" / f"{step.name}.json"
             record: dict[str, Any] = {"command": step.command, "seconds": 0.0}
             if path.exists():
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = load_json(path)
             if record["command"] != step.command:
                 raise ConfigError(
                     f"{folder} holds {step.name} by {record['command']!r}, which is now "
@@ -177,18 +176,13 @@ def main(
     return 0
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def evaluated(folder: Path, name: str) -> str:
     """Return the table of successes of an evaluation, and its command, for a card."""
     lines = [
         "| condition | task | success | 95 % interval | mean time | followed instruction |",
         "|---|---|---|---|---|---|",
     ]
-    for row in read_json(folder / name / "report.json")["rows"]:
+    for row in load_json(folder / name / "report.json")["rows"]:
         success = row["success"]
         seconds = row["seconds_to_success"]
         cells = (
@@ -200,7 +194,7 @@ def evaluated(folder: Path, name: str) -> str:
             _rate(row["followed"]) if "followed" in row else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    record = read_json(folder / "records" / f"{name}.json")
+    record = load_json(folder / "records" / f"{name}.json")
     return "\n".join(lines) + f"\n\n    {record['command']}"
 
 
@@ -210,7 +204,7 @@ def _rate(rate: Mapping[str, Any]) -> str:
 
 def history(folder: Path, names: Sequence[str]) -> str:
     """Return the commands of steps, their times and machines, for a card."""
-    records = {name: read_json(folder / "records" / f"{name}.json") for name in names}
+    records = {name: load_json(folder / "records" / f"{name}.json") for name in names}
     commands = "\n".join(f"    {record['command']}" for record in records.values())
     rows = "\n".join(
         f"| {name} | {record['finished']} | {duration(record['seconds'])} | {record['machine']} |"

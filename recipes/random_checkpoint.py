@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.framework import ATTENTION, HEADS, TIME
+from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import write_json
@@ -100,14 +100,8 @@ def write_checkpoint(
     _write_vae(folder / "vae", sizes, seed)
     write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
     write_json(folder / "model_index.json", MODEL_INDEX)
-    ours: dict[str, Any] = {
-        "variant": f"small-{hidden_act}",
-        "action_space": action_space,
-        "label": LABEL,
-    }
-    if digests:
-        ours["sha256"] = weight_digests(folder)
-    write_json(folder / "checkpoint.json", {"strands_cosmos3": ours})
+    fields = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
+    write_metadata(folder, {**fields, "sha256": weight_digests(folder) if digests else None})
     return folder
 
 
@@ -287,16 +281,3 @@ def write_tokenizer(
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     return len(fast)
-
-
-def framework_name(name: str) -> str:
-    """The framework's name of a released one: the inverse of ``released_name``."""
-    back = {new: old for old, new in (*ATTENTION.items(), *HEADS.items())}
-    for old, new in TIME.items():
-        name = name.replace(new, old)
-    head, dot, rest = name.partition(".")
-    if head in back:
-        return f"{back[head]}{dot}{rest}"
-    if head in ("layers", "embed_tokens", "norm", "norm_moe_gen"):
-        return "language_model.model." + ".".join(back.get(part, part) for part in name.split("."))
-    return f"language_model.{name}" if head == "lm_head" else name

@@ -253,11 +253,16 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file with :func:`write_whole`."""
+    write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value with :func:`write_whole`."""
-    write_whole(
-        path,
-        lambda unfinished: unfinished.write_text(
-            json.dumps(value, indent=1) + "\n", encoding="utf-8"
-        ),
-    )
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def load_json(path: Path) -> Any:
+    """Return the value of a JSON file that this package wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -39,6 +39,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
+from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
@@ -218,7 +219,7 @@ def write_start(
         write_json(unfinished / "transformer/config.json", config)
         weights = _start_weights(source, TransformerConfig.from_dict(config), seed)
         write_weights(unfinished / "transformer", weights, label=label)
-        write_json(unfinished / "checkpoint.json", {"strands_cosmos3": ours})
+        write_metadata(unfinished, ours)
 
     write_folder(folder, fill)
     return folder

@@ -14,10 +14,10 @@ from recipes.pipeline import (
     command_step,
     evaluated,
     history,
-    read_json,
 )
 from recipes.pipeline import main as run
 from strands_cosmos3.evaluation.tables import dynamics_of
+from strands_cosmos3.resources import load_json
 
 TRAINED = "run/decoder/checkpoint"
 STAGES = ("vae", "policy", "preview", "joint", "decoder")
@@ -109,10 +109,10 @@ TINY = Recipe(
 def card(folder: Path) -> str:
     """Return the model card: every figure from the records and reports of the steps."""
     checkpoint = folder / TRAINED
-    about = read_json(checkpoint / "checkpoint.json")["strands_cosmos3"]
-    config = read_json(checkpoint / "transformer/config.json")
-    gate = read_json(folder / "run/vae/gate.json")
-    dynamics = dynamics_of(read_json(folder / "evaluation/report.json")["dynamics"])
+    about = load_json(checkpoint / "checkpoint.json")["strands_cosmos3"]
+    config = load_json(checkpoint / "transformer/config.json")
+    gate = load_json(folder / "run/vae/gate.json")
+    dynamics = dynamics_of(load_json(folder / "evaluation/report.json")["dynamics"])
     size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
         hidden=config["hidden_size"],

@@ -4,7 +4,6 @@ released layout.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +18,14 @@ from recipes.vae_training import plain_vae
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.metadata import StateRow
+from strands_cosmos3.engine.metadata import METADATA, StateRow, write_metadata
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.language import Language
-from strands_cosmos3.resources import write_folder, write_json
+from strands_cosmos3.resources import load_json, write_folder, write_json
 from strands_cosmos3.training.adapters import released_key, replace_weights
 from strands_cosmos3.training.dynamics import DOMAIN
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -166,7 +165,6 @@ def export(
         "novelty_rmse": novelty,
         "language": None if language is None else language.to_metadata(),
     }
-    ours = {name: value for name, value in ours.items() if value is not None}
     typed = TransformerConfig.from_dict(config)
     weights = {
         key: tensor.to(kept_dtype(key, dtype)).contiguous()
@@ -182,8 +180,7 @@ def export(
         shutil.copytree(tokenizer, unfinished / "text_tokenizer")
         write_json(unfinished / "scheduler/scheduler_config.json", SCHEDULER)
         write_json(unfinished / "model_index.json", MODEL_INDEX)
-        ours["sha256"] = weight_digests(unfinished)
-        write_json(unfinished / "checkpoint.json", {"strands_cosmos3": ours})
+        write_metadata(unfinished, {**ours, "sha256": weight_digests(unfinished)})
 
     write_folder(folder, fill)
     return folder
@@ -197,9 +194,7 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
             checkpoint.root, unfinished, dirs_exist_ok=True, ignore=shutil.ignore_patterns("vae")
         )
         plain_vae(vae, torch.float16).save_pretrained(unfinished / "vae")
-        metadata = json.loads((unfinished / "checkpoint.json").read_text(encoding="utf-8"))
-        metadata["strands_cosmos3"]["sha256"] = weight_digests(unfinished)
-        write_json(unfinished / "checkpoint.json", metadata)
+        write_metadata(unfinished, {"sha256": weight_digests(unfinished)})
 
     write_folder(folder, fill)
     return folder
@@ -207,9 +202,5 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
 
 def released_steps(folder: Path) -> int | None:
     """Training steps that a checkpoint records, or None."""
-    path = folder / "checkpoint.json"
-    return (
-        json.loads(path.read_text(encoding="utf-8"))["strands_cosmos3"].get("steps")
-        if path.exists()
-        else None
-    )
+    path = folder / METADATA
+    return load_json(path)["strands_cosmos3"].get("steps") if path.exists() else None

@@ -14,7 +14,6 @@ A stage resumes from what the run's folder holds::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property, lru_cache
@@ -65,7 +64,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.dynamics import DOMAIN, chunk_errors, judge_dynamics
@@ -86,6 +85,8 @@ from strands_cosmos3.training.windows import ROWS, Batch, to_pixels
 from strands_cosmos3.worlds.table.phrases import GOALS
 
 Preview = PreviewDecoder | None
+Sources = tuple[PictureWindows | ClipWindows, *tuple[PictureWindows, ...]]
+"""Windows of a stage's steps: those that it is about, and pictures beside them."""
 _CHECKPOINT_STEPS = 500
 _RECORDED_CLIPS = 64
 _METRIC_CLIPS = 192
@@ -157,23 +158,8 @@ class TrainingRun:
         """Train on frame 0 and actions; return the checkpoint."""
         config = self.config
         windows, validation = self._pictures(vae, config.policy_batch)
-        policy = shard_policy(self._first_policy().to(self.device), self.shard.ranks)
-        parts = self._parts(windows)
-        loss = self._loss(policy, config.seed, parts, windows)
-        how = TrainLoopConfig(
-            config.policy_steps,
-            config.policy_lr,
-            accumulate=config.accumulate * parts,
-            **self._loop_options,
-        )
-        muon = muon_and_adamw(config.policy_matrix_lr, config.matrix_decay)
-        return self._fit(
-            Loop(policy, loss, how, self.folder / "policy", muon),
-            vae,
-            config.policy_batch,
-            (1,),
-            validation,
-        )
+        policy = self._first_policy()
+        return self._fit("policy", policy, (windows,), config.seed, vae, (1,), validation)
 
     def train_joint(self, vae: Any) -> Path:
         """Continue from the policy stage's averaged weights with the future and both dynamics;
@@ -189,20 +175,18 @@ class TrainingRun:
         pictures, validation = self._pictures(vae, config.joint_pictures)
         policy = self._first_policy()
         policy.load_state_dict(read_state(self.folder / "policy")[0]["ema"])
-        policy = shard_policy(policy.to(self.device), self.shard.ranks)
-        channels = self._pixel_metric(latents.among(slice(n_train)))
-        parts = self._parts(windows, pictures)
-        loss = self._loss(policy, seed + 1, parts, windows, pictures, channels=channels)
-        how = TrainLoopConfig(
-            config.joint_steps,
-            config.joint_lr,
+        checkpoint = self._fit(
+            "joint",
+            policy,
+            (windows, pictures),
+            seed + 1,
+            vae,
+            (1, 1 + ROWS),
+            validation,
+            preview,
+            self._pixel_metric(latents.among(slice(n_train))),
             decay=config.joint_decay,
-            accumulate=config.accumulate * parts,
-            **self._loop_options,
         )
-        muon = muon_and_adamw(config.joint_matrix_lr, config.matrix_decay)
-        loop = Loop(policy, loss, how, self.folder / "joint", muon)
-        checkpoint = self._fit(loop, vae, config.joint_batch, (1, 1 + ROWS), validation, preview)
         if not self.shard.rank:
             self._record_dynamics(checkpoint, ticks[n_train:])
         return checkpoint
@@ -263,10 +247,9 @@ class TrainingRun:
     def train_preview(self, vae: Any) -> Preview:
         """Train the decoder of films on the clips' latents; without steps there is none."""
         config = self.config
-        steps = self.config.preview_steps
-        if not steps:
+        if not config.preview_steps:
             return None
-        latents = self._latents(vae).clips(self.config.clip_every)
+        latents = self._latents(vae).clips(config.clip_every)
         n_train = self._training_windows(latents.ticks)
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
 
@@ -279,6 +262,7 @@ class TrainingRun:
             )
 
         lr = config.preview_lr
+        steps = config.preview_steps
         self.vae_trainer.fit(decoder, "preview", loss, steps, lr, 10 * lr, ema=0.995)
         return decoder
 
@@ -361,7 +345,7 @@ class TrainingRun:
             raise ConfigError("too few demonstrations to hold an episode out; record more.")
         return n
 
-    def _parts(self, *sources: PictureWindows | ClipWindows) -> int:
+    def _parts(self, sources: Sources) -> int:
         """Return in how many parts a step's windows are computed: on a CPU, so many that a
         process takes 2 GB.
         """
@@ -376,9 +360,8 @@ class TrainingRun:
         policy: TrainedPolicy,
         seed: int,
         parts: int,
-        windows: PictureWindows | ClipWindows,
-        *pictures: PictureWindows,
-        channels: torch.Tensor | None = None,
+        sources: Sources,
+        channels: torch.Tensor | None,
     ) -> Callable[[int], tuple[torch.Tensor, LossMetrics]]:
         """Return the loss of a step's windows, or by turns of its parts, of which it is the
         mean; for clips, plus pictures'.
@@ -394,7 +377,7 @@ class TrainingRun:
 
         def draw(step: int) -> list[tuple[Batch, Noised]]:
             noise = step_noise(seed, step)
-            batches = [source.batch(step) for source in (windows, *pictures)]
+            batches = [source.batch(step) for source in sources]
             return [
                 (batch, add_noise(batch, self.transformer_config, flow, noise)) for batch in batches
             ]
@@ -432,18 +415,32 @@ class TrainingRun:
 
     def _fit(
         self,
-        loop: Loop,
+        stage: str,
+        policy: TrainedPolicy,
+        sources: Sources,
+        seed: int,
         vae: Any,
-        windows: int,
         frames: tuple[int, ...],
         validation: Batch,
         preview: Preview = None,
+        channels: torch.Tensor | None = None,
+        **options: float,
     ) -> Path:
-        """Run a stage's loop, with a validation and a checkpoint every now and then; return the
-        checkpoint.
+        """Train a policy in a stage, with a validation and a checkpoint every now and then; return
+        the checkpoint. ``options`` are of the loop.
         """
-        stage = loop.folder.name
-        steps = loop.config.steps
+        config = self.config
+        steps, windows, lr, matrix_lr = (
+            getattr(config, f"{stage}_{name}") for name in ("steps", "batch", "lr", "matrix_lr")
+        )
+        policy = shard_policy(policy.to(self.device), self.shard.ranks)
+        parts = self._parts(sources)
+        how = TrainLoopConfig(
+            steps, lr, accumulate=config.accumulate * parts, **{**self._loop_options, **options}
+        )
+        loss = self._loss(policy, seed, parts, sources, channels)
+        muon = muon_and_adamw(matrix_lr, config.matrix_decay)
+        loop = Loop(policy, loss, how, self.folder / stage, muon)
         checkpoint = loop.folder / "checkpoint"
 
         def validate() -> None:
@@ -463,8 +460,8 @@ class TrainingRun:
                 label=f"trained by strands_cosmos3, stage {stage}, {loop.step * windows} windows; "
                 "it knows one simulated table",
                 steps=loop.step,
-                dynamics_from_frame=self.config.dynamics_from_frame,
-                prefix_rows=self.config.prefix_rows,
+                dynamics_from_frame=config.dynamics_from_frame,
+                prefix_rows=config.prefix_rows,
                 language=LANGUAGE,
                 preview=preview,
                 novelty=None if preview is None else self._novelty(vae, preview),
@@ -518,7 +515,7 @@ class TrainingRun:
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """Content of ``transformer/config.json``."""
-        tokenizer = json.loads((self.tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+        tokenizer = load_json(self.tokenizer / "tokenizer.json")
         size = max(
             len(tokenizer["model"]["vocab"]),
             1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
@@ -544,7 +541,7 @@ class TrainingRun:
         path = self.folder / "state_row.json"
         if not path.exists():
             write_json(path, state_row_of(self.demos).to_metadata())
-        state = StateRow.from_metadata({"state": json.loads(path.read_text(encoding="utf-8"))})
+        state = StateRow.from_metadata({"state": load_json(path)})
         assert state is not None
         return state
 

@@ -4,7 +4,6 @@ and a check of colours.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from recipes.vae_training import (
 )
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision
 from strands_cosmos3.training.windows import ROWS, latent_columns, to_pixels
@@ -207,7 +206,7 @@ class VaeTrainer:
             vae.register_to_config(**scale)
             frames = self._frame_statistics(encoder_of(vae))
             write_json(path, {**scale, "latent_frames": frames})
-        vae.register_to_config(**json.loads(path.read_text(encoding="utf-8")))
+        vae.register_to_config(**load_json(path))
         return vae
 
     def _spread_clips(self) -> list[int]:

@@ -4,7 +4,6 @@ not.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -24,12 +23,12 @@ from strands_cosmos3.commands.files import require_writable
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError
 from strands_cosmos3.extras import EXTRAS, needed_by, pip_command
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import load_json, write_json
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 _MARKS = {OK: "[green]ok[/green]", ABSENT: "[yellow]absent[/yellow]", BROKEN: "[red]broken[/red]"}
-_Check = Callable[[], tuple[str, str]]
-"""Returns what was found, and a remedy if something optional is missing; an exception means that
+_Check = Callable[[], str | tuple[str, str]]
+"""Returns what was found, with a remedy if something optional is missing; an exception means that
 it does not work.
 """
 
@@ -93,38 +92,38 @@ class Doctor:
         return int(bool(broken))
 
 
-def _try(what: str, required: bool, check: _Check, remedy: str) -> Finding:
+def _try(what: str, required: bool, check: _Check) -> Finding:
     """Run one check. An exception becomes a finding."""
     state = BROKEN if required else ABSENT
     try:
         with needed_by(what):
-            detail, own_remedy = check()
+            found = check()
     except MissingDependencyError as error:
         return Finding(what, state, "not installed", str(error).partition(": ")[2])
     except (Cosmos3Error, ImportError, OSError, RuntimeError, ValueError, AttributeError) as error:
-        return Finding(what, state, f"{type(error).__name__}: {error}", remedy)
-    return Finding(what, ABSENT if own_remedy else OK, detail, own_remedy)
+        return Finding(what, state, f"{type(error).__name__}: {error}", _REMEDIES.get(what, ""))
+    return Finding(what, OK, found) if isinstance(found, str) else Finding(what, ABSENT, *found)
 
 
 def _package(name: str) -> _Check:
-    def check() -> tuple[str, str]:
+    def check() -> str:
         import_module(name)
-        return version(name), ""
+        return version(name)
 
     return check
 
 
-def _data() -> tuple[str, str]:
+def _data() -> str:
     from strands_cosmos3.actions.stats import load_action_stats
     from strands_cosmos3.resources import resource
 
     stats = sorted(path.stem for path in resource("stats").glob("*.json"))
     for name in stats:
         load_action_stats(name)
-    return f"{len(stats)} statistics, {resource('assets')}", ""
+    return f"{len(stats)} statistics, {resource('assets')}"
 
 
-def _kinematics() -> tuple[str, str]:
+def _kinematics() -> str:
     import numpy as np
 
     from strands_cosmos3.control.ik import MinkIKBridge
@@ -139,10 +138,10 @@ def _kinematics() -> tuple[str, str]:
     worst_m = max(
         bridge.solve(poses, start, None, method).residual_m.max() for method in ("auto", "mink")
     )
-    return f"both methods within {worst_m * 1e3:.1e} mm on the embedded panda", ""
+    return f"both methods within {worst_m * 1e3:.1e} mm on the embedded panda"
 
 
-def _limits() -> tuple[str, str]:
+def _limits() -> str:
     from strands_cosmos3.robots.catalogue import is_present, packaged_robots
 
     assumed = {
@@ -152,10 +151,10 @@ def _limits() -> tuple[str, str]:
     }
     names = [f"{name} ({', '.join(sorted(rates))})" for name, rates in assumed.items() if rates]
     published = ", ".join(name for name, rates in assumed.items() if not rates)
-    return f"all published for {published}; assumed: {', '.join(names)}", ""
+    return f"all published for {published}; assumed: {', '.join(names)}"
 
 
-def _gl() -> tuple[str, str]:
+def _gl() -> str:
     import mujoco
 
     from strands_cosmos3.sim.render import Renderer
@@ -169,10 +168,10 @@ def _gl() -> tuple[str, str]:
         backend = renderer.backend
     if int(picture.max()) - int(picture.min()) < 10:
         raise RuntimeError(f"backend {backend!r} renders an empty image")
-    return f"{backend}: simulated 0.1 s, rendered an image of 320 x 180", ""
+    return f"{backend}: simulated 0.1 s, rendered an image of 320 x 180"
 
 
-def _film() -> tuple[str, str]:
+def _film() -> str:
     import tempfile
 
     import numpy as np
@@ -183,10 +182,10 @@ def _film() -> tuple[str, str]:
         path = Path(folder) / "film.mp4"
         with VideoWriter(path, 15) as writer:
             writer.write(np.zeros((180, 320, 3), np.uint8))
-        return f"H.264 through PyAV {version('av')}, {path.stat().st_size} bytes", ""
+        return f"H.264 through PyAV {version('av')}, {path.stat().st_size} bytes"
 
 
-def _wire() -> tuple[str, str]:
+def _wire() -> str:
     import numpy as np
 
     from strands_cosmos3.serving.codec import decode, encode
@@ -197,26 +196,25 @@ def _wire() -> tuple[str, str]:
         raise RuntimeError("an encoded image is not decoded to the same image")
     return (
         f"websockets {version('websockets')}, msgpack {version('msgpack')}: encoded and decoded "
-        "an image",
-        "",
+        "an image"
     )
 
 
-def _display() -> tuple[str, str]:
+def _display() -> str | tuple[str, str]:
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform == "linux" and not display:
         return "no DISPLAY", "only rollout --view needs one; --video works without"
-    return display or sys.platform, ""
+    return display or sys.platform
 
 
-def _gpus() -> tuple[str, str]:
+def _gpus() -> str | tuple[str, str]:
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
         return "none that torch can use", "not needed for simulation"
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), ""
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 
-def _hub_cache() -> tuple[str, str]:
+def _hub_cache() -> str | tuple[str, str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     models = sorted(
@@ -225,36 +223,37 @@ def _hub_cache() -> tuple[str, str]:
     )
     if not models:
         return f"no models in {HF_HUB_CACHE}", "the bundled policy needs none"
-    return f"{HF_HUB_CACHE}: {', '.join(models)}", ""
+    return f"{HF_HUB_CACHE}: {', '.join(models)}"
 
 
-def _bundled() -> tuple[str, str]:
-    card = json.loads((embedded_checkpoint() / "checkpoint.json").read_text(encoding="utf-8"))
-    return card["strands_cosmos3"]["label"], ""
+def _bundled() -> str:
+    return load_json(embedded_checkpoint() / "checkpoint.json")["strands_cosmos3"]["label"]
 
 
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
 """Checks of what a rollout without ``--backend`` needs in addition."""
-# name, whether a rollout needs it, check, remedy
-_CHECKS: tuple[tuple[str, bool, _Check, str], ...] = (
-    ("python", True, lambda: (f"{sys.executable}, {os.cpu_count()} cores", ""), ""),
-    ("mujoco", True, _package("mujoco"), ""),
-    ("mink", True, _package("mink"), ""),
-    ("packaged data", True, _data, "reinstall strands-cosmos3"),
-    ("robots' limits", False, _limits, ""),
-    ("inverse kinematics", True, _kinematics, ""),
-    ("rendering", True, _gl, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"),
-    ("films", True, _film, pip_command(["sim"])),
-    ("plots", False, _package("matplotlib"), ""),
-    ("policy wire", False, _wire, ""),
-    *((name, False, _package(name), "") for name in ("ray", "viser", "pyarrow", "peft", "torch")),
-    ("display", False, _display, ""),
-    (
-        "embedded policy",
-        False,
-        _bundled,
-        "reinstall strands-cosmos3; any other backend works without it",
-    ),
-    ("GPUs", False, _gpus, "not needed for simulation"),
-    ("hub cache", False, _hub_cache, ""),
+# name, whether a rollout needs it, check
+_CHECKS: tuple[tuple[str, bool, _Check], ...] = (
+    ("python", True, lambda: f"{sys.executable}, {os.cpu_count()} cores"),
+    ("mujoco", True, _package("mujoco")),
+    ("mink", True, _package("mink")),
+    ("packaged data", True, _data),
+    ("robots' limits", False, _limits),
+    ("inverse kinematics", True, _kinematics),
+    ("rendering", True, _gl),
+    ("films", True, _film),
+    ("plots", False, _package("matplotlib")),
+    ("policy wire", False, _wire),
+    *((name, False, _package(name)) for name in ("ray", "viser", "pyarrow", "peft", "torch")),
+    ("display", False, _display),
+    ("embedded policy", False, _bundled),
+    ("GPUs", False, _gpus),
+    ("hub cache", False, _hub_cache),
 )
+_REMEDIES = {
+    "packaged data": "reinstall strands-cosmos3",
+    "rendering": "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri",
+    "films": pip_command(["sim"]),
+    "embedded policy": "reinstall strands-cosmos3; any other backend works without it",
+    "GPUs": "not needed for simulation",
+}

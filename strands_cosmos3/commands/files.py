@@ -12,7 +12,7 @@ from typing import Any
 
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by
-from strands_cosmos3.resources import require_creatable, write_whole
+from strands_cosmos3.resources import require_creatable, write_text
 
 _REPORTED = (
     "strands-cosmos3",
@@ -50,7 +50,7 @@ def write_new(path: Path | None, text: str) -> None:
         return
     if path.exists():
         raise ConfigError(f"--out {str(path)!r} exists already; choose another file.")
-    write_whole(path, lambda unfinished: unfinished.write_text(f"{text}\n", encoding="utf-8"))
+    write_text(path, f"{text}\n")
     print(f"wrote {path}")
 
 

@@ -22,7 +22,7 @@ from strands_cosmos3.checks import finite_array
 from strands_cosmos3.engine.formats.contract import FIELDS, OPTIONAL, Field, one_of, whole_from
 from strands_cosmos3.engine.weight_files import inside, read_config
 from strands_cosmos3.errors import InputError, LayoutError
-from strands_cosmos3.resources import require_file, shown
+from strands_cosmos3.resources import load_json, require_file, shown, write_json
 
 COLUMNS = "pose9_opening"
 STATE_COLUMNS = ("x_m", "y_m", "z_m", *(f"r{i}" for i in range(6)), "gripper (1 = open)")
@@ -107,6 +107,15 @@ RECORDED: Mapping[str, Field] = {
 """Field -> its check, and its valid values in words; ``state``, ``language`` and ``sha256`` are
 checked apart.
 """
+
+
+def write_metadata(root: Path, fields: Mapping[str, Any]) -> None:
+    """Record fields in ``checkpoint.json`` beside those that it has; None removes one."""
+    path = root / METADATA
+    content = load_json(path) if path.exists() else {}
+    ours = {**content.get("strands_cosmos3", {}), **fields}
+    recorded = {name: value for name, value in ours.items() if value is not None}
+    write_json(path, {**content, "strands_cosmos3": recorded})
 
 
 def read_metadata(root: Path) -> Mapping[str, Any]:

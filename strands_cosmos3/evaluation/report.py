@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import summarise
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import load_json, write_json, write_text
 from strands_cosmos3.robots.catalogue import get_robot
 
 Report = dict[str, Any]
@@ -77,10 +76,7 @@ def write_report(folder: RunFolder, report: Report) -> None:
         films[film] = (
             f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if free_bytes >= 0 else film
         )
-    html = page(report, films)
-    write_whole(
-        folder.path / "report.html", lambda unfinished: unfinished.write_text(html, "utf-8")
-    )
+    write_text(folder.path / "report.html", page(report, films))
 
 
 def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
@@ -162,7 +158,7 @@ def repeat_command(settings: Settings, assignment: Assignment) -> str | None:
 def _label(model: str | None) -> str | None:
     """Return a checkpoint's own label, e.g. that its weights are random."""
     try:
-        values = json.loads(Path(model or "", "checkpoint.json").read_text(encoding="utf-8"))
+        values = load_json(Path(model or "", "checkpoint.json"))
         label = values.get("strands_cosmos3", {}).get("label")
     except (OSError, ValueError, AttributeError):
         return None

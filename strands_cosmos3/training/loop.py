@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
-from strands_cosmos3.resources import storing, write_whole
+from strands_cosmos3.resources import storing, write_text, write_whole
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
 Metrics = Mapping[str, float]
@@ -335,9 +335,7 @@ def drop_from(path: Path, step: int) -> None:
             line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step
         ]
         if len(earlier) < len(lines):
-            write_whole(
-                path, lambda unfinished: unfinished.write_text("".join(earlier), encoding="utf-8")
-            )
+            write_text(path, "".join(earlier))
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:

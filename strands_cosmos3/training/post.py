@@ -4,7 +4,6 @@ layout.
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
-from strands_cosmos3.engine.metadata import METADATA
+from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_folder, write_json
@@ -370,21 +369,17 @@ class PostTraining:
         (target / "README.md").write_text(card, encoding="utf-8")
 
     def _describe(self, target: Path) -> None:
-        path = target / METADATA
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        ours = {
-            **data.get("strands_cosmos3", {}),
+        fields: dict[str, Any] = {
             "variant": self.checkpoint.variant.name,
             "action_space": self.checkpoint.action_space,
             "domain": self.embodiment.name,
             "post_training": {**asdict(self.config), "trained": self.trained},
             "sha256": weight_digests(target),
+            **dict.fromkeys(("label", "language", "novelty_rmse")),  # they are of the source
         }
         if self.config.policy_frames is not None:
-            ours["policy_frames"] = [self.config.policy_frames]
-        for of_the_source in ("label", "language", "novelty_rmse"):
-            ours.pop(of_the_source, None)
-        write_json(path, {**data, "strands_cosmos3": ours})
+            fields["policy_frames"] = [self.config.policy_frames]
+        write_metadata(target, fields)
 
 
 def write_trained(source: Checkpoint, policy: TrainedPolicy, domain: int, target: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import load_json, write_json
 
 
 def keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -17,7 +17,7 @@ def keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     now: dict[str, Any] = json.loads(json.dumps(dict(settings)))
     if not path.exists():
         write_json(path, now)
-    recorded = json.loads(path.read_text(encoding="utf-8"))
+    recorded = load_json(path)
     if other := [
         f"{name} {recorded.get(name)} (now {now.get(name)})"
         for name in {**recorded, **now}

@@ -6,7 +6,6 @@ import html
 import io
 import ipaddress
 import socket
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import Closeable
 from strands_cosmos3.sim.scene import Scene
+from strands_cosmos3.tables import read_toml
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.origins import only_own_pages, require_origins
 
@@ -51,9 +51,7 @@ _LEGEND = (
     '<div style="padding:2px 10px 8px;font-size:13px">'
     f"{_LINE.format(COMMANDED_RGB, 'commanded')}{_LINE.format(ACHIEVED_RGB, 'achieved')}</div>"
 )
-MEANINGS: Mapping[str, str] = tomllib.loads(
-    Path(__file__).with_name("counters.toml").read_text(encoding="utf-8")
-)
+MEANINGS: Mapping[str, str] = read_toml(Path(__file__).with_name("counters.toml"))
 """What the figures and counters mean, in a sentence each."""
 
 

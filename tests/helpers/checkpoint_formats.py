@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from recipes.random_checkpoint import framework_name
+from strands_cosmos3.engine.formats.framework import ATTENTION, HEADS, TIME
 
 SHARDS = 3
 VISION = {"model.net.language_model.visual.merger.mlp.0.weight": torch.ones(4, 4)}
@@ -34,6 +34,19 @@ CONTRACT = {
     "resolution_tier": 256,
     "sampling": {"num_steps": 2, "guidance_scale": 1.0, "flow_shift": 10.0},
 }
+
+
+def framework_name(name: str) -> str:
+    """The framework's name of a released one: the inverse of ``released_name``."""
+    back = {new: old for old, new in (*ATTENTION.items(), *HEADS.items())}
+    for old, new in TIME.items():
+        name = name.replace(new, old)
+    head, dot, rest = name.partition(".")
+    if head in back:
+        return f"{back[head]}{dot}{rest}"
+    if head in ("layers", "embed_tokens", "norm", "norm_moe_gen"):
+        return "language_model.model." + ".".join(back.get(part, part) for part in name.split("."))
+    return f"language_model.{name}" if head == "lm_head" else name
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -21,12 +21,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata as Stored
 
-from helpers.checkpoint_formats import VISION, write_json
+from helpers.checkpoint_formats import VISION, framework_name, write_json
 from recipes.random_checkpoint import (
     MODEL_INDEX,
     SCHEDULER,
     FactorySizes,
-    framework_name,
     fresh_vae,
     transformer_config,
     write_tokenizer,

@@ -19,7 +19,7 @@ from helpers.environments import ROOT
 from recipes.libero_policy.demos import LiberoRecording
 from recipes.libero_policy.recipe import TINY as LIBERO_TINY
 from recipes.libero_policy.recipe import LiberoRecipe
-from recipes.pipeline import PipelineOptions, PipelineStep, command_step, read_json, run_steps
+from recipes.pipeline import PipelineOptions, PipelineStep, command_step, run_steps
 from recipes.table_policy import recipe as table_recipe
 from recipes.table_policy.recipe import TINY, Recipe
 from recipes.table_policy.record import TableRecording
@@ -28,7 +28,7 @@ from strands_cosmos3.cli import COMMANDS, _parsed
 from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.errors import ConfigError, TrainingError
-from strands_cosmos3.resources import locked
+from strands_cosmos3.resources import load_json, locked
 
 RECORDINGS: dict[str, Any] = {
     "recipes.libero_policy.demos": LiberoRecording,
@@ -67,10 +67,10 @@ def test_an_interrupted_step_runs_again_and_its_times_add_up(steps, ran, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         run_steps(tmp_path, [steps[0], PipelineStep("b", "make b", interrupted), steps[2]])
-    assert "finished" not in read_json(tmp_path / "records/b.json")
+    assert "finished" not in load_json(tmp_path / "records/b.json")
     run_steps(tmp_path, steps)
     assert ran == ["a", "b", "c"]
-    assert read_json(tmp_path / "records/b.json")["seconds"] >= 0.1
+    assert load_json(tmp_path / "records/b.json")["seconds"] >= 0.1
 
 
 @pytest.mark.smoke
@@ -139,7 +139,7 @@ def test_ctrl_c_reaches_the_step_once_and_it_ends_by_itself(tmp_path: Path):
     assert process.returncode == 130
     assert said.count("demos: interrupted.") == 1
     assert "the same command goes on" in said
-    assert read_json(tmp_path / "made/records/demos.json")["seconds"] > 0
+    assert load_json(tmp_path / "made/records/demos.json")["seconds"] > 0
 
 
 def test_all_steps_of_the_tiny_recipe(tmp_path: Path, capsys):

@@ -35,7 +35,14 @@ from strands_cosmos3.engine.weight_files import (
     sha256,
 )
 from strands_cosmos3.errors import ConfigError, ContractError
-from strands_cosmos3.resources import UNFINISHED, read_json, storing, write_json, write_whole
+from strands_cosmos3.resources import (
+    UNFINISHED,
+    read_json,
+    storing,
+    write_json,
+    write_text,
+    write_whole,
+)
 from strands_cosmos3.tables import toml_value
 
 
@@ -326,7 +333,7 @@ def _describe_lerobot(checkpoint: Checkpoint, out: Path) -> None:
     }
     fields["composition"] = checkpoint.composition
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items())
-    write_whole(out / CONTRACT, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
+    write_text(out / CONTRACT, text)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

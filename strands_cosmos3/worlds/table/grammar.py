@@ -9,24 +9,21 @@ few words, and refuses the sentences whose words or sense are not among them.
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strands_cosmos3.errors import InstructionError
 from strands_cosmos3.resources import shown
+from strands_cosmos3.tables import read_toml
 
 if TYPE_CHECKING:
     from strands_cosmos3.language import Language
 
 _LONGEST = 200  # characters of a sentence; training's have at most 66
-_TOML: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_TOML = read_toml(Path(__file__).with_suffix(".toml"))
 COLOURS: tuple[str, ...] = tuple(_TOML["colours"])
 
 

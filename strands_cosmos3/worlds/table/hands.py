@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from strands_cosmos3.actions.rotations import se3
 from strands_cosmos3.checks import F64
 
 
@@ -38,10 +39,7 @@ class Hand:
     @property
     def T_world_tcp(self) -> F64:
         """Pose [4, 4] of the tool centre point."""
-        T = np.eye(4)
-        T[:3, :3] = self.R
-        T[:3, 3] = self.p
-        return T
+        return se3(self.R, self.p)
 
     def move(self, to: F64, R_to: F64) -> None:
         """Move one row towards a pose, with bounded speed and acceleration, so as to stop there."""

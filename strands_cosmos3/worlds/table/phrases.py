@@ -7,7 +7,6 @@ Trained wordings combine verbs, names and endings; a few are written out. None c
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from strands_cosmos3.tables import read_toml
 from strands_cosmos3.worlds.table.grammar import COLOURS, PARAPHRASES, Verb
 
-_TOML: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_TOML = read_toml(Path(__file__).with_suffix(".toml"))
 _WORDS: Mapping[Verb, Mapping[str, Any]] = {
     Verb(verb): words for verb, words in _TOML["verbs"].items()
 }

@@ -23,7 +23,6 @@ from strands_cosmos3.worlds.table.grammar import (
     COLOURS,
     PARAPHRASES,
     TEMPLATES,
-    Goal,
     Verb,
     parse_instruction,
     sentences,
@@ -141,7 +140,12 @@ class TableWorld(ArmWorld):
 
     def check_instruction(self, task: str, instruction: str) -> None:
         """Raise InstructionError for an instruction that names no verb, or nothing to act on."""
-        _parsed(instruction, get_task(task))
+        of_task = get_task(task)
+        if (of_task.bar is None) == (parse_instruction(instruction).verb in BAR_VERBS):
+            raise InstructionError(
+                f"instruction {instruction!r} does not ask for task {task!r}; try "
+                f"{of_task.instruction!r}."
+            )
 
     def task_of(self, instruction: str, robot: str | None = None) -> str:
         """Return the task whose verb an instruction names."""
@@ -271,13 +275,3 @@ def _mount(seed: int | None) -> F64:
 
 def _of_table(variation: Variation) -> TableVariation:
     return variation if isinstance(variation, TableVariation) else TableVariation()
-
-
-def _parsed(instruction: str, task: TableTask) -> Goal:
-    goal = parse_instruction(instruction)
-    if (task.bar is None) == (goal.verb in BAR_VERBS):
-        raise InstructionError(
-            f"instruction {instruction!r} does not ask for task {task.name!r}; try "
-            f"{task.instruction!r}."
-        )
-    return goal
