@@ -140,18 +140,24 @@ def _run(folder: Path, program: Sequence[str], command: str) -> None:
 
 def record_main(recording: type[Recording], arguments: Sequence[str] | None) -> int:
     """Run a command that records demonstrations; return an exit status."""
+    settings = tyro.cli(
+        recording, args=arguments, registry=registry, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    return status_of("demos", settings.run)
+
+
+def status_of(name: str, work: Callable[[], object], remedy: str = "") -> int:
+    """Do the work of a command; if it fails, say why in one line. Return an exit status."""
     try:
         with terminated_as_interrupted():
-            settings = tyro.cli(
-                recording, args=arguments, registry=registry, config=(tyro.conf.OmitArgPrefixes,)
-            )
-            return settings.run()
+            work()
     except Cosmos3Error as error:
-        print(f"demos: {error}", file=sys.stderr)
-        return 1
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
     except KeyboardInterrupt:
-        print("demos: interrupted.", file=sys.stderr)
+        print(f"{name}: interrupted{remedy}.", file=sys.stderr)
         return 130
+    return 0
 
 
 def main(
@@ -164,16 +170,12 @@ def main(
     # under nohup SIGINT is ignored, and steps would ignore it, too
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    try:
+
+    def work() -> None:
         run_steps(options.out, steps(options))
-    except Cosmos3Error as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on.", file=sys.stderr)
-        return 130
-    print(f"checkpoint and card: {options.out / 'checkpoint'}")
-    return 0
+        print(f"checkpoint and card: {options.out / 'checkpoint'}")
+
+    return status_of(name, work, "; the same command goes on")
 
 
 def evaluated(folder: Path, name: str) -> str:

@@ -30,16 +30,6 @@ _CHANGE = 0.15
 
 
 @dataclass(frozen=True)
-class VaeSizes:
-    """Latent channels, and base widths of encoder and decoder."""
-
-    latent_channels: int = 48
-    base: int = 32
-    decoder_base: int = 32
-    patch: int = 4  # width of the patches of pixels that it begins with
-
-
-@dataclass(frozen=True)
 class VaeLoss:
     """Weights of the reconstruction loss."""
 
@@ -52,13 +42,18 @@ class VaeLoss:
     kl: float = 1e-4  # divergence from a unit Gaussian, per latent number
 
 
-def make_vae(sizes: VaeSizes, seed: int = 0) -> AutoencoderKLWan:
+def make_vae(
+    latent_channels: int, base: int, decoder_base: int, patch: int = 4, seed: int = 0
+) -> AutoencoderKLWan:
     """Return an untrained Wan VAE (residual, 4 x 16 x 16) that treats each frame of a clip as a
     picture at first.
+
+    ``base`` and ``decoder_base`` are the widths of encoder and decoder, ``patch`` that of the
+    patches of pixels that it begins with.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        vae = fresh_vae(sizes.base, sizes.decoder_base, sizes.latent_channels, sizes.patch)
+        vae = fresh_vae(base, decoder_base, latent_channels, patch)
     with torch.no_grad():
         for module in vae.modules():
             if (
@@ -180,6 +175,12 @@ def convolve_flat(model: nn.Module) -> None:
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Conv3d):
                 setattr(owner, name, FlatConv(child))
+
+
+def latent_moments(vae: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation of the channels of a VAE's latents, [1, C, 1, 1, 1] each."""
+    names = ("latents_mean", "latents_std")
+    return tuple(torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1) for name in names)
 
 
 def load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:

@@ -23,7 +23,7 @@ from recipes.table_policy.demos import Demos
 from recipes.table_policy.vae_trainer import encoder_of
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
-from strands_cosmos3.training.windows import ROWS, cached_latents, latent_columns, to_pixels
+from strands_cosmos3.training.windows import ROWS, cached_latents, to_pixels
 
 BLOCK = 4
 """Frames of a latent."""
@@ -131,14 +131,13 @@ class LatentCache:
         scaled: bool = True,
     ) -> NDArray[np.float16]:
         encode = encoder_of(self.vae, scaled)
-        columns = latent_columns(self.demos.canvas_hw)
         at_once = batch if self.device.type == "cpu" else _GPU_BATCHES * batch
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
             return encode(to_pixels(np.stack([frames_of(int(tick)) for tick in some]), self.device))
 
         return cached_latents(
-            latents, ticks, self.folder / f"{name}.npy", columns, self.on_batch, at_once
+            latents, ticks, self.folder / f"{name}.npy", self.demos.columns, self.on_batch, at_once
         )
 
 
@@ -154,4 +153,4 @@ def clip_pixels(demos: Demos, ticks: NDArray[np.int64], device: torch.device) ->
     not have, is left out.
     """
     pixels = to_pixels(np.stack([clip_frames(demos, int(tick)) for tick in ticks]), device)
-    return pixels[..., : 16 * latent_columns(demos.canvas_hw)]
+    return pixels[..., : 16 * demos.columns]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recipes.random_checkpoint import FactorySizes
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.observe.views import TIERS
 
@@ -69,6 +70,19 @@ class RunConfig:
     accumulate: int = 1
     seed: int = 0
     gate: bool = True  # whether training stops if the VAE loses colours
+
+    @property
+    def sizes(self) -> FactorySizes:
+        """Sizes of the policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all
+        heads, 32 action columns.
+        """
+        return FactorySizes(
+            *(self.hidden, self.layers, 4, 2, 32, 384, self.latent_channels),
+            shards=1,
+            action_dim=32,
+            latent_patch=self.latent_patch,
+            rope_theta=self.rope_theta,
+        )
 
     @property
     def fixed(self) -> dict[str, Any]:

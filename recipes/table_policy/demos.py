@@ -28,7 +28,7 @@ from strands_cosmos3.datasets.spec import EXPERT, LABELLED, Feature, camera_key
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.run_manifest import identity_of, keep_settings
-from strands_cosmos3.training.windows import RAW_WIDTH, ROWS
+from strands_cosmos3.training.windows import RAW_WIDTH, ROWS, latent_columns
 from strands_cosmos3.worlds.table.demo_dataset import GOAL, PERTURBED
 from strands_cosmos3.worlds.table.demonstrations import clip_of
 from strands_cosmos3.worlds.table.phrases import GOALS
@@ -67,6 +67,11 @@ class Demos(LabelledRecord):
         """Height and width of the pictures."""
         height, width = self.frames.shape[1:3]
         return height, width
+
+    @property
+    def columns(self) -> int:
+        """Latent columns that show pictures; the rest is padding."""
+        return latent_columns(self.canvas_hw)
 
     def __len__(self) -> int:
         return len(self.goal)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.table_policy.windows import ClipWindows
-from recipes.vae_training import colour_weight, psnr
+from recipes.vae_training import colour_weight, latent_moments, psnr
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify, unpatchify
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
@@ -115,10 +115,7 @@ def raw_latents(vae: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from normalised latents [B, C, F, H, W] to those that the VAE's decoder
     reads.
     """
-    mean, std = (
-        torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1)
-        for name in ("latents_mean", "latents_std")
-    )
+    mean, std = latent_moments(vae)
     of_frames = frame_scale(WanConfig.from_dict(vae.config))
 
     def raw(latents: torch.Tensor) -> torch.Tensor:

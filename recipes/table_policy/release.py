@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
-from recipes.random_checkpoint import MODEL_INDEX, SCHEDULER, FactorySizes, write_weights
+from recipes.random_checkpoint import MODEL_INDEX, SCHEDULER, write_weights
 from recipes.table_policy.preview import save_preview
 from recipes.vae_training import plain_vae
 from strands_cosmos3.embodiments import get_embodiment
@@ -44,25 +44,6 @@ DYNAMICS_STEPS = 1
 """A single step answers the mean of what may happen, which is closer to what does than any of
 the futures drawn with more.
 """
-
-
-def policy_sizes(
-    hidden: int = 320,
-    layers: int = 4,
-    latent_channels: int = 48,
-    latent_patch: int = 2,
-    rope_theta: float | None = None,
-) -> FactorySizes:
-    """Sizes of a small policy: 4 heads of width 32, 2 of keys, MLPs three times as wide as all
-    heads, 32 action columns.
-    """
-    return FactorySizes(
-        *(hidden, layers, 4, 2, 32, 384, latent_channels),
-        shards=1,
-        action_dim=32,
-        latent_patch=latent_patch,
-        rope_theta=rope_theta,
-    )
 
 
 def fresh_policy(config: TransformerConfig, seed: int = 0) -> TrainedPolicy:

@@ -51,7 +51,6 @@ from recipes.table_policy.preview import fresh_preview, novelty_rmse, preview_lo
 from recipes.table_policy.release import (
     export,
     fresh_policy,
-    policy_sizes,
     released_steps,
     with_vae,
 )
@@ -283,7 +282,8 @@ class TrainingRun:
     def _clip_windows(self, latents: ClipLatents, batch: int = 1, seed: int = 0) -> ClipWindows:
         config = self.config
         return ClipWindows(
-            *(self.demos, latents.ticks, latents, self.state, self.captions, batch),
+            *(self.demos, latents, self.state, self.captions, batch),
+            ticks=latents.ticks,
             forward=config.joint_forward,
             inverse=config.joint_inverse,
             seed=seed,
@@ -520,15 +520,7 @@ class TrainingRun:
             len(tokenizer["model"]["vocab"]),
             1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
         )
-        config = self.config
-        sizes = policy_sizes(
-            config.hidden,
-            config.layers,
-            config.latent_channels,
-            config.latent_patch,
-            config.rope_theta,
-        )
-        return transformer_config(sizes, "silu", size)
+        return transformer_config(self.config.sizes, "silu", size)
 
     @property
     def transformer_config(self) -> TransformerConfig:

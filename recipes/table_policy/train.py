@@ -22,13 +22,13 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
+from recipes.pipeline import status_of
 from recipes.table_policy.config import RunConfig
 from recipes.table_policy.demos import is_unpacked, unpack
 from recipes.table_policy.run import TrainingRun
 from strands_cosmos3.commands.fetch import locate_dataset
-from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
+from strands_cosmos3.commands.progress import training_progress
 from strands_cosmos3.commands.train import locked_run, plot_curves
-from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.closed_loop import ClosedLoop
 from strands_cosmos3.training.sharding import processes
@@ -85,19 +85,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Train, and print the path of the checkpoint; return an exit status."""
     options = tyro.cli(TrainOptions, args=arguments, description=__doc__)
     console = Console()
-    try:
-        with terminated_as_interrupted():
-            checkpoint = train(options, console)
-    except Cosmos3Error as error:
-        print(f"table policy: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
-    except KeyboardInterrupt:
-        print("table policy: interrupted.", file=sys.stderr)
-        return 130
-    if int(os.environ.get("RANK", "0")) == 0:
-        plot_curves(options.out, {stage: stage for stage in STAGES})
-        console.print(f"checkpoint: {checkpoint}" if checkpoint else "the VAE is trained")
-    return 0
+
+    def work() -> None:
+        checkpoint = train(options, console)
+        if int(os.environ.get("RANK", "0")) == 0:
+            plot_curves(options.out, {stage: stage for stage in STAGES})
+            console.print(f"checkpoint: {checkpoint}" if checkpoint else "the VAE is trained")
+
+    return status_of("table policy", work)
 
 
 if __name__ == "__main__":

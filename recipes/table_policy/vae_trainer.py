@@ -21,8 +21,8 @@ from recipes.table_policy.config import RunConfig
 from recipes.table_policy.demos import Demos
 from recipes.vae_training import (
     VaeLoss,
-    VaeSizes,
     convolve_flat,
+    latent_moments,
     make_vae,
     plain_state,
     psnr,
@@ -34,7 +34,7 @@ from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
 from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision
-from strands_cosmos3.training.windows import ROWS, latent_columns, to_pixels
+from strands_cosmos3.training.windows import ROWS, to_pixels
 
 OnStep = Callable[[str, int, int, Metrics], None]
 """Called with stage, steps done, steps in total and metrics."""
@@ -61,10 +61,9 @@ class VaeTrainer:
         """
         final = self.folder / "vae/final.pt"
         config = self.config
-        sizes = VaeSizes(
+        vae: Any = make_vae(
             config.latent_channels, config.vae_base, config.vae_decoder_base, config.vae_patch
         )
-        vae: Any = make_vae(sizes)
         convolve_flat(vae)  # single frames, and clips on CPUs, as the engine does
         vae.to(self.device)
         if final.exists():
@@ -90,7 +89,7 @@ class VaeTrainer:
         """Return the linear codes that latents are."""
         path = self.folder / "vae/codes.pt"
         if not path.exists():
-            width = 16 * latent_columns(self.demos.canvas_hw)
+            width = 16 * self.demos.columns
             clips = (
                 to_pixels(self.demos.frames[range(t, t + ROWS + 1)][None])[..., :width]
                 for t in self._spread_clips()
@@ -161,7 +160,7 @@ class VaeTrainer:
         **options: float,
     ) -> None:
         """Train on pixels that each step draws."""
-        width = 16 * latent_columns(self.demos.canvas_hw)
+        width = 16 * self.demos.columns
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
             pixels = self._pixels(stage, step)[..., :width]
@@ -201,7 +200,7 @@ class VaeTrainer:
                     if len(part)
                 )
                 raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
-            latents = torch.cat(raw)[..., : latent_columns(self.demos.canvas_hw)]
+            latents = torch.cat(raw)[..., : self.demos.columns]
             scale = latent_scale(latents)
             vae.register_to_config(**scale)
             frames = self._frame_statistics(encoder_of(vae))
@@ -222,13 +221,12 @@ class VaeTrainer:
         """Return mean and deviation of the normalised latents of each frame of a clip; frame 0
         keeps its own.
         """
-        columns = latent_columns(self.demos.canvas_hw)
         with torch.no_grad():
             clips = (
                 to_pixels(self.demos.frames[range(tick, tick + ROWS + 1)][None])
                 for tick in self._spread_clips()
             )
-            latents = torch.cat([encode(clip)[..., :columns] for clip in clips])
+            latents = torch.cat([encode(clip)[..., : self.demos.columns] for clip in clips])
         mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
         mean[:, 0] = 0.0
         std[:, 0] = 1.0
@@ -243,10 +241,7 @@ def encoder_of(vae: Any, scaled: bool = True) -> Callable[[torch.Tensor], torch.
 
     ``scaled``: Whether those of a clip's frames have the scale of frames, too.
     """
-    mean, std = (
-        torch.tensor(vae.config[name]).view(1, -1, 1, 1, 1)
-        for name in ("latents_mean", "latents_std")
-    )
+    mean, std = latent_moments(vae)
     device = next(vae.parameters()).device
     config = WanConfig.from_dict(vae.config)
     of_frames = frame_scale(config)

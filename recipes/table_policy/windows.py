@@ -4,6 +4,7 @@ future for the joint stage.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -87,37 +88,28 @@ class Latents(Protocol):
     def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float16]: ...
 
 
+@dataclass(eq=False)
 class _DemoWindows:
     """Windows of demonstrations; subclasses draw them."""
 
-    def __init__(
-        self,
-        demos: Demos,
-        ticks: NDArray[np.int64],
-        latents: Latents,
-        state: StateRow,
-        captions: Captions,
-        batch: int,
-        dropout: float,
-        seed: int,
-        prefix_rows: int,
-    ):
-        self._latents, self._captions, self._batch, self._dropout, self._seed = (
-            latents,
-            captions,
-            batch,
-            dropout,
-            seed,
-        )
-        self._prefix_rows = prefix_rows
+    demos: Demos
+    latents: Latents
+    state: StateRow
+    captions: Captions
+    size: int = 64  # windows per step
+    dropout: float = _DROPOUT  # fraction of them that read the empty caption
+    seed: int = 0
+    prefix_rows: int = 0  # longest action prefix
+
+    def _read(self, ticks: NDArray[np.int64]) -> None:
+        """Read the state row and the goal of each window by its first tick."""
+        demos = self.demos
         columns = state_columns(demos.T_base_cosmos[ticks], demos.gripper_opening[ticks])
-        self._state, self._goal = (
-            state.scaled(columns).astype(np.float32),
-            demos.goal[ticks].astype(np.int64),
-        )
+        self._state = self.state.scaled(columns).astype(np.float32)
+        self._goal = demos.goal[ticks].astype(np.int64)
 
     def __len__(self) -> int:
-        return len(self._latents)
+        return len(self.latents)
 
     def _draw_prompts(
         self, rng: np.random.Generator, goal: NDArray[np.int64]
@@ -126,11 +118,10 @@ class _DemoWindows:
         read the empty caption.
         """
         drawn = (
-            sentences[int(rng.integers(len(sentences)))] for sentences in self._captions.by_goal
+            sentences[int(rng.integers(len(sentences)))] for sentences in self.captions.by_goal
         )
-        return (*drawn, self._captions.empty), np.where(
-            rng.random(self._batch) < self._dropout, len(GOALS), goal
-        )
+        prompts = (*drawn, self.captions.empty)
+        return prompts, np.where(rng.random(self.size) < self.dropout, len(GOALS), goal)
 
     def _windows(
         self,
@@ -141,7 +132,7 @@ class _DemoWindows:
         mode: NDArray[np.int64] | None = None,
         prefix: NDArray[np.int64] | None = None,
     ) -> Batch:
-        latents = torch.from_numpy(self._latents[chosen].astype(np.float32))
+        latents = torch.from_numpy(self.latents[chosen].astype(np.float32))
         return Batch(
             latents if latents.ndim == 5 else latents[:, :, None],
             torch.from_numpy(self._state[chosen]),
@@ -156,40 +147,27 @@ class _DemoWindows:
         """Draw the length of each window's action prefix: none for half of them, any length for
         the others.
         """
-        rows = rng.integers(1, max(self._prefix_rows, 1), endpoint=True, size=self._batch)
-        none = (rng.random(self._batch) < _NO_PREFIX) | (self._prefix_rows == 0)
+        rows = rng.integers(1, max(self.prefix_rows, 1), endpoint=True, size=self.size)
+        none = (rng.random(self.size) < _NO_PREFIX) | (self.prefix_rows == 0)
         return np.where(none, 0, rows)
 
 
+@dataclass(eq=False)
 class PictureWindows(_DemoWindows):
     """Windows of a single picture with the expert's labels for every goal.
 
     Args:
         latents, looks: [L, C, H, W] float16 of the pictures at labelled ticks, and with other looks
             (None: none).
-        batch: Windows per step, of those in ``among``. dropout: Fraction of them that read the
-            empty caption.
+        among: Those that are drawn; None is all.
     """
 
-    def __init__(
-        self,
-        demos: Demos,
-        latents: NDArray[np.float16],
-        state: StateRow,
-        captions: Captions,
-        batch: int = 64,
-        dropout: float = _DROPOUT,
-        seed: int = 0,
-        among: range | None = None,
-        prefix_rows: int = 0,
-        looks: NDArray[np.float16] | None = None,
-    ):
-        super().__init__(
-            demos, demos.label_ticks, latents, state, captions, batch, dropout, seed, prefix_rows
-        )
-        self._looks = looks
-        self._demos, self._lengths = demos, demos.prefix_rows
-        self.pursued = self._goal
+    among: range | None = None
+    looks: NDArray[np.float16] | None = None
+
+    def __post_init__(self) -> None:
+        demos = self.demos
+        self._read(demos.label_ticks)
         ticks, before = demos.label_ticks, np.maximum(demos.label_ticks - 1, 0)
         command = demos.gripper_command[
             np.where(demos.last[before] == demos.last[ticks], before, ticks)
@@ -197,49 +175,38 @@ class PictureWindows(_DemoWindows):
         self._rest = scaled_rows(
             np.broadcast_to(np.eye(4), (len(ticks), 1, 4, 4)), command[:, None]
         )[:, 0]
-        self._among = range(len(latents)) if among is None else among
-        fingers = demos.labels[np.arange(len(ticks)), self.pursued, :, 9]
+        self.among = self.among or range(len(ticks))
+        fingers = demos.labels[np.arange(len(ticks)), self._goal, :, 9]
         releases = (fingers[:, 0] < 0) & (fingers > 0).any(1)
-        self._releasing = np.flatnonzero(releases & np.isin(np.arange(len(ticks)), self._among))
+        self._releasing = np.flatnonzero(releases & np.isin(np.arange(len(ticks)), self.among))
 
     def batch(self, step: int) -> LabelledBatch:
         """Return the windows of a step, drawn by (seed, step)."""
-        rng = np.random.default_rng([self._seed, step])
-        chosen = rng.integers(self._among.start, self._among.stop, size=self._batch)
-        releases = rng.random(self._batch) < (_RELEASES if len(self._releasing) else 0)
+        rng, demos = np.random.default_rng([self.seed, step]), self.demos
+        assert self.among is not None  # __post_init__ filled it
+        chosen = rng.integers(self.among.start, self.among.stop, size=self.size)
+        releases = rng.random(self.size) < (_RELEASES if len(self._releasing) else 0)
         chosen[releases] = self._releasing[
             rng.integers(max(len(self._releasing), 1), size=releases.sum())
         ]
-        own = (rng.random(self._batch) < _OWN_GOAL) | releases
-        goal = np.where(own, self.pursued[chosen], rng.integers(len(GOALS), size=self._batch))
+        own = (rng.random(self.size) < _OWN_GOAL) | releases
+        goal = np.where(own, self._goal[chosen], rng.integers(len(GOALS), size=self.size))
         prompts = self._draw_prompts(rng, goal)
-        length = np.minimum(self._lengths[chosen, goal], self._prefix_rows)
-        prefix = np.where(rng.random(self._batch) < _NO_PREFIX, 0, length)
-        other = rng.random(self._batch) < (0 if self._looks is None else _OTHER_LOOKS)
-        answers = self._of(other, chosen, self._demos.labels, self._demos.looks_labels)
-        after = self._of(other, chosen, self._demos.continued, self._demos.looks_continued)
-        after, asked = (of_goals[np.arange(self._batch), goal] for of_goals in (after, answers))
+        length = np.minimum(demos.prefix_rows[chosen, goal], self.prefix_rows)
+        prefix = np.where(rng.random(self.size) < _NO_PREFIX, 0, length)
+        other = rng.random(self.size) < (0 if self.looks is None else _OTHER_LOOKS)
+        answers = _of(other, chosen, demos.labels, demos.looks_labels)
+        after = _of(other, chosen, demos.continued, demos.looks_continued)
+        after, asked = (of_goals[np.arange(self.size), goal] for of_goals in (after, answers))
         # its fingers do not move
-        waits = (rng.random(self._batch) < _WAITS) & (asked[:, 0, 9] * self._rest[chosen, 9] > 0)
+        waits = (rng.random(self.size) < _WAITS) & (asked[:, 0, 9] * self._rest[chosen, 9] > 0)
         after[waits] = _after_rest(asked, self._rest[chosen], prefix)[waits]
         rows = np.where((prefix > 0)[:, None, None], after, asked)
         windows = self._windows(chosen, rows, *prompts, prefix=prefix)
-        if self._looks is not None:
-            looks = torch.from_numpy(self._looks[chosen[other]].astype(np.float32))
+        if self.looks is not None:
+            looks = torch.from_numpy(self.looks[chosen[other]].astype(np.float32))
             windows.latents[torch.from_numpy(other)] = looks[:, :, None]
         return LabelledBatch(**vars(windows), goal_rows=torch.from_numpy(np.clip(answers, -3, 3)))
-
-    def _of(
-        self,
-        other: NDArray[np.bool_],
-        chosen: NDArray[np.int64],
-        own: NDArray[np.float32],
-        looks: NDArray[np.float32],
-    ) -> NDArray[np.float32]:
-        """Return [B, goals, rows, 10] of chosen pictures, or of their other looks."""
-        rows = own[chosen]
-        rows[other] = looks[chosen[other]]
-        return rows
 
     def pick(
         self,
@@ -249,7 +216,7 @@ class PictureWindows(_DemoWindows):
         prompt: NDArray[np.int64],
     ) -> Batch:
         """Return windows by index, each with a goal and the index of its prompt."""
-        return self._windows(chosen, self._demos.labels[chosen, goal], prompts, prompt)
+        return self._windows(chosen, self.demos.labels[chosen, goal], prompts, prompt)
 
     def held_out(self, first: int, count: int) -> Batch:
         """Return windows from an index on, the same each time, half of them with the goal of
@@ -258,12 +225,24 @@ class PictureWindows(_DemoWindows):
         rng = np.random.default_rng(5)
         chosen = rng.integers(first, len(self), size=count)
         drawn = rng.integers(len(GOALS), size=count)
-        goal = np.where(np.arange(count) % 2 == 0, self.pursued[chosen], drawn)
-        return self.pick(
-            chosen, goal, tuple(sentences[0] for sentences in self._captions.by_goal), goal
-        )
+        goal = np.where(np.arange(count) % 2 == 0, self._goal[chosen], drawn)
+        plainest = tuple(sentences[0] for sentences in self.captions.by_goal)
+        return self.pick(chosen, goal, plainest, goal)
 
 
+def _of(
+    other: NDArray[np.bool_],
+    chosen: NDArray[np.int64],
+    own: NDArray[np.float32],
+    looks: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """Return [B, goals, rows, 10] of chosen pictures, or of their other looks."""
+    rows = own[chosen]
+    rows[other] = looks[chosen[other]]
+    return rows
+
+
+@dataclass(eq=False)
 class ClipWindows(_DemoWindows):
     """Clips with their future, executed rows and goal; the policy learns from undisturbed ones
     (ConfigError if there are none).
@@ -279,21 +258,14 @@ class ClipWindows(_DemoWindows):
         forward, inverse: Fractions of windows that train forward and inverse dynamics.
     """
 
-    def __init__(
-        self,
-        demos: Demos,
-        ticks: NDArray[np.int64],
-        latents: Latents,
-        state: StateRow,
-        captions: Captions,
-        batch: int = 32,
-        forward: float = 0.15,
-        inverse: float = 0.15,
-        seed: int = 0,
-        prefix_rows: int = 0,
-    ):
-        super().__init__(demos, ticks, latents, state, captions, batch, _DROPOUT, seed, prefix_rows)
-        self._rows, self._labels = executed_rows(demos, ticks), demos.labels
+    ticks: NDArray[np.int64] = field(kw_only=True)
+    forward: float = 0.15
+    inverse: float = 0.15
+
+    def __post_init__(self) -> None:
+        demos, ticks = self.demos, self.ticks
+        self._read(ticks)
+        self._rows = executed_rows(demos, ticks)
         self._label = np.searchsorted(demos.label_ticks[:-1], ticks)
         self._undisturbed = np.flatnonzero(
             undisturbed(demos, ticks) & np.isin(ticks, demos.label_ticks)
@@ -303,25 +275,22 @@ class ClipWindows(_DemoWindows):
                 "no labelled clip shows the expert undisturbed for a whole chunk; record more "
                 "demonstrations."
             )
-        self._forward, self._inverse = forward, inverse
 
     def batch(self, step: int) -> Batch:
         """Return the windows of a step, drawn by (seed, step)."""
-        rng = np.random.default_rng([self._seed, step, 1])
-        draw = rng.random(self._batch)
+        rng = np.random.default_rng([self.seed, step, 1])
+        draw = rng.random(self.size)
         mode = np.where(
-            draw < self._forward, FORWARD, np.where(draw > 1 - self._inverse, INVERSE, POLICY)
+            draw < self.forward, FORWARD, np.where(draw > 1 - self.inverse, INVERSE, POLICY)
         )
-        free, clean = (
-            rng.integers(len(self), size=self._batch),
-            rng.integers(len(self._undisturbed), size=self._batch),
-        )
+        free = rng.integers(len(self), size=self.size)
+        clean = rng.integers(len(self._undisturbed), size=self.size)
         chosen = np.where(mode == POLICY, self._undisturbed[clean], free)
         prompts, prompt = self._draw_prompts(rng, self._goal[chosen])
         # a world does not follow from a sentence
         prompt = np.where(mode == POLICY, prompt, len(GOALS))
         prefix = np.where(mode == POLICY, self._draw_prefix(rng), 0)
-        answers = self._labels[self._label[chosen], self._goal[chosen]]
+        answers = self.demos.labels[self._label[chosen], self._goal[chosen]]
         rows = np.where(
             ((mode == POLICY) & (prefix == 0))[:, None, None], answers, self._rows[chosen]
         )
@@ -333,5 +302,5 @@ class ClipWindows(_DemoWindows):
         """
         mode = np.full(len(chosen), FORWARD)
         return self._windows(
-            chosen, self._rows[chosen], (self._captions.empty,), np.zeros_like(chosen), mode
+            chosen, self._rows[chosen], (self.captions.empty,), np.zeros_like(chosen), mode
         )

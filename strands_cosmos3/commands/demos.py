@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from strands_cosmos3.worlds.table.demonstrations import DemoCollector
 
 _BATCH = 20
-_LARGEST = {
-    **dict.fromkeys(("perturbed", "wandering", "distractors", "close"), 1),
-    "visual_randomization": 10,
-}
-"""Option of the table -> its largest value; the least is 0."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +135,11 @@ class Demos(Recording):
 
     table: DemoConfig = section(DemoConfig)
 
+    LARGEST: ClassVar[Mapping[str, int]] = {
+        **dict.fromkeys(("perturbed", "wandering", "distractors", "close"), 1),
+        "visual_randomization": 10,
+    }
+    """Option of the table -> its largest value; the least is 0."""
     extras: ClassVar[tuple[str, ...]] = ("sim", "data")
     """Extras of the package that it needs."""
 
@@ -153,7 +154,7 @@ class Demos(Recording):
         config = self.table
         robot = self.table.spec
         whole_number(config.ticks, "--ticks", 2)
-        for name, largest in _LARGEST.items():
+        for name, largest in self.LARGEST.items():
             fraction = getattr(config, name)
             if not 0 <= fraction <= largest:
                 flag = name.replace("_", "-")

@@ -13,7 +13,7 @@ from recipes.table_policy.captions import fresh_tokenizer, read_captions
 from recipes.table_policy.demos import Demos, write_demos
 from recipes.table_policy.release import export, fresh_policy
 from recipes.table_policy.windows import state_row_of
-from recipes.vae_training import VaeSizes, convolve_flat, make_vae
+from recipes.vae_training import convolve_flat, make_vae
 from strands_cosmos3.engine.config import TransformerConfig
 
 SIZES = FactorySizes(64, 2, 2, 1, 32, 96, 16, shards=1)
@@ -67,7 +67,7 @@ def policy(config_json):
 
 @pytest.fixture(scope="session")
 def vae():
-    made = make_vae(VaeSizes(16, 8, 8)).eval().requires_grad_(False)
+    made = make_vae(16, 8, 8).eval().requires_grad_(False)
     convolve_flat(made)
     return made
 

@@ -14,7 +14,8 @@ from recipes.table_policy.auxiliary_head import (
     PolicyWithAuxiliaryHead,
     without_auxiliary_head,
 )
-from recipes.table_policy.release import fresh_policy, policy_sizes
+from recipes.table_policy.config import RunConfig
+from recipes.table_policy.release import fresh_policy
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.training.matching import FlowConfig, flow_loss
 from strands_cosmos3.training.windows import Batch
@@ -23,7 +24,8 @@ GOALS, WINDOWS = 3, 8
 
 
 def _policy(seed: int = 0) -> PolicyWithAuxiliaryHead:
-    config = TransformerConfig.from_dict(transformer_config(policy_sizes(64, 2, 16), "silu", 16))
+    sizes = RunConfig(hidden=64, layers=2, latent_channels=16, latent_patch=2, rope_theta=5e6).sizes
+    config = TransformerConfig.from_dict(transformer_config(sizes, "silu", 16))
     return PolicyWithAuxiliaryHead(fresh_policy(config, seed), GOALS, seed)
 
 

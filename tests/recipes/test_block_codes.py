@@ -8,7 +8,7 @@ import torch
 
 from recipes.muon import muon_and_adamw
 from recipes.table_policy.block_codes import BlockCodes, blocks
-from recipes.vae_training import VaeSizes, make_vae, train_only
+from recipes.vae_training import make_vae, train_only
 from strands_cosmos3.training.loop import Loop, TrainLoopConfig
 
 CODES = 6
@@ -73,7 +73,7 @@ def test_an_error_counts_by_the_deviation_of_its_code(fitted: BlockCodes):
 
 
 def test_an_encoder_learns_the_codes(tmp_path):
-    vae = make_vae(VaeSizes(CODES, 8, 8))
+    vae = make_vae(CODES, 8, 8)
     codes = BlockCodes.fit(iter([clips(64)]), CODES)
     train_only(vae, "quant_conv", "encoder")
 

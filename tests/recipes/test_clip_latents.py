@@ -14,7 +14,7 @@ from recipes.table_policy.clip_latents import (
     clip_frames,
     encoded_ticks,
 )
-from recipes.vae_training import VaeSizes, make_vae
+from recipes.vae_training import make_vae
 from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.training.windows import ROWS
 
@@ -44,8 +44,7 @@ def clips_of(demos, config) -> ClipLatents:
 
 @pytest.fixture
 def config():
-    sizes = VaeSizes(latent_channels=2, base=8, decoder_base=8)
-    return WanConfig.from_dict(make_vae(sizes).config)
+    return WanConfig.from_dict(make_vae(2, 8, 8).config)
 
 
 def test_a_clip_at_any_tick_has_its_own_picture_and_blocks(config):

@@ -304,12 +304,12 @@ def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
         run._pictures(vae, 4),
     )
     policy, gradients = run._first_policy(), []
-    assert run._parts(clips, pictures) == 1
+    assert run._parts((clips, pictures)) == 1
     monkeypatch.setattr(run_module, "lower_precision", lambda *_, **__: nullcontext())
     monkeypatch.setattr(run_module, "_CPU_TOKENS", 40)
-    assert run._parts(clips, pictures) > 1
+    assert run._parts((clips, pictures)) > 1
     for parts in (1, 2):
-        loss = run._loss(policy, 1, parts, clips, pictures)
+        loss = run._loss(policy, 1, parts, (clips, pictures), None)
         policy.zero_grad()
         for part in range(parts):
             (loss(3 * parts + part)[0] / parts).backward()

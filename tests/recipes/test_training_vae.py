@@ -11,7 +11,6 @@ import torch
 from recipes.table_policy.colour_gate import ColourGate, colour_gate
 from recipes.vae_training import (
     VaeLoss,
-    VaeSizes,
     convolve_flat,
     make_vae,
     plain_state,
@@ -102,7 +101,7 @@ def test_without_magnitudes_an_error_counts_by_its_square():
 
 
 def test_only_the_named_parts_are_trained():
-    vae = make_vae(VaeSizes(16, 8, 8))
+    vae = make_vae(16, 8, 8)
     train_only(vae, "quant_conv", "encoder")
     trained = {
         name.split(".")[0] for name, parameter in vae.named_parameters() if parameter.requires_grad
@@ -117,7 +116,7 @@ def test_only_the_named_parts_are_trained():
 def test_flat_first_frames_are_the_stock_vaes():
     from diffusers import AutoencoderKLWan
 
-    vae = make_vae(VaeSizes(16, 8, 8), seed=1)
+    vae = make_vae(16, 8, 8, seed=1)
     stock = AutoencoderKLWan.from_config(vae.config)
     convolve_flat(vae)
     stock.load_state_dict(plain_state(vae))

@@ -21,7 +21,7 @@ def _state():
 
 def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
     latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
-    windows = PictureWindows(demos, latents, _state(), captions, batch=4000, dropout=0.08)
+    windows = PictureWindows(demos, latents, _state(), captions, size=4000, dropout=0.08)
     batch = windows.batch(0)
     dropped = batch.prompt == len(GOALS)
     assert dropped.float().mean().item() == pytest.approx(0.08, abs=0.015)
@@ -32,7 +32,7 @@ def test_windows_drop_prompts_as_often_as_they_should(demos, captions):
 
 def test_a_window_is_labelled_for_the_sentence_it_reads(demos, captions):
     latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
-    windows = PictureWindows(demos, latents, _state(), captions, batch=64, dropout=0.0)
+    windows = PictureWindows(demos, latents, _state(), captions, size=64, dropout=0.0)
     rng, batch = np.random.default_rng([0, 0]), windows.batch(0)
     chosen = rng.integers(len(windows), size=64)
     for i in range(64):
@@ -47,7 +47,7 @@ def test_half_of_the_windows_begin_with_a_prefix_that_their_rows_continue(demos,
     """
     latents = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
     windows = PictureWindows(
-        demos, latents, _state(), captions, batch=600, dropout=0.0, prefix_rows=6
+        demos, latents, _state(), captions, size=600, dropout=0.0, prefix_rows=6
     )
     chosen, batch = np.random.default_rng([0, 0]).integers(len(windows), size=600), windows.batch(0)
     assert (batch.prefix > 0).float().mean().item() == pytest.approx(0.5, abs=0.07)
@@ -77,7 +77,7 @@ def test_a_tenth_of_the_windows_release_a_held_cube(demos, captions):
     labels[..., 9] = 1.0
     labels[5, :, :8, 9] = -1.0
     windows = PictureWindows(
-        replace(demos, labels=labels), latents, _state(), captions, batch=2000, dropout=0.0
+        replace(demos, labels=labels), latents, _state(), captions, size=2000, dropout=0.0
     )
     rows = windows.batch(0).rows[:, :, 9]
     released = ((rows[:, 0] < 0) & (rows[:, -1] > 0)).float().mean().item()
@@ -89,9 +89,7 @@ def test_65_percent_of_the_windows_show_other_looks_of_their_tick(demos, caption
     own = np.broadcast_to(
         np.arange(count, dtype=np.float16)[:, None, None, None], (count, 16, 8, 9)
     )
-    windows = PictureWindows(
-        demos, own, _state(), captions, batch=400, looks=own + np.float16(1000)
-    )
+    windows = PictureWindows(demos, own, _state(), captions, size=400, looks=own + np.float16(1000))
     batch = windows.batch(0)
     shown, chosen = (
         batch.latents[:, 0, 0, 0, 0].numpy(),
@@ -108,7 +106,7 @@ def test_65_percent_of_the_windows_show_other_looks_of_their_tick(demos, caption
 
 def test_answers_are_the_labels_of_every_goal(demos, captions):
     own = np.zeros((len(demos.label_ticks), 16, 8, 9), np.float16)
-    windows = PictureWindows(demos, own, _state(), captions, batch=7)
+    windows = PictureWindows(demos, own, _state(), captions, size=7)
     chosen = np.random.default_rng([0, 0]).integers(len(windows), size=7)
     np.testing.assert_array_equal(windows.batch(0).goal_rows, np.clip(demos.labels[chosen], -3, 3))
 
@@ -117,7 +115,17 @@ def test_clips_answer_the_label_without_a_prefix_and_what_was_executed_after_one
     ticks = demos.label_ticks[demos.label_ticks + 16 <= demos.last[demos.label_ticks]]
     latents = np.zeros((len(ticks), 16, 5, 8, 9), np.float16)
     calm = replace(demos, perturbed=np.zeros_like(demos.perturbed))
-    windows = ClipWindows(calm, ticks, latents, _state(), captions, 200, 0.3, 0.3, prefix_rows=8)
+    windows = ClipWindows(
+        calm,
+        latents,
+        _state(),
+        captions,
+        size=200,
+        ticks=ticks,
+        forward=0.3,
+        inverse=0.3,
+        prefix_rows=8,
+    )
     batch, done = windows.batch(0), np.clip(executed_rows(demos, ticks), -3, 3)
     labels = np.clip(
         demos.labels[np.searchsorted(demos.label_ticks, ticks), demos.goal[ticks]], -3, 3
