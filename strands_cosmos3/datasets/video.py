@@ -232,9 +232,11 @@ class FrameReader:
                 f"{list(shape)}."
             )
         frames: dict[int, Frames] = {}
+        ordered = sorted(set(rows))
+        seeks = np.flatnonzero(np.diff(ordered) > _SEEK_FROM) + 1
         try:
-            for run in _runs(sorted(set(rows))):
-                frames |= self._decode(container, stream, first, run)
+            for run in np.split(ordered, seeks):
+                frames |= self._decode(container, stream, first, run.tolist())
         except (OSError, av.error.FFmpegError) as error:
             raise DatasetFormatError(f"{path} cannot be decoded: {error}.") from None
         if missing := set(rows) - set(frames):
@@ -275,13 +277,3 @@ class FrameReader:
         """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
-
-
-def _runs(rows: list[int]) -> list[list[int]]:
-    """Split ascending rows at gaps that are worth a seek."""
-    runs = [[rows[0]]]
-    for row in rows[1:]:
-        if row - runs[-1][-1] > _SEEK_FROM:
-            runs.append([])
-        runs[-1].append(row)
-    return runs

@@ -20,10 +20,9 @@ from typing import Any
 import ray
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
-from strands_cosmos3.evaluation.driver import MAX_ATTEMPTS
+from strands_cosmos3.evaluation.cluster import Reply
+from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
 
-_POLL_S = 0.25
 _VERSIONS = 2  # whose weights are kept
 
 
@@ -72,20 +71,7 @@ class CrewJob:
     attempts: int = 0
 
 
-@dataclass(eq=False)
-class _Place:
-    """A place for a worker; ``job`` is None while it opens."""
-
-    actor: Any
-    pending: Any
-    job: CrewJob | None = None
-    pid: int = 0
-    node: str = ""
-    since_s: float = 0.0
-    failed_starts: int = 0
-
-
-class Crew:
+class Crew(Places):
     """Workers that ``make`` makes, each in a process of its own.
 
     Args:
@@ -102,13 +88,16 @@ class Crew:
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if workers > cpus:
             raise ConfigError(f"--workers {workers}: the cluster has {cpus} CPUs; ask for fewer.")
-        self._make, self._timeout_s, self.deaths = make, timeout_s, 0
+        super().__init__(timeout_s)
+        self._make, self.deaths = make, 0
         self._weights: dict[int, Any] = {}
         self._queue: deque[CrewJob] = deque()
         self._done: dict[Hashable, Any] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._places = [self._opened() for _ in range(workers)]
+        self.places = [Place(number) for number in range(workers)]
+        for place in self.places:
+            self.open(place)
         self._executor = ThreadPoolExecutor(1)
         self._running = self._executor.submit(self._run)
 
@@ -141,20 +130,23 @@ class Crew:
         """End every worker."""
         self._closed = True
         self._executor.shutdown(wait=True)
-        for place in self._places:
-            end_actor(place.actor, place.pid, place.node)
+        super().close()
 
-    def _opened(self) -> _Place:
-        actor = RemoteWorker.remote()
-        return _Place(actor, actor.open.remote(self._make), since_s=time.monotonic())
+    def actor(self, number: int) -> Any:
+        """Return a new worker."""
+        return RemoteWorker.remote()
+
+    def opening(self, place: Place) -> Any:
+        """Have a worker open."""
+        return place.actor.open.remote(self._make)
 
     def _run(self) -> None:
         while not self._closed:
             self._hand_out()
-            self._collect()
+            self.collect()
 
     def _hand_out(self) -> None:
-        for place in self._places:
+        for place in self.places:
             with self._changed:
                 if place.pending is not None or not self._queue:
                     continue
@@ -165,44 +157,27 @@ class Crew:
             arguments = job.method, job.arguments, job.version, weights
             place.pending, place.since_s = place.actor.do.remote(*arguments), time.monotonic()
 
-    def _collect(self) -> None:
-        waiting = {place.pending: place for place in self._places if place.pending is not None}
-        if not waiting:
-            time.sleep(_POLL_S)
+    def took(self, place: Place, job: CrewJob | None, reply: Reply) -> None:
+        """Keep a job's result; an error of it ends the run."""
+        value = reply.unwrap()
+        if job is None:
+            (place.pid, place.node), place.failed_starts = value, 0
             return
-        ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
-        for reference in ready:
-            place = waiting[reference]
-            try:
-                value = ray.get(reference).unwrap()
-            except WORKER_FAILURES:
-                self._replace(place)
-                continue
-            job, place.pending, place.job = place.job, None, None
-            if job is None:
-                (place.pid, place.node), place.failed_starts = value, 0
-                continue
-            with self._changed:
-                self._done[job.key] = value
-                self._changed.notify_all()
-        latest_s = time.monotonic() - self._timeout_s
-        for place in self._places:
-            if place.pending is not None and place.since_s < latest_s:
-                end_actor(place.actor, place.pid, place.node)
-                self._replace(place)
+        with self._changed:
+            self._done[job.key] = value
+            self._changed.notify_all()
 
-    def _replace(self, place: _Place) -> None:
+    def died(self, place: Place) -> None:
+        """Queue the job of a worker that died again."""
         self.deaths += 1
-        place.failed_starts += place.job is None
-        attempts = place.failed_starts if place.job is None else place.job.attempts
-        if attempts >= MAX_ATTEMPTS:
-            what = "starting" if place.job is None else f"job {place.job.key}"
+        job: CrewJob | None = place.job
+        if job is None:
+            return
+        if job.attempts >= MAX_ATTEMPTS:
             raise EvaluationError(
-                f"a worker died {attempts} times while {what}; is there enough memory?"
+                f"a worker died {MAX_ATTEMPTS} times while job {job.key}; is there enough memory?"
             )
-        if place.job is not None:
-            with self._changed:
-                self._queue.appendleft(place.job)
-        fresh = self._opened()
-        place.actor, place.pending, place.job = fresh.actor, fresh.pending, None
-        place.pid, place.since_s = 0, fresh.since_s
+        with self._changed:
+            self._queue.appendleft(job)
+
+    hung = died

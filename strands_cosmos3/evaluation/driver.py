@@ -10,6 +10,7 @@ episodes. They are chosen by index, so they too are the same with any number of 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter, deque
@@ -21,8 +22,9 @@ import ray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
+from strands_cosmos3.evaluation.cluster import Reply
 from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
+from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import Settings
@@ -32,9 +34,7 @@ from strands_cosmos3.sim.interrupt import deferred_interrupt
 if TYPE_CHECKING:
     from strands_cosmos3.evaluation.replica import ReplicaPool
 
-MAX_ATTEMPTS = 3
 MAX_HANGS = 2
-_POLL_S = 0.25
 _CHECK_AFTER_SILENCE_S = 5.0
 
 
@@ -122,20 +122,6 @@ class Progress:
         self.successes[assignment.row] += bool(record["success"])
 
 
-@dataclass
-class _Slot:
-    """A place for a worker: its current actor and job."""
-
-    number: int
-    actor: Any
-    pending: Any  # reference of the awaited reply
-    job: _Job | None = None  # None while the worker opens
-    failed_starts: int = 0
-    pid: int = 0
-    node: str = ""
-    since_s: float = 0.0  # when the job was given out
-
-
 @dataclass(eq=False)
 class _Job:
     assignment: Assignment
@@ -148,7 +134,7 @@ class _Job:
         return f"{'film of ' if self.film else ''}{self.assignment.label}"
 
 
-class Driver:
+class Driver(Places):
     """Runs the episodes that are missing from a folder on a number of simulators.
 
     ``report`` is called several times a second with the progress.
@@ -164,6 +150,7 @@ class Driver:
         workers: int,
         report: Callable[[Progress], None] | None = None,
     ):
+        super().__init__(folder.settings.episode_timeout)
         self.folder = folder
         self.settings = folder.settings
         self.replicas: ReplicaPool | None = None
@@ -178,7 +165,6 @@ class Driver:
         self.progress.resumed = len(self.records)
         self._queue = deque(_Job(a) for a in self.plan if a.key not in self.records)
         self._report = report or (lambda progress: None)
-        self._slots: list[_Slot] = []
         self._busy_since_s: float | None = None
         self._last_reply_s = time.monotonic()
         self._answered_by = {
@@ -193,7 +179,7 @@ class Driver:
     @property
     def busy(self) -> dict[int, Assignment]:
         """Current assignment by process id."""
-        return {slot.pid: slot.job.assignment for slot in self._slots if slot.job is not None}
+        return {place.pid: place.job.assignment for place in self.places if place.job is not None}
 
     def run(self) -> None:
         """Run every missing episode, then film failures. Ctrl-C stops it between two replies;
@@ -210,7 +196,7 @@ class Driver:
                 if phase != "running":
                     self._queue.extend(_Job(a, film=True) for a in self._missing_films())
                     progress.films_total = len(self._queue)
-                while self._queue or any(slot.job for slot in self._slots):
+                while self._queue or any(place.job for place in self.places):
                     if phase == "running" and self._busy_since_s is not None:
                         progress.busy_s = time.monotonic() - self._busy_since_s
                     self._assign()
@@ -218,50 +204,34 @@ class Driver:
                     if interrupt.requested:
                         progress.interrupted = True
                         return
-                    self._collect()
+                    self._check_ray(self.collect())
+                    if self.replicas is not None:
+                        progress.replica_restarts = self.replicas.restarts()
         progress.phase = "done"
         self._report(progress)
 
-    def close(self) -> None:
-        """End every worker. Replicas belong to the caller."""
-        for slot in self._slots:
-            ray.kill(slot.actor, no_restart=True)
-        self._slots = []
-
     def _assign(self) -> None:
         """Start missing workers, and give jobs to idle ones."""
-        while len(self._slots) < min(
-            self.progress.workers_total, len(self._queue) + sum(bool(s.job) for s in self._slots)
-        ):
-            number = len(self._slots)
-            actor = RemoteSimulator.remote(number)
-            self._slots.append(_Slot(number, actor, self._open(actor, number)))
-        for slot in self._slots:
-            if slot.pending is None and self._queue:
-                slot.job = self._queue.popleft()
-                slot.job.attempts += 1
-                method = slot.actor.film if slot.job.film else slot.actor.run
-                slot.pending = method.remote(slot.job.assignment)
-                slot.since_s = time.monotonic()
+        jobs = len(self._queue) + sum(place.job is not None for place in self.places)
+        while len(self.places) < min(self.progress.workers_total, jobs):
+            self.places.append(Place(len(self.places)))
+            self.open(self.places[-1])
+        for place in self.places:
+            if place.pending is None and self._queue:
+                place.job = job = self._queue.popleft()
+                job.attempts += 1
+                method = place.actor.film if job.film else place.actor.run
+                place.pending, place.since_s = method.remote(job.assignment), time.monotonic()
 
-    def _open(self, actor: Any, number: int) -> Any:
-        return actor.open.remote(
-            self.settings, None if self.replicas is None else self.replicas.handle(number)
-        )
+    def actor(self, number: int) -> Any:
+        """Return a new simulator."""
+        return RemoteSimulator.remote(number)
 
-    def _collect(self) -> None:
-        """Wait briefly for replies, process them, and end workers that exceed the time limit."""
-        waiting = {slot.pending: slot for slot in self._slots if slot.pending is not None}
-        ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
-        self._check_ray(bool(ready))
-        for reference in ready:
-            self._process(waiting[reference])
-        latest_s = time.monotonic() - self.settings.episode_timeout
-        for slot in self._slots:
-            if slot.job is not None and slot.since_s < latest_s:
-                self._end_hung(slot, slot.job)
-        if self.replicas is not None:
-            self.progress.replica_restarts = self.replicas.restarts()
+    def opening(self, place: Place) -> Any:
+        """Have a simulator open, however long it takes: a replica may be loading."""
+        place.since_s = math.inf
+        replica = None if self.replicas is None else self.replicas.handle(place.number)
+        return place.actor.open.remote(self.settings, replica)
 
     def _check_ray(self, replied: bool) -> None:
         """Raise if the cluster has no machine left; Ray itself would wait for another one
@@ -277,15 +247,8 @@ class Driver:
                     "Ray's own processes died. Finished episodes are stored; --resume continues."
                 )
 
-    def _process(self, slot: _Slot) -> None:
-        job = slot.job
-        try:
-            reply: Reply = ray.get(slot.pending)
-        except WORKER_FAILURES:
-            self._replace_dead(slot)
-            return
-        slot.pending = None
-        slot.job = None
+    def took(self, place: Place, job: _Job | None, reply: Reply) -> None:
+        """Store what a simulator replies."""
         if reply.kind == "error":
             if job is None:
                 reply.unwrap()
@@ -295,10 +258,10 @@ class Driver:
             if job is not None:
                 self._requeue(job)
                 self.progress.workers -= 1
-            slot.pending = self._open(slot.actor, slot.number)
+            place.pending = self.opening(place)
         elif job is None:
-            slot.failed_starts = 0
-            slot.pid, slot.node, version = reply.value
+            place.failed_starts = 0
+            place.pid, place.node, version = reply.value
             self.progress.workers += 1
             self._busy_since_s = self._busy_since_s or time.monotonic()
             if version != __version__:
@@ -335,25 +298,17 @@ class Driver:
             equal = all(stored.get(name) == value for name, value in without_times(record).items())
             self.folder.write_film(assignment, film, equal)
 
-    def _replace_dead(self, slot: _Slot) -> None:
-        """Replace a worker that died, and queue its job again."""
+    def died(self, place: Place) -> None:
+        """Queue the job of a worker that died again."""
         self.progress.worker_failures += 1
-        slot.pid = 0  # another process may have the id by now
-        if slot.job is not None:
-            self._requeue(slot.job)
-        else:
-            slot.failed_starts += 1
-            if slot.failed_starts >= MAX_ATTEMPTS:
-                raise EvaluationError(
-                    f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there "
-                    "enough memory?"
-                )
-        self._restart(slot)
+        if place.job is not None:
+            self.progress.workers -= 1
+            self._requeue(place.job)
 
-    def _end_hung(self, slot: _Slot, job: _Job) -> None:
-        """Kill a worker that exceeds the time limit; queue its job again, or store that it
-        failed.
-        """
+    def hung(self, place: Place) -> None:
+        """Queue the job of a worker that exceeds the time limit again, or store that it failed."""
+        job: _Job = place.job
+        self.progress.workers -= 1
         self.progress.hangs += 1
         job.hangs += 1
         if job.hangs < MAX_HANGS:
@@ -367,17 +322,6 @@ class Driver:
             )
             record["times"]["hung"] = MAX_HANGS
             self._store(job, record)
-        self._restart(slot)
-
-    def _restart(self, slot: _Slot) -> None:
-        """End a slot's worker and start another one."""
-        end_actor(slot.actor, slot.pid, slot.node)
-        if slot.job is not None:
-            self.progress.workers -= 1
-        slot.actor = RemoteSimulator.remote(slot.number)
-        slot.pending = self._open(slot.actor, slot.number)
-        slot.job = None
-        slot.pid = 0
 
     def _requeue(self, job: _Job) -> None:
         if job.attempts < MAX_ATTEMPTS:

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.stats import ActionStats
-from strands_cosmos3.checks import whole_number
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
@@ -172,7 +171,6 @@ class PostTraining:
 
     def _require_numbers(self) -> None:
         config = self.config
-        whole_number(config.validate_every, "validate_every", 1)
         if not 0 <= config.validation_fraction < 1:
             raise ConfigError(
                 "--validation-fraction must be a fraction in 0..1, below 1, got "
@@ -227,10 +225,6 @@ class PostTraining:
     def _statistics(self, data: Dataset, keys: ArmKeys) -> ActionStats | None:
         if self.checkpoint.action_space == "joint_pos" or self.config.stats == "packaged":
             return None
-        if self.config.stats != "dataset":
-            raise ConfigError(
-                f"--stats must be 'dataset' or 'packaged', got {self.config.stats!r}."
-            )
         return row_statistics(data, self.embodiment, keys)
 
     def run(self, until: int | None = None) -> Path:

@@ -21,7 +21,7 @@ from dataclasses import Field, dataclass, field, fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,18 +124,6 @@ class Variation:
             return {option.name: int(value) if whole else float(value)}
         except ValueError:
             raise ConfigError(f"{text!r}: {value!r} is not {option.metadata['kind']}.") from None
-
-    @classmethod
-    @typed()
-    def parse(cls, forms: Sequence[str]) -> Self:
-        """Return the variation of short forms. Errors: as :meth:`change`, or one is set twice."""
-        values: dict[str, Any] = {}
-        for form in forms:
-            change = cls.change(form)
-            if set(change) & set(values):
-                raise ConfigError(f"{form!r} is set twice.")
-            values |= change
-        return cls(**values)
 
     def identity(self) -> dict[str, Any]:
         """Return what it changes, for JSON: nothing for the world as it is."""

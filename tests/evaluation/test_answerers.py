@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.errors import CheckpointError, ConfigError, RenderError
-from strands_cosmos3.evaluation import driver as module_of_driver
 from strands_cosmos3.evaluation.cluster import Reply
-from strands_cosmos3.evaluation.driver import Driver, _Job, _Slot
+from strands_cosmos3.evaluation.driver import Driver, _Job
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.places import Place
 from strands_cosmos3.evaluation.policies import load_policy, source_sha256
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import make_settings
@@ -180,16 +180,15 @@ def test_a_service_with_another_model_does_not_continue(tmp_path, stored, now):
 
 
 @pytest.fixture
-def replied(tmp_path, monkeypatch):
+def replied(tmp_path):
     """replied(reply, job): what a driver does with a worker's reply, where one episode is stored."""
     settings = make_settings({"tasks": "reach", "seeds": 3, "backend": "service", "films": 0})
     store(tmp_path, settings, "a" * 64, episodes=1)
 
     def process(reply, job=None):
-        monkeypatch.setattr(module_of_driver.ray, "get", lambda reference: reply)
         with RunFolder(tmp_path, settings, resume=True) as folder:
             driver = Driver(folder, 1)
-            driver._process(_Slot(0, None, None, job))
+            driver.took(Place(0), job, reply)
             return driver.records
 
     process.assignment = settings.plan()[1]

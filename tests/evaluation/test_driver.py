@@ -13,15 +13,12 @@ import ray
 from helpers import small_world
 from strands_cosmos3.errors import ConfigError, EvaluationError, InputError
 from strands_cosmos3.evaluation import driver as module
+from strands_cosmos3.evaluation import places
 from strands_cosmos3.evaluation.cluster import ONE_THREAD, require_gpus
-from strands_cosmos3.evaluation.driver import (
-    MAX_ATTEMPTS,
-    Driver,
-    RemoteSimulator,
-    SimulatorActor,
-)
+from strands_cosmos3.evaluation.driver import Driver, RemoteSimulator, SimulatorActor
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
+from strands_cosmos3.evaluation.places import MAX_ATTEMPTS
 from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
 
@@ -125,16 +122,18 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_named(reference, tm
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The driver's clock, which a test can put forward."""
+    """The clock of the driver and of its places, which a test can put forward."""
 
     class Clock:
         ahead_s = 0.0
+        sleep = staticmethod(time.sleep)
 
         def monotonic(self):
             return time.monotonic() + self.ahead_s
 
     made = Clock()
     monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(places, "time", made)
     return made
 
 

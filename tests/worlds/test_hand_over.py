@@ -330,8 +330,6 @@ def test_a_hand_over_needs_its_scene():
         ConfigError, match=r"one of them 'third'; the scene has \['left', 'right'\]"
     ):
         HandOverMonitor(SCENE, "third")
-    with pytest.raises(ConfigError, match="needs a bar and the limb 'third'"):
-        withdrawn(SCENE, ROBOT.data, "third")
     with pytest.raises(UnknownNameError, match="hand_over"):
         Robot("panda", task="hand_out")
 

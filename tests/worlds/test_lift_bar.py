@@ -326,5 +326,3 @@ def test_a_task_needs_its_scene():
         TableJudge(get_task("lift_bar"), SCENE, parse_instruction("pick up the red cube"))
     with pytest.raises(ConfigError, match="do not go together"):
         TableJudge(get_task("pick"), SCENE, parse_instruction("pick up the red cube"))
-    with pytest.raises(ConfigError, match="has no bar"):
-        bar_state(TableScene(), ROBOT.data)

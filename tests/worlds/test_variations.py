@@ -23,7 +23,10 @@ TABLE = get_world("table")
 
 
 def starts(*forms: str, n: int = 12):
-    variation = TableVariation.parse(forms)
+    changes = (TableVariation.change(form) for form in forms)
+    variation = TableVariation(
+        **{name: value for change in changes for name, value in change.items()}
+    )
     return [Start("pick", 100 + i, i, TABLE.instruction("pick", i), variation) for i in range(n)]
 
 

@@ -168,13 +168,13 @@ def convert(
         "dtype": dtype,
         "shard_bytes": shard_bytes,
     }
-    weights = checkpoint.weights
+    weights, quantised = checkpoint.weights, None
     if quantize is not None:
-        weights = Quantised(weights, linears(checkpoint.config, quantize.quantize_text))
-        conversion["quantized"] = sorted(weights.names)
+        quantised = Quantised(weights, linears(checkpoint.config, quantize.quantize_text))
+        conversion["quantized"] = sorted(quantised.names)
     digests, errors = _finished_files(unfinished, conversion)
     files = (
-        _released_files(checkpoint, weights, dtype, shard_bytes)
+        _released_files(checkpoint, quantised or weights, dtype, shard_bytes)
         if to == "released"
         else _lerobot_files(checkpoint, dtype)
     )
@@ -183,11 +183,11 @@ def convert(
         path = unfinished / name
         if not path.exists() or digests.get(name) != sha256(path):
             digests[name] = write_safetensors(path, planned)
-            errors |= weights.errors if isinstance(weights, Quantised) else {}
+            errors |= quantised.errors if quantised else {}
             progress = {"what": conversion, "files": digests, "errors": errors}
             write_json(unfinished / PROGRESS, progress)
     if to == "released":
-        stated = weights.described(errors) if isinstance(weights, Quantised) else None
+        stated = quantised.described(errors) if quantised else None
         _describe_released(checkpoint, unfinished, files, digests, stated)
     else:
         _describe_lerobot(checkpoint, unfinished)

@@ -1,0 +1,111 @@
+"""Places for workers on Ray, each of which does one job after another; a worker that dies or hangs
+is replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from strands_cosmos3.errors import EvaluationError
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
+from strands_cosmos3.resources import Closeable
+
+MAX_ATTEMPTS = 3
+"""Deaths of workers with one job, or while one starts, after which no other tries it."""
+_POLL_S = 0.25
+
+
+@dataclass(eq=False)
+class Place:
+    """A place for a worker: its actor, the reference of the awaited reply, and its job."""
+
+    number: int
+    actor: Any = None
+    pending: Any = None
+    job: Any = None  # None while the worker opens
+    pid: int = 0  # 0 if unknown
+    node: str = ""
+    since_s: float = 0.0  # when the reply was asked for
+    failed_starts: int = 0
+
+
+class Places(Closeable):
+    """The places of a run. ``timeout_s``: Longest wall-clock time until a reply."""
+
+    def __init__(self, timeout_s: float):
+        self.places: list[Place] = []
+        self._timeout_s = timeout_s
+
+    @abstractmethod
+    def actor(self, number: int) -> Any:
+        """Return the actor of a new worker."""
+
+    @abstractmethod
+    def opening(self, place: Place) -> Any:
+        """Have a place's worker open; return the reference of its reply."""
+
+    @abstractmethod
+    def took(self, place: Place, job: Any, reply: Reply) -> None:
+        """Process a reply; without a job the worker has opened."""
+
+    @abstractmethod
+    def died(self, place: Place) -> None:
+        """Do what follows from a worker's death, before :meth:`replace`."""
+
+    @abstractmethod
+    def hung(self, place: Place) -> None:
+        """Do what follows from a reply that does not come, before :meth:`replace`."""
+
+    def open(self, place: Place) -> None:
+        """Start a worker in a place."""
+        place.actor = self.actor(place.number)
+        place.job, place.pid, place.since_s = None, 0, time.monotonic()
+        place.pending = self.opening(place)
+
+    def replace(self, place: Place) -> None:
+        """End a place's worker and start another; EvaluationError if none starts there."""
+        end_actor(place.actor, place.pid, place.node)
+        place.failed_starts += place.job is None
+        if place.failed_starts >= MAX_ATTEMPTS:
+            raise EvaluationError(
+                f"worker {place.number} died {MAX_ATTEMPTS} times while it started; is there "
+                "enough memory?"
+            )
+        self.open(place)
+
+    def collect(self) -> bool:
+        """Wait briefly for replies, process them, and replace workers that died or hang; return
+        whether one replied.
+        """
+        waiting = {place.pending: place for place in self.places if place.pending is not None}
+        if not waiting:
+            time.sleep(_POLL_S)
+        ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
+        for reference in ready:
+            place = waiting[reference]
+            try:
+                reply: Reply = ray.get(reference)
+            except WORKER_FAILURES:
+                place.pid = 0  # another process may have the id by now
+                self.died(place)
+                self.replace(place)
+            else:
+                job, place.pending, place.job = place.job, None, None
+                self.took(place, job, reply)
+        latest_s = time.monotonic() - self._timeout_s
+        for place in self.places:
+            if place.pending is not None and place.since_s < latest_s:
+                self.hung(place)
+                self.replace(place)
+        return bool(ready)
+
+    def close(self) -> None:
+        """End every worker; what they share belongs to the caller."""
+        for place in self.places:
+            end_actor(place.actor, place.pid, place.node)
+        self.places = []
