@@ -8,9 +8,7 @@ that dies is replaced, and its job goes to the front of the queue; one whose wor
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,38 +22,6 @@ from strands_cosmos3.evaluation.cluster import Reply
 from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
 
 _VERSIONS = 2  # whose weights are kept
-
-
-class WorkerActor:
-    """A process with one worker: any object with ``take_weights`` and methods that are jobs."""
-
-    _worker: Any  # made by open
-    _version = 0  # of the weights it has
-
-    def open(self, make: Callable[[], Any]) -> Reply:
-        """Make the worker; reply with process and node."""
-
-        def made() -> tuple[int, str]:
-            self._worker = make()
-            return os.getpid(), ray.get_runtime_context().get_node_id()
-
-        return Reply.of(made)
-
-    def do(
-        self, method: str, arguments: tuple[Any, ...], version: int, weights: list[Any]
-    ) -> Reply:
-        """Do a job with weights of a version; reply with its result."""
-
-        def done() -> Any:
-            if version != self._version:
-                self._worker.take_weights(ray.get(weights[0]))
-                self._version = version
-            return getattr(self._worker, method)(*arguments)
-
-        return Reply.of(done)
-
-
-RemoteWorker = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(WorkerActor)
 
 
 @dataclass(eq=False)
@@ -132,10 +98,6 @@ class Crew(Places):
         self._executor.shutdown(wait=True)
         super().close()
 
-    def actor(self, number: int) -> Any:
-        """Return a new worker."""
-        return RemoteWorker.remote()
-
     def opening(self, place: Place) -> Any:
         """Have a worker open."""
         return place.actor.open.remote(self._make)
@@ -150,18 +112,16 @@ class Crew(Places):
             with self._changed:
                 if place.pending is not None or not self._queue:
                     continue
-                job = place.job = self._queue.popleft()
-            job.attempts += 1
+                job = self._queue.popleft()
             known = self._weights.get(job.version)
             weights = [] if known is None else [known]
-            arguments = job.method, job.arguments, job.version, weights
-            place.pending, place.since_s = place.actor.do.remote(*arguments), time.monotonic()
+            self.give(place, job, job.method, job.arguments, job.version, weights)
 
     def took(self, place: Place, job: CrewJob | None, reply: Reply) -> None:
         """Keep a job's result; an error of it ends the run."""
         value = reply.unwrap()
         if job is None:
-            (place.pid, place.node), place.failed_starts = value, 0
+            place.opened(*value)
             return
         with self._changed:
             self._done[job.key] = value

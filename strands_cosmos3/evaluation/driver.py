@@ -11,16 +11,15 @@ episodes. They are chosen by index, so they too are the same with any number of 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from strands_cosmos3 import __version__
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.cluster import Reply
 from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
@@ -38,46 +37,13 @@ MAX_HANGS = 2
 _CHECK_AFTER_SILENCE_S = 5.0
 
 
-class SimulatorActor:
-    """A simulator in a process of its own, which only plain values and the text of errors leave.
-    :meth:`open` makes it, so that a failure can give its reason.
-    """
+def simulator(settings: Settings, replica: Any) -> AssignmentRunner:
+    """Make a simulator's robot and policy, in its process."""
+    if replica is None:
+        return AssignmentRunner(settings)
+    from strands_cosmos3.evaluation.replica import replica_engine
 
-    _runner: AssignmentRunner  # made by open
-
-    def __init__(self, number: int):
-        self._number = number
-
-    def open(self, settings: Settings, replica: Any) -> Reply:
-        """Make robot and policy; reply with process, node and version."""
-
-        def make() -> tuple[int, str, str]:
-            engine = None
-            if replica is not None:
-                from strands_cosmos3.evaluation.replica import replica_engine
-
-                engine = replica_engine(settings, replica)
-            self._runner = AssignmentRunner(settings, engine)
-            return os.getpid(), ray.get_runtime_context().get_node_id(), __version__
-
-        return Reply.of(make)
-
-    def run(self, assignment: Assignment) -> Reply:
-        """Reply with an episode's record."""
-
-        def episode() -> Any:
-            record = self._runner.run(assignment)
-            record["times"]["worker"] = self._number
-            return record
-
-        return Reply.of(episode)
-
-    def film(self, assignment: Assignment) -> Reply:
-        """Reply with the record of the same episode again, and its video as bytes."""
-        return Reply.of(lambda: self._runner.film(assignment))
-
-
-RemoteSimulator = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(SimulatorActor)
+    return AssignmentRunner(settings, replica_engine(settings, replica))
 
 
 @dataclass
@@ -218,20 +184,14 @@ class Driver(Places):
             self.open(self.places[-1])
         for place in self.places:
             if place.pending is None and self._queue:
-                place.job = job = self._queue.popleft()
-                job.attempts += 1
-                method = place.actor.film if job.film else place.actor.run
-                place.pending, place.since_s = method.remote(job.assignment), time.monotonic()
-
-    def actor(self, number: int) -> Any:
-        """Return a new simulator."""
-        return RemoteSimulator.remote(number)
+                job = self._queue.popleft()
+                self.give(place, job, "film" if job.film else "run", (job.assignment,))
 
     def opening(self, place: Place) -> Any:
         """Have a simulator open, however long it takes: a replica may be loading."""
         place.since_s = math.inf
         replica = None if self.replicas is None else self.replicas.handle(place.number)
-        return place.actor.open.remote(self.settings, replica)
+        return place.actor.open.remote(partial(simulator, self.settings, replica))
 
     def _check_ray(self, replied: bool) -> None:
         """Raise if the cluster has no machine left; Ray itself would wait for another one
@@ -260,20 +220,16 @@ class Driver(Places):
                 self.progress.workers -= 1
             place.pending = self.opening(place)
         elif job is None:
-            place.failed_starts = 0
-            place.pid, place.node, version = reply.value
+            place.opened(*reply.value)
             self.progress.workers += 1
             self._busy_since_s = self._busy_since_s or time.monotonic()
-            if version != __version__:
-                raise EvaluationError(
-                    f"a worker runs version {version} of this package, the driver {__version__}."
-                )
         elif job.film:
             record, film = reply.value
             self.require_same(record["model_sha256"])
             self._store_film(job.assignment, record, film)
         else:
             self.require_same(reply.value["model_sha256"])
+            reply.value["times"]["worker"] = place.number
             self._store(job, reply.value)
 
     def require_same(self, model_sha256: str | None) -> None:

@@ -1,16 +1,19 @@
-"""Places for workers on Ray, each of which does one job after another; a worker that dies or hangs
-is replaced.
+"""Workers on Ray, each in a place where it does one job after another; one that dies or hangs is
+replaced.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from strands_cosmos3 import __version__
 from strands_cosmos3.errors import EvaluationError
 from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
 from strands_cosmos3.resources import Closeable
@@ -18,6 +21,42 @@ from strands_cosmos3.resources import Closeable
 MAX_ATTEMPTS = 3
 """Deaths of workers with one job, or while one starts, after which no other tries it."""
 _POLL_S = 0.25
+
+
+class WorkerActor:
+    """A process with one worker, any object, which only plain values and the text of errors leave.
+    :meth:`open` makes it, so that a failure can give its reason.
+    """
+
+    _worker: Any  # made by open
+    _version = 0  # of the weights it has
+
+    def open(self, make: Callable[[], Any]) -> Reply:
+        """Make the worker; reply with process, node and version of this package."""
+
+        def made() -> tuple[int, str, str]:
+            self._worker = make()
+            return os.getpid(), ray.get_runtime_context().get_node_id(), __version__
+
+        return Reply.of(made)
+
+    def do(
+        self, method: str, arguments: Sequence[Any], version: int = 0, weights: Sequence[Any] = ()
+    ) -> Reply:
+        """Do a job with weights of a version, which ``take_weights`` takes; reply with its
+        result.
+        """
+
+        def done() -> Any:
+            if version != self._version:
+                self._worker.take_weights(ray.get(weights[0]))
+                self._version = version
+            return getattr(self._worker, method)(*arguments)
+
+        return Reply.of(done)
+
+
+RemoteWorker = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(WorkerActor)
 
 
 @dataclass(eq=False)
@@ -33,6 +72,14 @@ class Place:
     since_s: float = 0.0  # when the reply was asked for
     failed_starts: int = 0
 
+    def opened(self, pid: int, node: str, version: str) -> None:
+        """Take what a worker replies that has opened."""
+        self.pid, self.node, self.failed_starts = pid, node, 0
+        if version != __version__:
+            raise EvaluationError(
+                f"a worker runs version {version} of this package, the driver {__version__}."
+            )
+
 
 class Places(Closeable):
     """The places of a run. ``timeout_s``: Longest wall-clock time until a reply."""
@@ -40,10 +87,6 @@ class Places(Closeable):
     def __init__(self, timeout_s: float):
         self.places: list[Place] = []
         self._timeout_s = timeout_s
-
-    @abstractmethod
-    def actor(self, number: int) -> Any:
-        """Return the actor of a new worker."""
 
     @abstractmethod
     def opening(self, place: Place) -> Any:
@@ -63,9 +106,15 @@ class Places(Closeable):
 
     def open(self, place: Place) -> None:
         """Start a worker in a place."""
-        place.actor = self.actor(place.number)
+        place.actor = RemoteWorker.remote()
         place.job, place.pid, place.since_s = None, 0, time.monotonic()
         place.pending = self.opening(place)
+
+    def give(self, place: Place, job: Any, *request: Any) -> None:
+        """Have a place's worker do a job; the request is as :meth:`WorkerActor.do` takes it."""
+        job.attempts += 1
+        place.job, place.since_s = job, time.monotonic()
+        place.pending = place.actor.do.remote(*request)
 
     def replace(self, place: Place) -> None:
         """End a place's worker and start another; EvaluationError if none starts there."""

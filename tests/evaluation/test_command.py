@@ -101,7 +101,7 @@ def workers_of(pid):
     return [
         p.info["pid"]
         for p in found
-        if p.info["pid"] in family and "ray::SimulatorActor" in " ".join(p.info["cmdline"] or [])
+        if p.info["pid"] in family and "ray::WorkerActor" in " ".join(p.info["cmdline"] or [])
     ]
 
 

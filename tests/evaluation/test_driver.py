@@ -15,10 +15,10 @@ from strands_cosmos3.errors import ConfigError, EvaluationError, InputError
 from strands_cosmos3.evaluation import driver as module
 from strands_cosmos3.evaluation import places
 from strands_cosmos3.evaluation.cluster import ONE_THREAD, require_gpus
-from strands_cosmos3.evaluation.driver import Driver, RemoteSimulator, SimulatorActor
+from strands_cosmos3.evaluation.driver import Driver
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
-from strands_cosmos3.evaluation.places import MAX_ATTEMPTS
+from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, RemoteWorker, WorkerActor
 from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
 
@@ -163,14 +163,14 @@ def test_a_stopped_simulator_is_killed_and_its_episode_given_to_another(referenc
 def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
     reference, tmp_path, clock, monkeypatch
 ):
-    class Hanging(SimulatorActor):
-        def run(self, assignment):
-            if assignment.index == 1:
+    class Hanging(WorkerActor):
+        def do(self, method, arguments):
+            if arguments[0].index == 1:
                 threading.Event().wait()
-            return super().run(assignment)
+            return super().do(method, arguments)
 
     remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Hanging)
-    monkeypatch.setattr(module, "RemoteSimulator", remote)
+    monkeypatch.setattr(places, "RemoteWorker", remote)
     settings = make_settings({**SMALL, "films": 1})
 
     def wait_long(driver):
@@ -225,7 +225,7 @@ def test_workers_have_one_thread(local_ray):
     """numpy, torch and software OpenGL would each take every core, and two workers would stand
     in each other's way.
     """
-    worker = RemoteSimulator.remote(0)
+    worker = RemoteWorker.remote()
     seen = ray.get(
         worker.__ray_call__.remote(
             lambda self, names: [os.environ.get(name) for name in names], list(ONE_THREAD)

@@ -121,12 +121,13 @@ class Bin:
         spec.add_material(name="bin", rgba=[0.33, 0.36, 0.40, 1], specular=0.25, shininess=0.3)
         body = spec.worldbody.add_body(name="bin", pos=[*self.center_m, 0.0])
         (ix, iy), w, h = self.inner_m, self.wall_m, self.height_m
+        x, y, half_wall, half_height = ix / 2, iy / 2, w / 2, h / 2  # halves, as MuJoCo has them
         walls = {
-            "bin_floor": ([0, 0, w / 2], [ix / 2, iy / 2, w / 2]),
-            "bin_front": ([ix / 2 + w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
-            "bin_back": ([-ix / 2 - w / 2, 0, h / 2], [w / 2, iy / 2 + w, h / 2]),
-            "bin_left": ([0, iy / 2 + w / 2, h / 2], [ix / 2, w / 2, h / 2]),
-            "bin_right": ([0, -iy / 2 - w / 2, h / 2], [ix / 2, w / 2, h / 2]),
+            "bin_floor": ([0, 0, half_wall], [x, y, half_wall]),
+            "bin_front": ([x + half_wall, 0, half_height], [half_wall, y + w, half_height]),
+            "bin_back": ([-x - half_wall, 0, half_height], [half_wall, y + w, half_height]),
+            "bin_left": ([0, y + half_wall, half_height], [x, half_wall, half_height]),
+            "bin_right": ([0, -y - half_wall, half_height], [x, half_wall, half_height]),
         }
         box = mujoco.mjtGeom.mjGEOM_BOX
         for name, (pos, size) in walls.items():

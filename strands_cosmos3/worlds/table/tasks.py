@@ -23,7 +23,7 @@ speed explains was moved by hand: its history starts again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import mujoco
@@ -268,22 +268,22 @@ def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
     return bar if len(robot.limbs) > 1 else None
 
 
+@dataclass
 class _CubeMonitor:
     """Whether a condition of a cube holds now."""
 
-    def __init__(self, scene: TableScene, goal: Goal, holds: Condition):
-        self._scene = scene
-        self._goal = goal
-        self._holds = holds
-        self._history = CubeHistory()
+    scene: TableScene
+    goal: Goal
+    holds: Condition
+    history: CubeHistory = field(default_factory=CubeHistory)
 
     def update(self, data: mujoco.MjData) -> bool:
         """Add the present state; return whether the condition holds."""
-        now = cube_state(self._scene, data, self._goal.cube)
-        onto = self._goal.onto
-        base_m = None if onto is None else data.xpos[self._scene.bodies[onto].id].copy()
-        self._history.update(now, data.site_xpos[self._scene.only.tcp_site], base_m)
-        return self._holds(Situation(self._scene, self._goal, data, now, self._history))
+        scene, goal = self.scene, self.goal
+        now = cube_state(scene, data, goal.cube)
+        base_m = None if goal.onto is None else data.xpos[scene.bodies[goal.onto].id].copy()
+        self.history.update(now, data.site_xpos[scene.only.tcp_site], base_m)
+        return self.holds(Situation(scene, goal, data, now, self.history))
 
 
 class TableJudge(Judge):
