@@ -343,48 +343,51 @@ _META = "meta/episodes"
 
 
 @dataclass(frozen=True, eq=False)
-class IndexRows:
-    """Index entries of n consecutive episodes, to be written.
+class IndexRow:
+    """The index entry of an episode, to be written.
 
     Args:
-        tasks, notes, stats: Of each episode.
-        length: [n] number of frames.
-        data: [n, 2] chunk and file of the data rows.
-        videos: Camera key -> [n, 3] chunk, file, and index of the first frame in that file.
+        length: Number of frames.
+        data: Chunk and file of the data rows.
+        videos: Camera key -> chunk, file, and index of the first frame in that file.
     """
 
-    tasks: Sequence[Sequence[str]]
-    notes: Sequence[Mapping[str, Any]]
-    stats: Sequence[Mapping[str, Stats]]
-    length: Ints
-    data: Ints
-    videos: Mapping[str, Ints]
+    tasks: Sequence[str]
+    note: Mapping[str, Any]
+    stats: Mapping[str, Stats]
+    length: int
+    data: Sequence[int] | Ints
+    videos: Mapping[str, Sequence[int] | Ints]
 
-    def table(self, episode: int, frame: int, number: tuple[int, int], fps: float) -> Any:
-        """Return the parquet table for the index file of a chunk and file number; its first entry
-        is the dataset's ``episode``, which begins at its ``frame``.
-        """
-        n = len(self.length)
-        ends = frame + np.cumsum(self.length)
-        columns: dict[str, Any] = {
-            "episode_index": np.arange(episode, episode + n),
-            "tasks": pa.array([list(tasks) for tasks in self.tasks], pa.list_(pa.string())),
-            "length": self.length,
-            **_file_columns("data", self.data),
-            "dataset_from_index": ends - self.length,
-            "dataset_to_index": ends,
-        }
-        for key, places in self.videos.items():
-            columns |= _file_columns(f"videos/{key}", places)
-            columns[f"videos/{key}/from_timestamp"] = places[:, 2] / fps
-            columns[f"videos/{key}/to_timestamp"] = (places[:, 2] + self.length) / fps
-        for key, figures in self.stats[0].items():
-            for name in figures:
-                values = [episode[key][name].tolist() for episode in self.stats]
-                columns[f"stats/{key}/{name}"] = pa.array(values)
-        columns |= _file_columns(_META, np.tile(number, (n, 1)))
-        notes = [json.dumps(dict(note)) if note else None for note in self.notes]
-        return pa.table({**columns, NOTE: pa.array(notes, pa.string())})
+
+def index_table(
+    rows: Sequence[IndexRow], episode: int, frame: int, number: tuple[int, int], fps: float
+) -> Any:
+    """Return the parquet table for the index file of a chunk and file number; its first entry is
+    the dataset's ``episode``, which begins at its ``frame``.
+    """
+    length = np.array([row.length for row in rows])
+    ends = frame + np.cumsum(length)
+    columns: dict[str, Any] = {
+        "episode_index": np.arange(episode, episode + len(rows)),
+        "tasks": pa.array([list(row.tasks) for row in rows], pa.list_(pa.string())),
+        "length": length,
+        **_file_columns("data", np.array([row.data for row in rows])),
+        "dataset_from_index": ends - length,
+        "dataset_to_index": ends,
+    }
+    for key in rows[0].videos:
+        places = np.array([row.videos[key] for row in rows])
+        columns |= _file_columns(f"videos/{key}", places)
+        columns[f"videos/{key}/from_timestamp"] = places[:, 2] / fps
+        columns[f"videos/{key}/to_timestamp"] = (places[:, 2] + length) / fps
+    for key, figures in rows[0].stats.items():
+        for name in figures:
+            values = [row.stats[key][name].tolist() for row in rows]
+            columns[f"stats/{key}/{name}"] = pa.array(values)
+    columns |= _file_columns(_META, np.tile(number, (len(rows), 1)))
+    notes = [json.dumps(dict(row.note)) if row.note else None for row in rows]
+    return pa.table({**columns, NOTE: pa.array(notes, pa.string())})
 
 
 def _file_columns(prefix: str, places: Ints) -> dict[str, Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.files import IndexRows, read_episode_stats
+from strands_cosmos3.datasets.files import IndexRow, read_episode_stats
 from strands_cosmos3.datasets.reader import Dataset, write_stats
 from strands_cosmos3.datasets.spec import BOOKKEEPING
-from strands_cosmos3.datasets.stats import Stats, merged_features
+from strands_cosmos3.datasets.stats import merged_features
 from strands_cosmos3.datasets.video import join_videos, video_layout
 from strands_cosmos3.errors import (
     ConfigError,
@@ -129,39 +129,32 @@ class _Merge:
         fps = self.info.spec.fps
         data = self._copy("", self.data_bytes)
         videos = {key: self._copy(key, self.video_bytes) for key in self.info.spec.cameras}
-        tasks: list[tuple[str, ...]] = []
-        notes: list[Mapping[str, Any]] = []
-        stats: list[dict[str, Stats]] = []
+        rows: list[IndexRow] = []
         for part in self.parts:
-            tasks += [part._index.tasks(i) for i in range(len(part))]
-            notes += [part._index.note(i) for i in range(len(part))]
-            stats += read_episode_stats(part.root, part._index, part.spec)
+            index = part._index
+            for i, stats in enumerate(read_episode_stats(part.root, index, part.spec)):
+                filmed = {key: places[len(rows)] for key, places in videos.items()}
+                about = index.tasks(i), index.note(i), stats, int(index.length[i])
+                rows.append(IndexRow(*about, data[len(rows)], filmed))
             if progress is not None:
-                progress(len(tasks), len(data))
-        length = np.concatenate([part.lengths for part in self.parts])
-        for first in range(0, len(data), _EPISODES_PER_FILE):
+                progress(len(rows), len(data))
+        frame = 0
+        for first in range(0, len(rows), _EPISODES_PER_FILE):
             number = divmod(first // _EPISODES_PER_FILE, files.CHUNK_SIZE)
-            batch = slice(first, first + _EPISODES_PER_FILE)
-            rows = IndexRows(
-                tasks[batch],
-                notes[batch],
-                stats[batch],
-                length[batch],
-                data[batch],
-                {key: places[batch] for key, places in videos.items()},
-            )
-            table = rows.table(first, int(length[:first].sum()), number, fps)
+            batch = rows[first : first + _EPISODES_PER_FILE]
+            table = files.index_table(batch, first, frame, number, fps)
             files.write_table(files.file_of(root, files.EPISODES_PATH, number), table)
-        if len(data):
+            frame += sum(row.length for row in batch)
+        if rows:
             files.write_tasks(root, self.tasks)
         info = replace(
             self.info,
-            total_episodes=len(data),
-            total_frames=int(length.sum()),
+            total_episodes=len(rows),
+            total_frames=frame,
             total_tasks=len(self.tasks),
         )
         write_json(root / files.INFO, info.to_json())
-        write_stats(root, merged_features(stats))
+        write_stats(root, merged_features([row.stats for row in rows]))
 
     def _copy(self, key: str, most_bytes: int) -> NDArray[np.int64]:
         """Copy the data rows, or a camera's videos; return the new chunk and file of each episode,

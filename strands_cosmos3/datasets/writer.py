@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import image_array, typed, whole_number
 from strands_cosmos3.datasets import files
-from strands_cosmos3.datasets.files import EpisodeIndex, IndexRows, read_episode_stats
+from strands_cosmos3.datasets.files import EpisodeIndex, IndexRow, read_episode_stats
 from strands_cosmos3.datasets.reader import write_stats
 from strands_cosmos3.datasets.spec import DatasetSpec, Feature
 from strands_cosmos3.datasets.stats import Stats, column_stats, merged_features, to_json
@@ -424,18 +424,14 @@ class DatasetWriter(Closeable):
             table,
             max(1024, len(table) // len(episodes)),
         )
-        length = np.array([episode.length for episode in episodes])
-        places = np.tile(number, (len(episodes), 1))
-        videos = np.column_stack([places, np.cumsum(length) - length])
-        rows = IndexRows(
-            [(episode.task,) for episode in episodes],
-            [episode.note for episode in episodes],
-            [episode.stats for episode in episodes],
-            length,
-            places,
-            dict.fromkeys(self.spec.cameras, videos),
-        )
-        index = rows.table(info.total_episodes, info.total_frames, number, self.spec.fps)
+        rows: list[IndexRow] = []
+        first_frame = 0
+        for e in episodes:
+            videos = dict.fromkeys(self.spec.cameras, (*number, first_frame))
+            rows.append(IndexRow((e.task,), e.note, e.stats, e.length, number, videos))
+            first_frame += e.length
+        starts = info.total_episodes, info.total_frames
+        index = files.index_table(rows, *starts, number, self.spec.fps)
         files.write_table(files.file_of(self.root, files.EPISODES_PATH, number), index)
 
     def close(self) -> None:
