@@ -7,6 +7,7 @@ that has finished is skipped, and one that was interrupted runs again, because e
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from strands_cosmos3.commands.flags import registry
 from strands_cosmos3.commands.progress import terminated_as_interrupted
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
 from strands_cosmos3.resources import load_json, locked, storing, write_folder, write_json
+from strands_cosmos3.tables import read_toml
 from strands_cosmos3.training.cost import duration, machine
 
 
@@ -55,31 +57,77 @@ class PipelineOptions:
     tiny: bool = False  # all steps in minutes, for a policy that can do nothing
 
 
-def command_step(name: str, *arguments: str, unrecorded: Sequence[str] = ()) -> PipelineStep:
+def command_step(name: str, command: str, unrecorded: str = "") -> PipelineStep:
     """Return a step that runs ``strands-cosmos3``, or a module of the recipes if its name is the
-    first argument; ``unrecorded`` arguments change no result.
+    first word; ``unrecorded`` arguments change no result.
     """
-    module = arguments[0].startswith("recipes.")
-    command = f"{'python -m' if module else 'strands-cosmos3'} {' '.join(arguments)}"
-    program = [*([] if module else ["strands_cosmos3"]), *arguments, *unrecorded]
-    return PipelineStep(name, command, lambda folder: _run(folder, program, command))
+    words = shlex.split(command)
+    module = words[0].startswith("recipes.")
+    record = " ".join(["python -m" if module else "strands-cosmos3", *words])
+    program = [*([] if module else ["strands_cosmos3"]), *words, *shlex.split(unrecorded)]
+    return PipelineStep(name, record, lambda folder: _run(folder, program, record))
 
 
-def card_step(trained: str, card: Callable[[Path], str], *files: str) -> PipelineStep:
-    """Return the step that writes ``checkpoint/``: the trained one, its card, and further files of
-    the recipe's folder.
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe.
+
+    Args:
+        name: What it makes.
+        path: A TOML file: its ``steps``, the ``options`` in their commands, and those of a ``tiny``
+            run.
+        trained: Folder of the trained checkpoint in that of the recipe.
+        card: Returns the model card.
+        files: Further files that the checkpoint has, of the recipe's folder.
+        works: The steps that are no command: each works in a folder, with the options.
     """
 
-    def work(folder: Path) -> None:
+    name: str
+    path: Path
+    trained: str
+    card: Callable[[Path], str]
+    files: tuple[str, ...] = ()
+    works: Mapping[str, Callable[[Path, Mapping[str, Any]], object]] = field(default_factory=dict)
+
+    def steps(self, options: PipelineOptions) -> list[PipelineStep]:
+        """Return the steps; the last one writes ``checkpoint/``, the trained one with its card."""
+        content = read_toml(self.path)
+        values = {**content["options"], **vars(options), "trained": self.trained}
+        if options.tiny:
+            values |= content["tiny"]
+        steps = [self._step(step, values) for step in content["steps"]]
+        return [*steps, PipelineStep("card", "the checkpoint with its card", self._write)]
+
+    def _step(self, step: Mapping[str, str], values: Mapping[str, Any]) -> PipelineStep:
+        name = step["name"]
+        texts = {key: text.format_map({**values, "name": name}) for key, text in step.items()}
+        if "command" in step:
+            return command_step(**texts)
+        return PipelineStep(name, texts["text"], lambda folder: self.works[name](folder, values))
+
+    def _write(self, folder: Path) -> None:
         def fill(unfinished: Path) -> None:
-            shutil.copytree(folder / trained, unfinished, dirs_exist_ok=True)
-            for file in files:
+            shutil.copytree(folder / self.trained, unfinished, dirs_exist_ok=True)
+            for file in self.files:
                 shutil.copy(folder / file, unfinished)
-            (unfinished / "README.md").write_text(card(folder), encoding="utf-8")
+            (unfinished / "README.md").write_text(self.card(folder), encoding="utf-8")
 
         write_folder(folder / "checkpoint", fill)
 
-    return PipelineStep("card", "the checkpoint with its card", work)
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the command of the recipe: parse its options, run its steps; return an exit
+        status.
+        """
+        options = tyro.cli(PipelineOptions, args=arguments, description=f"Make the {self.name}.")
+        # under nohup SIGINT is ignored, and steps would ignore it, too
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+
+        def work() -> None:
+            run_steps(options.out, self.steps(options))
+            print(f"checkpoint and card: {options.out / 'checkpoint'}")
+
+        return status_of(self.name, work, "; the same command goes on")
 
 
 def run_steps(folder: Path, steps: Sequence[PipelineStep]) -> None:
@@ -158,24 +206,6 @@ def status_of(name: str, work: Callable[[], object], remedy: str = "") -> int:
         print(f"{name}: interrupted{remedy}.", file=sys.stderr)
         return 130
     return 0
-
-
-def main(
-    name: str,
-    steps: Callable[[PipelineOptions], Sequence[PipelineStep]],
-    arguments: Sequence[str] | None,
-) -> int:
-    """Run the command of a recipe: parse its options, run its steps, return an exit status."""
-    options = tyro.cli(PipelineOptions, args=arguments, description=f"Make the {name}.")
-    # under nohup SIGINT is ignored, and steps would ignore it, too
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-
-    def work() -> None:
-        run_steps(options.out, steps(options))
-        print(f"checkpoint and card: {options.out / 'checkpoint'}")
-
-    return status_of(name, work, "; the same command goes on")
 
 
 def evaluated(folder: Path, name: str) -> str:

@@ -4,7 +4,7 @@ with it.
 
 import sys
 
-from recipes.libero_policy.recipe import main
+from recipes.libero_policy.recipe import RECIPE
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(RECIPE.main())

@@ -10,8 +10,7 @@ are a cheaper start than random ones.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,15 +21,7 @@ from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsa
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from recipes.pipeline import (
-    PipelineOptions,
-    PipelineStep,
-    card_step,
-    command_step,
-    evaluated,
-    history,
-)
-from recipes.pipeline import main as run
+from recipes.pipeline import Recipe, evaluated, history
 from recipes.random_checkpoint import latent_scale, write_tokenizer, write_weights
 from recipes.table_policy.release import SAMPLING
 from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_vae, reconstruction_loss
@@ -47,80 +38,19 @@ from strands_cosmos3.resources import write_folder, write_json
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.windows import to_pixels
 
-SUITE = "libero_object"
-START = "start"
-TRAINED = "run/checkpoint"
 _DOMAIN = "libero"
 _TIER = 128  # on which each view is 80 x 80 pixels; NVIDIA's is 256
 _VAE_BATCH = 8
 _REPLAN_ROWS = 8
-_EVALUATIONS = {
-    "evaluation": "plain",
-    "controls": "blank,swapped",
-    "swap": "plain",
-    "task": "plain",
-}
-"""Step -> conditions; the last two are of the suite's variants."""
+_EVALUATIONS = ("evaluation", "controls", "swap", "task")
 
 
-@dataclass(frozen=True)
-class LiberoRecipe:
-    """Options of the recipe."""
-
-    episodes: int = 60  # of demonstrations
-    vae_steps: int = 400
-    steps: int = 1000
-    batch: int = 64
-    lr: float = 1e-3
-    tasks: str = "0,1,2,3,4,5,6,7,8,9"
-    seeds: int = 3  # initial states of each task
-    few_seeds: int = 1  # of each task with other conditions and on the variants
-
-    def pipeline(self, options: PipelineOptions) -> list[PipelineStep]:
-        """Return the steps: demonstrations, the start, training, evaluations, the card."""
-        seed = ("--seed", str(options.seed))
-        workers = ("--workers", str(options.workers))
-        return [
-            command_step(
-                *("demos", "recipes.libero_policy.demos", "--suite", SUITE, "--out", "demos"),
-                *("--episodes", str(self.episodes), *seed),
-                unrecorded=workers,
-            ),
-            PipelineStep(
-                START,
-                f"the VAE, {self.vae_steps} steps on pictures of the demonstrations",
-                lambda folder: _start(folder, self.vae_steps),
-            ),
-            command_step(
-                *("policy", "train", "--out", "run", "--model", START, "--dataset", "demos"),
-                *("--embodiment", _DOMAIN, "--train", "*", "--stats", "packaged"),
-                *("--validation-fraction", "0.05", "--validate-every", "250", *seed),
-                *("--steps", str(self.steps), "--batch", str(self.batch), "--lr", f"{self.lr:g}"),
-            ),
-            *(
-                command_step(
-                    *(name, "evaluate", "--model", TRAINED, "--out", name),
-                    *("--world", f"libero/{SUITE}" + f"_{name}" * (name in ("swap", "task"))),
-                    *("--tasks", self.tasks, "--conditions", conditions, "--films", "0"),
-                    *("--seeds", str(self.seeds if name == "evaluation" else self.few_seeds)),
-                    unrecorded=("--resume", *workers),
-                )
-                for name, conditions in _EVALUATIONS.items()
-            ),
-            card_step(TRAINED, card),
-        ]
-
-
-TINY = LiberoRecipe(episodes=2, vae_steps=2, steps=2, batch=2, tasks="0", seeds=1, few_seeds=1)
-"""Runs through every stage in minutes; its policy can do nothing."""
-
-
-def _start(folder: Path, vae_steps: int) -> None:
+def _start(folder: Path, options: Mapping[str, Any]) -> None:
     with Dataset(folder / "demos") as dataset:
         sentences = sorted({episode.task for episode in dataset})
         pictures = pictures_of(dataset)
-    vae = train_vae(folder / "vae", pictures, vae_steps)
-    write_start(folder / START, sentences, vae)
+    vae = train_vae(folder / "vae", pictures, options["vae_steps"])
+    write_start(folder / "start", sentences, vae)
 
 
 def pictures_of(dataset: Dataset) -> NDArray[np.uint8]:
@@ -246,12 +176,14 @@ def card(folder: Path) -> str:
     template = Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8"))
     return template.substitute(
         evaluations="\n\n".join(evaluated(folder, name) for name in _EVALUATIONS),
-        history=history(folder, ("demos", START, "policy")),
+        history=history(folder, ("demos", "start", "policy")),
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a small policy for LIBERO, or go on with it; return an exit status."""
-    return run(
-        "libero policy", lambda o: (TINY if o.tiny else LiberoRecipe()).pipeline(o), arguments
-    )
+RECIPE = Recipe(
+    "libero policy",
+    Path(__file__).with_name("recipe.toml"),
+    "run/checkpoint",
+    card,
+    works={"start": _start},
+)

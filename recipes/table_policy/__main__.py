@@ -2,7 +2,7 @@
 
 import sys
 
-from recipes.table_policy.recipe import main
+from recipes.table_policy.recipe import RECIPE
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(RECIPE.main())

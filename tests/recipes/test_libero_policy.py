@@ -15,8 +15,8 @@ import torch
 
 from recipes.libero_policy import demos as libero_demos
 from recipes.libero_policy.recipe import (
+    RECIPE,
     card,
-    main,
     pictures_of,
     write_start,
 )
@@ -188,8 +188,8 @@ def test_the_card_has_every_figure_and_its_command(tmp_path):
 def test_all_stages_of_the_tiny_recipe(tmp_path, capsys):
     pytest.importorskip("libero", reason="LIBERO has an environment of its own: make test-libero")
     out = tmp_path / "made"
-    assert main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
+    assert RECIPE.main(["--out", str(out), "--tiny", "--workers", "1"]) == 0
     Checkpoint.open(out / "checkpoint").verify()
     assert "| plain | 0 | 0 of 1" in (out / "checkpoint/README.md").read_text()
-    assert main(["--out", str(out), "--tiny"]) == 0
+    assert RECIPE.main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 8

@@ -17,11 +17,9 @@ import tyro
 
 from helpers.environments import ROOT
 from recipes.libero_policy.demos import LiberoRecording
-from recipes.libero_policy.recipe import TINY as LIBERO_TINY
-from recipes.libero_policy.recipe import LiberoRecipe
+from recipes.libero_policy.recipe import RECIPE as LIBERO
 from recipes.pipeline import PipelineOptions, PipelineStep, command_step, run_steps
-from recipes.table_policy import recipe as table_recipe
-from recipes.table_policy.recipe import TINY, Recipe
+from recipes.table_policy.recipe import RECIPE as TABLE
 from recipes.table_policy.record import TableRecording
 from recipes.table_policy.train import TrainOptions
 from strands_cosmos3.cli import COMMANDS, _parsed
@@ -85,20 +83,17 @@ def test_a_folder_keeps_the_commands_that_it_was_made_with(steps, tmp_path: Path
 
 @pytest.mark.smoke
 def test_a_failed_command_is_named(tmp_path: Path):
-    step = command_step("d", "train", "--out", "x")
+    step = command_step("d", "train --out x")
     with pytest.raises(TrainingError, match=r"status 2 of: cd .* strands-cosmos3 train --out x"):
         run_steps(tmp_path, [step])
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    "make",
-    [Recipe().steps, TINY.steps, LiberoRecipe().pipeline, LIBERO_TINY.pipeline],
-    ids=["table", "tiny table", "libero", "tiny libero"],
-)
-def test_every_command_can_be_parsed_and_workers_change_none(make):
-    steps = make(PipelineOptions(Path("out"), seed=3))
-    assert steps == make(PipelineOptions(Path("out"), seed=3, workers=8))
+@pytest.mark.parametrize("recipe", [TABLE, LIBERO], ids=["table", "libero"])
+@pytest.mark.parametrize("tiny", [False, True], ids=["whole", "tiny"])
+def test_every_command_can_be_parsed_and_workers_change_none(recipe, tiny):
+    steps = recipe.steps(PipelineOptions(Path("out"), seed=3, tiny=tiny))
+    assert steps == recipe.steps(PipelineOptions(Path("out"), seed=3, workers=8, tiny=tiny))
     assert steps[0].name == "demos"
     assert steps[-1].name == "card"
     for step in steps:
@@ -144,7 +139,7 @@ def test_ctrl_c_reaches_the_step_once_and_it_ends_by_itself(tmp_path: Path):
 
 def test_all_steps_of_the_tiny_recipe(tmp_path: Path, capsys):
     out = tmp_path / "made"
-    assert table_recipe.main(["--out", str(out), "--tiny"]) == 0
+    assert TABLE.main(["--out", str(out), "--tiny"]) == 0
     Checkpoint.open(out / "checkpoint").verify()
     card = (out / "checkpoint/README.md").read_text()
     for part in (
@@ -160,14 +155,14 @@ def test_all_steps_of_the_tiny_recipe(tmp_path: Path, capsys):
     ):
         assert part in card
     capsys.readouterr()
-    assert table_recipe.main(["--out", str(out), "--tiny"]) == 0
+    assert TABLE.main(["--out", str(out), "--tiny"]) == 0
     assert capsys.readouterr().out.count(": done on") == 10
 
 
 @pytest.mark.smoke
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys):
     (tmp_path / "file").write_text("")
-    assert table_recipe.main(["--out", str(tmp_path / "file/out")]) == 1
+    assert TABLE.main(["--out", str(tmp_path / "file/out")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("bundled policy: ")
     assert len(said.splitlines()) == 1
