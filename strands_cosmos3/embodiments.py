@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import finite_array, instance_of, typed_fields, whole_number
 from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
 from strands_cosmos3.options import MODEL_BACKENDS, option
-from strands_cosmos3.tables import from_table, read_toml
+from strands_cosmos3.tables import from_tables, read_toml
 
-_T = TypeVar("_T")
 Meaning = Literal["pose_delta", "pose_absolute", "joint_position", "raw"]
 ViewPoint = Literal["ego", "third_person", "wrist", "concat", "top_down_2d", "video_game"]
 
@@ -414,39 +413,26 @@ def _embodiment(table: Mapping[str, Any]) -> Embodiment:
 
 def _embodiment_tables() -> dict[str, dict[str, Any]]:
     """The tables of embodiments by name; one that is like another has the other's values too."""
-    defaults: dict[str, Any] = {
-        "chunk": 16,
-        "tool": "end_effector",
-        "meaning": "pose_delta",
-        "gripper": "",
-        "spaces": {},
-        "translation_scale": 1.0,
-    }
     tables: dict[str, dict[str, Any]] = {}
     for table in _TABLES["embodiments"]:
-        similar = tables.get(table.get("like", ""), {})
-        tables[table["name"]] = {**defaults, **similar, "aliases": [], **table}
+        similar = tables.get(table.get("like"), _TABLES["defaults"])
+        tables[table["name"]] = {**similar, "aliases": [], **table}
     return tables
 
 
-def _named(kind: type[_T], section: str) -> Mapping[str, _T]:
-    return {name: from_table(kind, table, name) for name, table in _TABLES[section].items()}
-
-
-GRIPPERS = _named(GripperConvention, "grippers")
+GRIPPERS = from_tables(GripperConvention, _TABLES["grippers"])
 """Units in which grippers are counted, by name."""
 MODEL_GRIPPER = GRIPPERS["fraction"]
 WIRE_GRIPPER = GRIPPERS["closed_fraction"]
 PANDA_FINGER = GRIPPERS["finger_m"]
-PRESETS = _named(Sampling, "presets")
-RIGS = _named(CameraRig, "rigs")
+PRESETS = from_tables(Sampling, _TABLES["presets"])
+RIGS = from_tables(CameraRig, _TABLES["rigs"])
 JOINT_POS = _space("joint_pos")
 POSE_ABS = _space("pose_abs")
 DROID_RIG = RIGS["droid"]
-_EMBODIMENTS = {name: _embodiment(table) for name, table in _embodiment_tables().items()}
-_ALIASES = {
-    alias: name for name, table in _embodiment_tables().items() for alias in table["aliases"]
-}
+_ROWS = _embodiment_tables()
+_EMBODIMENTS = {name: _embodiment(table) for name, table in _ROWS.items()}
+_ALIASES = {alias: name for name, table in _ROWS.items() for alias in table["aliases"]}
 
 
 def list_embodiments() -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from strands_cosmos3.errors import MissingDependencyError
+from strands_cosmos3.tables import from_tables, read_toml
 
 
 @dataclass(frozen=True)
@@ -28,33 +30,8 @@ class Extra:
         return tuple(module for module in self.modules if find_spec(module) is None)
 
 
-EXTRAS = {
-    "sim": Extra(
-        "the simulated Franka, inverse kinematics, films and plots: rollout, demos, evaluate",
-        ("mujoco", "mink", "daqp", "av", "PIL", "OpenGL", "matplotlib"),
-    ),
-    "engine": Extra(
-        "Cosmos 3 checkpoints, the bundled policy among them: infer, and the native, distributed "
-        "and diffusers backends",
-        ("torch", "safetensors", "transformers", "diffusers", "huggingface_hub", "PIL", "av"),
-    ),
-    "serve": Extra(
-        "a policy server, and calls to one: serve, rollout --backend service",
-        ("websockets", "msgpack", "PIL"),
-    ),
-    "view": Extra("the live page in a browser: view", ("viser", "trimesh")),
-    "data": Extra("LeRobot datasets: rollout --dataset, demos, view --play", ("pyarrow", "av")),
-    "scale": Extra("many episodes on several processes: evaluate", ("ray",)),
-    "train": Extra("training and post-training: train", ("peft", "tensorboard")),
-    "gym": Extra(
-        "environments with the Gymnasium API: strands_cosmos3.environments", ("gymnasium",)
-    ),
-    "libero": Extra(
-        "the LIBERO benchmark: evaluate --world libero/libero_object and others", ("libero",)
-    ),
-    "rerun": Extra("Rerun recordings: rollout --rrd", ("rerun",)),
-}
-"""Extras by name. ``train`` includes engine, data and sim."""
+EXTRAS = from_tables(Extra, read_toml(Path(__file__).with_suffix(".toml")))
+"""Extras by name."""
 OF_BACKEND = {
     "native": ("engine",),
     "distributed": ("engine",),

@@ -80,6 +80,11 @@ def from_table(kind: type[_T], table: Any, where: str, hint: str = "") -> _T:
         raise
 
 
+def from_tables(kind: type[_T], tables: Mapping[str, Any]) -> dict[str, _T]:
+    """Return dataclasses by name from tables by name; errors as :func:`from_table`."""
+    return {name: from_table(kind, table, name) for name, table in tables.items()}
+
+
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Types of the fields that a caller may give, by name; of an optional one, the type beside

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, finite_array, known_name, positive
 from strands_cosmos3.errors import InputError, UnknownNameError
+from strands_cosmos3.tables import from_tables, read_toml
 
 RIGS = ("wide", "near")
 _TEXTURE_PX = 512  # along each side of the table, about 2.6 mm a pixel
@@ -128,15 +130,7 @@ _PATTERNS = {
 PATTERNS = tuple(_PATTERNS)
 
 TABLES: Mapping[str, Surface] = MappingProxyType(
-    {
-        "wood": Surface(),
-        "parquet": Surface("tiles", (0.76, 0.64, 0.50), 0.16),
-        "dark": Surface("tiles", (0.14, 0.13, 0.13), 0.30),
-        "white": Surface("tiles", (0.93, 0.93, 0.92), 0.06),
-        "checked": Surface("checks", (0.62, 0.60, 0.57), 0.25),
-        "striped": Surface("stripes", (0.45, 0.50, 0.47), 0.30),
-        "marble": Surface("clouds", (0.72, 0.72, 0.74), 0.12),
-    }
+    from_tables(Surface, read_toml(Path(__file__).with_name("surfaces.toml")))
 )
 """Tables by name."""
 
