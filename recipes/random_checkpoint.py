@@ -7,6 +7,7 @@ gives uniform attention, which hides a swapped position or a wrong mask.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
-from strands_cosmos3.resources import write_json
+from strands_cosmos3.resources import load_json, write_json
 
 LABEL = "random weights, for tests and benchmarks: the outputs of this checkpoint mean nothing"
 STEM = "diffusion_pytorch_model"
@@ -44,6 +45,9 @@ _CORPUS = (
     '"duration": "2s", '
     '"fps": 15.0, "resolution": {"H": 544, "W": 736}, "aspect_ratio": "4,3"}',
 )
+_LAYOUT = Path(__file__).with_name("released_layout")
+SCHEDULER = load_json(_LAYOUT / "scheduler/scheduler_config.json")
+MODEL_INDEX = load_json(_LAYOUT / "model_index.json")
 
 
 @dataclass(frozen=True)
@@ -98,39 +102,15 @@ def write_checkpoint(
     }
     write_weights(folder / "transformer", weights, sizes.shards)
     _write_vae(folder / "vae", sizes, seed)
-    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
-    write_json(folder / "model_index.json", MODEL_INDEX)
+    write_layout(folder)
     fields = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
     write_metadata(folder, {**fields, "sha256": weight_digests(folder) if digests else None})
     return folder
 
 
-SCHEDULER = {
-    "_class_name": "UniPCMultistepScheduler",
-    "num_train_timesteps": 1000,
-    "prediction_type": "flow_prediction",
-    "solver_type": "bh2",
-    "solver_order": 2,
-    "predict_x0": True,
-    "use_flow_sigmas": True,
-    "lower_order_final": True,
-    "final_sigmas_type": "zero",
-    "use_karras_sigmas": True,
-    "sigma_min": 0.147,
-    "sigma_max": 200.0,
-    "flow_shift": 1.0,
-}
-MODEL_INDEX = {
-    "_class_name": "Cosmos3OmniPipeline",
-    "transformer": ["diffusers", "Cosmos3OmniTransformer"],
-    "text_tokenizer": ["transformers", "PreTrainedTokenizerFast"],
-    "vae": ["diffusers", "AutoencoderKLWan"],
-    "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-    **{part: [None, None] for part in ("sound_tokenizer", "safety_checker")},
-    **dict.fromkeys(
-        ("enable_safety_checker", "default_use_system_prompt", "use_native_flow_schedule"), False
-    ),
-}
+def write_layout(folder: Path) -> None:
+    """Write the index of a checkpoint in the released layout, and its scheduler."""
+    shutil.copytree(_LAYOUT, folder, dirs_exist_ok=True)
 
 
 def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
-from recipes.random_checkpoint import MODEL_INDEX, SCHEDULER, write_weights
+from recipes.random_checkpoint import write_layout, write_weights
 from recipes.table_policy.preview import save_preview
 from recipes.vae_training import plain_vae
 from strands_cosmos3.embodiments import get_embodiment
@@ -159,8 +159,7 @@ def export(
         if preview is not None:
             save_preview(preview, unfinished, dtype)
         shutil.copytree(tokenizer, unfinished / "text_tokenizer")
-        write_json(unfinished / "scheduler/scheduler_config.json", SCHEDULER)
-        write_json(unfinished / "model_index.json", MODEL_INDEX)
+        write_layout(unfinished)
         write_metadata(unfinished, {**ours, "sha256": weight_digests(unfinished)})
 
     write_folder(folder, fill)
