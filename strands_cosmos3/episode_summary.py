@@ -33,13 +33,13 @@ class Outcome(StrEnum):
 
 
 _OUTCOME_MESSAGES = {
-    Outcome.SUCCESS: "The task's success condition held.",
-    Outcome.TIMEOUT: "The time was up before the task's success condition held.",
-    Outcome.FOLLOWED: "The policy did what its own instruction asks, which is not the goal.",
-    Outcome.COMPLETED: "The motion was played to its end, or the time was up; there was no task "
+    "success": "The task's success condition held.",
+    "timeout": "The time was up before the task's success condition held.",
+    "followed": "The policy did what its own instruction asks, which is not the goal.",
+    "completed": "The motion was played to its end, or the time was up; there was no task "
     "to judge.",
-    Outcome.INTERRUPTED: "The user stopped the episode; the arm was brought to rest first.",
-    Outcome.FAULT: "A fault stopped the episode; the arm was brought to rest.",
+    "interrupted": "The user stopped the episode; the arm was brought to rest first.",
+    "fault": "A fault stopped the episode; the arm was brought to rest.",
 }
 
 

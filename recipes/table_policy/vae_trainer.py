@@ -4,7 +4,7 @@ and a check of colours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -90,13 +90,8 @@ class VaeTrainer:
         path = self.folder / "vae/codes.pt"
         if not path.exists():
             width = 16 * self.demos.columns
-            clips = (
-                to_pixels(self.demos.frames[range(t, t + ROWS + 1)][None])[..., :width]
-                for t in self._spread_clips()
-            )
-            made = BlockCodes.fit(
-                (clip.to(self.device) for clip in clips), self.config.latent_channels
-            )
+            clips = (clip[..., :width].to(self.device) for clip in self._spread_clips())
+            made = BlockCodes.fit(clips, self.config.latent_channels)
             write_whole(
                 path,
                 partial(torch.save, {name: tensor.cpu() for name, tensor in vars(made).items()}),
@@ -208,12 +203,12 @@ class VaeTrainer:
         vae.register_to_config(**load_json(path))
         return vae
 
-    def _spread_clips(self) -> list[int]:
-        """Return the first ticks of some clips, spread over the demonstrations."""
+    def _spread_clips(self) -> Iterator[torch.Tensor]:
+        """Yield the pixels [1, 3, ROWS + 1, H, W] of some clips, spread over the demonstrations."""
         starts = self.demos.clips(ROWS)
-        return starts[
-            np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)
-        ].tolist()
+        chosen = np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)
+        for tick in starts[chosen].tolist():
+            yield to_pixels(self.demos.frames[range(tick, tick + ROWS + 1)][None])
 
     def _frame_statistics(
         self, encode: Callable[[torch.Tensor], torch.Tensor]
@@ -222,11 +217,8 @@ class VaeTrainer:
         keeps its own.
         """
         with torch.no_grad():
-            clips = (
-                to_pixels(self.demos.frames[range(tick, tick + ROWS + 1)][None])
-                for tick in self._spread_clips()
-            )
-            latents = torch.cat([encode(clip)[..., : self.demos.columns] for clip in clips])
+            clips = map(encode, self._spread_clips())
+            latents = torch.cat([clip[..., : self.demos.columns] for clip in clips])
         mean, std = latents.mean((0, 3, 4)), latents.std((0, 3, 4))  # [C, F]
         mean[:, 0] = 0.0
         std[:, 0] = 1.0

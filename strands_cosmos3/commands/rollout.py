@@ -500,7 +500,10 @@ def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -
             figures = (f"{x:.3f}" if x >= 5e-4 else f"{x:.1e}" for x in vars(error).values())
             table.add_row(name.replace("_", " "), *figures, meaning)
     console.print(table)
-    steps = last.steps
+    rows = (
+        "rows executed {total} (clamped {clamped}, stretched {stretched}, unconverged "
+        "{unconverged}, over 1 mm off {off_pose})"
+    ).format_map(last.steps)
     latency = last.latency_ms
     took = last.inference_ms
     felt = "the arm waited for each answer"
@@ -509,9 +512,7 @@ def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -
         felt += f" ({last.latency_clock})"
     speed = last.realtime_factor
     console.print(
-        f"rows executed {steps['total']} (clamped {steps['clamped']}, stretched "
-        f"{steps['stretched']}, unconverged {steps['unconverged']}, over 1 mm off "
-        f"{steps['off_pose']}); {felt}; inference took p50 {took['p50']:.1f} ms, max "
+        f"{rows}; {felt}; inference took p50 {took['p50']:.1f} ms, max "
         f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, "
         f"{speed:{'.0f' if speed >= 10 else '.2g'}} times as fast as real time"
     )
