@@ -504,16 +504,14 @@ def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -
         "rows executed {total} (clamped {clamped}, stretched {stretched}, unconverged "
         "{unconverged}, over 1 mm off {off_pose})"
     ).format_map(last.steps)
-    latency = last.latency_ms
-    took = last.inference_ms
+    spread = "p50 {p50:.1f} ms, max {max:.1f} ms"
     felt = "the arm waited for each answer"
-    if latency["max"]:
-        felt = f"latency p50 {latency['p50']:.1f} ms, max {latency['max']:.1f} ms"
-        felt += f" ({last.latency_clock})"
+    if last.latency_ms["max"]:
+        felt = f"latency {spread.format_map(last.latency_ms)} ({last.latency_clock})"
     speed = last.realtime_factor
     console.print(
-        f"{rows}; {felt}; inference took p50 {took['p50']:.1f} ms, max "
-        f"{took['max']:.1f} ms of wall-clock time; {last.duration_s:.2f} s simulated, "
+        f"{rows}; {felt}; inference took {spread.format_map(last.inference_ms)} of wall-clock "
+        f"time; {last.duration_s:.2f} s simulated, "
         f"{speed:{'.0f' if speed >= 10 else '.2g'}} times as fast as real time"
     )
     counters = sum((Counter(episode.counters) for episode in episodes), Counter[str]())

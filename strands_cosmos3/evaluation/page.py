@@ -21,6 +21,10 @@ from strands_cosmos3.evaluation.tables import (
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CHART_PX = 230
+_EPISODES = (
+    "{episodes} of {planned}: {seeds} per task and condition, seed {seed}, at most {duration:g} "
+    "s, {control_frequency:g} Hz"
+)
 
 
 def page(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
@@ -68,9 +72,7 @@ def _head(report: Mapping[str, Any]) -> dict[str, Any]:
         "policy": ", ".join(filter(None, policy)),
         "options": ", ".join(f"{name} {value}" for name, value in options.items()) or "presets",
         "SHA-256 of checkpoint or policy": report["model_sha256"],
-        "episodes": f"{report['episodes']} of {report['planned']}: {settings['seeds']} per task "
-        f"and condition, seed {settings['seed']}, at most {settings['duration']:g} s, "
-        f"{settings['control_frequency']:g} Hz",
+        "episodes": _EPISODES.format_map({**report, **settings}),
         "ran on": report.get("ran_on"),
         "finished": report.get("finished"),
         "command": report.get("command"),

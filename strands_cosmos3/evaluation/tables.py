@@ -179,22 +179,29 @@ def dynamics_of(figures: Mapping[str, Any] | None) -> dict[str, str]:
     """Return each figure of dynamics with its reference, by name; none without figures."""
     if figures is None:
         return {}
-    gain = figures["forward_db"] - figures["copy_frame_psnr"]
-    moving = figures["moving"]
     controls = figures["controls"]
     ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in controls.items())
     return {
-        "forward dynamics": f"{figures['forward_db']:.2f} dB, {gain:+.2f} dB relative to "
-        f"repeating the frame ({figures['copy_frame_psnr']:.2f} dB); the VAE alone: "
-        f"{figures['vae_psnr']:.2f} dB",
-        "moving pixels": f"{moving['forward_db']:.2f} dB, "
-        f"{moving['forward_db'] - moving['copy_frame_psnr']:+.2f} dB relative to repeating the "
-        f"frame; the VAE alone: {moving['vae_psnr']:.2f} dB",
+        "forward dynamics": _with_gain(
+            "{forward_db:.2f} dB, {gain_db:+.2f} dB relative to repeating the frame "
+            "({copy_frame_psnr:.2f} dB); the VAE alone: {vae_psnr:.2f} dB",
+            figures,
+        ),
+        "moving pixels": _with_gain(
+            "{forward_db:.2f} dB, {gain_db:+.2f} dB relative to repeating the frame; the VAE "
+            "alone: {vae_psnr:.2f} dB",
+            figures["moving"],
+        ),
         "error relative to that with the true actions": f"{ratios} (latents; foreign: a sentence "
         "of another goal)",
-        "inverse dynamics": f"end points {figures['inverse_mm']:.1f} mm apart (median), of "
-        f"{figures['moved_mm']:.1f} mm moved",
+        "inverse dynamics": "end points {inverse_mm:.1f} mm apart (median), of {moved_mm:.1f} mm "
+        "moved".format_map(figures),
     }
+
+
+def _with_gain(text: str, figures: Mapping[str, Any]) -> str:
+    """Fill in figures of forward dynamics, and what they gain over repeating the frame."""
+    return text.format(gain_db=figures["forward_db"] - figures["copy_frame_psnr"], **figures)
 
 
 def notices_of(report: Mapping[str, Any]) -> Iterator[str]:

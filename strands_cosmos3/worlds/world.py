@@ -150,10 +150,8 @@ def _check_varied(option: Field[Any], value: Any) -> None:
         kind = int if "whole" in limits["kind"] else int | float
         valid = isinstance(value, kind) and not isinstance(value, bool)
         if not valid or not limits["least"] <= value <= limits["largest"]:
-            raise ConfigError(
-                f"{option.name} must be {limits['kind']} from {limits['least']:g} to "
-                f"{limits['largest']:g}, got {value!r}."
-            )
+            allowed = "{kind} from {least:g} to {largest:g}".format_map(limits)
+            raise ConfigError(f"{option.name} must be {allowed}, got {value!r}.")
     elif value is not None and value not in limits.get("names", (value,)):
         raise UnknownNameError(option.name, value, limits["names"])
 

@@ -182,19 +182,15 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
     lines = [f"{head:<11}{report[name]}" for name, head in heads.items() if report.get(name)]
     for name, part in report.get("parts", {}).items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
-        lines.append(
-            f"{name:<18}{part['tensors']:>5} tensors {part['numbers']:>15,} numbers "
-            f"{part['gib']:>9} GiB  {dtypes}"
-        )
+        text = "{tensors:>5} tensors {numbers:>15,} numbers {gib:>9} GiB  ".format_map(part)
+        lines.append(f"{name:<18}{text}{dtypes}")
     if (skipped := report.get("skipped", {})).get("weights"):
-        lines.append(
-            f"skipped    {skipped['weights']} that inference does not read, e.g. "
-            f"{skipped['names'][0]}"
-        )
+        text = "skipped    {weights} that inference does not read, e.g. {names[0]}"
+        lines.append(text.format_map(skipped))
     if "memory_gib" in report:
         if (small := report["quantised"]) is not None:
-            what = f"{small['weights']} weights in {small['stored']}, {small['gib']} GiB"
-            lines.append(f"8 bits     {what}; {small['runs']}")
+            text = "8 bits     {weights} weights in {stored}, {gib} GiB; {runs}"
+            lines.append(text.format_map(small))
         needed = ", ".join(f"{name} {gib} GiB" for name, gib in report["memory_gib"].items())
         free = f"{report['free_gib']} GiB are free here"
         lines.append(f"memory     about {needed}, without the VAE's decoder; {free}")
