@@ -13,6 +13,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.scene import BAR, TableScene
 
 LIFT_M = 0.10
@@ -45,7 +46,7 @@ class BodyState:
     def jumped_from(self, before: BodyState) -> bool:
         """Whether it moved further than its speed explains: then it was moved by hand."""
         explained = max(before.speed_m_s, self.speed_m_s) + _JUMP_M_S
-        moved_m = np.linalg.norm(self.position_m - before.position_m)
+        moved_m = length(self.position_m - before.position_m)
         return bool(moved_m > explained * (self.time_s - before.time_s) + _JUMP_M)
 
 
@@ -109,8 +110,8 @@ def bar_state(scene: TableScene, data: mujoco.MjData) -> BarState:
         position_m=position,
         axis=R[:, 1].copy(),
         lowest_m=float((position + (_CORNERS * scene.bar.size_m) @ R.T)[:, 2].min()),
-        speed_m_s=float(np.linalg.norm(velocity[:3])),
-        turning_rad_s=float(np.linalg.norm(velocity[3:])),
+        speed_m_s=length(velocity[:3]),
+        turning_rad_s=length(velocity[3:]),
         gripped_by=frozenset(
             name for name, limb in scene.limbs.items() if limb.grips(data, forces, PRESS_N)
         ),
@@ -153,7 +154,7 @@ class _BarHistory:
         """Whether it is about where it lay."""
         if self.lay is None:
             return False
-        return bool(np.linalg.norm(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M)
+        return length(now.position_m - self.lay.position_m) < TAKEN_WITHIN_M
 
 
 class BarMonitor(_BarHistory):
@@ -202,7 +203,7 @@ def withdrawn(scene: TableScene, data: mujoco.MjData, name: str) -> bool:
     position = data.xpos[body]
     beyond = np.abs((data.site_xpos[limb.tcp_site] - position) @ R) - np.array(scene.bar.size_m) / 2
     opening = np.asarray(limb.gripper.opening.to_fraction(data.qpos[limb.finger_qpos]))
-    return bool(np.linalg.norm(np.maximum(beyond, 0.0)) > AWAY_M and opening.min() > OPEN)
+    return length(np.maximum(beyond, 0.0)) > AWAY_M and bool(opening.min() > OPEN)
 
 
 class HandOverMonitor(_BarHistory):

@@ -15,7 +15,7 @@ from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
-from strands_cosmos3.worlds.table.hands import Hand, HandLimits, approach, rotation_vector
+from strands_cosmos3.worlds.table.hands import Hand, HandLimits, approach, length, rotation_vector
 
 # Motion limits per row at 10 Hz.
 _LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
@@ -79,26 +79,26 @@ class BarHands(ABC):
 
     def target(self, hand: BarHand) -> tuple[F64, F64]:
         """Where a hand is to grasp the bar: position [3] and orientation [3, 3]."""
-        x, y = self.bar[:2, 1] / max(float(np.linalg.norm(self.bar[:2, 1])), 1e-9)
+        x, y = self.bar[:2, 1] / max(length(self.bar[:2, 1]), 1e-9)
         turn = np.array([[y, x, 0.0], [-x, y, 0.0], [0.0, 0.0, 1.0]])
         return self.bar[:3, 3] + hand.side * self.grasp_m * self.bar[:3, 1], turn @ _HAND_DOWN
 
     def error(self, hand: BarHand) -> tuple[F64, float]:
         """Offset [3] from where a hand is to grasp the bar, and the angle that it has to turn."""
         at, R = self.target(hand)
-        return hand.p - at, float(np.linalg.norm(rotation_vector(hand.R, R)))
+        return hand.p - at, length(rotation_vector(hand.R, R))
 
     def near(self, hand: BarHand, within: float = 1.0) -> bool:
         off_m, turned_rad = self.error(hand)
         near_m = within * _GRASP_WITHIN_M
         near_rad = within * _GRASP_WITHIN_RAD
-        return bool(np.linalg.norm(off_m) < near_m and turned_rad < near_rad)
+        return length(off_m) < near_m and turned_rad < near_rad
 
     def over(self, hand: BarHand) -> bool:
         """Whether a hand is where it may descend onto the bar, or below."""
         off_m, turned_rad = self.error(hand)
         aligned = turned_rad < 2 * _GRASP_WITHIN_RAD
-        return bool(np.linalg.norm(off_m[:2]) < _DESCEND_WITHIN_M and aligned)
+        return length(off_m[:2]) < _DESCEND_WITHIN_M and aligned
 
     def holds(self, hand: BarHand) -> bool:
         """Whether the bar is between a hand's fingers."""
@@ -188,7 +188,7 @@ class HandOver(BarHands):
             taker.stay(0.0, self.width_m)
             return {self.taker: 0.0, name: self._let_go(giver, gives)}
         opening = self._bring(giver) if gives else self._grasp(giver)
-        met = gives and np.linalg.norm(_MEETING_M - self.bar[:3, 3]) < _MET_WITHIN_M
+        met = gives and length(_MEETING_M - self.bar[:3, 3]) < _MET_WITHIN_M
         return {name: opening, self.taker: self._grasp(taker) if met else self._wait(taker)}
 
     def _grasp(self, hand: BarHand) -> float:

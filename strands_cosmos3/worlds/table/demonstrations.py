@@ -42,7 +42,7 @@ from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.demo_config import DemoConfig, DemoTask
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.grammar import Verb
-from strands_cosmos3.worlds.table.hands import gripper_down
+from strands_cosmos3.worlds.table.hands import gripper_down, length
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 from strands_cosmos3.worlds.table.randomized_scene import RandomizedScene
 from strands_cosmos3.worlds.table.scene import SEPARATION_M
@@ -138,7 +138,7 @@ class PerturbedExpert(Backend):
         rng, start = self.rng, request.T_base_cosmos
         assert start is not None  # the policy has an arm
         place = np.array([rng.uniform(*span) for span in _WANDER_M]) + self.shift_m - start[:3, 3]
-        step_m = place / max(float(np.linalg.norm(place)), 0.05) * rng.uniform(0.0, 0.013)
+        step_m = place / max(length(place), 0.05) * rng.uniform(0.0, 0.013)
         turn_rad = rng.normal(0, np.deg2rad(0.6), 3)
         ramp = np.cumsum(np.minimum(np.arange(1, request.n_rows + 1) / 3, 1.0))
         poses = [start]

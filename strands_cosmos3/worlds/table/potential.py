@@ -14,6 +14,7 @@ import numpy as np
 from strands_cosmos3.checks import F64
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.grammar import Goal, Verb
+from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.scene import TableScene
 from strands_cosmos3.worlds.table.tasks import LIFT_M, CubeState, cube_state
 
@@ -28,7 +29,7 @@ def cube_potential(scene: TableScene, data: mujoco.MjData, goal: Goal, lay: Layo
     """Return the potential of a goal; ``lay`` is where the cubes lay when the episode began."""
     cube = cube_state(scene, data, goal.cube)
     pushed_m = {
-        name: float(np.linalg.norm(data.xpos[scene.bodies[name].id][:2] - xy_m))
+        name: length(data.xpos[scene.bodies[name].id][:2] - xy_m)
         for name, xy_m in zip(lay.names, lay.xy_m, strict=True)
     }
     own_m = pushed_m.pop(goal.cube)
@@ -44,7 +45,7 @@ def cube_potential(scene: TableScene, data: mujoco.MjData, goal: Goal, lay: Layo
             lifted = 1.0
         return 1.0 + lifted + 2.0 * (1.0 - min(way_m / _CARRY_M, 1.0)) + others
     off = data.site_xpos[scene.only.tcp_site] - cube.position_m
-    way_m = float(np.linalg.norm(off * (_ASIDE, _ASIDE, 1.0)))
+    way_m = length(off * (_ASIDE, _ASIDE, 1.0))
     return others - way_m / _WAY_M - own_m / _PUSH_M
 
 
@@ -70,4 +71,4 @@ def _way_m(scene: TableScene, data: mujoco.MjData, goal: Goal, cube: CubeState) 
     target_m: F64 = (
         np.array(scene.bin.center_m) if onto is None else data.xpos[scene.bodies[onto].id][:2]
     )
-    return float(np.linalg.norm(cube.position_m[:2] - target_m))
+    return length(cube.position_m[:2] - target_m)

@@ -18,6 +18,7 @@ from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene_builder import SURFACE
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.appearance import PATTERNS, Surface
+from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, DISTRACTORS, Cube, TableScene
 
 LIGHT = (0.3, 2.0)
@@ -139,7 +140,7 @@ def draw_surface(rng: np.random.Generator) -> Surface:
 
 def _in_ball(rng: np.random.Generator, radius: float) -> F64:
     direction = rng.normal(0, 1, 3)
-    return direction / np.linalg.norm(direction) * radius * rng.random() ** (1 / 3)
+    return direction / length(direction) * radius * rng.random() ** (1 / 3)
 
 
 def _looks(model: Any) -> dict[str, Any]:

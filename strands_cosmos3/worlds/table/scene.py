@@ -26,6 +26,7 @@ from strands_cosmos3.sim.scene_builder import (
 )
 from strands_cosmos3.worlds.table.appearance import NOMINAL, Appearance
 from strands_cosmos3.worlds.table.grammar import Verb
+from strands_cosmos3.worlds.table.hands import length
 
 BAR_X_M = (0.44, 0.54)
 BAR_Y_M = (-0.04, 0.04)
@@ -234,7 +235,7 @@ def bring_close(
         xy = layout.xy_m[at] + CLOSE_M * np.array([np.cos(angle), np.sin(angle)])
         low, high = np.array([workspace.x_m, workspace.y_m]).T
         inside = ((low <= xy) & (xy <= high)).all()
-        if inside and all(np.linalg.norm(xy - layout.xy_m[i]) >= SEPARATION_M for i in rest):
+        if inside and all(length(xy - layout.xy_m[i]) >= SEPARATION_M for i in rest):
             moved = layout.xy_m.copy()
             moved[other] = xy
             return replace(layout, xy_m=moved)

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import mujoco
-import numpy as np
 
 from strands_cosmos3.checks import F64, known_name
 from strands_cosmos3.errors import ConfigError
@@ -35,6 +34,7 @@ from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.judge import Judge
 from strands_cosmos3.worlds.table.bar import BarMonitor, BodyState, HandOverMonitor
 from strands_cosmos3.worlds.table.grammar import TEMPLATES, Goal, Verb
+from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene
 from strands_cosmos3.worlds.world import Task
 
@@ -76,11 +76,11 @@ def cube_state(scene: TableScene, data: mujoco.MjData, cube: str) -> CubeState:
     forces = scene.forces_on(data, body)
     robot = {other for other in forces if int(model.body_rootid[other]) in scene.robot_roots}
     support_n = float(sum(force[2] for other, force in forces.items() if other not in robot))
-    weight_n = model.body_mass[body] * float(np.linalg.norm(model.opt.gravity))
+    weight_n = model.body_mass[body] * length(model.opt.gravity)
     return CubeState(
         time_s=float(data.time),
         position_m=data.xpos[body].copy(),
-        speed_m_s=float(np.linalg.norm(data.qvel[dof : dof + 3])),
+        speed_m_s=length(data.qvel[dof : dof + 3]),
         force_n=forces,
         support_n=support_n,
         supported=support_n >= _SUPPORT * weight_n,
@@ -114,7 +114,7 @@ class CubeHistory:
             self.held = False
         lay_m = self.lay_m
         if now.gripped:
-            if not self.held and lay_m is not None and _distance_m(now.position_m, lay_m) < NUDGE_M:
+            if not self.held and lay_m is not None and length(now.position_m - lay_m) < NUDGE_M:
                 self.held = True
                 self.taken_m = self.lay_m
                 self.base_m = base_m
@@ -127,7 +127,7 @@ class CubeHistory:
             self.released = self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
             self.lay_m = now.position_m
-            if now.speed_m_s < REST_M_S and _distance_m(tcp_m, now.position_m) >= REACH_M:
+            if now.speed_m_s < REST_M_S and length(tcp_m - now.position_m) >= REACH_M:
                 self.alone_m = now.position_m
 
 
@@ -167,11 +167,11 @@ def _reach(at: Situation) -> bool:
         lay is None
         or not now.supported
         or now.speed_m_s >= REST_M_S
-        or _distance_m(now.position_m, lay) >= DISTURBED_M
+        or length(now.position_m - lay) >= DISTURBED_M
     ):
         return False
     tcp = at.data.site_xpos[at.scene.only.tcp_site]
-    return _distance_m(tcp, now.position_m) < REACH_M and _distance_m(tcp, lay) < REACH_M
+    return length(tcp - now.position_m) < REACH_M and length(tcp - lay) < REACH_M
 
 
 def _pick(at: Situation) -> bool:
@@ -207,14 +207,14 @@ def _stack(at: Situation) -> bool:
     off, taken, let_go = (
         p - base.position_m for p in (at.now.position_m, taken_m, released.position_m)
     )
-    level = _horizontal_m(off) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
-    lay_there = _horizontal_m(taken) < edge and taken[2] > edge / 2
+    level = length(off[:2]) < STACK_ASIDE_M and abs(off[2] - edge) < STACK_HEIGHT_M
+    lay_there = length(taken[:2]) < edge and taken[2] > edge / 2
     return (
         level
         and at.scene.bodies[onto].id in at.now.force_n
-        and _horizontal_m(let_go) < RELEASE_ASIDE_M
+        and length(let_go[:2]) < RELEASE_ASIDE_M
         and not lay_there
-        and _distance_m(base.position_m, base_m) < DISTURBED_M
+        and length(base.position_m - base_m) < DISTURBED_M
         and released.speed_m_s < RELEASE_M_S
         and _left_at_rest(at.now)
         and _left_at_rest(base)
@@ -223,15 +223,6 @@ def _stack(at: Situation) -> bool:
 
 def _left_at_rest(cube: CubeState) -> bool:
     return cube.supported and cube.speed_m_s < REST_M_S and not cube.robot_touches
-
-
-def _distance_m(a: F64, b: F64) -> float:
-    return float(np.linalg.norm(a - b))
-
-
-def _horizontal_m(offset: F64) -> float:
-    """Horizontal length of an offset [3]."""
-    return float(np.linalg.norm(offset[:2]))
 
 
 TASKS: Mapping[str, TableTask] = MappingProxyType(

@@ -28,6 +28,7 @@ from strands_cosmos3.worlds.table.grammar import (
     sentences,
     worded,
 )
+from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.potential import cube_potential
 from strands_cosmos3.worlds.table.scene import (
     DEFAULT_CUBES,
@@ -243,7 +244,7 @@ class TableWorld(ArmWorld):
         scene = robot.scene
         rng = np.random.default_rng([start.seed, _OFFSET_STREAM])
         direction = rng.normal(0, 1, 3)
-        offset_m = direction / np.linalg.norm(direction) * (change.camera_cm or 0.0) / 100
+        offset_m = direction / length(direction) * (change.camera_cm or 0.0) / 100
         mount = _mount(change.mount)
         # where it is when nothing displaces it
         wrist = scene.cameras().get(_WRIST)
@@ -268,7 +269,7 @@ def _mount(seed: int | None) -> F64:
     if seed is None:
         return np.eye(4)
     rng = np.random.default_rng([seed, _MOUNT_STREAM])
-    shift, turn = (axis / np.linalg.norm(axis) for axis in rng.normal(size=(2, 3)))
+    shift, turn = (axis / length(axis) for axis in rng.normal(size=(2, 3)))
     shift[0] = abs(shift[0])  # away from the hand, which would hide the fingers
     return se3(so3_exp(turn * np.deg2rad(rng.uniform(*_MOUNT_DEG))), shift * rng.uniform(*_MOUNT_M))
 
