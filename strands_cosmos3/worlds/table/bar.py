@@ -7,6 +7,7 @@ been put down, thrown, or put there by hand before the other hand held it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import radians
 
 import mujoco
 import numpy as np
@@ -17,8 +18,8 @@ from strands_cosmos3.worlds.table.hands import length
 from strands_cosmos3.worlds.table.scene import BAR, TableScene
 
 LIFT_M = 0.10
-TILT_RAD = float(np.deg2rad(5.0))
-TURN_RAD = float(np.deg2rad(15.0))
+TILT_RAD = radians(5.0)
+TURN_RAD = radians(15.0)
 PRESS_N = 0.3  # of each finger
 SPEED_M_S = 0.05
 REST_M_S = 0.010

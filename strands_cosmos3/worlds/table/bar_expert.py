@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import radians
 
 import numpy as np
 
@@ -19,12 +20,12 @@ from strands_cosmos3.worlds.table.hands import Hand, HandLimits, approach, lengt
 
 # Motion limits per row at 10 Hz.
 _LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
-_LIMITS = HandLimits(0.020, 0.005, float(np.deg2rad(4.5)), float(np.deg2rad(1.2)), 0.45)
+_LIMITS = HandLimits(0.020, 0.005, radians(4.5), radians(1.2), 0.45)
 
 _HOVER_M = 0.10  # over the bar
 _DESCEND_WITHIN_M = 0.012
 _GRASP_WITHIN_M = 0.004
-_GRASP_WITHIN_RAD = float(np.deg2rad(2.0))
+_GRASP_WITHIN_RAD = radians(2.0)
 _SQUEEZE_ROWS = 4
 _CLOSING = 0.95  # hands whose fingers are further closed than that are about to grasp
 _HOLDS = 0.85, 1.12  # gap between the fingers that hold the bar, in its widths

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import radians
 from typing import Any
 
 import mujoco
@@ -58,7 +59,7 @@ CLOSE_M = 0.06
 """Least distance between the centres of two cubes where some are close."""
 # heights of starts near a cube; low ones: a policy that came down beside it learns to rise again
 _NEAR_M = (0.02, 0.22)
-_YAW_SPREAD_RAD = float(np.deg2rad(10.0))  # of starts, where the hand keeps home's yaw
+_YAW_SPREAD_RAD = radians(10.0)  # of starts, where the hand keeps home's yaw
 _WANDER_M = ((0.32, 0.66), (-0.24, 0.24), (0.06, 0.40))
 
 

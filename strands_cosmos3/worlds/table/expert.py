@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import radians
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from strands_cosmos3.worlds.table.hands import (
 
 # Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per
 # row).
-_LIMITS = HandLimits(0.0125, 0.0032, float(np.deg2rad(2.5)), float(np.deg2rad(0.7)), 0.30)
+_LIMITS = HandLimits(0.0125, 0.0032, radians(2.5), radians(0.7), 0.30)
 
 _HOVER_M = 0.09  # height above the target before descending
 _CARRY_M = 0.20  # height of the tool centre point while carrying
@@ -65,8 +66,8 @@ _LOWER_ONTO_CUBE_M = 0.004
 _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
 _STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
-_GRASP_WITHIN_RAD = float(np.deg2rad(4.0))  # rotation error within which to close the fingers
-_GRASP_ASKEW_WITHIN_RAD = float(np.deg2rad(16.0))  # the same if the hand may take a cube askew
+_GRASP_WITHIN_RAD = radians(4.0)  # rotation error within which to close the fingers
+_GRASP_ASKEW_WITHIN_RAD = radians(16.0)  # the same if the hand may take a cube askew
 # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
 _HELD_GAP = 1.12
 _HELD_GAP_ASKEW = 1.45
