@@ -322,7 +322,7 @@ def _act(world: _World, goal: Goal) -> float:
             return 0.0
         return _carry(world, goal)
     if done:
-        away = np.array([world.p[0], world.p[1], world.carry_m + _SLACK_M])
+        away = _at_height(world.p, world.carry_m + _SLACK_M)
         world.move(away if world.opening > _RELEASE_OPENING else world.p, world.R)
         world.open_at(goal.cube)
         return 1.0
@@ -348,6 +348,11 @@ def _around(world: _World, cube: F64, times: int) -> bool:
             abs(off[2]) < times * _GRASP_WITHIN_M
         )
     return length(off) < times * _GRASP_WITHIN_M
+
+
+def _at_height(position_m: F64, height_m: float) -> F64:
+    """Return a position [3] with another height."""
+    return np.array([*position_m[:2], height_m])
 
 
 def _angle(R_a: F64, R_b: F64) -> float:
@@ -378,15 +383,15 @@ def _descend_onto(world: _World, target: F64, R: F64) -> None:
         height = target[2] + above
         if world.askew and height < world.p[2] < target[2] + _SLOW_BELOW_M:
             height = max(height, world.p[2] - _SLOW_M)
-        world.move(np.array([*(world.p if rises else target)[:2], height]), R_now)
+        world.move(_at_height(world.p if rises else target, height), R_now)
         return
     aligned = _angle(world.R, R) < 2 * _GRASP_WITHIN_RAD
     if aside < _DESCEND_WITHIN_M and aligned:
         world.move(target, R)
     elif world.p[2] < hover - _SLACK_M and aside > _DESCEND_WITHIN_M:
-        world.move(np.array([world.p[0], world.p[1], hover]), world.R)
+        world.move(_at_height(world.p, hover), world.R)
     else:
-        world.move(np.array([target[0], target[1], hover]), R)
+        world.move(_at_height(target, hover), R)
 
 
 def _room_m(world: _World, cube: F64) -> float:
@@ -416,7 +421,7 @@ def _carry(world: _World, goal: Goal) -> float:
     """
     before = world.p
     if goal.verb is Verb.PICK:
-        target = np.array([world.p[0], world.p[1], world.carry_m])
+        target = _at_height(world.p, world.carry_m)
     else:
         if goal.verb is Verb.PLACE:
             below = world.bin
@@ -432,7 +437,7 @@ def _carry(world: _World, goal: Goal) -> float:
             )
         # from the cube to the hand, since the grasp may be off centre
         offset = world.p - world.cubes[goal.cube]
-        place = np.array([*below[:2], below[2] + above_m]) + offset
+        place = _at_height(below, below[2] + above_m) + offset
         aside = length((place - world.p)[:2])
         height = place[2] if aside < lower_m else world.carry_m
         if world.funnel and goal.verb is Verb.PLACE:
@@ -442,7 +447,7 @@ def _carry(world: _World, goal: Goal) -> float:
         rises = (
             height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
         )
-        target = np.array([*(before if rises else place)[:2], height])
+        target = _at_height(before if rises else place, height)
     world.move(target, gripper_down(_hand_yaw(world.R)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0
