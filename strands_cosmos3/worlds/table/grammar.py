@@ -12,6 +12,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,37 +191,38 @@ def understand(text: str, language: Language) -> str:
             or another colour, or two targets; or it asks for something else than a task.
     """
     read = normalize(text)
+    refused = partial(_refusal, text, language)
     if len(read) > _LONGEST:  # before any pattern: some take time with the square of it
-        raise _refusal(text, f"it has {len(read)} characters, more than {_LONGEST}", language)
+        raise refused(f"it has {len(read)} characters, more than {_LONGEST}")
     sentence = _without_courtesy(read)
     words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s,:;.!?'\"()-]", sentence)
     colours = dict.fromkeys(word for word in words if word in language.colours)
     asks = read == sentence and text.rstrip().endswith("?")
     if asks and not _LANGUAGE["request"].search(sentence):
-        raise _refusal(text, "it asks", language)
+        raise refused("it asks")
     for pattern, reason in _REFUSALS:
         if match := pattern.search(sentence):
-            raise _refusal(text, f"{reason} ({match.group()!r})", language)
+            raise refused(f"{reason} ({match.group()!r})")
     absent_colours = _OTHER_COLOURS.difference(language.colours)
     known = language.words | _NO_GOAL
     if absent := [word for word in words if word in absent_colours]:
-        raise _refusal(text, f"nothing on its table is {absent[0]}", language)
+        raise refused(f"nothing on its table is {absent[0]}")
     if unknown := [word for word in words if word not in known]:
         names = ", ".join(map(repr, dict.fromkeys(unknown[:4])))
-        raise _refusal(text, f"it does not know {names}", language)
+        raise refused(f"it does not know {names}")
     if len(colours) > 1:
-        raise _refusal(text, f"it names {len(colours)} cubes ({', '.join(colours)})", language)
+        raise refused(f"it names {len(colours)} cubes ({', '.join(colours)})")
     try:
         goal = parse_instruction(sentence)
     except InstructionError:
         reason = "it names no verb" if colours else "it names no colour"
-        raise _refusal(text, reason, language) from None
+        raise refused(reason) from None
     if goal.verb not in language.verbs:
-        raise _refusal(text, f"training never showed how to {goal.verb}", language)
+        raise refused(f"training never showed how to {goal.verb}")
     places = goal.verb is Verb.PLACE
     names_bin = bool(_PARTS["bin"].search(sentence))
     if places and not _PARTS["placed"].search(sentence):
-        raise _refusal(text, "it does not say where to put the cube: in the bin", language)
+        raise refused("it does not say where to put the cube: in the bin")
     verbatim = (
         read == sentence
         and all(word in language.words for word in words)
@@ -230,7 +232,7 @@ def understand(text: str, language: Language) -> str:
     return sentence if verbatim else worded(goal)
 
 
-def _refusal(text: str, reason: str, language: Language) -> InstructionError:
+def _refusal(text: str, language: Language, reason: str) -> InstructionError:
     return InstructionError(
         f"instruction {shown(text)} is not understood: {reason}. This checkpoint understands "
         f"{' or '.join(language.verbs)}, and one cube of {', '.join(language.colours)}: "
