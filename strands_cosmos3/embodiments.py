@@ -415,7 +415,7 @@ def _embodiment_tables() -> dict[str, dict[str, Any]]:
     """The tables of embodiments by name; one that is like another has the other's values too."""
     tables: dict[str, dict[str, Any]] = {}
     for table in _TABLES["embodiments"]:
-        similar = tables.get(table.get("like", ""), _TABLES["defaults"])
+        similar = tables[table["like"]] if "like" in table else _TABLES["defaults"]
         tables[table["name"]] = {**similar, "aliases": [], **table}
     return tables
 
