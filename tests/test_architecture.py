@@ -41,7 +41,7 @@ SIMULATED = BASE | {
 }
 MAY_IMPORT = {
     "errors": set(),
-    "extras": {"errors"},
+    "extras": {"errors", "tables"},
     "resources": {"errors"},
     "checks": {"errors"},
     "options": {"errors"},
