@@ -23,10 +23,7 @@ from strands_cosmos3.training.rl.options import RLConfig
 if TYPE_CHECKING:
     from strands_cosmos3.training.rl.controller import Iteration
 
-_START = (
-    "training takes {:.2f} GiB beside {} simulators; {:g} hours of iterations, then the last "
-    "evaluation and films"
-)
+_START = "training takes {:.2f} GiB; {:g} hours of iterations, then the last evaluation and films"
 _LARGEST_KL = 1e-4
 _FRACTIONS = ("anneal", "average", "grasp")
 
@@ -120,8 +117,9 @@ class RLCommand:
                     show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
 
                 learning = ReinforcementLearning(settings, self.out, self.learning, report)
+                memory_gib = learning.memory_bytes / 2**30
+                console.print(_START.format(memory_gib, self.budget), soft_wrap=True)
                 workers = self.workers or len(os.sched_getaffinity(0))
-                console.print(_START.format(learning.memory_bytes / 2**30, workers, self.budget))
                 checkpoint = learning.run(3600 * self.budget, workers, self.address)
         plot_curves(self.out, {"rl": "."})
         console.print(f"checkpoint: {checkpoint}")
