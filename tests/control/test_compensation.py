@@ -212,7 +212,7 @@ def test_a_short_motion_identifies_delay_and_payload(plant):
 def test_an_estimate_beyond_what_is_compensated_is_an_error_of_the_identification():
     with pytest.raises(
         ControlError,
-        match=r"fits a payload of 4\.\d+ kg .*payload_kg must lie in \[0, 3\].*--compensate known",
+        match=r"fits a payload of 4\.\d+ kg .*payload_kg must lie between 0 and 3.*--compensate known",
     ):
         robot(PlantErrors(payload_kg=4.5)).identify()
 
