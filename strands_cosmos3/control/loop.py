@@ -79,6 +79,8 @@ _LATENCIES = 8  # inferences whose latency is remembered
 _INTERRUPT_POLL_S = 0.1
 _REACH_M = 2.0  # from a joint to the hand at most
 _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
+_MOST_WAITS = 3  # in a row for an arm that does not follow
+_FOLLOWS_AGAIN = 0.5  # share of what the hand may be off, at which a wait ends
 
 
 class Arm(Protocol):
@@ -176,7 +178,8 @@ class LoopConfig:
             one is waited for. Time that the reference waits for an arm that does not follow.
         following_m, following_rad: How far the hand may be from its reference. Farther behind, the
             reference brakes and waits until the arm follows again; after ``patience_s`` a chunk
-            departs from where the arm is. Where its geometry is not known, the joints count.
+            departs from where the arm is. The third wait in a row that is in vain ends the loop, in
+            HOLD. Where its geometry is not known, the joints count.
 
     Raises:
         InputError: A number is out of range.
@@ -379,7 +382,7 @@ class ControlLoop(Restorable):
     STATE = (
         *("counters", "error", "_pending", "_planning", "_ticks_ahead", "_latencies"),
         *("_rows_passed", "_rows_merged", "_due_at_once", "_rows_remaining", "_row_s"),
-        *("_failures", "_not_before_s", "_moved_s", "_followed", "_q_rad"),
+        *("_failures", "_not_before_s", "_moved_s", "_followed", "_q_rad", "_vain_waits"),
     )
 
     def __init__(
@@ -421,6 +424,7 @@ class ControlLoop(Restorable):
         self._not_before_s = self._moved_s = -float("inf")
         self._followed: JointTrajectory | None = None  # the chunk taken up last
         self._q_rad: F64 | None = None  # measured after the last tick
+        self._vain_waits = 0  # for the arm, since it last followed at rest
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state between two ticks, after waiting for an inference under way;
@@ -441,12 +445,14 @@ class ControlLoop(Restorable):
         Raises:
             ConfigError: From the planner. Before the first motion, any of the planner's errors.
             Cosmos3Error: The latest inference's error, once the arm has held for longer than
-                ``patience_s``.
+                ``patience_s``; that it does not follow (:class:`ControlError`).
             ControlError: The arm cannot go on, or (:class:`ActuatorGuardError`) a reference must
                 not be followed. The executor is in FAULT, and :meth:`advance` brakes and holds.
             KeyboardInterrupt: The user interrupted the wait for an inference.
         """
         now_s = self.arm.now_s()
+        if self._waits and not self._lags:
+            self._vain_waits = 0
         self._receive(now_s)
         if self._is_due(now_s):
             self._request(now_s)
@@ -485,7 +491,7 @@ class ControlLoop(Restorable):
         if self.executor.state is not ExecutorState.HOLD:
             return None
         hold = f"the arm has held for {self.held_s:.2f} s"
-        if self._lag(self.executor.reference.q_rad) > 1:
+        if self._lags:
             return f"{hold}; the hand does not follow its reference."
         if self.error is not None:
             return f"{hold}; the latest inference failed: {self.error}"
@@ -542,8 +548,8 @@ class ControlLoop(Restorable):
         ):
             return False
         if executor.state is not ExecutorState.RUNNING:
-            lags = self._lag(executor.reference.q_rad) > 1
-            return not lags or self.held_s > self.config.patience_s
+            gives_up = self._vain_waits >= _MOST_WAITS
+            return not self._lags or (self.held_s > self.config.patience_s and not gives_up)
         rows = self.config.replan_rows
         if (
             rows is not None
@@ -553,6 +559,11 @@ class ControlLoop(Restorable):
         expected_s = self._expected_s()
         lead = ceil(expected_s / self.arm.dt_s) + self.substeps if expected_s > 0 else 0
         return executor.steps_to_row(self._rows_remaining - 1) < self.substeps + lead
+
+    @property
+    def _lags(self) -> bool:
+        most = _FOLLOWS_AGAIN if self._vain_waits else 1.0
+        return self._lag(self.executor.reference.q_rad) > most
 
     def _lag(self, q_rad: F64) -> float:
         """How far the hand is from that at reference angles [n], in shares of what it may be."""
@@ -578,6 +589,7 @@ class ControlLoop(Restorable):
         if lag > 1 and self._lag(executor.takeover(self.substeps).reference.q_rad) > lag:
             executor.take_up(executor.takeover().brake(followed))
             self.counters["following_waits"] += 1
+            self._vain_waits += 1
 
     def _request(self, now_s: float) -> None:
         q_departure = self.arm.joint_state()[0]
@@ -713,14 +725,21 @@ class ControlLoop(Restorable):
         """Plan a chunk on the worker's thread, from the reference some ticks ahead."""
         takeover = self.executor.takeover(ticks * self.substeps)
         blend_s = self.config.blend_s
-        tolerance_rad = self.config.anchor_tolerance_rad
+        q_now = pending.q_departure_rad if self._q_rad is None else self._q_rad
+        then_and_now = (
+            (pending.q_departure_rad, pending.q_reference_rad),
+            (q_now, takeover.reference.q_rad),
+        )
+        # to where a pushed arm is, the reference may go as fast as it can; not to where it was
+        pushed = all(
+            np.abs(q_rad - reference).max() > self.config.anchor_tolerance_rad
+            for q_rad, reference in then_and_now
+        )
 
         def prepare() -> tuple[PreparedMotion, Seam] | None:
             chunk = instance_of(plan, JointTrajectory, "plan")
             age_s = takeover.motion_s - pending.motion_s
-            # to where a pushed arm is already, the reference may go as fast as it can
-            off = np.abs(pending.q_departure_rad - pending.q_reference_rad).max() > tolerance_rad
-            arm = None if off else chunk.arm
+            arm = None if pushed else chunk.arm
             return join_chunk(chunk, pending.q_departure_rad, age_s, takeover, blend_s, arm)
 
         return PendingPlan(takeover, self._worker.submit(prepare))
@@ -748,5 +767,11 @@ class ControlLoop(Restorable):
     def _give_up_after_patience(self, now_s: float) -> None:
         if not self._waits:
             self._moved_s = now_s
-        elif self.error is not None and now_s - self._moved_s > self.config.patience_s:
-            raise self.error
+        elif self.held_s > self.config.patience_s:
+            if self.error is not None:
+                raise self.error
+            if self._vain_waits >= _MOST_WAITS and self._lags:
+                raise ControlError(
+                    f"the hand does not follow its reference, after {_MOST_WAITS} waits of "
+                    f"{self.config.patience_s:g} s; free the arm, and start again."
+                )

@@ -217,18 +217,111 @@ def test_the_reference_waits_for_an_arm_that_does_not_follow(latency, geometry, 
     assert_lawful(*joined(arm.blocks), FER)
 
 
-def test_after_its_patience_it_departs_from_where_the_arm_is():
+@pytest.mark.parametrize("latency", [0.0, 0.3])
+@pytest.mark.parametrize("patience_s", [0.5, 0.8])
+def test_an_arm_that_never_follows_is_tried_again_and_then_held(patience_s, latency):
+    """A chunk departs from where it is; the third time in vain ends the loop."""
     arm = Stuck(6, 0.8, 100.0)
     planner = Turns(arm, Turntable(0.5, 0.0))
-    _arm, loop, _joins = make_loop(arm, planner, patience_s=0.5)
+    _arm, loop, _joins = make_loop(arm, planner, patience_s=patience_s, latency_s=latency)
     leads = []
-    for _ in range(200):
-        loop.tick()
-        leads.append(loop.executor.reference.q_rad[6] - arm.q[6])
+
+    def play():
+        for _ in range(500):
+            loop.tick()
+            leads.append(loop.executor.reference.q_rad[6] - arm.q[6])
+
+    with pytest.raises(ControlError, match=f"after 3 waits of {patience_s} s; free the arm"):
+        play()
+    assert loop.executor.state is ExecutorState.HOLD
+    assert loop.why_held().endswith("the hand does not follow its reference.")
     loop.close()
-    assert loop.counters["following_waits"] >= 4
+    assert loop.counters["following_waits"] == 3
     assert max(leads) < 0.13
     assert min(leads[60:]) < 0.07, "the reference returns as far as the first row"
+    assert len(leads) * 0.02 > 0.8 + 3 * patience_s
+    assert_lawful(*joined(arm.blocks), FER)
+
+
+def test_an_arm_that_follows_between_waits_is_not_given_up():
+    arm = Stuck(6, 0.8, 0.9)
+    planner = Turns(arm, Turntable(0.5, 0.0))
+    _arm, loop, _joins = make_loop(arm, planner, patience_s=0.5)
+    for tick in range(330):
+        loop.tick()
+        if tick % 100 == 99:  # it has been free since, and is stuck again
+            arm.from_s, arm.until_s = arm.now_s(), arm.now_s() + 0.9
+    loop.close()
+    assert loop.counters["following_waits"] > 3
+
+
+@pytest.mark.parametrize(
+    ("latency", "at_tick"),
+    [(0.0, 60), (0.2, 62), (0.4, 100), (0.4, 107)],
+    ids=["at rest", "with a latency", "out of patience", "the second chunk under way"],
+)
+def test_a_loop_that_is_restored_inside_a_wait_goes_on_to_the_bit(latency, at_tick):
+    def played(restore):
+        arm = Stuck(6, 0.8, 2.5)
+        planner = Turns(arm, Turntable(0.5, 0.0))
+        _arm, loop, _joins = make_loop(arm, planner, patience_s=1.0, latency_s=latency)
+        for tick in range(220):
+            if restore and tick == at_tick:
+                assert loop.why_held().endswith("the hand does not follow its reference.")
+                before = arm.q.copy(), arm.qd.copy(), arm.gripper, arm.steps
+                saved = loop.snapshot(), loop.executor.snapshot()
+                for _ in range(70):
+                    loop.tick()
+                loop.restore(saved[0])
+                loop.executor.restore(saved[1])
+                arm.q, arm.qd, arm.gripper, arm.steps = before
+                del arm.blocks[tick:]
+            loop.tick()
+        loop.close()
+        return np.concatenate([block.q_rad for block in arm.blocks]), loop.counters
+
+    (q_rad, counters), (q_restored, counted) = played(False), played(True)
+    np.testing.assert_array_equal(q_restored, q_rad)
+    assert counted == counters
+    assert counters["following_waits"] >= 1
+
+
+class Pushed(IdealArm):
+    """Its last joint is pushed 0.6 rad off its reference, from 0.8 s on and for some time."""
+
+    def __init__(self, until_s):
+        super().__init__()
+        self.until_s = until_s
+
+    def execute(self, block, before):
+        q_rad, gripper = super().execute(block, before)
+        if 0.8 <= self.now_s() < self.until_s:
+            q_rad[:, 6] -= 0.6
+            self.q = q_rad[-1].copy()
+        return q_rad, gripper
+
+
+class Creeps(Turns):
+    """A chunk of 2.7 s at 0.05 rad/s."""
+
+    def plan(self, observation):
+        t_s = np.arange(1, 41) / FPS
+        q = observation.q_anchor_rad + 0.05 * t_s[:, None] * np.eye(7)[6]
+        return JointTrajectory(q, t_s, arm=self.geometry)
+
+
+@pytest.mark.parametrize("freed_s", [1.4, 1.9, 2.2])
+def test_an_arm_set_free_while_an_answer_is_under_way_does_not_snap_back(freed_s):
+    """It was asked for from where the arm was held; the arm is back at its reference since."""
+    arm = Pushed(freed_s)
+    planner = Creeps(arm, Turntable(1.0, 0.0))
+    _arm, loop, _joins = make_loop(arm, planner, patience_s=0.3, latency_s=1.0)
+    run(loop, 8)
+    assert loop.counters["anchored_on_measurement"] >= 1
+    q_rad = np.concatenate([block.q_rad for block in arm.blocks])
+    speed_m_s = np.abs(np.diff(q_rad[:, 6])).max() / DT  # one metre from the joint
+    assert speed_m_s < 0.05 + 0.1 + 0.01
+    assert_lawful(*joined(arm.blocks), FER)
 
 
 def test_after_a_hold_motion_goes_on_from_a_later_observation():

@@ -208,7 +208,7 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
     assert rollout.loop_drift.max_deg > 5
 
 
-def held_rollout(robot, until_s, spring_n_m, **arguments):
+def held_rollout(robot, until_s, spring_n_m, duration_s=12.0, **arguments):
     """A reach whose hand a spring holds from 0.6 s on, and [N] how far the reference led it."""
     model, data = robot.scene.model, robot.data
     (limb,) = robot.scene.limbs.values()
@@ -225,7 +225,7 @@ def held_rollout(robot, until_s, spring_n_m, **arguments):
 
     robot.on_step = step
     return robot.run_policy(
-        policy_config={"backend": "scripted"}, task="reach", duration=12.0, **arguments
+        policy_config={"backend": "scripted"}, task="reach", duration=duration_s, **arguments
     ), np.array(leads)
 
 
@@ -244,12 +244,14 @@ def test_a_hand_that_is_held_is_waited_for(robot, bound_m, latency):
 
 
 @pytest.mark.parametrize("robot", ["panda", "ur5e"])
-def test_a_hand_that_stays_held_is_tried_again(robot):
-    rollout, leads = held_rollout(Robot(robot), 60.0, 20_000.0)
-    assert 2 <= rollout.counters["following_waits"] <= 3, "every five seconds"
+def test_a_hand_that_stays_held_is_tried_again_and_then_given_up(robot):
+    rollout, leads = held_rollout(Robot(robot), 60.0, 20_000.0, 30.0)
+    assert rollout.counters["following_waits"] == 3, "every five seconds"
     assert leads.max() < 0.08
-    assert rollout.outcome is not Outcome.SUCCESS
-    assert rollout.held is None or "does not follow" in rollout.held
+    assert rollout.outcome is Outcome.FAULT
+    assert "does not follow its reference" in rollout.fault
+    assert rollout.final_state == "hold"
+    assert 15.0 < rollout.duration_s < 20.0
 
 
 def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
