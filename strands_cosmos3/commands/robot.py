@@ -107,8 +107,8 @@ def _check(path: Path) -> int:
     gaps = scene_gaps(robot)
     try:
         drives = drive_joints(robot)
-        lines += map(str, drives)
-        faults = [f"{drive.joint} does not follow." for drive in drives if not drive.follows]
+        lines += [str(drive) for drive in drives if drive.follows]
+        faults = [f"{drive}." for drive in drives if not drive.follows]
         if not gaps:
             Scene(robot=robot)
     except (ConfigError, InputError) as error:

@@ -175,8 +175,20 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
     return arm
 
 
-def load_robot(robot: RobotSpec) -> mujoco.MjModel:
+def set_physics(arm: mujoco.MjSpec) -> None:
+    """Set the physics of a simulation: its rate, its integrator, and a weight that the arm
+    compensates itself, as real ones do.
+    """
+    arm.option.timestep = 1.0 / PHYSICS_HZ
+    arm.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    for body in arm.bodies[1:]:
+        body.gravcomp = 1.0
+
+
+def load_robot(robot: RobotSpec, simulated: bool = False) -> mujoco.MjModel:
     """Compile a robot's model. Its base, or the parts' common origin, is the world's origin.
+
+    ``simulated`` gives it the physics of a simulation (:func:`set_physics`).
 
     Raises:
         ResourceNotFoundError: A model file does not exist.
@@ -189,6 +201,8 @@ def load_robot(robot: RobotSpec) -> mujoco.MjModel:
         with mujoco_errors(f"compile {files} of robot {robot.name!r}"):
             spec = _with_servos(robot)
             _require_names(spec, robot, "its model")
+            if simulated:
+                set_physics(spec)
             model = spec.compile()
         require_drives(model, robot)
         for limb in robot.limbs:

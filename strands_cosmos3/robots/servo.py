@@ -183,6 +183,23 @@ class JointServo:
         torque = self.inertia * qdd_rad_s2 + load_nm
         return q_rad + self._lead_s * qd_rad_s + torque / self.kp
 
+    def targets(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64:
+        """Return targets [M, n] of M physics steps for references [M + 1, n], by
+        :meth:`velocity_feed_forward`.
+
+        The servo compares its target with the angle at the beginning of the step, so it receives
+        that reference angle. The integrator is implicit in velocity, so it receives the reference
+        velocity at the end of the step. The acceleration acts during the step. A filter's
+        activation acts one step after its control, so its target is of a step later.
+        """
+        targets = self.velocity_feed_forward(q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm)
+        late = self.law.filtered & ~self.law.early
+        if late.any():
+            qd_next = qd_rad_s[1:] + self.model.opt.timestep * qdd_rad_s2[1:]
+            later = self.velocity_feed_forward(q_rad[1:], qd_next, qdd_rad_s2[1:], load_nm)
+            targets[:, late] = later[:, late]
+        return targets
+
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
         """Return targets [..., n] in rad, ``q + load / kp``."""
         return q_rad + load_nm / self.kp

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.model import PHYSICS_HZ, load_spec
+from strands_cosmos3.robots.model import load_spec, set_physics
 from strands_cosmos3.robots.spec import Camera, RobotSpec
 from strands_cosmos3.tables import from_table, read_toml
 
@@ -113,10 +113,7 @@ def robot_spec(robot: RobotSpec, arm: str | Path | None = None) -> mujoco.MjSpec
     """
     spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
-    spec.option.timestep = 1.0 / PHYSICS_HZ
-    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    for body in spec.bodies[1:]:  # the real arm compensates its own weight
-        body.gravcomp = 1.0
+    set_physics(spec)
     # a Panda's stock gains grip a cube with 1 N per finger, the real hand with 30 N
     for gripper in filter(None, (limb.gripper for limb in robot.limbs)):
         servo = spec.actuator(gripper.actuator)

@@ -352,22 +352,9 @@ class SimulatedArm(Restorable):
     def _arm_targets(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64 | None:
         """Return the servos' targets [M, n] for references [M + 1, n], or None if they depend on
         the state at each step.
-
-        The servo compares its target with the angle at the beginning of the step, so it receives
-        that reference angle. The integrator is implicit in velocity, so it receives the reference
-        velocity at the end of the step. The acceleration acts during the step. A filter's
-        activation acts one step after its control, so its target is of a step later.
         """
         if self._feed_forward is FeedForward.COMPUTED_TORQUE:
             return None
         if self._feed_forward is FeedForward.NONE:
             return self.servo.no_feed_forward(q_rad[:-1], load_nm)
-        targets = self.servo.velocity_feed_forward(
-            q_rad[:-1], qd_rad_s[1:], qdd_rad_s2[:-1], load_nm
-        )
-        late = self.servo.law.filtered & ~self.servo.law.early
-        if late.any():
-            qd_next = qd_rad_s[1:] + self.dt_s * qdd_rad_s2[1:]
-            later = self.servo.velocity_feed_forward(q_rad[1:], qd_next, qdd_rad_s2[1:], load_nm)
-            targets[:, late] = later[:, late]
-        return targets
+        return self.servo.targets(q_rad, qd_rad_s, qdd_rad_s2, load_nm)

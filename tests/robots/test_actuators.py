@@ -18,7 +18,11 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.actuators import position_servos, servo_fault
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
-from strands_cosmos3.robots.drive_check import drive_joints
+from strands_cosmos3.robots.drive_check import (
+    LARGEST_ERROR,
+    LARGEST_HAND_ERROR_M,
+    drive_joints,
+)
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec import Figures, ModelPart, RobotSpec, ServoGains
 from strands_cosmos3.worlds.arms import ControlConfig
@@ -138,6 +142,75 @@ def test_two_hundred_random_arms_follow_or_are_refused(tmp_path):
     """About eight minutes."""
     accepted = sum(check(tmp_path, seed) for seed in range(200))
     assert accepted >= 120
+
+
+FAR_FAULTS = {
+    "progressive spring": ({"elbow_joint": 'stiffness="0 0 300" springref="1.57"'}, "", "elbow"),
+    "spring": ({"shoulder_lift_joint": 'stiffness="20" springref="-1.57"'}, "", "shoulder_lift"),
+    "tendon's end": (
+        {},
+        '<fixed name="cable" limited="true" range="-1.5 1.7"><joint joint="elbow_joint" coef="1"/>'
+        "</fixed>",
+        "elbow",
+    ),
+}
+
+
+def altered_arm(folder: Path, of_joints: Mapping[str, str], tendon: str = "") -> RobotSpec:
+    """An arm with position servos whose joints have further attributes, and a tendon."""
+    robot = arm(folder, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
+    path = Path(robot.model[0].file)
+    text = path.read_text().replace("</mujoco>", f"<tendon>{tendon}</tendon></mujoco>")
+    for joint, attributes in of_joints.items():
+        place = f'<joint name="{joint}"'
+        assert text.count(place) == 1
+        text = text.replace(place, f"{place} {attributes}")
+    path.write_text(text)
+    return robot
+
+
+@pytest.mark.parametrize("fault", FAR_FAULTS)
+def test_what_is_small_near_home_is_measured_farther_away(tmp_path, fault):
+    """Each follows within 0.05 rad of home; a reach was up to 45 mm off."""
+    of_joints, tendon, failing = FAR_FAULTS[fault]
+    drives = drive_joints(altered_arm(tmp_path, of_joints, tendon))
+    assert max(drive.largest_error / abs(drive.commanded) for drive in drives) < LARGEST_ERROR
+    assert [drive.joint for drive in drives if not drive.follows] == [f"{failing}_joint"]
+
+
+@pytest.mark.parametrize("torque_nm", [0.5, 2, 30])
+def test_a_joint_needs_the_torque_of_a_tasks_accelerations(tmp_path, torque_nm):
+    weak = {"shoulder_lift_joint": f'actuatorfrcrange="-{torque_nm} {torque_nm}"'}
+    drives = drive_joints(altered_arm(tmp_path, weak))
+    failing = {drive.joint for drive in drives if not drive.follows}
+    assert ("shoulder_lift_joint" in failing) is (torque_nm < 30)
+    assert failing <= set(ARM.joints[:3])
+
+
+def test_errors_of_several_joints_add_up(tmp_path):
+    """Each of these springs alone leaves the hand less than half a millimetre off."""
+    home = dict(zip(ARM.joints, ARM.home, strict=True))
+    springs = {
+        joint: f'stiffness="0.7" springref="{home[joint]}"'
+        for joint in ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint")
+    }
+    drives = drive_joints(altered_arm(tmp_path, springs))
+    errors_m = [drive.hand_error_m for drive in drives]
+    assert max(errors_m) < LARGEST_HAND_ERROR_M < sum(errors_m)
+    assert {*springs} <= {drive.joint for drive in drives if not drive.follows}
+    one = {"elbow_joint": springs["elbow_joint"]}
+    assert all(drive.follows for drive in drive_joints(altered_arm(tmp_path, one)))
+
+
+@pytest.mark.parametrize("torque_nm", [5, 150])
+def test_an_arm_that_holds_its_weight_needs_the_torque_for_it(tmp_path, torque_nm, capsys):
+    """A reach of such an arm was 148 mm off."""
+    held = f'actuatorgravcomp="true" actuatorfrcrange="-{torque_nm} {torque_nm}"'
+    robot = altered_arm(tmp_path, {"shoulder_lift_joint": held})
+    (tmp_path / "arm.toml").write_text(write_robot(robot))
+    follows = torque_nm == 150
+    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == int(not follows)
+    assert ("shoulder_lift_joint does not follow: " in capsys.readouterr().out) is not follows
 
 
 def bound_arm(folder: Path, equality: str) -> RobotSpec:
