@@ -144,8 +144,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-from helpers.checkpoint_formats import weights_of
-from recipes.random_checkpoint import framework_name
+from helpers.checkpoint_formats import framework_name, weights_of
 
 rank, released, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"file://{folder.parent}/store", rank=rank, world_size=2)

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from helpers import checkpoint_formats as formats
 from helpers import damaged_formats as damaged
+from helpers.checkpoint_formats import framework_name
 from helpers.options import backend_options
-from recipes.random_checkpoint import FactorySizes, framework_name, write_checkpoint
+from recipes.random_checkpoint import FactorySizes, write_checkpoint
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput, require_contract
 from strands_cosmos3.backends.native import NativeBackend

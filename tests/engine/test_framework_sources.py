@@ -19,9 +19,9 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import checkpoint_formats as formats
+from helpers.checkpoint_formats import framework_name
 from helpers.environments import checkout
 from helpers.real_shapes import real_config
-from recipes.random_checkpoint import framework_name
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.detect import open_layout
