@@ -25,13 +25,26 @@ from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3 import Cosmos3Policy, Robot
 from strands_cosmos3.commands import self_test
 from strands_cosmos3.embodiments import DROID_RIG
+from strands_cosmos3.engine.options import QUANTIZE
 from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.types import Observation
 
-Way = Literal["eager", "offload_text", "cuda_graphs", "compile", "compile+cuda_graphs"]
-"""Options of the engine that are set, joined by +."""
+Way = Literal[
+    "eager",
+    "offload_text",
+    "cuda_graphs",
+    "compile",
+    "compile+cuda_graphs",
+    "int8",
+    "int8-weights",
+    "fp8",
+    "compile+int8",
+    "compile+int8-weights",
+    "compile+fp8",
+]
+"""Options of the engine that are set, and the form of 8-bit weights, joined by +."""
 
 
 def latency(model: str, options: dict[str, Any], repeats: int) -> dict[str, Any]:
@@ -113,7 +126,8 @@ def run(
             return [[vars(check) for check in checks], measured]
 
         def timed(way: Way) -> Callable[[], dict[str, Any]]:
-            chosen = {} if way == "eager" else dict.fromkeys(way.split("+"), True)
+            parts: Sequence[str] = [] if way == "eager" else way.split("+")
+            chosen = dict([("quantize", p) if p in QUANTIZE else (p, True) for p in parts])
             return lambda: latency(model, options | chosen, repeats)
 
         parts: dict[str, Callable[[], Any]] = {"self_test": tested}

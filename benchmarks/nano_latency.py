@@ -1,14 +1,14 @@
 """Latency of Nano's real size with random weights, part by part, at the DROID shape (3093
 generation tokens).
 
-    python benchmarks/nano_latency.py > nano.json      # a GPU with 28 GB, a few minutes
-    python benchmarks/nano_latency.py --compile        # with torch.compile as well
-    python benchmarks/nano_latency.py --profile        # which kernels take longest
+    python benchmarks/nano_latency.py > nano.json      # a GPU with 28 GB, at most ten minutes
     python benchmarks/nano_latency.py --small --device cpu   # that it runs, on any machine
 
 Weights are made on the device and never touch a disk; what comes out means nothing, how long it
-takes does. Beside each figure stands a floor: a generation forward of Nano is 49 TFLOP, 62 ms at
-the 790 TFLOP/s that an H200 was measured to reach in bfloat16.
+takes does. Every way of computing is measured with every form of the weights; a table of them, the
+kernels that take longest, and the time of each of torch's kernels for attention go to standard
+error and into the figures. A floor stands beside each figure: a generation forward of Nano is 49
+TFLOP, 62 ms at the 790 TFLOP/s that an H200 was measured to reach in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile as profiling
 
 import report
@@ -48,7 +51,16 @@ DROID = Setting("480 tier, DROID composite", (540, 640), 480, 32)
 SMALL_DROID = Setting("small", (64, 64), 256, 32)
 FORWARD_MS = 62.0
 INTERVALS = {"every step": None, "first step only": (960.0, 1001.0)}
+Way = Literal["eager", "graphs", "compiled", "compiled graphs"]
+Form = Quantize | Literal["unquantised"]
+OPTIONS: dict[Way, dict[str, Any]] = {
+    "eager": {},
+    "compiled": {"compile": True},
+    "graphs": {"cuda_graphs": True},
+    "compiled graphs": {"compile": True, "cuda_graphs": True},
+}
 _KERNELS = 12  # that a profile names
+_ATTENTION_RUNS = 20
 
 
 class RandomWeights:
@@ -112,8 +124,45 @@ def build(
     )
 
 
-def chunks(engine: Cosmos3Engine, small: bool, repeats: int, profile: bool) -> dict[str, Any]:
-    """Milliseconds of the first and of later chunks, by the number of guided steps."""
+def attention_ms(
+    config: TransformerConfig, tokens: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, float | str]:
+    """Milliseconds of one layer's attention by torch's own choice of kernel and by each kernel;
+    why one cannot.
+    """
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    q, k, v = (
+        torch.randn(2, n, tokens, config.head_dim, device=device, dtype=dtype) for n in heads
+    )
+
+    def run() -> float:
+        for i in range(_ATTENTION_RUNS + 1):
+            if i == 1:
+                start = now_s(device)
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return (now_s(device) - start) / _ATTENTION_RUNS * 1e3
+
+    spent: dict[str, float | str] = {"torch's choice": run()}
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
+        try:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                spent[name] = run()
+        except RuntimeError as error:
+            spent[name] = str(error).splitlines()[0]
+    return spent
+
+
+def now_s(device: torch.device) -> float:
+    """Seconds, after all that was asked of a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def chunks(engine: Cosmos3Engine, small: bool, repeats: int) -> dict[str, Any]:
+    """Milliseconds of the first and of later chunks, by the number of guided steps; kernels of
+    the first kind.
+    """
     figures: dict[str, Any] = {}
     for steps in (4, 2):
         for when, interval in INTERVALS.items():
@@ -132,8 +181,9 @@ def chunks(engine: Cosmos3Engine, small: bool, repeats: int, profile: bool) -> d
                 "warm_ms": report.medians(runs),
                 "cold_ms": cold,
                 "generation_floor_ms": None if small else forwards * FORWARD_MS,
-                **({"kernels_ms": kernels_ms(engine, asked)} if profile else {}),
             }
+            if len(figures) == 1:
+                figures["kernels_ms"] = kernels_ms(engine, asked)
     return figures
 
 
@@ -151,60 +201,87 @@ def kernels_ms(engine: Cosmos3Engine, asked: Cosmos3ActionRequest) -> dict[str, 
     return {"all": sum(spent.values()), **{name: spent[name] for name in longest}}
 
 
+def table(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Milliseconds of denoising (of the whole chunk), of the first chunk, and memory, a line for
+    each combination.
+    """
+    lines = []
+    for name, figures in measured.items():
+        cases = {case: at for case, at in figures.items() if case.startswith("N=")}
+        cells = [
+            f"{at['warm_ms']['denoise']:.0f} ({at['warm_ms']['total']:.0f})"
+            for at in cases.values()
+        ]
+        first = [f"{next(iter(cases.values()))['cold_ms']['total']:.0f}"] if cases else []
+        memory = f"{figures.get('peak_gib', figures.get('kept_gib', 0.0)):.1f}"
+        if not lines:
+            titles = ["way", *cases, "first chunk", "GiB"]
+            lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
+        refused = [figures["refused"]] if "refused" in figures else []
+        lines.append(" | ".join([name, *cells, *first, *refused, memory]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def measure(
     device: str = "cuda",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     small: bool = False,
-    compile: bool = False,
-    profile: bool = False,
     offload_text: bool = False,
     text_cache_bytes: int = TEXT_CACHE_BYTES,
-    repeats: int = 10,
-    forms: tuple[Quantize | Literal["unquantised"], ...] = ("unquantised", "int8", "fp8"),
+    repeats: int = 5,
+    ways: tuple[Way, ...] = (),
+    forms: tuple[Form, ...] = ("unquantised", "fp8", "int8", "int8-weights"),
+    minutes: float = 9.0,
 ) -> dict[str, Any]:
-    """Measure each way of computing a chunk, eager, with CUDA graphs, and compiled, with each form
-    of the weights.
+    """Measure each way of computing a chunk with each form of the weights.
 
     Args:
         device: cuda, cuda:N or cpu.
         dtype: Of weights and hidden states.
         small: A tiny model, to see that the script runs.
-        compile: Measure torch.compile as well, alone and with graphs.
-        profile: Also the kernels of each chunk.
         offload_text: Keep the text tower in host memory.
         text_cache_bytes: Bytes of prompts to keep.
         repeats: Chunks of which the medians are reported.
+        ways: All by default, on a CPU eager.
         forms: Of the generation tower's weights.
+        minutes: After which no further combination begins.
     """
     where, cuda = torch.device(device), device.startswith("cuda")
-    ways = {"eager": {}, "graphs": {"cuda_graphs": True}, "compiled": {"compile": True}}
-    ways["compiled graphs"] = ways["graphs"] | ways["compiled"]
+    kind = getattr(torch, dtype)
+    config = SMALL if small else NANO
+    end_s = time.perf_counter() + 60 * minutes
+    attention = attention_ms(config, 64 if small else 3093, where, kind)
+    report.progress(json.dumps(attention))
     measured: dict[str, Any] = {}
-    for (name, way), form in product(ways.items(), forms):
-        if ("cuda_graphs" in way and not cuda) or ("compile" in way and not compile):
+    for form, way in product(forms, ways or (tuple(OPTIONS) if cuda else ("eager",))):
+        name = way if form == "unquantised" else f"{way}, {form}"
+        if time.perf_counter() > end_s:
+            measured[name] = {"refused": f"not begun after {minutes:g} minutes"}
             continue
-        name = name if form == "unquantised" else f"{name}, {form}"
         report.progress(f"{name} ...")
         options = EngineOptions(
             offload_text=offload_text,
             text_cache_bytes=text_cache_bytes,
             quantize=None if form == "unquantised" else form,
-            **way,
+            **OPTIONS[way],
         )
         torch.manual_seed(0)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         try:
-            with build(small, where, getattr(torch, dtype), options) as engine:
+            with build(small, where, kind, options) as engine:
                 kept_gib = engine.kept_bytes / 2**30
-                measured[name] = {"kept_gib": kept_gib, **chunks(engine, small, repeats, profile)}
+                measured[name] = {"kept_gib": kept_gib, **chunks(engine, small, repeats)}
         except ConfigError as error:  # this device has no such kernel
             measured[name] = {"refused": str(error)}
         if cuda:
             measured[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        report.progress(json.dumps(measured[name]))  # should a later way not end: compiling is slow
+        report.progress(json.dumps(measured[name]))  # should a later one not end
+    report.progress(table(measured))
     name = torch.cuda.get_device_name(where) if cuda else platform.processor() or "cpu"
-    return {"device": name, "dtype": dtype, "tokens": "small" if small else 3093, "ways": measured}
+    tokens = "small" if small else 3093
+    figures = {"device": name, "dtype": dtype, "tokens": tokens, "attention_ms": attention}
+    return {**figures, "ways": measured, "table": table(measured).splitlines()}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What a chunk of the bundled policy costs, against another checkpoint's (``--against``) or with a
-film, and what candidates and batches save.
+"""What a chunk of the bundled policy costs, against another checkpoint's (``--against``), another
+commit's (``--before``) or with a film, and what candidates and batches save.
 
 Each side is run once before, and the sides change their order from round to round. Figures are
 medians of CPU time, one thread.
@@ -7,7 +7,12 @@ medians of CPU time, one thread.
 
 from __future__ import annotations
 
+import itertools
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +32,13 @@ _TASK = "pick up the red cube"
 _BATCH = 8
 
 
-def run(repeats: int = 9, threads: int = 1, against: Path | None = None) -> dict[str, Any]:
+def run(
+    repeats: int = 9,
+    threads: int = 1,
+    against: Path | None = None,
+    before: Path | None = None,
+    answers: bool = False,
+) -> dict[str, Any]:
     """Return CPU milliseconds of each side, and their ratios.
 
     Args:
@@ -35,11 +46,18 @@ def run(repeats: int = 9, threads: int = 1, against: Path | None = None) -> dict
         threads: Threads of torch.
         against: Instead, compare actions alone with those of another checkpoint for the table, each
             with its own preset.
+        before: Instead, compare chunks with those of another commit's working tree, in a process
+            of each that take turns.
+        answers: Instead, be such a process.
     """
+    if before is not None:
+        return _before(before, repeats)
     torch.set_num_threads(threads)
     options: dict[str, Any] = {"device": "cpu", "seed": 0}
     if against is not None:
         return _against(against, repeats, options)
+    if answers:
+        return _answer(options)
     with (
         Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy,
         Cosmos3Policy("droid", "panda", options={"policy_frames": 1}, **options) as quick,
@@ -70,18 +88,69 @@ def _against(other: Path, repeats: int, options: dict[str, Any]) -> dict[str, An
     return {"repeats": repeats, "cpu_ms": cpu_ms, "ratio": cpu_ms["bundled"] / cpu_ms["other"]}
 
 
+def _before(other: Path, repeats: int) -> dict[str, Any]:
+    """CPU milliseconds of a chunk, with and without its predicted video, of both trees."""
+    package = Path(__file__).parents[1]
+    trees = {"now": package, "before": other.resolve()}
+    processes: dict[str, subprocess.Popen[str]] = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, "--answers"],
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, tree in trees.items()
+    }
+    spent: dict[str, list[float]] = {}
+    for i in range(repeats + 1):
+        for side in ("chunk", "chunk with video"):
+            for name in list(processes)[:: 1 if i % 2 == 0 else -1]:
+                stdin, stdout = processes[name].stdin, processes[name].stdout
+                assert stdin is not None
+                assert stdout is not None
+                print(side, file=stdin, flush=True)
+                spent.setdefault(f"{side}, {name}", []).append(float(stdout.readline()))
+    for process in processes.values():
+        process.communicate()
+    cpu_ms = {name: statistics.median(times[1:]) for name, times in spent.items()}
+    return {
+        "repeats": repeats,
+        "cpu_ms": cpu_ms,
+        "ratio": cpu_ms["chunk, now"] / cpu_ms["chunk, before"],
+        "ratio_video": cpu_ms["chunk with video, now"] / cpu_ms["chunk with video, before"],
+        "video_now": cpu_ms["chunk with video, now"] / cpu_ms["chunk, now"],
+        "video_before": cpu_ms["chunk with video, before"] / cpu_ms["chunk, before"],
+    }
+
+
+def _answer(options: dict[str, Any]) -> dict[str, Any]:
+    """Print the CPU milliseconds of a chunk for each line of standard input; a line names the
+    kind of chunk.
+    """
+    with Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy:
+        shown = frames_shown(policy.replan_rows, 0.0)
+        for seed, line in enumerate(sys.stdin):
+            policy.decode_frames = shown if "video" in line else 0
+            observation = _observation(seed)  # what was computed of an earlier one is of no use
+            start = time.process_time()
+            policy.plan(observation, _TASK)
+            print((time.process_time() - start) * 1e3, flush=True)
+    return {}
+
+
 def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
     """Chunks, from views to joint angles, without a film, with the frames that it shows, and
     with all frames.
     """
-    observation = _observation(0)
+    observations = map(_observation, itertools.count())  # each picture is new to the engine
     shown = frames_shown(policy.replan_rows, 0.0)
     inference: dict[str, list[float]] = {}
 
     def plan(name: str, frames: int | None) -> Callable[[], Any]:
         def run() -> None:
             policy.decode_frames = frames
-            policy.plan(observation, _TASK)
+            policy.plan(next(observations), _TASK)
             inference.setdefault(name, []).append(policy.last_rollout["timing"]["total_ms"])
 
         return run
@@ -105,13 +174,13 @@ def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
     request; actions alone.
     """
     requests = [_request(policy, seed) for seed in range(_BATCH)]
-    candidates = [replace(requests[0], seed=seed) for seed in range(_BATCH)]
     backend = policy.backend
+    each = itertools.cycle(requests)  # so that a picture is not the latest one again
     sides = {
-        "one": lambda: backend.infer(requests[0]),
+        "one": lambda: backend.infer(next(each)),
         "one_by_one": lambda: [backend.infer(request) for request in requests],
         "together": lambda: backend.infer_batch(requests),
-        "candidates": lambda: backend.infer_batch(candidates),
+        "candidates": lambda: backend.infer_batch(_candidates(next(each))),
     }
     cpu_ms = _alternate(sides, repeats)
     return {
@@ -120,6 +189,10 @@ def _batch(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
         "throughput": cpu_ms["one_by_one"] / cpu_ms["together"],
         "candidates": cpu_ms["candidates"] / cpu_ms["one"],
     }
+
+
+def _candidates(request: Request) -> list[Request]:
+    return [replace(request, seed=seed) for seed in range(_BATCH)]
 
 
 def _request(policy: Cosmos3Policy, seed: int) -> Request:

@@ -312,7 +312,7 @@ def typed_fields(instance: Any) -> None:
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
-    if type(value) is kind:
+    if type(value) is kind or (isinstance(kind, types.UnionType) and type(value) in kind.__args__):
         return
     # most imports of this package check nothing, and it takes a tenth of a second
     from typeguard import CollectionCheckStrategy, TypeCheckError, check_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ class ModelInput:
         self._options = options
         self._sampling = options.sampling
         self._stats = checkpoint.action_stats()
+        language = checkpoint.language
+        # a control loop says the same with every picture
+        self._understood = None if language is None else lru_cache(64)(language.understand)
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
     def __call__(self, request: Request, backend: str) -> ProcessedInput:
@@ -71,8 +75,8 @@ class ModelInput:
                 raise InputError(
                     "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
                 )
-            if self._checkpoint.language is not None and self._options.check_language:
-                task = self._checkpoint.language.understand(task)
+            if self._understood is not None and self._options.check_language:
+                task = self._understood(task)
         raw: dict[str, Any] = {
             "task": task,
             "mode": request.mode,

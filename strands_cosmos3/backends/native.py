@@ -144,7 +144,7 @@ class EngineBackend(Backend):
                 use_karras_sigmas=not own_sampling and self._karras,
                 # the engine encodes the same tensor once
                 cond_video_pixels=next(p for p in pixels if torch.equal(p, item.pixel_values)),
-                return_video=self.engine.decodes_video and request.decode_frames != 0,
+                return_video=False,  # pixels are wanted, as many as are decoded
                 decode_frames=request.decode_frames if self.engine.decodes_video else 0,
             )
             for request, item in zip(requests, processed, strict=True)

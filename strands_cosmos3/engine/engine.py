@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from strands_cosmos3.engine.denoising import (
     require_alike,
     starting_samples,
 )
-from strands_cosmos3.engine.graphs import VelocityRunner
+from strands_cosmos3.engine.graphs import Graphs, compile_layers, compiling
 from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
 from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
 from strands_cosmos3.engine.precision import StepPolicy
@@ -44,7 +44,12 @@ from strands_cosmos3.engine.quantised import (
     packed_bytes,
 )
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
-from strands_cosmos3.engine.sampler import Schedule, UniPC, unipc_coefficients
+from strands_cosmos3.engine.sampler import (
+    Schedule,
+    StepCoefficients,
+    UniPC,
+    unipc_coefficients,
+)
 from strands_cosmos3.engine.sequence import (
     TEMPORAL_COMPRESSION,
     SequenceLayout,
@@ -53,8 +58,14 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
     unpatchify,
 )
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
-from strands_cosmos3.engine.vae import Novelty, PreviewDecoder, WanVae
+from strands_cosmos3.engine.transformer import (
+    ActionHead,
+    Cosmos3Transformer,
+    Rope,
+    TextKV,
+    side_by_side,
+)
+from strands_cosmos3.engine.vae import Novelty, PreviewDecoder, Remembered, WanVae
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
@@ -143,6 +154,11 @@ class TextCache:
 OnStep = Callable[[int, int], None]
 
 
+def latents_of(frames: int) -> int:
+    """Latent frames that pixel frames are decoded from; later ones change nothing."""
+    return -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1 if frames else 0
+
+
 class Cosmos3Engine(Closeable):
     """Cosmos 3 action inference on one device, or as one of several ranks that all make the same
     calls.
@@ -176,12 +192,12 @@ class Cosmos3Engine(Closeable):
         self.device = device = parallel_context.device
         self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
         self._heads: dict[int, ActionHead] = {}
-        compiler = "inductor" if options.compile else None
-        self._runner = VelocityRunner(
-            transformer, device, capture=options.cuda_graphs, compiler=compiler
-        )
+        self._graphs = Graphs(device) if options.cuda_graphs else None
+        if options.compile:
+            compile_layers(transformer.generation)
         self._precision = StepPrecision(transformer, policy)
         self._preview = preview
+        self._latents_of = Remembered(lambda pixels: self.vae.encode(pixels))
         self._novelty_of = Novelty(preview, checkpoint.novelty_rmse)
         self._closed = False
 
@@ -333,7 +349,8 @@ class Cosmos3Engine(Closeable):
         self.parallel_context.close()
         self.text_cache.clear()
         self._heads.clear()
-        self._runner.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
         self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
         self._closed = True
@@ -434,9 +451,11 @@ class Cosmos3Engine(Closeable):
         ]
         require_alike(layouts, schedules)
         with clock.part("encode"):
-            clean = self._encode(requests, layouts)
+            # a rollout's second pass predicts the video of an answer, from the same picture
+            again = all(request.mode is Mode.FORWARD_DYNAMICS for request in requests)
+            clean = self._encode(requests, layouts, again)
             pictures = [request.cond_video_pixels for request in requests]
-            novel = self._novelty_of(pictures, [latents[:, 0] for latents in clean])
+            novel = self._novelty_of(pictures, [latents[:, 0] for latents in clean], again)
         with clock.part("text"):
             passes = self._passes(requests, layouts, schedules[0])
         with clock.part("denoise"):
@@ -449,15 +468,25 @@ class Cosmos3Engine(Closeable):
                 self.device,
                 self.dtype,
             )
-            wants_video = any(frames) or any(request.return_video for request in requests)
+            latent_frames = [
+                layout.latent_shape[0] if request.return_video else latents_of(count)
+                for request, layout, count in zip(requests, layouts, frames, strict=True)
+            ]
+            tokens_a_frame = layouts[0].vision_tokens // layouts[0].latent_shape[0]
             vision_RVP, action_RTA = self._denoise(
-                layouts, schedules[0], sample, passes, wants_video, on_step
+                layouts,
+                schedules[0],
+                sample,
+                passes,
+                max(latent_frames) * tokens_a_frame,
+                on_step,
             )
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
             result: dict[str, Any] = {}
-            if request.return_video or frames[i]:
-                result = self._video(vision_RVP[i], layout, frames[i], clock)
+            if latent_frames[i]:
+                video = unpatchify(vision_RVP[i], layout.latent_shape, layout.patch)[None]
+                result = self._video(video[:, :, : latent_frames[i]], frames[i], clock)
             if novel:
                 result["novelty"] = novel[i]
             rows = action_RTA[i, -request.action_chunk :, : request.raw_action_dim]
@@ -479,15 +508,12 @@ class Cosmos3Engine(Closeable):
         return min(every if count is None else count, every) if self.decodes_video else 0
 
     def _video(
-        self, vision_VP: torch.Tensor, layout: SequenceLayout, frames: int, clock: Stopwatch
-    ) -> dict[str, Any]:
-        video = unpatchify(vision_VP, layout.latent_shape, layout.patch)[None]
-        result = {"video": video}
+        self, latents_1CFHW: torch.Tensor, frames: int, clock: Stopwatch
+    ) -> dict[str, torch.Tensor]:
+        result = {"video": latents_1CFHW}
         if frames:
             with clock.part("decode"):
-                # the decoder is causal: later latents change nothing
-                needed = -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1
-                pixels = self.vae.decode(video[:, :, :needed])
+                pixels = self.vae.decode(latents_1CFHW[:, :, : latents_of(frames)])
                 if pixels is not None:
                     result["pixels"] = ((pixels[:, :, :frames] + 1) / 2).clamp(0, 1)
         return result
@@ -535,7 +561,10 @@ class Cosmos3Engine(Closeable):
         )
 
     def _encode(
-        self, requests: Sequence[Cosmos3ActionRequest], layouts: Sequence[SequenceLayout]
+        self,
+        requests: Sequence[Cosmos3ActionRequest],
+        layouts: Sequence[SequenceLayout],
+        again: bool,
     ) -> list[torch.Tensor]:
         """For each request latents [C, F, H, W] with the given frames in place and zeros
         elsewhere. Clips of one shape are encoded together, and equal ones once.
@@ -549,7 +578,7 @@ class Cosmos3Engine(Closeable):
         latents: dict[tuple[int, int], torch.Tensor] = {}
         for shape in dict.fromkeys(clip.shape for clip in clips.values()):
             alike = {key: clip for key, clip in clips.items() if clip.shape == shape}
-            encoded = self.vae.encode(torch.cat(list(alike.values())).to(self.device))
+            encoded = self._latents_of(torch.cat(list(alike.values())).to(self.device), again)
             latents |= dict(zip(alike, encoded, strict=True))
         canvases = []
         for key, layout in zip(clip_of_request, layouts, strict=True):
@@ -594,9 +623,10 @@ class Cosmos3Engine(Closeable):
             )
             cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
             batch = [requests[member] for member in members]
+            texts = side_by_side(read)
             scales = torch.tensor([r.guidance_scale for r in batch], device=self.device)
             head = self._side_by_side([self.action_head(r.domain_id) for r in batch])
-            return Pass(members, guided, read, (cos, sin), scales[:, None, None], head)
+            return Pass(members, guided, texts, (cos, sin), scales[:, None, None], head)
 
         guided = [
             [len(ids) == 2 and guides(request.guidance_interval, t) for t in schedule.timesteps]
@@ -638,32 +668,65 @@ class Cosmos3Engine(Closeable):
         schedule: Schedule,
         sample: Sample,
         passes: Sequence[tuple[Pass, ...]],
-        wants_video: bool,
+        video_tokens: int,
         on_step: OnStep | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        steps = unipc_coefficients(schedule)
+    ) -> tuple[torch.Tensor, ...]:
+        """Final vision tokens [R, V, P], of which the first ``video_tokens`` are wanted, and action
+        rows [R, T, A].
+        """
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         # [steps, D]: one row a step, not one a token
         times = self.transformer.time_embedder(timesteps).to(self.dtype)
+        noisy_vision = hull([layout.noisy_vision for layout in layouts])
+        noisy_action = hull([layout.noisy_action for layout in layouts])
+        arguments = (
+            sample,
+            tuple(passes),
+            times,
+            unipc_coefficients(schedule),
+            (noisy_vision.start, noisy_vision.stop),
+            (noisy_action.start, noisy_action.stop),
+            video_tokens,
+        )
+        with compiling() if self.options.compile else nullcontext():
+            if self._graphs is None:
+                return self._loop(*arguments, on_step=on_step)
+            answer = self._graphs(self._loop, *arguments)
+        if on_step is not None:
+            on_step(len(passes), len(passes))
+        return answer
+
+    def _loop(
+        self,
+        sample: Sample,
+        passes: Sequence[tuple[Pass, ...]],
+        times: torch.Tensor,
+        steps: tuple[StepCoefficients, ...],
+        noisy_vision: tuple[int, int],
+        noisy_action: tuple[int, int],
+        video_tokens: int,
+        on_step: OnStep | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """All steps, on the device alone: a CUDA graph can hold them."""
         vision = UniPC(sample.vision_RVP, steps)
         action = UniPC(sample.action_RTA, steps)
-        every_group = hull([layout.noisy_vision for layout in layouts])
-        V = layouts[0].vision_tokens
-        action_group = hull([layout.noisy_action for layout in layouts])
+        R, V, _ = sample.vision_RVP.shape
+        vision_group = slice(*noisy_vision)
+        action_group = slice(*noisy_action)
         rows = slice(action_group.start - V, action_group.stop - V)
         for i, at_step in enumerate(passes):
-            is_a16 = self._precision.select(i, len(passes))
-            vision_group = every_group if wants_video or i + 1 < len(passes) else slice(0, 0)
+            self._precision.select(i, len(passes))
+            if i + 1 == len(passes):
+                first, stop = noisy_vision
+                vision_group = slice(first, max(first, min(stop, video_tokens)))
             velocities = []
             for each in at_step:
                 state = vision.sample, action.sample, sample.noisy_RN1
-                v, a, noisy = (
-                    state
-                    if len(each.members) == len(layouts)
-                    else (t[list(each.members)] for t in state)
-                )
+                if len(each.members) < R:
+                    state = (torch.stack([t[member] for member in each.members]) for t in state)
+                v, a, noisy = state
                 velocities.append(
-                    self._runner(
+                    self.transformer.velocity(
                         v,
                         a,
                         times[i],
@@ -673,7 +736,6 @@ class Cosmos3Engine(Closeable):
                         each.head,
                         vision_group,
                         action_group,
-                        is_a16,
                     )
                 )
             of_vision, of_action = self._combined(at_step, velocities)
@@ -696,5 +758,7 @@ class Cosmos3Engine(Closeable):
             parts.append([combine(v_B, each.guided, each.scale_R11) for v_B in of_branches])
         if len(parts) == 1:
             return parts[0]
-        order = torch.tensor([member for each in passes for member in each.members]).argsort()
-        return [torch.cat(modality)[order] for modality in zip(*parts, strict=True)]
+        members = [member for each in passes for member in each.members]
+        order = sorted(range(len(members)), key=members.__getitem__)
+        joined = [torch.cat(modality) for modality in zip(*parts, strict=True)]
+        return [torch.stack([velocity[i] for i in order]) for velocity in joined]

@@ -46,10 +46,12 @@ class EngineOptions:
     decoder.
     """
     cuda_graphs: bool = option(False, *ENGINE_BACKENDS)
-    """Replay a CUDA graph at each denoising step, one for each shape and length of prompts."""
+    """Replay all denoising steps as one CUDA graph, one for each shape, number of steps and lengths
+    of prompts.
+    """
     compile: bool = option(False, *ENGINE_BACKENDS)
-    """Compile the denoising step with torch.compile; each new shape then takes a minute or more
-    once.
+    """Compile the transformer's layers with torch.compile: the first chunk takes up to a minute, a
+    new shape hardly longer.
     """
     offload_text: bool = option(False, *ENGINE_BACKENDS)
     """Keep the text tower in host memory except while it reads a new prompt."""

@@ -74,8 +74,8 @@ class Cosmos3ActionRequest:
             equal on every device.
         video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the
             state row included.
-        return_video: Whether video latents are wanted; without them the last step is a little
-            cheaper.
+        return_video: Whether all video latents are wanted; without them, and for fewer decoded
+            frames, the last step is cheaper.
         decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and
             those of eight rows. Decoding costs in proportion. None is all if the engine has its
             decoder, else none.

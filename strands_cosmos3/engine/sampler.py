@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,7 @@ class StepCoefficients:
     predictor: UniPCUpdate
 
 
+@lru_cache(64)
 def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
     """Coefficients of every step: order 2 inside, order 1 at both ends, by the oracle's float32
     operations.

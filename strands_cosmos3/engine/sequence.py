@@ -135,7 +135,8 @@ def _times(count: int, first: int, rate: float, config: TransformerConfig) -> to
 def rope_tables(
     positions_3N: torch.Tensor, config: TransformerConfig, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine [N, d] of interleaved multi-axis RoPE.
+    """Cosine and sine [N, d] of interleaved multi-axis RoPE; sines of the first half are negative,
+    since they rotate the second half into it.
 
     Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
     5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
@@ -149,5 +150,6 @@ def rope_tables(
     for which in (1, 2):
         axis[which : config.rope_axes_dim[which] * 3 : 3] = which
     angle_Nd = positions_3N[axis].T * frequency
-    angle_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1)
-    return angle_Nd.cos().to(device, dtype), angle_Nd.sin().to(device, dtype)
+    cos_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1).cos()
+    sin_Nd = torch.cat([-angle_Nd, angle_Nd], dim=-1).sin()
+    return cos_Nd.to(device, dtype), sin_Nd.to(device, dtype)

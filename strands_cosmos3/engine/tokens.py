@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _MAX_FILE_BYTES = 32 << 20
 _ASKING = threading.Lock()
 _WORKERS: dict[int, subprocess.Popen[str]] = {}  # by process: a fork needs one of its own
 _NUMBERS = itertools.count()
+_KEPT_CAPTIONS = 64
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
 """The text that diffusers puts before a caption where ``model_index.json`` says
@@ -46,6 +48,8 @@ class PromptTokenizer:
         _require_contained(Path(name_or_path))
         self._name = str(name_or_path)
         self._number = next(_NUMBERS)
+        # a control loop asks the same again with every chunk
+        self._numbers_of = lru_cache(_KEPT_CAPTIONS)(self._read)
         self.ids("")
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
@@ -54,6 +58,9 @@ class PromptTokenizer:
 
         Raises InputError for more than 8192 tokens, LayoutError if the template fails.
         """
+        return torch.tensor([self._numbers_of(caption, system_prompt)])
+
+    def _read(self, caption: str, system_prompt: bool) -> list[int]:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
         answer = _asked(
             tokenizer=self._name,
@@ -80,7 +87,7 @@ class PromptTokenizer:
                 f"the tokenizer in {self._name!r} lacks {', '.join(missing)}; is it Cosmos 3's "
                 "text_tokenizer?"
             )
-        return torch.tensor([[*answer["ids"], *closing.values()]])
+        return [*answer["ids"], *closing.values()]
 
 
 def _asked(**request: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -63,14 +65,9 @@ GENERATION_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TextKV:
-    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised and rotated.
-
-    ``mask_BS``: For prompts that are padded to one length (:meth:`padded`), 0 at tokens and -inf at
-    padding, else None.
-    """
+    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised, rotated."""
 
     layers: tuple[KeysValues, ...]
-    mask_BS: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -82,26 +79,15 @@ class TextKV:
         """Size of the keys and values in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer)
 
-    @classmethod
-    def padded(cls, texts: Sequence[TextKV], tokens: int) -> TextKV:
-        """Room for B prompts like these, [B, k, tokens, d]; :meth:`fill` copies them into it."""
-        first = texts[0].layers[0][0]
-        B = len(texts)
-        layers = [
-            tuple(t.new_zeros(B, t.shape[0], tokens, t.shape[2]) for t in layer)
-            for layer in texts[0].layers
-        ]
-        return cls(tuple((k, v) for k, v in layers), first.new_zeros(B, tokens))
 
-    def fill(self, texts: Sequence[TextKV]) -> None:
-        """Copy prompts to the places made by :meth:`padded`, and hide what is behind their ends."""
-        assert self.mask_BS is not None
-        self.mask_BS.fill_(float("-inf"))
-        for i, text in enumerate(texts):
-            self.mask_BS[i, : text.tokens].fill_(0)
-            for places, layer in zip(self.layers, text.layers, strict=True):
-                for place, tensor in zip(places, layer, strict=True):
-                    place[i, :, : text.tokens].copy_(tensor)
+def side_by_side(texts: Sequence[TextKV]) -> tuple[TextKV, ...]:
+    """Prompts [k, S, d] as batches [b, k, S, d] of neighbours of equal length, in their order."""
+    batches = []
+    for _, alike in groupby(texts, lambda text: text.tokens):
+        layers = zip(*(text.layers for text in alike), strict=True)
+        stacked = [tuple(map(torch.stack, zip(*layer, strict=True))) for layer in layers]
+        batches.append(TextKV(tuple((k, v) for k, v in stacked)))
+    return tuple(batches)
 
 
 @dataclass(frozen=True)
@@ -139,11 +125,10 @@ class RmsNorm(nn.Module):
         self.nemotron = config.nemotron
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        shape = self.weight.shape
         if self.nemotron:
-            return (self.weight.float() * normed).to(x.dtype)
-        return normed.to(self.weight.dtype) * self.weight
+            return F.rms_norm(x.float(), shape, self.weight.float(), self.eps).to(x.dtype)
+        return F.rms_norm(x.to(self.weight.dtype), shape, eps=self.eps) * self.weight
 
 
 class Mlp(nn.Module):
@@ -225,7 +210,7 @@ class DecoderLayer(nn.Module):
 
     def at(self, role: str) -> Any:
         """The module of a role; its name depends on the tower."""
-        return self.get_submodule(self.names[role])
+        return attrgetter(self.names[role])(self)
 
     def forward(
         self,
@@ -436,7 +421,7 @@ class Cosmos3Transformer(nn.Module):
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
-        texts: Sequence[TextKV] | TextKV,
+        texts: Sequence[TextKV],
         head: ActionHead,
         vision_group: slice,
         action_group: slice,
@@ -450,23 +435,19 @@ class Cosmos3Transformer(nn.Module):
                 tokens only.
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
-            texts: The B prompts, or all of them in one, padded.
+            texts: The B prompts, see :func:`side_by_side`.
 
         A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one
         branch after the other's.
         """
         x_RND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head)
-        x_BND = x_RND.expand(len(rope[0]) // math.prod(x_RND.shape[:-2]), *x_RND.shape).flatten(
-            0, -3
-        )
-        if isinstance(texts, TextKV):
-            assert texts.mask_BS is not None, "one TextKV for several prompts is a padded one"
-            attentions = [partial(_over_padded, layer, texts.mask_BS) for layer in texts.layers]
-        else:
-            attentions = [
-                partial(_over_prompts, layer)
-                for layer in zip(*(text.layers for text in texts), strict=True)
-            ]
+        branches = len(rope[0]) // math.prod(x_RND.shape[:-2])
+        # in one layout for any number of branches, so that compiled layers are one graph
+        x_BND = x_RND.expand(branches, *x_RND.shape).flatten(0, -3).contiguous()
+        attentions = [
+            partial(_over_prompts, prompts)
+            for prompts in zip(*(text.layers for text in texts), strict=True)
+        ]
         of_vision, of_action = self.generation(
             x_BND, rope, attentions, (vision_group, action_group)
         )
@@ -489,55 +470,22 @@ def grouped_attention(
 def _over_prompts(
     prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
 ) -> Attend:
-    """Attention of each branch over its own prompt and its own tokens; branches with prompts of
-    one length share a call.
+    """Attention of each branch over its own prompt and its own tokens. No mask hides anything, so
+    that torch takes the fastest kernel that the device has.
     """
-    by_length: dict[int, list[int]] = {}
-    for i, (keys, _) in enumerate(prompts):
-        by_length.setdefault(keys.shape[-2], []).append(i)
-    groups = [which if len(which) < len(prompts) else slice(None) for which in by_length.values()]
-    memory = []
-    for which, group in zip(by_length.values(), groups, strict=True):
-        read = [torch.stack(tensors) for tensors in zip(*(prompts[i] for i in which), strict=True)]
-        memory.append(
-            [
-                torch.cat([p, x[group]], dim=-2)
-                for p, x in zip(read, (keys_BkNd, values_BkNd), strict=True)
-            ]
-        )
+    sizes = [len(keys) for keys, _ in prompts]
+    own = zip(keys_BkNd.split(sizes), values_BkNd.split(sizes), strict=True)
+    memory = [
+        [torch.cat(pair, dim=-2) for pair in zip(prompt, tokens, strict=True)]
+        for prompt, tokens in zip(prompts, own, strict=True)
+    ]
 
     def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
         outputs = [
-            grouped_attention(queries_BhNd[group], k, v)
-            for group, (k, v) in zip(groups, memory, strict=True)
+            grouped_attention(queries, keys, values)
+            for queries, (keys, values) in zip(queries_BhNd.split(sizes), memory, strict=True)
         ]
-        if len(outputs) == 1:
-            return outputs[0]
-        out = torch.empty_like(queries_BhNd)
-        for group, attended in zip(groups, outputs, strict=True):
-            out[group] = attended
-        return out
-
-    return attend
-
-
-def _over_padded(
-    prompts: KeysValues, mask_BS: torch.Tensor, keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
-) -> Attend:
-    """The same for prompts [B, k, S, d] of one length, where a mask hides the padding."""
-    keys, values = (
-        torch.cat(pair, dim=-2) for pair in zip(prompts, (keys_BkNd, values_BkNd), strict=True)
-    )
-    mask = F.pad(mask_BS, (0, keys_BkNd.shape[-2]))[:, None, None]
-
-    def attend(q_BhNd: torch.Tensor) -> torch.Tensor:
-        # Kernels with a mask want as many query as key heads: queries that share a key head become
-        # rows of one head.
-        q_BkgNd = q_BhNd.unflatten(1, (keys.shape[1], -1))
-        attended = F.scaled_dot_product_attention(
-            q_BkgNd.flatten(2, 3), keys, values, attn_mask=mask
-        )
-        return attended.view_as(q_BkgNd).flatten(1, 2)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     return attend
 
@@ -550,15 +498,6 @@ def rotate(x_Nhd: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Queries or keys [N, h, d] rotated by their positions; a leading B may stand before every
     shape.
     """
-    cos_Nd, sin_Nd = rope  # both halves of a row are equal
-    first, second = x_Nhd.chunk(2, dim=-1)
-    if torch.is_grad_enabled():
-        return (
-            x_Nhd * cos_Nd[..., None, :]
-            + torch.cat([-second, first], dim=-1) * sin_Nd[..., None, :]
-        )
-    sin = sin_Nd[..., None, : first.shape[-1]]
-    rotated = x_Nhd * cos_Nd[..., None, :]
-    rotated[..., : first.shape[-1]] -= second * sin
-    rotated[..., first.shape[-1] :] += first * sin
-    return rotated
+    cos_Nd, sin_Nd = rope
+    other_halves = x_Nhd.roll(x_Nhd.shape[-1] // 2, dims=-1)
+    return other_halves.mul_(sin_Nd[..., None, :]).add_(x_Nhd * cos_Nd[..., None, :])

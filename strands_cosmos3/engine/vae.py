@@ -12,7 +12,6 @@ width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,8 +70,9 @@ class PreviewDecoder(nn.Module):
         change earlier frames.
         """
         B, _, count, H, W = latents_BCFHW.shape
-        before = torch.cat([latents_BCFHW[:, :, :1], latents_BCFHW[:, :, :-1]], dim=2)
-        x = torch.cat([latents_BCFHW, before], dim=1).transpose(1, 2).flatten(0, 1)
+        latents = latents_BCFHW.to(self.conv_in.weight)
+        before = torch.cat([latents[:, :, :1], latents[:, :, :-1]], dim=2)
+        x = torch.cat([latents, before], dim=1).transpose(1, 2).flatten(0, 1)
         x = self.coarse(self.conv_in(x.contiguous(memory_format=torch.channels_last)))
         # the first has one frame, its last
         x = self.frames(F.silu(x)).reshape(B, count * _FRAMES, -1, H, W)[:, _FRAMES - 1 :]
@@ -94,7 +94,21 @@ class _Residual(nn.Module):
         return x + self.conv2(F.silu(self.conv1(F.silu(x))))
 
 
-@dataclass(frozen=True)
+class Remembered:
+    """A function of a tensor that remembers its latest answer."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
+        self._function = function
+        self._latest: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, argument: torch.Tensor, again: bool) -> torch.Tensor:
+        """Return the answer, the remembered one if ``again`` and the argument is equal."""
+        if not again or self._latest is None or not torch.equal(argument, self._latest[0]):
+            # a copy, since the caller may write the next picture over it
+            self._latest = argument.clone(), self._function(argument)
+        return self._latest[1]
+
+
 class Novelty:
     """Dissimilarity of pictures to those of training: the RMS error of their reconstruction,
     divided by a quantile of such errors.
@@ -107,11 +121,12 @@ class Novelty:
             then nothing is known.
     """
 
-    decoder: PreviewDecoder | None
-    quantile: float | None
+    def __init__(self, decoder: PreviewDecoder | None, quantile: float | None):
+        self._decoded = None if decoder is None else Remembered(decoder)
+        self._quantile = quantile
 
     def __call__(
-        self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]
+        self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor], again: bool
     ) -> list[float]:
         """Return the novelty of each picture, or an empty list if it is not known.
 
@@ -120,19 +135,19 @@ class Novelty:
                 same tensor is judged once.
             latents: Normalised latents [C, H, W] of the first frames, all of one size; what lies
                 beyond them is padding.
+            again: Whether the latest ones may come again.
         """
-        if self.decoder is None or self.quantile is None:
+        if self._decoded is None or self._quantile is None:
             return []
-        weight = self.decoder.conv_in.weight
         ids = list(map(id, pictures))
         latent_of = dict(zip(ids, latents, strict=True))
         picture_of = dict(zip(ids, pictures, strict=True))
         chosen = torch.stack(list(latent_of.values()))[:, :, None]
-        decoded = self.decoder(chosen.to(weight.device, weight.dtype)).clamp(-1, 1).float()
+        decoded = self._decoded(chosen, again).clamp(-1, 1).float()
         height, width = decoded.shape[-2:]
         real = [picture[:, :, :1, :height, :width] for picture in picture_of.values()]
         off = decoded - torch.cat(real).to(decoded)
-        errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self.quantile
+        errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self._quantile
         error_of = dict(zip(picture_of, errors.tolist(), strict=True))
         return [error_of[picture] for picture in ids]
 
@@ -208,7 +223,7 @@ class WanVae:
         Leading latents alone give the same leading frames, to the bit.
         """
         if self.model.preview is not None:
-            return self.model.preview(latents.to(self._mean.device, self._mean.dtype)).float()
+            return self.model.preview(latents).float()
         mean, std = self._frame_scale(latents)
         raw = (latents * std + mean).to(self._mean.dtype) / self._inverse_std + self._mean
         return self.model.decode(raw).float()

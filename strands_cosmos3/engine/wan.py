@@ -12,7 +12,7 @@ Shape suffixes: B batch, C channels, T frames, H W height and width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise, product
 from typing import Any
@@ -28,10 +28,25 @@ from strands_cosmos3.resources import shown
 from strands_cosmos3.tables import as_tuples
 
 SPATIAL_COMPRESSION = 16
+_SMALLEST_SQUARE = 1e-24
 _FRAMES = 4  # pixel frames of one latent frame, the first apart
 
-Past = dict[nn.Module, torch.Tensor]
-"""Last input frames of each convolution, kept from call to call."""
+
+class Past(dict[nn.Module, torch.Tensor]):
+    """Last input frames of each convolution, kept from call to call while frames follow."""
+
+    frames_follow = True
+
+    def keep(self, module: nn.Module, frames: torch.Tensor) -> None:
+        """Keep a module's last frames for the next call, if there is one."""
+        if self.frames_follow:
+            self[module] = frames.clone()
+
+    def parts(self, parts: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The parts of a clip, one after the other."""
+        for i, part in enumerate(parts):
+            self.frames_follow = i + 1 < len(parts)
+            yield part
 
 
 @dataclass(frozen=True)
@@ -209,7 +224,7 @@ class CausalConv3d(nn.Conv3d):
         window = 2 * padding[0]
         if window:
             recent = x if before is None or x.shape[2] >= window else torch.cat([before, x], dim=2)
-            past[self] = recent[:, :, -window:].clone()
+            past.keep(self, recent[:, :, -window:])
         return causal_convolution(x, before, self.weight, self.bias, self.stride, padding)
 
 
@@ -224,12 +239,8 @@ class ChannelNorm(nn.Module):
         C = self.gamma.shape[0]
         if not _in_planes(x):
             return F.normalize(x.float(), dim=1).to(x.dtype) * C**0.5 * self.gamma
-        # sums and their inverses as matrix products, which read a pixel's channels at once
-        last = x.movedim(1, -1)
-        out = last.square()
-        mean = (out.reshape(-1, C) @ x.new_full((C, 1), 1 / C)).clamp_min_(1e-24)
-        scale = mean.rsqrt_() @ self.gamma.view(1, C)
-        return torch.mul(last, scale.view_as(last), out=out).movedim(-1, 1)
+        normed = F.rms_norm(x.movedim(1, -1), (C,), self.gamma.view(C), _SMALLEST_SQUARE)
+        return normed.movedim(-1, 1)
 
 
 class Attention(nn.Module):
@@ -305,7 +316,8 @@ class Downsample(nn.Module):
         x = _each_frame(self.resample, x_BCTHW)
         if self.time_conv is None:
             return x
-        before, past[self] = past.get(self), x[:, :, -1:].clone()
+        before = past.get(self)
+        past.keep(self, x[:, :, -1:])
         return x if before is None else self.time_conv(torch.cat([before, x], dim=2), past)
 
 
@@ -482,7 +494,7 @@ class WanAutoencoder(nn.Module):
         starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
         parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
         moments = self.quant_conv(
-            torch.cat([self.encoder(part, past) for part in parts], dim=2), past
+            torch.cat([self.encoder(part, past) for part in past.parts(parts)], dim=2), past
         )
         return moments.chunk(2, dim=1)[0]
 
@@ -494,8 +506,8 @@ class WanAutoencoder(nn.Module):
         assert self.post_quant_conv is not None
         past = Past()
         x = channels_last(self.post_quant_conv(latents_BCTHW, past))
-        parts = [self.decoder(frame, past) for frame in x.split(1, dim=2)]
-        return _pixels(torch.cat(parts, dim=2), self.config.patch_size).clamp(-1.0, 1.0)
+        frames = [self.decoder(frame, past) for frame in past.parts(x.split(1, dim=2))]
+        return _pixels(torch.cat(frames, dim=2), self.config.patch_size).clamp(-1.0, 1.0)
 
 
 def _each_frame(module: nn.Module, x_BCTHW: torch.Tensor) -> torch.Tensor:

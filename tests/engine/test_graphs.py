@@ -1,6 +1,6 @@
-"""CUDA graphs, padded prompts and compilation: what a machine without a GPU can show of them.
+"""CUDA graphs and compilation: what a machine without a GPU can show of them.
 
-A stub stands for a CUDA graph: it recomputes from the fixed places that the runner holds for it.
+A stub stands for a CUDA graph: it recomputes from the fixed places that are held for it.
 ``test_gpu.py`` captures real ones.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from helpers.cosmos3_oracle import Case, engine, request
 from strands_cosmos3.engine.engine import Cosmos3Engine, Stopwatch
-from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
+from strands_cosmos3.engine.graphs import Graphs
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError
 from strands_cosmos3.parallel.config import ParallelConfig
@@ -23,15 +23,13 @@ GPU = torch.device("cuda", 1)
 
 
 class Graph:
-    """Replays by running the model on what the runner holds for it, into the outputs of the
-    capture.
-    """
+    """Replays by running the loop on what is held for it, into the outputs of the capture."""
 
-    runner: VelocityRunner
+    graphs: Graphs
     replays = 0
 
     def replay(self):
-        mine = next(c for c in self.runner._graphs.values() if c.graph is self)
+        mine = next(c for c in self.graphs._graphs.values() if c.graph is self)
         for held, new in zip(mine.outputs, mine.run(), strict=True):
             held.copy_(new)
         Graph.replays += 1
@@ -83,21 +81,14 @@ def captures(monkeypatch):
 @pytest.fixture
 def graphed(checkpoints, captures):
     model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
-    model._runner = Graph.runner = VelocityRunner(model.transformer, GPU, capture=True)
+    model._graphs = Graph.graphs = Graphs(GPU)
     Graph.replays = 0
-    return model
-
-
-@pytest.fixture
-def padded(checkpoints):
-    model = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
-    model._runner = VelocityRunner(model.transformer, model.device, padded=True)
     return model
 
 
 def variants(folder):
     asked = request(Case(folder, steps=2))
-    longer = torch.arange(100, 100 + BUCKET)
+    longer = torch.arange(100, 300)
     cases = [
         asked,
         replace(asked, guidance_interval=(900, 1001)),
@@ -116,51 +107,56 @@ def same(found, expected, tolerance=0.0):
     assert all((found[name] - expected[name]).abs().max() <= tolerance for name in names)
 
 
-def test_replays_give_the_same_bits(graphed, padded, checkpoints):
+def test_replays_give_the_same_bits(graphed, checkpoints):
+    plain = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
     cases = variants(checkpoints["silu"])
     for one in cases:
-        same(graphed.step(one), padded.step(one))
-    assert Graph.replays == 2 * len(cases)
+        same(graphed.step(one), plain.step(one))
+    assert Graph.replays == len(cases), "a graph holds all steps"
 
 
-@pytest.mark.parametrize("kind", ["silu", "relu2"])
-def test_padding_prompts_changes_nothing(kind, checkpoints):
-    """In float64, where the sampler alone rounds."""
-    plain, model = (
-        Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32) for _ in range(2)
-    )
-    for one in (plain, model):
-        one.transformer.double()
-    model._runner = VelocityRunner(model.transformer, model.device, padded=True)
-    for one in variants(checkpoints[kind])[:: 1 if kind == "silu" else 4]:
-        same(model.step(one), plain.step(one), 1e-6)
+def test_replays_of_batches_give_the_same_bits(graphed, checkpoints):
+    """Requests with prompts, guidance and domains of their own; one graph serves two requests with
+    one prompt and with two.
+    """
+    plain = Cosmos3Engine.from_pretrained(checkpoints["silu"], dtype=torch.float32)
+    asked = request(Case(checkpoints["silu"], steps=2))
+    other = replace(asked, text_ids=asked.text_ids + 1, seed=5)
+    unguided = replace(asked, guidance_scale=1.0, domain_id=6)
+    for batch in ([asked, asked], [asked, other], [unguided, asked, other], [other, other]):
+        found, expected = graphed.step_batch(batch), plain.step_batch(batch)
+        for one, two in zip(found, expected, strict=True):
+            same(one, two)
+    assert len(graphed._graphs._graphs) == 2, "of two requests and of three"
 
 
 def test_a_replay_leaves_earlier_answers_alone(graphed, checkpoints):
-    made, runner = [], graphed._runner
-
-    def run(*given):
-        found = runner(*given)
-        made.append((found, [velocity.clone() for velocity in found]))
-        return found
-
-    graphed._runner = run
-    graphed.step(request(Case(checkpoints["silu"], steps=3)))
-    assert len(made) == 3
-    assert all(
-        torch.equal(*pair) for found, copies in made for pair in zip(found, copies, strict=True)
-    )
+    asked = request(Case(checkpoints["silu"], steps=3))
+    first = graphed.step(asked)
+    kept = {name: first[name].clone() for name in ("action", "video")}
+    graphed.step(replace(asked, seed=7))
+    assert len(graphed._graphs._graphs) == 1
+    same(first, kept)
 
 
-def test_one_graph_serves_all_prompts_and_domains(graphed, captures, checkpoints):
+def test_one_graph_serves_prompts_of_a_length_and_all_domains(graphed, captures, checkpoints):
     asked = request(Case(checkpoints["silu"], steps=2))
-    for tokens in (1, 9, 35):
+    for first in (0, 3):
         for domain in (8, 6):
-            graphed.step(replace(asked, text_ids=asked.text_ids[..., :tokens], domain_id=domain))
+            ids = asked.text_ids[..., first : first + 9]
+            graphed.step(replace(asked, text_ids=ids, domain_id=domain, fps=20.0))
     assert len(captures["graph"]) == 1
-    graphed.step(replace(asked, text_ids=torch.arange(BUCKET + 1)))
+    graphed.step(replace(asked, text_ids=asked.text_ids[..., :8]))
     graphed.step(replace(asked, return_video=False))
-    assert len(captures["graph"]) == 3, "a longer prompt, and a last step of actions alone"
+    graphed.step(replace(asked, num_inference_steps=3))
+    assert len(captures["graph"]) == 4, "other lengths, a last step of actions alone, other steps"
+
+
+def test_steps_of_a_graph_are_reported_together(graphed, checkpoints):
+    reported = []
+    asked = request(Case(checkpoints["silu"], steps=2))
+    graphed.step(asked, on_step=lambda *at: reported.append(at))
+    assert reported == [(2, 2)]
 
 
 def test_captures_share_a_pool_and_leave_other_threads_alone(graphed, captures, checkpoints):
@@ -183,12 +179,12 @@ def test_graphs_are_bounded(graphed, captures, checkpoints):
     asked = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
     for i in range(9):
         graphed.step(replace(asked, action_chunk=3 + i, action_noise=None))
-    assert len(graphed._runner._graphs) == 8
+    assert len(graphed._graphs._graphs) == 8
     for rows in (4, 12, 4):
         graphed.step(replace(asked, action_chunk=rows, action_noise=None))
     assert len(captures["graph"]) == 10, "the least recently used one went: not that of four rows"
     graphed.close()
-    assert not graphed._runner._graphs
+    assert not graphed._graphs._graphs
 
 
 def test_times_are_those_of_the_engines_device(monkeypatch):
@@ -221,21 +217,28 @@ def test_times_are_those_of_the_engines_device(monkeypatch):
 @pytest.mark.skipif(
     shutil.which("c++") is None, reason="inductor compiles C++, and there is no compiler `c++`"
 )
-def test_inductors_code_gives_the_same_actions(checkpoints):
-    asked = request(Case(checkpoints["silu"], steps=2))
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_inductors_code_gives_the_same_actions(kind, checkpoints):
+    """With and without guidance, for prompts and chunks of several lengths, and in a batch."""
+    plain = Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32)
+    options = EngineOptions(compile=True)
     with Cosmos3Engine.from_pretrained(
-        checkpoints["silu"], dtype=torch.float32, options=EngineOptions(compile=True)
+        checkpoints[kind], dtype=torch.float32, options=options
     ) as model:
-        same(model.step(asked), engine(checkpoints["silu"], torch.float32).step(asked), 5e-5)
+        cases = variants(checkpoints[kind])
+        for one in cases:
+            same(model.step(one), plain.step(one), 1e-5)
+        found, expected = (engine.step_batch(cases[:1] + cases[3:4]) for engine in (model, plain))
+        for one, two in zip(found, expected, strict=True):
+            same(one, two, 1e-5)
 
 
-def test_compile_asks_for_inductors_code(checkpoints, monkeypatch):
+def test_compile_asks_for_inductors_code_of_the_layers(checkpoints, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        torch, "compile", lambda velocity, **options: asked.append(options) or velocity
-    )
+    monkeypatch.setattr(torch, "compile", lambda layer, **options: asked.append(options) or layer)
     model = Cosmos3Engine.from_pretrained(checkpoints["silu"], options=EngineOptions(compile=True))
-    assert asked == [{"fullgraph": True, "dynamic": False, "backend": "inductor"}]
+    expected = {"fullgraph": True, "dynamic": True, "backend": "inductor"}
+    assert asked == [expected] * (len(model.transformer.generation.layers) - 1)
     one = request(Case(checkpoints["silu"], steps=1))
     same(model.step(one), engine(checkpoints["silu"], torch.float32).step(one), 5e-5)
 

@@ -102,8 +102,7 @@ def blocked_instead_of_interleaved_axes(patch, _):
         axis = torch.repeat_interleave(torch.arange(3), torch.tensor(config.rope_axes_dim))
         exponent = torch.arange(0, config.head_dim, 2) / config.head_dim
         angle = positions[axis].T / config.rope_theta**exponent
-        angle = torch.cat([angle, angle], dim=-1)
-        return angle.cos(), angle.sin()
+        return torch.cat([angle, angle], -1).cos(), torch.cat([-angle, angle], -1).sin()
 
     _replace(patch, "rope_tables", tables)
 
@@ -168,7 +167,7 @@ def generation_does_not_read_the_prompt(patch, _):
 
     def velocity(self, v, a, t, noisy, rope, texts, *rest):
         blank = [
-            transformer.TextKV(tuple((k[:, :0], v[:, :0]) for k, v in text.layers))
+            transformer.TextKV(tuple((k[..., :0, :], v[..., :0, :]) for k, v in text.layers))
             for text in texts
         ]
         return original(self, v, a, t, noisy, rope, blank, *rest)
@@ -351,15 +350,19 @@ CASES = [(name, kind) for name, (_, kinds) in MUTATIONS.items() for kind in kind
 
 @pytest.fixture
 def fresh(checkpoints):
-    """Engines whose prompts are forgotten before and after, so that a mutated prefill neither
-    hides nor stays.
+    """Engines that forget prompts and coefficients before and after, so that a mutation
+    neither hides nor stays.
     """
     engines = [engine(folder, torch.float32) for folder in checkpoints.values()]
-    for e in engines:
-        e.text_cache.clear()
+
+    def forget():
+        sampler.unipc_coefficients.cache_clear()
+        for e in engines:
+            e.text_cache.clear()
+
+    forget()
     yield
-    for e in engines:
-        e.text_cache.clear()
+    forget()
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -1,5 +1,5 @@
-"""Compilation of the forward pass, and Nano's real shapes through its padded and compiled forms,
-on tensors without data.
+"""Compilation of the layers, and Nano's real shapes through eager and compiled passes, on tensors
+without data.
 """
 
 from dataclasses import replace
@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from nano_latency import NANO
-from strands_cosmos3.engine.graphs import BUCKET, VelocityRunner
+from strands_cosmos3.engine.graphs import compile_layers, compiling
 from strands_cosmos3.engine.sequence import SequenceLayout
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV, side_by_side
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.errors import ConfigError
 
-CPU = torch.device("cpu")
 DROID = SequenceLayout((9, 34, 40), 2, 33, (0,), 1, 8, 15.0, 0)
 
 
@@ -36,7 +35,7 @@ def arguments(config, dtype, device, lengths=(160, 29)):
         empty(D),
         empty(DROID.tokens, 1),
         rope,
-        tuple(texts),
+        side_by_side(texts),
         head,
         DROID.noisy_vision,
         DROID.noisy_action,
@@ -57,40 +56,33 @@ def check_shapes(velocities):
     assert action.shape == (2, 32, 64)
 
 
-def test_the_padded_pass_has_the_shapes_of_nano():
+def test_an_eager_pass_has_the_shapes_of_nano():
     made = model(NANO, torch.bfloat16, "meta")
     with torch.inference_mode():
-        check_shapes(
-            VelocityRunner(made, torch.device("meta"), padded=True)(
-                *arguments(NANO, torch.bfloat16, "meta")
-            )
-        )
+        check_shapes(made.velocity(*arguments(NANO, torch.bfloat16, "meta")))
 
 
-def test_the_compiled_pass_is_one_graph():
-    """Tensors without data mix with none of the CPU: one that stayed there would raise. Layers
-    are alike: two are enough.
-    """
-    config = replace(NANO, num_hidden_layers=2)
+def test_the_compiled_layers_are_one_graph():
+    """Tensors without data mix with none of the CPU: one that stayed there would raise."""
+    config = replace(NANO, num_hidden_layers=4)
     graphs = []
 
     def compiler(graph, _):
         graphs.append(graph)
         return graph
 
-    runner = VelocityRunner(
-        model(config, torch.bfloat16, "meta"), torch.device("meta"), compiler=compiler
-    )
-    with torch.inference_mode():
-        check_shapes(runner(*arguments(config, torch.bfloat16, "meta")))
-        check_shapes(runner(*arguments(config, torch.bfloat16, "meta", lengths=(BUCKET, 7))))
-    assert len(graphs) == 1, "prompts of all lengths share the code"
+    made = model(config, torch.bfloat16, "meta")
+    compile_layers(made.generation, compiler)
+    with torch.inference_mode(), compiling():
+        check_shapes(made.velocity(*arguments(config, torch.bfloat16, "meta")))
+        check_shapes(made.velocity(*arguments(config, torch.bfloat16, "meta", lengths=(256, 7))))
+    assert len(graphs) == 1, "layers and prompts of all lengths share the code"
 
 
 SMALL = replace(
     NANO,
     hidden_size=64,
-    num_hidden_layers=1,
+    num_hidden_layers=2,
     num_attention_heads=16,
     head_dim=8,
     intermediate_size=96,
@@ -102,9 +94,10 @@ def test_compiled_and_eager_passes_agree():
     torch.manual_seed(0)
     made = model(SMALL, torch.float32, "cpu", lambda tensor: tensor.normal_(0, 0.2))
     given = [random_like(value) for value in arguments(SMALL, torch.float32, "cpu")]
-    runner = VelocityRunner(made, CPU, compiler="aot_eager")
-    with torch.inference_mode():
-        for found, expected in zip(runner(*given), made.velocity(*given), strict=True):
+    with torch.inference_mode(), compiling():
+        eager = made.velocity(*given)
+        compile_layers(made.generation, "aot_eager")
+        for found, expected in zip(made.velocity(*given), eager, strict=True):
             assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
@@ -124,8 +117,7 @@ def test_a_failed_compilation_is_an_error_of_this_package():
     def broken(*_):
         raise RuntimeError("no compiler")
 
-    runner = VelocityRunner(
-        model(SMALL, torch.float32, "meta"), torch.device("meta"), compiler=broken
-    )
-    with pytest.raises(ConfigError, match=r"compile failed: .*no compiler"):
-        runner(*arguments(SMALL, torch.float32, "meta"))
+    made = model(SMALL, torch.float32, "meta")
+    compile_layers(made.generation, broken)
+    with pytest.raises(ConfigError, match=r"compile failed: .*no compiler"), compiling():
+        made.velocity(*arguments(SMALL, torch.float32, "meta"))

@@ -21,8 +21,8 @@ from helpers.cosmos3_oracle import (
     pipeline,
 )
 from recipes.random_checkpoint import FactorySizes, write_checkpoint, write_weights
+from strands_cosmos3.engine import tokens
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.transformer import Mlp
 from strands_cosmos3.engine.weights import expected_shapes
 
@@ -76,11 +76,20 @@ def assert_parity(case):
 
 def check(odd, heads, head_dim, kind, prompt, steps, guidance):
     folder = odd(heads, head_dim, kind)
-    tokens = PromptTokenizer(folder / "text_tokenizer")
-    ids = tuple(tokens.ids(PROMPTS[prompt])[0].tolist())[:2000]
+    tokenizer = tokens.PromptTokenizer(folder / "text_tokenizer")
+    ids = tuple(tokenizer.ids(PROMPTS[prompt])[0].tolist())[:2000]
     assert (len(ids) == 2000) == (prompt == "long")
-    negative = tuple(tokens.ids("")[0].tolist())
+    negative = tuple(tokenizer.ids("")[0].tolist())
     assert_parity(Case(folder, steps=steps, guidance=guidance, prompt=ids, negative=negative))
+
+
+def test_a_caption_is_tokenised_once(checkpoints, monkeypatch):
+    tokenizer = tokens.PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
+    first = tokenizer.ids("pick up the red cube")
+    kept = first.clone()
+    first.zero_()  # a caller's own
+    monkeypatch.setattr(tokens, "_asked", None)
+    assert torch.equal(tokenizer.ids("pick up the red cube"), kept)
 
 
 @pytest.mark.parametrize("case", SHORT, ids=str)

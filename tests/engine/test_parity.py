@@ -28,7 +28,7 @@ from strands_cosmos3.engine.sequence import (
     patchify,
     rope_tables,
 )
-from strands_cosmos3.engine.transformer import TextKV
+from strands_cosmos3.engine.transformer import TextKV, side_by_side
 from strands_cosmos3.training.precision import fast_bfloat16
 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 1e-3}
@@ -193,7 +193,7 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
             ours.transformer.time_embedder(torch.tensor([t]))[0],
             told,
             (rope[0][None], rope[1][None]),
-            (prompt,),
+            side_by_side([prompt]),
             ours.action_head(8),
             layout.noisy_vision,
             layout.noisy_action,

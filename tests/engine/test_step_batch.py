@@ -101,6 +101,28 @@ def test_candidates_share_encoding_and_prefill(checkpoints, asked):
     assert set(found[0]["timing"]) == {"encode", "text", "denoise", "total"}
 
 
+def test_the_video_of_an_answer_reads_its_picture_no_second_time(checkpoints):
+    """Nor does a picture that was written over the latest one pass for it."""
+    folder = checkpoints["silu"]
+    policy = request(Case(folder, steps=1))
+    pixels = policy.cond_video_pixels.clone()
+    policy = replace(policy, cond_video_pixels=pixels)
+    video = request(Case(folder, mode="forward_dynamics", steps=1))
+    video = replace(video, cond_video_pixels=pixels.clone())
+    model = Cosmos3Engine.from_pretrained(folder)
+    expected = Cosmos3Engine.from_pretrained(folder).step(video)
+    encoded, encode = [], model.vae.encode
+    model.vae.encode = lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    model.step(policy)
+    assert apart(model.step(video), expected) == 0
+    assert encoded == [1]
+    model.step(policy)
+    assert encoded == [1, 1], "a policy's picture is always read"
+    pixels.mul_(0.5)
+    model.step(replace(video, cond_video_pixels=pixels))
+    assert encoded == [1, 1, 1]
+
+
 def test_different_pictures_are_encoded_together(checkpoints, asked):
     model = Cosmos3Engine.from_pretrained(checkpoints["silu"])
     encoded, encode = [], model.vae.encode

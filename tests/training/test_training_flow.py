@@ -18,6 +18,7 @@ from strands_cosmos3.engine.sequence import (
     rope_tables,
     text_positions,
 )
+from strands_cosmos3.engine.transformer import side_by_side
 from strands_cosmos3.training import matching
 from strands_cosmos3.training.flow import read_prompts, velocity
 from strands_cosmos3.training.matching import (
@@ -82,7 +83,7 @@ def test_the_batched_velocity_is_the_engines(kind):
                 time,
                 noisy[i],
                 (cos[None], sin[None]),
-                [text],
+                side_by_side([text]),
                 policy.head,
                 *groups,
             )
