@@ -371,7 +371,7 @@ class Checkpoint:
         for name, layer in layers.items():
             key = checkpoint_key(name)
             targets[key] = layer
-            layer.reserve(*kept(name), slices[key])
+            layer.place(*kept(name), slices[key])
         self.weights.read_into(targets, slices)
         return model.eval()
 

@@ -112,7 +112,7 @@ class Quantization:
             )
         layer = self.layer(None, device)
         try:
-            layer.reserve((32, 32), device)
+            layer.place((32, 32), device)
             layer.copy_(torch.ones(32, 32))
             with torch.inference_mode():
                 layer(torch.ones(1, 4, 32, device=device, dtype=dtype))
@@ -159,23 +159,20 @@ class QuantizedLinear(nn.Module, ABC):
         self.stored = stored or StoredScale()
         self.register_parameter("bias", bias)
 
-    def reserve(self, shape: tuple[int, ...], device: torch.device, slices: Slices = ()) -> None:
-        """Take the memory of a weight [N, K], ``slices`` of the whole one."""
-        self.shape = shape
+    def place(self, shape: tuple[int, ...], device: torch.device, slices: Slices = ()) -> None:
+        """Say where a weight [N, K] will be, ``slices`` of the whole one."""
+        self.shape, self._device = shape, device
         self.stored = replace(self.stored, weight=self.stored.part(slices))
-        self._allocate(device)
-
-    def _allocate(self, device: torch.device) -> None:
-        self.weight = _frozen(torch.empty(self.shape, dtype=self.dtype, device=device))
-        self.scale_N = _frozen(torch.empty(self.shape[0], device=device))
 
     def copy_(self, weight_NK: torch.Tensor) -> None:
-        """Round a weight into the memory that was reserved; one that was stored in 8 bits is the
-        same again.
-        """
-        scale = self._scale(weight_NK)
-        self.weight.copy_(rounded(weight_NK, scale, self.dtype))
-        self.scale_N.copy_(scale)
+        """Round a weight and keep it; one that was stored in 8 bits is the same again."""
+        scale = self._scale(weight_NK).to(weight_NK.device)
+        scale_N = scale.expand(len(weight_NK)).contiguous()
+        self._keep(rounded(weight_NK, scale_N, self.dtype), scale_N)
+
+    def _keep(self, weight_NK: torch.Tensor, scale_N: torch.Tensor) -> None:
+        self.weight = _frozen(weight_NK.to(self._device))
+        self.scale_N = _frozen(scale_N.to(self._device))
 
     def _scale(self, weight_NK: torch.Tensor) -> torch.Tensor:
         """[N], or [1] for all rows."""
@@ -212,11 +209,11 @@ class Fp8Linear(QuantizedLinear):
 
     dtype = E4M3
 
-    def _allocate(self, device: torch.device) -> None:
-        super()._allocate(device)
+    def _keep(self, weight_NK: torch.Tensor, scale_N: torch.Tensor) -> None:
+        super()._keep(weight_NK, scale_N)
         fixed = self.stored.activation
         self.activation_scale = (
-            None if fixed is None else _frozen(torch.tensor(fixed, device=device))
+            None if fixed is None else _frozen(torch.tensor(fixed, device=self._device))
         )
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -252,17 +249,14 @@ class PackedInt8Linear(QuantizedLinear):
         self._number = id(self)
         _PACKED[self._number] = self
 
-    def _allocate(self, device: torch.device) -> None:
-        """fbgemm takes the memory when it packs."""
-
-    def copy_(self, weight_NK: torch.Tensor) -> None:
-        scale_N = self._scale(weight_NK).expand(self.shape[0])
-        weight = rounded(weight_NK, scale_N, self.dtype)
-        zeros = torch.zeros(self.shape[0], dtype=torch.long)
+    def _keep(self, weight_NK: torch.Tensor, scale_N: torch.Tensor) -> None:
+        zeros = torch.zeros(len(scale_N), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-            whole = _KERNELS._make_per_channel_quantized_tensor(weight, scale_N.double(), zeros, 0)
-        del weight  # before it is packed
+            whole = _KERNELS._make_per_channel_quantized_tensor(
+                weight_NK, scale_N.double(), zeros, 0
+            )
+        del weight_NK  # before it is packed
         engines: Any = torch.backends.quantized
         before = engines.engine
         engines.engine = "fbgemm"  # whose packed weights are the only copy that it keeps
@@ -314,10 +308,9 @@ def row_scales(weight_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (torch.cat(most) / _LARGEST[dtype]).clamp_(min=_SMALLEST_SCALE)
 
 
-def rounded(weight_NK: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight in a type of 8 bits; ``scale`` [N] or [1]."""
+def rounded(weight_NK: torch.Tensor, scale_N: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight in a type of 8 bits."""
     result_NK = torch.empty(weight_NK.shape, dtype=dtype, device=weight_NK.device)
-    scale_N = scale.to(weight_NK.device).expand(len(weight_NK))
     blocks = [tensor.split(_BLOCK_ROWS) for tensor in (weight_NK, scale_N, result_NK)]
     for block, scale_of_block, place in zip(*blocks, strict=True):
         place.copy_(_in_range(block.float() / scale_of_block[:, None], dtype))

@@ -16,7 +16,6 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,29 +137,23 @@ class WeightSource(ABC):
         for key in targets:
             name, _, row = key.partition("#")
             requests[key] = name, int(row) if row else (slices or {}).get(key, ())
-        with _large_blocks_apart():
+        _map_blocks_above(1 << 20)
+        try:
             for key, part in self.parts(requests):
                 require_finite(part, key)
                 targets[key].copy_(part.reshape(targets[key].shape))
                 del part  # before the next one is read
+        finally:
+            _map_blocks_above(32 << 20)  # as far as glibc raises it by itself
 
 
-@contextmanager
-def _large_blocks_apart() -> Iterator[None]:
-    """Let glibc map each large block by itself meanwhile, and give it back as a whole: tensors that
-    come and go between those that stay tear its heap to pieces. Afterwards it keeps what it gets.
+def _map_blocks_above(size: int) -> None:
+    """Let glibc map each larger block of memory by itself and give it back as a whole: tensors that
+    come and go between those that stay tear its heap to pieces.
     """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if set_option is None:
-        yield
-        return
-    set_option(_M_MMAP_THRESHOLD, 1 << 20)
-    try:
-        yield
-    finally:
-        # as far as glibc raises both by itself
-        set_option(_M_MMAP_THRESHOLD, 32 << 20)
-        set_option(_M_TRIM_THRESHOLD, 64 << 20)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, size)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * size)  # its own proportion
 
 
 def unsharded(key: str, shape: tuple[int, ...]) -> Slices:

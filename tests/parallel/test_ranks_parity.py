@@ -106,7 +106,7 @@ class Halves(nn.Module):
         for part in whole.weight.chunk(2, 1):
             half = type(kept)(None)
             half.a16 = kept.a16
-            half.reserve(tuple(part.shape), part.device)
+            half.place(tuple(part.shape), part.device)
             half.copy_(part)
             self.halves.append(half)
 
