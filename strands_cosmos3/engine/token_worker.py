@@ -31,6 +31,8 @@ def _answer(tokenizer: str, number: int, messages: list[dict[str, str]], closing
     text = loaded.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, add_vision_id=False
     )
+    if messages[-1]["content"].strip() not in text:
+        raise ValueError("the chat template leaves out the caption, or changes it")
     ids = loaded(text, add_special_tokens=False)["input_ids"]
     if len(ids) > MOST_TOKENS:
         return {"tokens": len(ids)}

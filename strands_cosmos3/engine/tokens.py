@@ -50,7 +50,7 @@ class PromptTokenizer:
         self._number = next(_NUMBERS)
         # a control loop asks the same again with every chunk
         self._numbers_of = lru_cache(_KEPT_CAPTIONS)(self._read)
-        self.ids("")
+        self.ids("pick up the red cube.")
 
     def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
         """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if

@@ -34,6 +34,7 @@ from strands_cosmos3.tables import read_toml
 from strands_cosmos3.worlds import RunOptions, World, get_world
 from strands_cosmos3.worlds.world import REWORDINGS
 
+_MOST = 1_000_000  # episodes of a task and condition: all are planned before the first one runs
 DEFAULT_SEEDS = 100
 """Episodes of each task and condition, unless the world has official starts."""
 _DIALECT_OF_EMBODIMENT: Mapping[str, str] = {"libero": "libero"}
@@ -169,7 +170,7 @@ class Settings:
         typed_fields(self)
         for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
             if (value := getattr(self, name)) is not None:
-                whole_number(value, name, least)
+                whole_number(value, name, least, _MOST)
         for name in ("seed", "noise_seed"):
             if (value := getattr(self, name)) is not None:
                 seed_number(value, name)
@@ -389,6 +390,7 @@ def read_options(path: Path) -> dict[str, Any]:
     section = values.pop("model", {})
     if isinstance(section, str):
         section = {"path": section}
+    require_type(section, dict, f"[model] in {path}")
     for part, kind, known in (
         (section, "option of [model]", (*POLICY_OPTIONS, "path")),
         (values, "option", OPTIONS),
@@ -397,6 +399,8 @@ def read_options(path: Path) -> dict[str, Any]:
             known_name(key, f"{kind} in {path}", known)
     for name in _OF_COMMAND.keys() & values.keys():
         require_type(values[name], _OF_COMMAND[name], f"{name} in {path}")
+    if "backend" in values | section:
+        known_name((values | section)["backend"], f"backend in {path}", EVALUATED_BACKENDS)
     if "path" in section:
         section["model"] = section.pop("path")
     if twice := sorted(set(values) & set(section)):

@@ -183,3 +183,33 @@ def test_another_end_of_a_message_is_refused(checkpoints, tmp_path, token):
     write_json(folder / "tokenizer_config.json", config | {"eos_token": token})
     with pytest.raises(LayoutError, match=r"tokenizer_config\.json: eos_token is"):
         PromptTokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "hello",
+        "",
+        "{% for message in messages if message.role == 'system' %}{{ message.content }}{% endfor %}",
+        "{% for message in messages %}{{ message.content | upper }}{% endfor %}",
+        "{% for message in messages %}{{ message.content[:9] }}{% endfor %}",
+        "{% for message in messages %}{{ message.role }}{% endfor %}<|im_end|>",
+    ],
+)
+def test_a_template_that_loses_the_caption_is_refused(checkpoints, tmp_path, template):
+    """Otherwise every instruction would have the same answer."""
+    folder = tmp_path / "text_tokenizer"
+    shutil.copytree(checkpoints["silu"] / "text_tokenizer", folder)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(LayoutError, match="chat template"):
+        PromptTokenizer(folder)
+
+
+def test_a_template_may_strip_a_caption(checkpoints, tmp_path):
+    folder = tmp_path / "text_tokenizer"
+    shutil.copytree(checkpoints["silu"] / "text_tokenizer", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content | trim }}{% endfor %}"
+    )
+    tokens = PromptTokenizer(folder)
+    assert tokens.ids(" stop! \n").tolist() == tokens.ids("stop!").tolist()

@@ -147,3 +147,10 @@ def test_a_long_sentence_is_refused_before_any_pattern_reads_it(language, monkey
     monkeypatch.setattr(grammar, "_REFUSALS", None)
     with pytest.raises(InstructionError, match="it has 201 characters, more than 200"):
         language.understand("pick up the red cube".ljust(201, "k"))
+
+
+@pytest.mark.parametrize("text", ["x" * 9000, "stack the red cube " + "o" * 9000, "pick up " * 900])
+def test_a_long_instruction_is_cut_short_in_the_message(text):
+    with pytest.raises(InstructionError, match="names ") as refusal:
+        grammar.parse_instruction(text)
+    assert len(str(refusal.value)) < 350

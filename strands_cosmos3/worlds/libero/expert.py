@@ -154,8 +154,8 @@ def named_object(instruction: str, scene: Mapping[str, F64]) -> str:
     if not length.get(match):
         objects = ", ".join(" ".join(words) for words in names.values())
         raise InstructionError(
-            f"the LIBERO expert puts an object into the basket; {instruction!r} names none of: "
-            f"{objects}."
+            f"the LIBERO expert puts an object into the basket; {instruction!r:.200} names "
+            f"none of: {objects}."
         )
     return match
 

@@ -157,7 +157,7 @@ class LiberoWorld(World):
         if goal is None or not scene.can_judge(goal):
             judged = [text for text, other in goals.items() if scene.can_judge(other)]
             raise InstructionError(
-                f"{instruction!r} cannot be judged in the scene of task {task} of "
+                f"{instruction!r:.200} cannot be judged in the scene of task {task} of "
                 f"{self.suite.name}; these can: {'; '.join(judged)}."
             )
         return goal

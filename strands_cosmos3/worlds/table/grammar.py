@@ -131,7 +131,7 @@ def parse_instruction(text: str) -> Goal:
             else f"cubes {', '.join(COLOURS)}"
         )
         raise InstructionError(
-            f"instruction {text!r} names none of the {names}; try 'pick up the red cube'."
+            f"instruction {text!r:.200} names none of the {names}; try 'pick up the red cube'."
         )
     if verb is not Verb.STACK:
         return Goal(verb, f"cube_{colours[0]}")
@@ -144,7 +144,7 @@ def parse_instruction(text: str) -> Goal:
     cube = next((colour for colour in colours if colour != onto), onto)
     if cube == onto:
         raise InstructionError(
-            f"instruction {text!r} names one cube; try 'stack the red cube on the blue cube'."
+            f"instruction {text!r:.200} names one cube; try 'stack the red cube on the blue cube'."
         )
     return Goal(verb, f"cube_{cube}", f"cube_{onto}")
 

@@ -144,7 +144,7 @@ class TableWorld(ArmWorld):
         of_task = get_task(task)
         if (of_task.bar is None) == (parse_instruction(instruction).verb in BAR_VERBS):
             raise InstructionError(
-                f"instruction {instruction!r} does not ask for task {task!r}; try "
+                f"instruction {instruction!r:.200} does not ask for task {task!r}; try "
                 f"{of_task.instruction!r}."
             )
 
