@@ -225,9 +225,13 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
         raise DatasetFormatError(
             f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}."
         )
-    values = flat.astype(feature.dtype).reshape(
-        (n_rows,) if feature.shape == (1,) else (n_rows, *feature.shape)
-    )
+    with np.errstate(invalid="ignore"):  # NaN as a whole number, refused below
+        cast = flat.astype(feature.dtype)
+    if cast.dtype.kind != "f" and (changed := cast != flat).any():
+        raise DatasetFormatError(
+            f"{name} holds {flat[np.argmax(changed)]:g}; its feature is {feature.dtype}."
+        )
+    values = cast.reshape((n_rows,) if feature.shape == (1,) else (n_rows, *feature.shape))
     if not np.isfinite(values).all():
         raise NonFiniteError(
             f"{name} contains NaN or infinity in row "

@@ -259,6 +259,29 @@ def test_rows_of_other_frames_than_the_index_says_are_refused(write, name: str, 
 
 
 @pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("task_index", [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]),
+        ("frame_index", [0.0, 1.25, 2.0, 0.0, 1.0, 2.0, 3.0]),
+        ("task_index", [float("nan")] * 7),
+        ("next.done", [0, 0, 2, 0, 0, 0, 1]),
+    ],
+)
+def test_values_that_a_feature_cannot_hold_are_refused(write, column: str, values: list[Any]):
+    """They were cut to whole numbers."""
+    root = write([3, 4], commit_every=2)
+    rewrite(root / ROWS, replaced(column, values))
+    with pytest.raises(DatasetFormatError, match=f"{column} holds .*; its feature is "):
+        _ = Dataset(root)[1][column]
+
+
+def test_whole_numbers_may_be_stored_as_floats(write):
+    root = write([3, 4], commit_every=2)
+    rewrite(root / ROWS, replaced("episode_index", [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]))
+    assert Dataset(root)[1]["episode_index"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
     "times_s",
     [
         lambda rows, fps: np.cumsum(np.full(7, np.float32(1 / fps)))[rows] - 1 / fps,
