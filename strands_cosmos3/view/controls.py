@@ -39,7 +39,6 @@ class LiveControls:
         message: The error of the instruction refused last, else empty.
         check: Raises Cosmos3Error for an instruction to refuse.
         outcomes: Success and description of each episode that ended by itself.
-        ends_episode: Whether the present episode is to end.
     """
 
     instruction: str = ""
@@ -49,7 +48,7 @@ class LiveControls:
     latency_s: float = 0.0
     check: Callable[[str], None] = lambda instruction: None
     outcomes: list[tuple[bool | None, str]] = field(default_factory=list)
-    ends_episode: bool = False
+    _ends_episode: bool = False
     _keeps_scene: bool = False
     _before: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,14 +73,14 @@ class LiveControls:
         with self._lock:
             self._before = self.instruction if self._before is None else self._before
             self.instruction = text
-            self.ends_episode = True
+            self._ends_episode = True
             self._keeps_scene = True
             self.paused = False
 
     def start_over(self) -> None:
         """Have the present episode end, and the next scene begin."""
         with self._lock:
-            self.ends_episode = True
+            self._ends_episode = True
             self.paused = False
             self.message = ""
 
@@ -94,24 +93,29 @@ class LiveControls:
         if math.isfinite(seconds) and 0 <= seconds <= LATENCIES_S[-1]:
             self.latency_s = float(seconds)
 
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the present episode is to end."""
+        return self._ends_episode
+
     def next_scene(self, seed: int) -> int | None:
         """Return the seed of the episode that the page asked for, after one with ``seed``; None
         if it asked for none.
         """
         with self._lock:
-            asked = self.ends_episode
+            asked = self._ends_episode
             same = self._keeps_scene
-            self.ends_episode = self._keeps_scene = False
+            self._ends_episode = self._keeps_scene = False
         return (seed if same else seed + 1) if asked else None
 
     def took(self, rollout: Rollout) -> None:
         """Note an episode; one that the page ended does not count."""
-        if self.ends_episode and not rollout.success:
+        if self._ends_episode and not rollout.success:
             return
         ended = f"seed {rollout.seed}: {rollout.outcome}, {rollout.duration_s:.1f} s"
         text = f"{rollout.instruction or 'no instruction'}, {ended}"
         self.outcomes.append((rollout.success, text))
-        if not self.ends_episode:
+        if not self._ends_episode:
             self._before = None
 
     def fall_back(self, error: Cosmos3Error) -> bool:

@@ -280,7 +280,7 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(trained, shards):
         run._clip_windows(run._latents(vae).clips(), TINY.joint_batch),
         run._pictures(vae, 2),
     )
-    loss = run._loss(run._first_policy(), 1, 1, clips, pictures)
+    loss = run._loss(run._first_policy(), 1, 1, (clips, pictures), None)
     draws = [loss(step)[1] for step in range(8)]
     weights = {
         "action": 1.0,
