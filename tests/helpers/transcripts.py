@@ -169,11 +169,14 @@ def replay_client(transcript: Transcript, port: int) -> list[Any]:
     answers = []
     for frames in transcript.connections:
         with dial(f"ws://127.0.0.1:{port}", compression=None, max_size=None) as connection:
-            for frame in frames:
-                if frame.sender == "client":
-                    connection.send(frame.data)
-                else:
-                    answers.append(Frame("server", connection.recv(timeout=20)).said)
+            try:
+                for frame in frames:
+                    if frame.sender == "client":
+                        connection.send(frame.data)
+                    else:
+                        answers.append(Frame("server", connection.recv(timeout=20)).said)
+            except ConnectionClosed as end:  # after a refusal
+                answers.append({"closed": end.rcvd and end.rcvd.code})
     return answers
 
 
