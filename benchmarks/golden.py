@@ -85,7 +85,7 @@ class Case:
                 status = tree.run(tree.line("rollout", call, out, port), out)
         elif self.kind == "chunks":
             line = [sys.executable, str(CHUNKS), self.options, str(tree.inputs), str(out)]
-            status = tree.run(line, out)
+            status = tree.run(line, out, (0,))
         else:
             outputs = {"rollout": figures, "evaluate": " --out OUT", "infer": " --out OUT/answer"}
             line = tree.line(self.kind, self.options + outputs.get(self.kind, ""), out)

@@ -102,6 +102,8 @@ def policy_chunks(inputs: Path) -> dict[str, Any]:
         observation = seen[config.pop("sees", "droid")]
         if "model" in case:
             config = {"num_steps": 2, **config, "model": inputs / case["model"]}
+        if "guidance_interval" in config:
+            config["guidance_interval"] = tuple(config["guidance_interval"])
         more = further.get(config.get("mode", "policy"), {})
         made: Any = create_policy("cosmos3", **config)
         with made as policy:
