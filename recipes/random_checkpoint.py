@@ -11,10 +11,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from safetensors.torch import save_file
 
 from strands_cosmos3.engine.config import TransformerConfig
@@ -22,6 +21,9 @@ from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.resources import load_json, write_json
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
 LABEL = "random weights, for tests and benchmarks: the outputs of this checkpoint mean nothing"
 STEM = "diffusion_pytorch_model"
@@ -190,6 +192,8 @@ def fresh_vae(base: int, decoder_base: int, channels: int, patch: int = 2) -> Au
     ``patch`` is the width of the patches of pixels that it begins with: 2 as in the released ones,
     or 4, with a level fewer.
     """
+    from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
+
     multiples, in_time = {2: ([1, 2, 4, 4], [False, True, True]), 4: ([1, 2, 2], [True, True])}[
         patch
     ]

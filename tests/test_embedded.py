@@ -51,7 +51,7 @@ def share_reached(backend, seeds) -> float:
                     "task": "reach",
                     "seed": seed,
                 }
-                successes.append(robot.run_policy(**asked, duration=6.0).success)
+                successes.append(robot.run_policy(**asked, duration=4.5).success)
     return sum(successes) / len(successes)
 
 

@@ -4,6 +4,7 @@ too much hold the arm.
 
 import warnings
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -39,7 +40,12 @@ def followed(ik, chunk, times):
 
 @pytest.mark.parametrize(
     ("turn_rad_s", "weighed_alike_mm"),
-    [((0.0, 0.0, 1.0), 100), ((0.8, 0.0, 0.0), 100), ((0.0, 0.0, -1.2), 50), ((0.6, 0.5, 0.0), 20)],
+    [
+        ((0.0, 0.0, 1.0), 100),
+        pytest.param((0.8, 0.0, 0.0), 100, marks=pytest.mark.slow),
+        pytest.param((0.0, 0.0, -1.2), 50, marks=pytest.mark.slow),
+        ((0.6, 0.5, 0.0), 20),
+    ],
 )
 def test_a_request_that_only_turns_does_not_move_the_hand(turn_rad_s, weighed_alike_mm):
     def moved_mm(ik):
@@ -53,9 +59,18 @@ def test_a_request_that_only_turns_does_not_move_the_hand(turn_rad_s, weighed_al
     assert moved_mm(LimbIK(weighed(PANDA, 1.0), off_pose_bound_m=1.0)) > weighed_alike_mm
 
 
-@pytest.mark.parametrize("bound_m", [0.002, 0.01, 0.05])
-@pytest.mark.parametrize("velocity", [(0.0, -0.3, 0.0), (0.3, -0.2, 0.1), (0.0, 0.0, -0.35)])
-def test_rows_out_of_reach_hold_the_arm(bound_m, velocity):
+AWAY = ((0.0, -0.3, 0.0), (0.3, -0.2, 0.1), (0.0, 0.0, -0.35))
+BOUNDS_M = (0.002, 0.01, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("velocity", "bound_m"),
+    [
+        *zip(AWAY, BOUNDS_M, strict=True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(AWAY, BOUNDS_M)),
+    ],
+)
+def test_rows_out_of_reach_hold_the_arm(velocity, bound_m):
     ik = LimbIK(PANDA, check_collisions=False, off_pose_bound_m=bound_m)
     plan = next(plan for plan in followed(ik, line(velocity), 8) if plan.held.any())
     first = int(np.argmax(plan.held))

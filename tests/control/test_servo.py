@@ -68,7 +68,7 @@ def robots():
     ],
 )
 def test_tracking_error(robots, name, motion, mean_mm, max_mm):
-    error = track(robots[name], *motion, range(4))
+    error = track(robots[name], *motion, range(2))
     assert error.mean() < mean_mm
     assert error.max() < max_mm
     without = track(robots["none"], *motion, range(1))

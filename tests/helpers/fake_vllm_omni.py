@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 import numpy as np
 from websockets.asyncio.server import ServerConnection
+from websockets.protocol import State
 
 from helpers.transcripts import listening
 
@@ -33,11 +34,8 @@ CONFIG = {
 
 @dataclass
 class FakeVllmOmni:
-    """``idle_s``: idle connections are closed after so long; ``asked``: what each request asked
-    the engine for.
-    """
+    """``asked``: what each request asked the engine for."""
 
-    idle_s: float = 30.0
     config: dict[str, Any] = field(default_factory=lambda: dict(CONFIG))
     asked: list[dict[str, Any]] = field(default_factory=list)
     connections: int = 0
@@ -48,13 +46,10 @@ class FakeVllmOmni:
             await client.close(1008, "Robot policy not available")
             return
         self.connections += 1
+        self._client, self._loop = client, asyncio.get_running_loop()
         session, calls = None, 0
         await client.send(pack(self.config))
-        while True:
-            try:
-                frame = await asyncio.wait_for(client.recv(), self.idle_s)
-            except TimeoutError:
-                return  # closes with 1000
+        async for frame in client:
             if isinstance(frame, str):
                 continue
             try:
@@ -69,6 +64,15 @@ class FakeVllmOmni:
                 await client.send(pack(self.infer(said, session, calls <= 1)))
             except Exception:
                 await client.send(pack({"type": "error", "message": "Internal inference error"}))
+
+    def close_idle(self) -> None:
+        """Do what the server does after 30 s without a request; the close has been sent on return."""
+        asyncio.run_coroutine_threadsafe(self._send_close(), self._loop).result(10)
+
+    async def _send_close(self) -> None:
+        self._closing = asyncio.create_task(self._client.close(1000))  # it awaits the answer
+        while self._client.state is State.OPEN:
+            await asyncio.sleep(0)
 
     def infer(self, said: dict[str, Any], session: str, reset: bool) -> np.ndarray:
         seed, sampling = said.pop("seed", None), said.get("sampling_params") or {}

@@ -20,14 +20,18 @@ def main(address: str) -> None:
     from helpers import rank_cases, sharded_training  # noqa: F401 - torch, diffusers and the engine, before the first fork
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended ranks are nobody's to wait for
     connection = Client(address, "AF_UNIX")
     connection.send("ready")
     while True:
         try:
-            size, store = connection.recv()
+            order, *arguments = connection.recv()
         except EOFError:
             return
+        if order == "status":
+            _, status = os.waitpid(arguments[0], 0)
+            connection.send(os.waitstatus_to_exitcode(status))
+            continue
+        size, store = arguments
         for rank in range(size):
             if os.fork() == 0:
                 connection.close()
@@ -50,6 +54,7 @@ def serve(address: str, rank: int, size: int, store: str | None) -> None:
     from helpers import rank_cases
 
     torch.set_num_threads(1)
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     if store is not None:
         timeout = timedelta(seconds=120)

@@ -110,9 +110,18 @@ def strike(engine, sent, rank):
     return caught.value
 
 
-def test_the_backend_s_life(checkpoints):
-    """It answers as one process does, many times; a killed rank and a stopped one end all; the
-    next call starts others.
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (signal.SIGSTOP, RankSilentError),
+        # `make test` kills a rank in evaluation/test_replica.py
+        pytest.param(signal.SIGKILL, RankLostError, marks=pytest.mark.slow),
+    ],
+)
+def test_the_backend_s_life(checkpoints, who_came_to_the_end_of_python, sent, error):
+    """It answers as one process does, many times; a rank that is stopped or killed ends all; the
+    next call starts others. Closed ranks leave without the end of Python, where gloo's threads
+    might abort them.
     """
     folder = checkpoints["nano"]
     alone = make_backend("native", folder, options())
@@ -125,22 +134,15 @@ def test_the_backend_s_life(checkpoints):
         assert {"encode_ms", "denoise_ms", "total_ms"} <= set(found.timing)
     with pytest.raises(InputError, match="num_inference_steps"):  # every rank refuses, and lives on
         many.engine.step(cases.question(steps=1001))
-    assert isinstance(strike(many.engine, signal.SIGKILL, 1), RankLostError)
+    assert isinstance(strike(many.engine, sent, 1), error)
     assert np.abs(many.infer(question(seed=5)).action - expected.action).max() <= 5e-5
-    assert isinstance(strike(many.engine, signal.SIGSTOP, 1), RankSilentError)
+    ranks = [handle.pid for handle in many.engine.ranks.handles]
     many.close()
+    assert not any(map(alive, ranks))
+    assert not set(ranks) & set(who_came_to_the_end_of_python())
     many.close()
     with pytest.raises(ConfigError, match="closed"):
         many.infer(question())
-
-
-def test_closed_ranks_leave_without_the_end_of_python(checkpoints, who_came_to_the_end_of_python):
-    """Where gloo's threads might abort them."""
-    backend = make_backend("distributed", checkpoints["nano"], options(ParallelConfig(tp_size=2)))
-    ranks = [handle.pid for handle in backend.engine.ranks.handles]
-    backend.close()
-    assert not any(map(alive, ranks))
-    assert not set(ranks) & set(who_came_to_the_end_of_python())
 
 
 LEADER = """
@@ -274,13 +276,33 @@ def common(checkpoint, picture, out):
     ]
 
 
-def test_torchrun_infer(checkpoints, picture, tmp_path, who_came_to_the_end_of_python):
-    arguments = [
-        *common(checkpoints["nano"], picture, tmp_path / "many"),
-        "--guidance-scale",
-        "4.0",
-    ]
-    done = torchrun(2, "--cfg", "2", *arguments, "--decode-video")
+def compare_with_one_process(arguments, tmp_path):
+    """The answer in ``many`` with that of one process without the flags that split it."""
+    assert main(["infer", *arguments, "--out", str(tmp_path / "one")]) == 0
+    many, one = (
+        json.loads((tmp_path / f"{name}_action.json").read_text()) for name in ("many", "one")
+    )
+    assert np.abs(np.array(many["data"]) - np.array(one["data"])).max() <= 5e-5
+    assert (tmp_path / "many.mp4").stat().st_size > 0
+
+
+@pytest.fixture
+def infer_arguments(checkpoints, picture, tmp_path):
+    shared = common(checkpoints["nano"], picture, tmp_path / "many")
+    return [*shared, "--guidance-scale", "4.0"]
+
+
+def test_two_ranks_infer(infer_arguments, tmp_path, harness):
+    """Forked ranks have what torchrun tells its own, and import nothing."""
+    arguments = ["infer", "--cfg", "2", *infer_arguments, "--decode-video"]
+    answers = harness.group(2, joined=False).run("command", arguments=arguments)
+    assert [(status, said.count("wrote")) for status, said, _ in answers] == [(0, 2), (0, 0)]
+    compare_with_one_process(infer_arguments, tmp_path)
+
+
+@pytest.mark.slow
+def test_torchrun_infer(infer_arguments, tmp_path, who_came_to_the_end_of_python):
+    done = torchrun(2, "--cfg", "2", *infer_arguments, "--decode-video")
     assert done.returncode == 0, done.stderr
     ended = who_came_to_the_end_of_python().values()
     assert any(line.startswith("no rank") for line in ended), "torchrun itself did"
@@ -289,15 +311,7 @@ def test_torchrun_infer(checkpoints, picture, tmp_path, who_came_to_the_end_of_p
     ]
     assert not ranks, "gloo's threads might have aborted them there"
     assert done.stdout.count("wrote") == 2, "rank 0 alone speaks"
-    assert (
-        main(["infer", *arguments[:-2], "--guidance-scale", "4.0", "--out", str(tmp_path / "one")])
-        == 0
-    )
-    many, one = (
-        json.loads((tmp_path / f"{name}_action.json").read_text()) for name in ("many", "one")
-    )
-    assert np.abs(np.array(many["data"]) - np.array(one["data"])).max() <= 5e-5
-    assert (tmp_path / "many.mp4").stat().st_size > 0
+    compare_with_one_process(infer_arguments, tmp_path)
 
 
 def test_a_wrong_product_is_said_once_before_loading(capsys, tmp_path, picture):
@@ -320,9 +334,9 @@ NEEDS_FOUR = (
 
 def test_a_wrong_product_is_said_by_one_rank(picture, tmp_path, harness):
     asked = ["infer", "--tp", "4", *common("nowhere/at-all", picture, tmp_path / "o")]
-    told = harness.group(2, joined=False).run("command", arguments=asked)
-    assert all(status != 0 for status, _ in told)
-    assert [cried.count(NEEDS_FOUR) for _, cried in told] == [1, 0]
+    answers = harness.group(2, joined=False).run("command", arguments=asked)
+    assert all(status != 0 for status, _, _ in answers)
+    assert [cried.count(NEEDS_FOUR) for _, _, cried in answers] == [1, 0]
 
 
 @pytest.mark.slow

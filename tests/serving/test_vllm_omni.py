@@ -75,11 +75,11 @@ def test_an_error_is_refused_and_names_what_the_server_said():
 
 
 def test_an_idle_close_is_reconnected_quietly():
-    with vllm_omni(idle_s=0.2) as (port, fake):
+    with vllm_omni() as (port, fake):
         backend = service(port)
         for seed in (1, 2):
             backend.infer(request(seed=seed))
-            time.sleep(0.4)
+            fake.close_idle()
         assert backend.counters["reconnects"] == fake.connections - 1 == 1
         assert backend.counters["failures"] == 0
         backend.close()

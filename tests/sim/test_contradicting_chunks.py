@@ -40,12 +40,12 @@ def play(robot, seed, latency):
     fixed = (model.body_weldid == 0) & ~of_arm
 
     def step(q_rad, gripper):
-        for contact in robot.data.contact:
-            one, two = (int(model.geom_bodyid[geom]) for geom in contact.geom)
-            of_either = of_arm[one] or of_arm[two]
-            of_both = (of_arm[one] or fixed[one]) and (of_arm[two] or fixed[two])
-            if of_either and of_both and contact.dist < 0:
-                touched.add((model.body(one).name, model.body(two).name))
+        contact = robot.data.contact
+        bodies = model.geom_bodyid[contact.geom]
+        of_either = of_arm[bodies].any(1)
+        of_both = (of_arm | fixed)[bodies].all(1)
+        for one, two in bodies[of_either & of_both & (contact.dist < 0)]:
+            touched.add((model.body(one).name, model.body(two).name))
 
     robot.on_step = step
     try:

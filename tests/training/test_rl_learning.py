@@ -189,7 +189,7 @@ def test_fingers_are_the_policys_own_up_to_the_row_that_they_switch_at():
 def explored():
     """The settings, a worker and an episode on another mount of the camera."""
     model = str(embedded_checkpoint("droid", "panda", "pick"))
-    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 2.5}
+    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 1.5}
     settings = make_settings(options | {"seeds": 2})
     worker = RolloutWorker(settings)
     yield settings, worker, worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
@@ -328,15 +328,15 @@ def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path,
 def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_path):
     settings, _, episode = explored
     run = learning(settings, tmp_path, staleness=1)
-    for _ in range(3):
+    for _ in range(2):
         run._iterate(InlineCrew(episode))
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="damaged"):
         again = learning(settings, tmp_path, staleness=1)
-    assert again.iteration == 2
+    assert again.iteration == 1
     again._iterate(InlineCrew(episode))  # sampled with the weights before
-    assert again.iteration == 3
+    assert again.iteration == 2
 
 
 @pytest.mark.parametrize("tells", [True, False])

@@ -4,12 +4,16 @@ kill -9.
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +21,19 @@ pytest.importorskip("torch")
 pytest.importorskip("mujoco")
 pytest.importorskip("ray")
 
+import numpy as np
 import torch
 
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.rl import RLCommand
 from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.evaluation.crew import CrewJob
+from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.training.loop import read_curve
+from strands_cosmos3.training.rl import controller
+from strands_cosmos3.training.rl.controller import ReinforcementLearning
 from strands_cosmos3.training.rl.options import RLConfig
+from strands_cosmos3.training.rl.rollout import RolloutWorker
 from strands_cosmos3.training.state import read_state
 
 PROGRAM = """
@@ -53,6 +63,52 @@ learning.run(1e9, workers, until=until)
 """
 
 
+class PickledCrew:
+    """Workers in this process that do the jobs in turn. What goes to another process and comes
+    from it is pickled. Of two workers, the latest job comes first, and the first one is lost with
+    its answer.
+    """
+
+    def __init__(self, make: Callable[[], RolloutWorker], workers: int, timeout_s: float):
+        self.deaths, self._make = 0, pickle.dumps(make)
+        self._workers = [pickle.loads(self._make)() for _ in range(workers)]
+        self._versions, self._weights = [0] * workers, dict[int, bytes]()
+        self._jobs, self._done = list[bytes](), dict[object, bytes]()
+
+    def publish(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        self._weights[version] = pickle.dumps(weights)
+
+    def submit(self, job: CrewJob) -> None:
+        self._jobs.append(pickle.dumps(job))
+
+    def result(self, key: object) -> Any:
+        two = len(self._workers) == 2
+        while key not in self._done:
+            place = len(self._done) % len(self._workers)
+            job = pickle.loads(self._jobs.pop(-1 if two else 0))
+            if two and not self.deaths:
+                self._answer(place, job)
+                self._replace(place)
+            self._done[job.key] = pickle.dumps(self._answer(place, job))
+        return pickle.loads(self._done[key])
+
+    def _answer(self, place: int, job: CrewJob) -> Any:
+        worker = self._workers[place]
+        if job.version != self._versions[place]:
+            worker.take_weights(pickle.loads(self._weights[job.version]))
+            self._versions[place] = job.version
+        return getattr(worker, job.method)(*job.arguments)
+
+    def _replace(self, place: int) -> None:
+        self.deaths += 1
+        self._workers[place].close()
+        self._workers[place], self._versions[place] = pickle.loads(self._make)(), 0
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+
 def command(folder: Path, workers: int, until: int, staleness: int = 1) -> list[str]:
     model = str(embedded_checkpoint("droid", "panda", "pick"))
     numbers = map(str, (workers, until, staleness))
@@ -78,17 +134,40 @@ def require_equal(folder: Path, other: Path) -> None:
     assert figures[0] == figures[1]
 
 
-def test_two_workers_that_die_and_are_interrupted_learn_the_same_as_one(tmp_path):
+def test_two_workers_in_this_process_learn_the_same_as_one(tmp_path, monkeypatch):
+    """With jobs in another order, a worker that is replaced, and an interruption."""
+    monkeypatch.setattr(controller, "Crew", PickledCrew)
+    monkeypatch.setattr(controller, "cluster", lambda address, workers: nullcontext())
+    monkeypatch.setattr(controller, "_FILMS", 1)
+    model = str(embedded_checkpoint("droid", "panda", "pick"))
+    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 1.0}
+    config = RLConfig(episodes=2, pairs=1, steps=2, batch=6, evaluate_episodes=1, staleness=1)
+
+    def learn(folder: Path, workers: int, until: int) -> None:
+        run = ReinforcementLearning(make_settings(options), folder, config)
+        run.run(1e9, workers, until=until)
+
     one, two = tmp_path / "one", tmp_path / "two"
-    subprocess.run(command(one, 1, 2), check=True)
-    subprocess.run(command(two, 2, 1), check=True)
-    subprocess.run(command(two, 2, 2), check=True)
+    learn(one, 1, 2)
+    monkeypatch.setattr(ReinforcementLearning, "_film", lambda *_: None)  # nothing is learnt of it
+    learn(two, 2, 1)
+    learn(two, 2, 2)
     require_equal(one, two)
     assert (one / "checkpoint/transformer").is_dir()
     assert (one / "films/after-0.mp4").stat().st_size > 1000
     assert "mount=4" in (one / "checkpoint/README.md").read_text()
     lines = read_curve(one / "rollouts.jsonl")
     assert [line["staleness"] for line in lines] == [0, 1]
+    assert all(line["groups"] > line["dropped"] for line in lines), "each moved the weights"
+
+
+@pytest.mark.slow
+def test_two_workers_that_die_and_are_interrupted_learn_the_same_as_one(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(command(one, 1, 2), check=True)
+    subprocess.run(command(two, 2, 1), check=True)
+    subprocess.run(command(two, 2, 2), check=True)
+    require_equal(one, two)
     assert [line["worker_deaths"] for line in read_curve(two / "rollouts.jsonl")] == [1, 0]
 
 
