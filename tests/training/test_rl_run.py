@@ -65,8 +65,8 @@ learning.run(1e9, workers, until=until)
 
 class PickledCrew:
     """Workers in this process that do the jobs in turn. What goes to another process and comes
-    from it is pickled. Of two workers, the latest job comes first, and the first one is lost with
-    its answer.
+    from it is pickled. Of two workers, the latest job comes first, and the first one that explores
+    is lost with its answer.
     """
 
     def __init__(self, make: Callable[[], RolloutWorker], workers: int, timeout_s: float):
@@ -86,7 +86,7 @@ class PickledCrew:
         while key not in self._done:
             place = len(self._done) % len(self._workers)
             job = pickle.loads(self._jobs.pop(-1 if two else 0))
-            if two and not self.deaths:
+            if two and job.method == "explore" and not self.deaths:
                 self._answer(place, job)
                 self._replace(place)
             self._done[job.key] = pickle.dumps(self._answer(place, job))
