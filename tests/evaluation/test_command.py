@@ -17,6 +17,7 @@ import ray
 from helpers import small_world
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ContractError
+from strands_cosmos3.evaluation import cluster
 from strands_cosmos3.evaluation.cluster import _auth_token
 from strands_cosmos3.evaluation.driver import Driver
 from strands_cosmos3.evaluation.evaluate import evaluate
@@ -288,6 +289,7 @@ def test_a_running_cluster_is_joined_and_left_running(local_ray, tmp_path, start
 
 def test_no_cluster_answers(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # whatever other tests have started
+    monkeypatch.setattr(cluster, "_joined", None)  # Ray would wait for it for minutes
     arguments = [*OPTIONS, "--out", str(tmp_path / "run"), "--address", "127.0.0.1:1"]
     assert main(["evaluate", *arguments]) == 1
     assert "no server listens at --address 127.0.0.1:1" in capsys.readouterr().err
