@@ -213,21 +213,20 @@ def held_rollout(robot, until_s, spring_n_m, duration_s=12.0, **arguments):
     model, data = robot.scene.model, robot.data
     (limb,) = robot.scene.limbs.values()
     hand = model.body(limb.limb.frame).id
-    grip, both_rad = [], []
+    kinematics, grip, leads = kinematics_of(model, limb.limb), [], []
 
     def step(q_rad, gripper):
         data.xfrc_applied[hand] = 0
         if 0.6 <= data.time < until_s:
             grip.append(data.xpos[hand].copy())
             data.xfrc_applied[hand, :3] = spring_n_m * (grip[0] - data.xpos[hand])
-            both_rad.extend((q_rad.copy(), data.qpos[robot.scene.arm_qpos]))
+            both = np.stack((q_rad, data.qpos[robot.scene.arm_qpos]))
+            leads.append(np.linalg.norm(np.diff(kinematics.forward(both)[:, :3, 3], axis=0)))
 
     robot.on_step = step
-    rollout = robot.run_policy(
+    return robot.run_policy(
         policy_config={"backend": "scripted"}, task="reach", duration=duration_s, **arguments
-    )
-    hands_m = kinematics_of(model, limb.limb).forward(np.array(both_rad))[:, :3, 3]
-    return rollout, np.linalg.norm(hands_m[::2] - hands_m[1::2], axis=1)
+    ), np.array(leads)
 
 
 @pytest.mark.parametrize(
