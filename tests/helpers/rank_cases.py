@@ -127,17 +127,18 @@ def flops(**which):
     asked = replace(question(steps=1), neg_text_ids=torch.arange(10, 33))
     loaded.step(asked)
     counted = []
-    runner, loaded._runner = loaded._runner, lambda *arguments: counter(runner, arguments)
+    velocity = loaded.transformer.velocity
 
-    def counter(run, arguments):
+    def counter(*arguments):
         # torch counts attention that is made of matrix products
         with FlopCounterMode(display=False) as mode, sdpa_kernel(SDPBackend.MATH):
-            velocities = run(*arguments)
+            velocities = velocity(*arguments)
         counted.append(mode.get_total_flops())
         return velocities
 
+    loaded.transformer.velocity = counter  # until it is deleted from the instance
     loaded.step(asked)
-    loaded._runner = runner
+    del loaded.transformer.velocity
     return counted[0]
 
 
