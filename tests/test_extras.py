@@ -49,6 +49,7 @@ COMMANDS = [
     *(
         "rollout --backend diffusers --model x",
         "rollout --backend scripted --view",
+        "rollout --arm-model menagerie",
     ),
     *(
         "view",

@@ -230,6 +230,15 @@ def _bundled() -> str:
     return load_json(embedded_checkpoint() / "checkpoint.json")["strands_cosmos3"]["label"]
 
 
+def _menagerie() -> tuple[str, str]:
+    default = "~/.cache/robot_descriptions"
+    cache = Path(os.environ.get("ROBOT_DESCRIPTIONS_CACHE") or default).expanduser()
+    folder = cache / "mujoco_menagerie" / "franka_emika_panda"
+    if folder.is_dir():
+        return str(folder), ""
+    return f"not in {cache}", "only load_model('menagerie') needs it, and downloads it from GitHub"
+
+
 _OF_A_CHECKPOINT = ("torch", "embedded policy")
 """Checks of what a rollout without ``--backend`` needs in addition."""
 # name, whether a rollout needs it, check
@@ -249,6 +258,7 @@ _CHECKS: tuple[tuple[str, bool, _Check], ...] = (
     ("embedded policy", False, _bundled),
     ("GPUs", False, _gpus),
     ("hub cache", False, _hub_cache),
+    ("Menagerie's models", False, _menagerie),
 )
 _REMEDIES = {
     "packaged data": "reinstall strands-cosmos3",

@@ -102,7 +102,9 @@ class ArmFlags:
     strict: bool = False
     """Refuse a robot some of whose limits are assumed."""
     arm_model: str | None = None
-    """Another model of the arm: an .xml with the robot's names."""
+    """Another model of the arm: an .xml with the robot's names, or menagerie (a Panda, fetched
+    over the network).
+    """
 
     @property
     def options(self) -> SimulatedArmOptions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import (
     ConfigError,
     Cosmos3Error,
+    EnvironmentalError,
     ResourceNotFoundError,
     UnknownNameError,
 )
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.actuators import JOINT_DRIVES, position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA, model_file
@@ -56,22 +59,44 @@ def load_panda() -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(panda_path()))
 
 
+def _menagerie_path() -> Path:
+    with needed_by("the 'menagerie' arm"):
+        from robot_descriptions import loaders  # noqa: F401 - before the network is used
+    from git.exc import GitError
+
+    try:
+        return Path(import_module("robot_descriptions.panda_mj_description").MJCF_PATH)
+    except (GitError, OSError, RuntimeError, ValueError) as error:  # no git, no network, no space
+        raise EnvironmentalError(
+            f"MuJoCo Menagerie's panda could not be fetched or read ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); it is cloned from GitHub at its first use. Use the "
+            "bundled arm, 'panda', or the path of an .xml or .mjb file."
+        ) from error
+
+
 @typed()
 def model_path(spec: str | Path | None = None) -> Path:
     """Return the path of an arm's model file.
 
     Args:
-        spec: None or ``"panda"`` for the bundled arm, or the path of an ``.xml`` or ``.mjb`` file.
+        spec: None or ``"panda"`` for the bundled arm, the path of an ``.xml`` or ``.mjb`` file, or
+            ``"menagerie"`` for MuJoCo Menagerie's panda, which is downloaded at its first use.
 
     Raises:
         UnknownNameError, ResourceNotFoundError: It is neither a known name nor a path, or the file
             does not exist.
+        MissingDependencyError, EnvironmentalError: ``menagerie`` without robot_descriptions, or it
+            could not be downloaded.
     """
     if spec is None or spec == "panda":
         return panda_path()
+    if spec == "menagerie":
+        return _menagerie_path()
     path = Path(spec).expanduser()
     if path.suffix.lower() not in (".xml", ".mjb"):
-        raise UnknownNameError("arm model", str(spec), ("panda", "a path ending in .xml or .mjb"))
+        raise UnknownNameError(
+            "arm model", str(spec), ("panda", "menagerie", "a path ending in .xml or .mjb")
+        )
     if not path.is_file():
         raise ResourceNotFoundError(
             f"arm model {str(path)!r} does not exist; give an existing file or 'panda'."

@@ -200,7 +200,8 @@ class Scene:
         gripper.
 
         Args:
-            arm: None is the robot's own model; or the path of an ``.xml`` with its names.
+            arm: None is the robot's own model; or the path of an ``.xml`` with its names, or
+                ``"menagerie"`` (a Panda, over the network).
             resting: Name of each resting body -> its height [m].
         """
         self.robot = robot

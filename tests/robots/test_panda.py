@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import mujoco
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scipy.spatial.transform import Rotation
 from strands_cosmos3.embodiments import PANDA_FINGER, get_embodiment
 from strands_cosmos3.errors import (
     ConfigError,
+    EnvironmentalError,
     InputError,
     NonFiniteError,
     ResourceNotFoundError,
@@ -250,7 +253,7 @@ def test_load_model_by_name_and_path(tmp_path, model):
 
 
 def test_load_model_errors(tmp_path):
-    with pytest.raises(UnknownNameError, match="Did you mean 'panda'"):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'panda'.*menagerie"):
         load_model("pandda")
     with pytest.raises(ResourceNotFoundError, match=r"nowhere\.xml"):
         load_model("nowhere.xml")
@@ -262,6 +265,18 @@ def test_load_model_errors(tmp_path):
     junk.write_bytes(b"junk")
     with pytest.raises(ConfigError, match=r"junk\.mjb"):
         load_model(junk)
+
+
+def test_menagerie_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
+    from robot_descriptions import _cache
+
+    def offline(name: str, commit: str | None = None) -> str:
+        raise OSError(f"no route to {name}")
+
+    monkeypatch.setattr(_cache, "clone_to_cache", offline)
+    monkeypatch.delitem(sys.modules, "robot_descriptions.panda_mj_description", raising=False)
+    with pytest.raises(EnvironmentalError, match=r"no route to mujoco_menagerie.*bundled arm"):
+        load_model("menagerie")
 
 
 def test_minks_collision_limit_finds_pairs(model):

@@ -269,7 +269,7 @@ def test_an_arm_without_the_names_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"bare\.xml does not have"):
         TableScene(arm=bare)
-    with pytest.raises(UnknownNameError, match="a path ending in"):
+    with pytest.raises(UnknownNameError, match="menagerie"):
         TableScene(arm="pandda")
 
 
