@@ -154,9 +154,10 @@ def test_layers_in_8_bits(harness, checkpoints, cfg, tp, alike, scheme):
     """Ranks answer what a process answers that rounds the same numbers, branches to the bit. Each
     encodes the whole picture: a last bit of it moves some number of 8 bits to the next one. Parts
     of layers sum the text tower in another order, so FP8, whose neighbours are 6 % apart, is not
-    compared there; int8's second terms are one in 32,000 of a token's largest number apart.
+    compared there; int8's second terms are one in 32,000 of a token's largest number
+    apart (5.5e-4 was measured).
     """
-    tolerance = 0 if tp == 1 else {"int8": 2e-3}.get(scheme, TOLERANCE)
+    tolerance = 0 if tp == 1 else {"int8": 1e-3}.get(scheme, TOLERANCE)
     folder = checkpoints["nano"]
     which = {"folder": folder, "decode": False, "quantize": scheme, "split": "off"}
     ranks = harness.group(2).run("step", asked={}, tp=tp, cfg=cfg, **which)
