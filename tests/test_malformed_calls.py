@@ -357,7 +357,6 @@ def engines() -> Iterator[Call]:
 def the_worlds() -> Iterator[Call]:
     yield Call(worlds.get_world, {"name": "libero"})
     yield Call(worlds.Variation, {})
-    yield Call(worlds.Variation.parse, {"forms": []})
     yield Call(worlds.Task, {"name": "sweep", "instruction": PICK, "horizon_s": 1.0, "starts": 3})
     yield Call(worlds.varied, {"least": 0.0, "largest": 1.0, "short": "n", "whole": True})
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.lines import Lines, line
 from strands_cosmos3.actions.rotations import so3_exp
 from strands_cosmos3.control.limb_ik import LimbIK
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import InputError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.catalogue import get_robot, read_robot, write_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
@@ -150,5 +150,5 @@ def test_a_limb_states_its_weight_in_its_file(tmp_path):
         path.write_text(write_robot(replace(weighed(PANDA, weight), name="mine")))
         assert read_robot(path).limb().rotation_weight_m == weight
     for wrong in (0.0, -1.0, 1e3):
-        with pytest.raises(ConfigError, match="rotation_weight_m of limb 'arm'"):
+        with pytest.raises(InputError, match="rotation_weight_m of limb 'arm'"):
             weighed(PANDA, wrong)
