@@ -2,7 +2,7 @@
 
     python benchmarks/golden.py --base 49133e3                    # with the working tree
     python benchmarks/golden.py --base 49133e3 --head 49133e3     # that all cases are deterministic
-    python benchmarks/golden.py --base 49133e3 --only rollout.pick,wire --tolerance-rad 1e-9
+    python benchmarks/golden.py --base 49133e3 --only rollout.pick,wire --tolerance 1e-9
 
 Cases (golden_cases.toml) are rollouts, rollouts with a policy server, replies to recorded clients,
 evaluations, inferences, converted checkpoints and action chunks. Each runs in a process of its
@@ -18,6 +18,7 @@ times as much, relative above 1; texts, counts and outcomes never. Exit status: 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -26,34 +27,35 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
-import tyro
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from golden_results import compare, read_results
-from golden_trees import Tree, interrupt_all
-from tests.helpers.transcripts import Transcript, replay_client, replay_http_client
+from golden_trees import Processes, Tree
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CASES = (HERE / "golden_cases.toml").read_text()
-CHUNKS = HERE / "golden_chunks.py"
-CACHE = ROOT / "out/golden"
-HEAD = CACHE / "head"  # results of the head, of the last run alone
+HEAD = ROOT / "out/golden/head"  # results of the head, of the last run alone
 # The kinds that take longest come first.
 KINDS = ("evaluate", "chunks", "service", "wire", "rollout", "infer", "checkpoint")
+REPLY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Case:
 
     kind: str
     key: str
-    options: Any  # a command line, or several by name
+    options: str | Mapping[str, str]
 
     @property
     def name(self) -> str:
@@ -71,142 +73,200 @@ class Case:
 
     def run(self, tree: Tree, out: Path) -> None:
         """Run it in a tree and write its results to the folder ``out``."""
+        options = {"": self.options} if isinstance(self.options, str) else self.options
         figures = " --json OUT/figures.json --npz OUT/arrays.npz"
         if self.kind == "wire":
-            with tree.server(self.options["serve"], out) as port:
-                transcript = Transcript.load(self.options["transcript"])
-                replay = replay_http_client if self.key == "libero" else replay_client
-                replies = replay(transcript, port)
-            (out / "replies.json").write_text(json.dumps(replies, default=plain))
+            with tree.server(options["serve"], out) as port:
+                replies = exchange(tree.inputs / f"{options['transcript']}.zip", port)
+            (out / "replies.json").write_text(json.dumps(replies))
             return
         if self.kind == "service":
-            with tree.server(self.options["serve"], out) as port:
-                call = f"--backend service --port PORT {self.options['rollout']}{figures}"
-                status = tree.run(tree.line("rollout", call, out, port), out)
+            with tree.server(options["serve"], out) as port:
+                call = f"--backend service --port PORT {options['rollout']}{figures}"
+                line = tree.line("rollout", call, out, port)
+                status = tree.run(line, out)
         elif self.kind == "chunks":
-            line = [sys.executable, str(CHUNKS), self.options, str(tree.inputs), str(out)]
-            status = tree.run(line, out, (0,))
+            script = str(HERE / "golden_chunks.py")
+            line = [sys.executable, script, options[""], str(tree.inputs), str(out)]
+            status = tree.run(line, out)
         else:
             outputs = {"rollout": figures, "evaluate": " --out OUT", "infer": " --out OUT/answer"}
-            line = tree.line(self.kind, self.options + outputs.get(self.kind, ""), out)
+            line = tree.line(self.kind, options[""] + outputs.get(self.kind, ""), out)
             status = tree.run(line, out, (0, 1, 2) if "refused" in self.key else (0, 1))
         (out / "status.json").write_text(json.dumps({"exit status": status}))
 
 
-def plain(value: Any) -> Any:
-    """Return an array or another value of a message for JSON."""
-    if isinstance(value, np.ndarray):
-        return {"dtype": str(value.dtype), "data": value.tolist()}
-    return repr(value)
+def exchange(transcript: Path, port: int) -> list[Any]:
+    """Send a recorded client's frames to a server and return its replies for JSON."""
+    replies: list[Any] = []
+    with zipfile.ZipFile(transcript) as frames:
+        entries = [name for name in frames.namelist() if re.match(r"\d+-\d+-", name)]
+        for number in sorted({int(name.split("-")[0]) for name in entries}):
+            mine = [name for name in entries if int(name.split("-")[0]) == number]
+            if frames.read(mine[0]).startswith((b"GET ", b"POST ")):
+                replies.append(exchange_http(frames.read(mine[0]), port))
+                continue
+            try:
+                address = f"ws://127.0.0.1:{port}"
+                with connect(address, compression=None, max_size=None) as connection:
+                    for name in mine:
+                        if "client" in name:
+                            connection.send(frames.read(name))
+                        else:
+                            replies.append(message(connection.recv(timeout=REPLY_S)))
+            except ConnectionClosed as end:  # after a refusal
+                replies.append({"closed": None if end.rcvd is None else end.rcvd.code})
+    return replies
 
 
-def run(
-    base: str,
-    head: str = ".",
-    cache: Path = CACHE,
-    workers: int = 2,
-    only: str = "",
-    tolerance_rad: float = 0.0,
-) -> int:
-    """Run what is not cached, compare, print a table; return the exit status.
-
-    Args:
-        base: Commit to compare with.
-        head: Commit, or . for the working tree.
-        cache: Folder of the base, to share.
-        workers: Cases at a time.
-        only: Names or kinds of cases, separated by commas.
-        tolerance_rad: Largest difference of angles.
-    """
-    cache = cache.resolve()
-    cases = read_cases(only)
-    commit, folder = checkout(base, cache)
-    inputs = made_inputs(cache / commit, folder)
-    base_tree = Tree(folder, inputs)
-    head_tree = Tree(ROOT if head == "." else checkout(head, cache)[1], inputs)
-    chunks = CHUNKS.read_text() + CASES
-    stored: dict[str, Path] = {}
-    for case in cases:
-        parts = [json.dumps(case.options), inputs.name, chunks if case.kind == "chunks" else ""]
-        stored[case.name] = cache / commit / "results" / f"{case.name}-{digest_of(*parts)}"
-    missing = [case for case in cases if not stored[case.name].exists()]
-    print(f"base {commit[:10]}, {len(cases) - len(missing)} cases cached", flush=True)
-    if failed := run_all(base_tree, missing, stored, workers):
-        for name, error in failed.items():
-            print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    shutil.rmtree(HEAD, ignore_errors=True)
-    fresh = {case.name: HEAD / case.name for case in cases}
-    failed = run_all(head_tree, cases, fresh, workers)
-    equal = 0
-    words = {str(inputs): "INPUTS", str(folder): "TREE", str(head_tree.folder): "TREE"}
-    for name in stored:
-        if name in failed:
-            verdict = f"failed: {failed[name]}"
-        else:
-            results = read_results(stored[name], words)
-            difference = compare(results, read_results(fresh[name], words), tolerance_rad)
-            verdict = difference or f"equal ({len(results)} values)"
-            equal += difference is None
-        print(f"{name:28} {verdict}", flush=True)
-    print(f"{equal} of {len(cases)} cases are equal")
-    return int(equal < len(cases))
+def exchange_http(request: bytes, port: int) -> Any:
+    """Send an HTTP request and return the status and the body of the reply."""
+    with socket.create_connection(("127.0.0.1", port), timeout=REPLY_S) as connection:
+        connection.sendall(request)
+        head, _, body = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    return {
+        "status": head.split()[1].decode(),
+        "body": json.loads(body) if body[:1] == b"{" else body.decode(),
+    }
 
 
-def run_all(tree: Tree, cases: list[Case], out: Mapping[str, Path], workers: int) -> dict[str, str]:
-    """Run cases side by side; return the errors by the case's name."""
-    errors: dict[str, str] = {}
+def message(data: bytes | str) -> Any:
+    """Return a message of the policy protocol for JSON; of a traceback its last line."""
+    if isinstance(data, str):
+        return data.splitlines()[-1]
 
-    def run_one(case: Case) -> None:
-        begin = time.monotonic()
-        try:
-            with whole(out[case.name]) as hidden:
-                case.run(tree, hidden)
-        except Exception as error:
-            errors[case.name] = f"{type(error).__name__}: {error}"
-        mark = " failed" if case.name in errors else ""
-        print(f"  {case.name:28} {time.monotonic() - begin:6.1f} s{mark}\n", end="", flush=True)
+    def array(value: dict[Any, Any]) -> Any:
+        if b"__ndarray__" not in value:
+            return value
+        numbers = np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).tolist()
+        return {"dtype": value[b"dtype"], "shape": list(value[b"shape"]), "data": numbers}
 
-    print(f"{len(cases)} cases to run in {tree.folder}", flush=True)
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            list(pool.map(run_one, cases))
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            interrupt_all()
-            raise
-    return errors
+    content = msgpack.unpackb(data, object_hook=array, strict_map_key=False)
+    return json.loads(json.dumps(content, default=repr))
 
 
-def checkout(revision: str, cache: Path) -> tuple[str, Path]:
-    """Return a commit and the folder with its files, which git knows nothing of."""
-    git = ["git", "-C", str(ROOT)]
-    parse = [*git, "rev-parse", "--verify", f"{revision}^{{commit}}"]
-    commit = subprocess.check_output(parse, text=True).strip()
-    folder = cache / commit / "tree"
-    if not folder.exists():
-        files = io.BytesIO(subprocess.check_output([*git, "archive", commit]))
-        with tarfile.open(fileobj=files) as archive, whole(folder) as hidden:
-            archive.extractall(hidden, filter="data")
-    return commit, folder
+@dataclass
+class Golden:
+    """A comparison of two trees: the options of the command line, and what the cases share."""
 
+    base: str
+    head: str
+    cache: Path
+    workers: int
+    tolerance_rad: float
+    cases: list[Case]
+    processes: Processes = field(default_factory=Processes)
 
-def made_inputs(cache: Path, tree: Path) -> Path:
-    """Return the folder of inputs, made by the base tree."""
-    commands = tomllib.loads(CASES)["inputs"]
-    source = CHUNKS.read_text().partition("def observations")[0]
-    folder = cache / f"inputs-{digest_of(json.dumps(commands), source, machine())}"
-    if folder.exists():
+    def run(self) -> int:
+        """Run what is not cached, compare, print a table; return the exit status."""
+        commit, folder = self._checkout(self.base)
+        inputs = self._inputs(commit, folder)
+        base = Tree(folder, inputs, self.processes)
+        head = Tree(
+            ROOT if self.head == "." else self._checkout(self.head)[1], inputs, self.processes
+        )
+        results = self.cache / commit / "results"
+        digests = {case.name: self._digest(case, inputs) for case in self.cases}
+        stored = {name: results / f"{name}-{digest}" for name, digest in digests.items()}
+        fresh = {name: HEAD / name for name in digests}
+        missing = [case for case in self.cases if not stored[case.name].exists()]
+        count = f"{len(missing)} cases to run, {len(self.cases) - len(missing)} cached"
+        print(f"base {commit[:10]}: {count}", flush=True)
+        failed = self._run_all(base, missing, stored)
+        if failed:
+            for name, error in failed.items():
+                print(f"{name}: {error}", file=sys.stderr)
+            return 2
+        shutil.rmtree(HEAD, ignore_errors=True)
+        print(f"head {self.head}: {len(self.cases)} cases to run", flush=True)
+        failed = self._run_all(head, self.cases, fresh)
+        different = 0
+        for case in self.cases:
+            if case.name in failed:
+                verdict = f"failed: {failed[case.name]}"
+            else:
+                words = {str(inputs): "INPUTS", str(base.folder): "TREE", str(head.folder): "TREE"}
+                pair = [read_results(out[case.name], words) for out in (stored, fresh)]
+                difference = compare(*pair, self.tolerance_rad)
+                verdict = (
+                    f"equal ({len(pair[0])} values)" if difference is None else str(difference)
+                )
+            different += not verdict.startswith("equal (")
+            print(f"{case.name:28} {verdict}", flush=True)
+        print(f"{len(self.cases) - different} of {len(self.cases)} cases are equal")
+        return int(different > 0)
+
+    def _run_all(self, tree: Tree, cases: list[Case], out: Mapping[str, Path]) -> dict[str, str]:
+        """Run cases side by side; return the errors by the case's name."""
+        commands = {"serve", "rollout", *(case.kind for case in cases)}
+        for command in commands - {"service", "wire", "chunks"} if cases else ():
+            tree.flags_of(command)
+        errors: dict[str, str] = {}
+        started = time.monotonic()
+
+        def run(case: Case) -> None:
+            begin = time.monotonic()
+            final = out[case.name]
+            try:
+                with whole(final) as hidden:
+                    case.run(tree, hidden)
+            except Exception as error:
+                errors[case.name] = f"{type(error).__name__}: {error}"
+            mark = " failed" if case.name in errors else ""
+            print(f"  {case.name:28} {time.monotonic() - begin:6.1f} s{mark}\n", end="", flush=True)
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(run, case) for case in cases]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self.processes.end_all()
+                pool.shutdown(cancel_futures=True)
+                raise
+        print(f"  {len(cases)} cases in {time.monotonic() - started:.0f} s", flush=True)
+        return errors
+
+    def _checkout(self, revision: str) -> tuple[str, Path]:
+        """Return a commit and the folder with its files, which git knows nothing of."""
+        git = ["git", "-C", str(ROOT)]
+        commit = subprocess.check_output(
+            [*git, "rev-parse", "--verify", f"{revision}^{{commit}}"], text=True
+        ).strip()
+        folder = self.cache / commit / "tree"
+        if not folder.exists():
+            files = io.BytesIO(subprocess.check_output([*git, "archive", commit]))
+            with tarfile.open(fileobj=files) as archive, whole(folder) as hidden:
+                archive.extractall(hidden, filter="data")
+        return commit, folder
+
+    def _inputs(self, commit: str, tree: Path) -> Path:
+        """Return the folder of inputs, made by the base tree."""
+        commands = tomllib.loads((HERE / "golden_cases.toml").read_text())["inputs"]
+        source = (HERE / "golden_chunks.py").read_text().partition("def policy_cases")[0]
+        digest = digest_of(json.dumps(commands) + source + machine())
+        folder = self.cache / commit / f"inputs-{digest}"
+        if folder.exists():
+            return folder
+        print("making the inputs", flush=True)
+        with whole(folder) as hidden:
+            maker = Tree(tree, hidden, self.processes)
+            script = str(HERE / "golden_chunks.py")
+            maker.run([sys.executable, script, "make", str(hidden)], hidden, (0,))
+            for name, options in commands.items():
+                command, _, rest = options.partition(" ")
+                print(f"  {name}", flush=True)
+                maker.run(maker.line(command, rest, hidden), hidden)
+            shutil.copy(tree / "tests/assets/droid_episode_48330.json", hidden)
+            for transcript in (tree / "tests/serving/transcripts").glob("*.zip"):
+                shutil.copy(transcript, hidden)
         return folder
-    print("making the inputs", flush=True)
-    with whole(folder) as hidden:
-        maker = Tree(tree, hidden)
-        maker.run([sys.executable, str(CHUNKS), "make", str(hidden)], hidden, (0,))
-        for options in commands.values():
-            command, _, rest = options.partition(" ")
-            maker.run(maker.line(command, rest, hidden), hidden)
-        shutil.copy(tree / "tests/assets/droid_episode_48330.json", hidden)
-    return folder
+
+    def _digest(self, case: Case, inputs: Path) -> str:
+        """Return a digest of everything but the commit that decides a case's results."""
+        parts = [case.name, json.dumps(case.options), inputs.name, machine()]
+        parts += [(HERE / "golden_chunks.py").read_text()] if case.kind == "chunks" else []
+        return digest_of(*parts)
 
 
 def digest_of(*parts: str) -> str:
@@ -238,16 +298,54 @@ def machine() -> str:
 
 def read_cases(only: str) -> list[Case]:
     """Return the cases whose name or kind ``only`` lists; all if it is empty."""
-    sections = tomllib.loads(CASES)
+    sections = tomllib.loads((HERE / "golden_cases.toml").read_text())
     cases = [Case(kind, key, options) for kind in KINDS for key, options in sections[kind].items()]
-    names = set(filter(None, only.split(",")))
-    known = {*KINDS, *(case.name for case in cases)}
-    if unknown := names - known:
-        shown = ", ".join(sorted(known))
-        raise SystemExit(f"golden: no case {', '.join(sorted(unknown))}; there are {shown}.")
-    return [case for case in cases if not names or {case.name, case.kind} & names]
+    names = [name for name in only.split(",") if name]
+    if unknown := set(names) - {*KINDS, *(case.name for case in cases)}:
+        raise SystemExit(f"golden: no case {', '.join(sorted(unknown))}; --list shows them.")
+    return [case for case in cases if not names or case.name in names or case.kind in names]
+
+
+def main() -> int:
+    """Parse the command line and compare; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base", help="commit to compare with")
+    parser.add_argument("--head", default=".", help="commit, or . for the working tree")
+    parser.add_argument(
+        "--cache", type=Path, default=ROOT / "out/golden", help="folder of the base, to share"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="cases at a time")
+    parser.add_argument("--only", default="", help="names or kinds of cases, separated by commas")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="largest difference of angles in rad"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    options = parser.parse_args()
+    cases = read_cases(options.only)
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    if options.base is None:
+        parser.error("--base is missing")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    golden = Golden(
+        options.base,
+        options.head,
+        options.cache.resolve(),
+        options.workers,
+        options.tolerance,
+        cases,
+    )
+    try:
+        return golden.run()
+    except KeyboardInterrupt:
+        print("golden: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        golden.processes.end_all()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(tyro.cli(run, description=__doc__))
+    sys.exit(main())

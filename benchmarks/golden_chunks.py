@@ -5,121 +5,261 @@
     python benchmarks/golden_chunks.py engine INPUTS OUT    # chunks of Cosmos3Engine
 
 Chunks use names of ``strands_cosmos3.__all__`` alone, which a refactoring keeps; their arrays are
-in OUT/chunks.npz. Only ``make`` looks inside the package, with what the tests make checkpoints by.
+in OUT/chunks.npz. Only ``make`` looks inside the package.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+# Where a function is in the trees that can be a base; the first module that exists counts.
+PLACES = {
+    "write_checkpoint": ("recipes.random_checkpoint", "strands_cosmos3.engine.factory"),
+    "framework_name": (
+        "recipes.random_checkpoint",
+        "strands_cosmos3.engine.formats.framework",
+        "strands_cosmos3.engine.formats.names",
+    ),
+}
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 HOME_RAD = (0.0, -0.785398, 0.0, -2.356194, 0.0, 1.570796, 0.785398)
-UR_RAD = {"shoulder_pan": 0.0, "shoulder_lift": -1.57, "elbow": 1.57, "wrist_1": -1.57}
-UR_RAD |= {"wrist_2": -1.57, "wrist_3": 0.0}
+UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+UR_RAD = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0)
 SENTENCES = ("pick up the red cube", "put the green block into the box")
-POLICY = {"seed": 3, "device": "cpu", "backend": "native"}
-"""Arguments of every policy of golden_cases.toml, unless it gives its own; one with a model takes
-two steps.
+CONTRACT = """
+checkpoint = "silu"
+domain = "droid_lerobot"
+action_space = "midtrain"
+width = 10
+chunk = 16
+fps = 15.0
+normalization = "quantile"
+statistics = "droid_lerobot"
+gripper = "1=open"
+views = ["wrist", "exterior_1", "exterior_2"]
+prompt_format = "json"
+resolution_tier = 256
+sampling = { num_steps = 2, guidance_scale = 1.0, flow_shift = 10.0 }
 """
+
+
+def internal(name: str) -> Any:
+    """Return a function of the base tree that is no part of its public API."""
+    for module in PLACES[name]:
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise SystemExit(
+        f"golden_chunks: no {name} in {', '.join(PLACES[name])}; add its module to PLACES."
+    )
 
 
 def make(folder: Path) -> None:
     """Write small random checkpoints in several formats, and pictures."""
-    from recipes.random_checkpoint import write_checkpoint
-    from tests.helpers import checkpoint_formats as formats
-
-    silu = write_checkpoint(folder / "silu")
-    write_checkpoint(folder / "relu2", hidden_act="relu2", seed=1)
-    write_checkpoint(folder / "joint", action_space="joint_pos", seed=3)
-    prefix = write_checkpoint(folder / "prefix", seed=4) / "checkpoint.json"
-    about = json.loads(prefix.read_text())
+    write = internal("write_checkpoint")
+    silu = write(folder / "silu")
+    write(folder / "relu2", hidden_act="relu2", seed=1)
+    write(folder / "joint", action_space="joint_pos", seed=3)
+    about = json.loads((write(folder / "prefix", seed=4) / "checkpoint.json").read_text())
     about["strands_cosmos3"] |= {"prefix_rows": 8, "replan_rows": 8}
-    prefix.write_text(json.dumps(about))
-    formats.contract_file(folder / "contract.toml", Path("silu"), None)
-    formats.framework_export(silu, folder / "export", edge=False)
-    formats.dcp_run(silu, folder / "run")
-    formats.modelopt_fp8(silu, folder / "fp8", None)
-    formats.adapter(silu, folder / "adapter", "peft")
-    for view, pixels in pictures().items():
-        Image.fromarray(pixels).save(folder / f"{view}.png")
+    (folder / "prefix/checkpoint.json").write_text(json.dumps(about))
+    (folder / "contract.toml").write_text(CONTRACT)
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted((silu / "transformer").glob("*.safetensors")):
+        weights |= load_file(file)
+    write_formats(folder, weights)
+    for i, view in enumerate(VIEWS):
+        Image.fromarray(picture(i)).save(folder / f"{view}.png")
     rows = 0.1 * np.random.default_rng(1).standard_normal((16, 10))
     (folder / "actions.json").write_text(json.dumps(rows.tolist()))
 
 
-def pictures() -> dict[str, np.ndarray]:
-    """Return a picture of each view with smooth colours and a bar, [90, 160, 3] uint8."""
+def write_formats(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Write the same weights as an export, as a training run and as FP8, and an adapter."""
+    old = {internal("framework_name")(key): weight for key, weight in weights.items()}
+    export = folder / "export"
+    export.mkdir()
+    save_file(
+        {f"model.net.{key}": weight for key, weight in old.items()}, export / "model.safetensors"
+    )
+    language = {"model_instance": {"_target_": "Qwen3VLTextForCausalLM"}}
+    model = {"_target_": "cosmos_framework.model.generator.omni_mot_model.OmniMoTModel"}
+    model |= {"config": {"max_action_dim": 64, "vlm_config": language}}
+    (export / "config.json").write_text(json.dumps({"model_type": "cosmos3_omni", "model": model}))
+    (export / "export_manifest.json").write_text("{}")
+    (export / "checkpoint.json").write_text('{"use_ema_weights": true}')
+
+    run = folder / "run"
+    averaged = {f"net_ema.{key}": weight for key, weight in old.items()}
+    current = {f"net.{key}": weight + 1 for key, weight in old.items()}
+    dcp.save(
+        averaged | current, checkpoint_id=run / "checkpoints/iter_000000020/model", no_dist=True
+    )
+    (run / "checkpoints/latest_checkpoint.txt").write_text("iter_000000020\n")
+    (run / "config.yaml").write_text("model: {}\n")
+
+    fp8 = shutil.copytree(folder / "silu", folder / "fp8")
+    stored: dict[str, torch.Tensor] = {}
+    for key, weight in weights.items():
+        stored[key] = weight
+        if "self_attn.to_" in key or "proj.weight" in key:
+            scale = weight.abs().max() / 448
+            stored[key] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{key}_scale"] = scale
+            stored[key.replace(".weight", ".input_scale")] = torch.tensor(1.0)
+    for file in (fp8 / "transformer").glob("*safetensors*"):
+        file.unlink()
+    save_file(stored, fp8 / "transformer/diffusion_pytorch_model.safetensors")
+    (fp8 / "hf_quant_config.json").write_text('{"quant_method": "modelopt", "quant_algo": "FP8"}')
+
+    adapter = folder / "adapter"
+    generator = torch.Generator().manual_seed(5)
+    adapter.mkdir()
+    factors: dict[str, torch.Tensor] = {}
+    for key in sorted(
+        key for key in weights if "mlp_moe_gen" in key and key.endswith("_proj.weight")
+    ):
+        stem, (rows, columns) = (
+            f"base_model.model.{key.removesuffix('.weight')}",
+            weights[key].shape,
+        )
+        factors[f"{stem}.lora_A.weight"] = torch.randn(4, columns, generator=generator) * 0.05
+        factors[f"{stem}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) * 0.05
+    save_file(factors, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
+
+
+def picture(number: int) -> np.ndarray:
+    """Return a picture with smooth colours and a bar, [90, 160, 3] uint8."""
     x, y = np.meshgrid(np.linspace(0, 1, 160), np.linspace(0, 1, 90))
-    views: dict[str, np.ndarray] = {}
-    for i, view in enumerate(VIEWS):
-        colours = np.stack([x, y, 0.5 + 0.5 * np.sin(6 * (x + y) + i)], axis=-1)
-        colours[20:40, 30 + 20 * i : 60 + 20 * i] = (1.0, 0.2, 0.1)
-        views[view] = (255 * colours).astype(np.uint8)
-    return views
+    colours = np.stack([x, y, 0.5 + 0.5 * np.sin(6 * (x + y) + number)], axis=-1)
+    colours[20:40, 30 + 20 * number : 60 + 20 * number] = (1.0, 0.2, 0.1)
+    return (255 * colours).astype(np.uint8)
 
 
-def observations() -> dict[str, dict[str, Any]]:
-    """Return what the policies of golden_cases.toml see, by name."""
-    views = pictures()
-    wrist, left, right = views.values()
-    angles = {f"joint_{i}": angle for i, angle in enumerate(HOME_RAD)}
-    ur = {f"{joint}_joint": angle for joint, angle in UR_RAD.items()}
-    return {
-        "droid": {**views, **angles, "gripper": 0.75},
-        "panda": panda_at_home(),
-        "image": {"image": wrist},
-        "ur5e": {"camera_top": wrist, **ur, "finger_joint1": 0.03},
-        "two arms": {"front": wrist, "left": left, "right": right},
+def policy_cases(
+    inputs: Path,
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Yield a name, a policy's options, an observation and further arguments of a call."""
+    views = {name: picture(i) for i, name in enumerate(VIEWS)}
+    joints = {f"joint{i + 1}": angle for i, angle in enumerate(HOME_RAD)} | {"finger_joint1": 0.03}
+    arm = {**views, **joints}
+    raw = (
+        dict(zip((*(f"joint_{i}" for i in range(7)), "gripper"), (*HOME_RAD, 0.75), strict=True))
+        | views
+    )
+    ur = dict(zip((f"{name}_joint" for name in UR_JOINTS), UR_RAD, strict=True)) | {
+        "finger_joint1": 0.03
     }
-
-
-def panda_at_home() -> dict[str, Any]:
-    """Return an observation of the simulated Panda."""
-    joints = {f"joint{i + 1}": angle for i, angle in enumerate(HOME_RAD)}
-    return {**pictures(), **joints, "finger_joint1": 0.03}
+    rows = 0.1 * np.random.default_rng(2).standard_normal((16, 10))
+    clip = np.stack([np.roll(picture(0), 3 * i, axis=1) for i in range(17)])
+    silu, relu2, joint = (
+        {"model": inputs / name, "num_steps": 2} for name in ("silu", "relu2", "joint")
+    )
+    panda = {"robot": "panda"}
+    yield "midtrain", silu, raw, {}
+    yield "midtrain panda", silu | panda, arm, {}
+    yield (
+        "midtrain panda preset",
+        panda | {"model": inputs / "silu", "num_steps": 4, "chunk_rows": 24},
+        arm,
+        {},
+    )
+    yield "edge panda guided", relu2 | panda | {"guidance_scale": 2.5}, arm, {}
+    yield "joint_pos", joint, raw, {}
+    yield (
+        "joint_pos panda unguided",
+        joint | panda | {"guidance_scale": 1.0, "actions_per_step": 12},
+        arm,
+        {},
+    )
+    interval = {"guidance_scale": 3.0, "guidance_interval": (900.0, 1001.0), "num_steps": 4}
+    yield "joint_pos panda interval", joint | panda | interval, arm, {}
+    yield (
+        "letterbox video",
+        silu | {"composition": "letterbox", "decode_video": True, "decode_frames": 5},
+        raw,
+        {},
+    )
+    for name in ("bridge", "umi", "fractal", "libero", "agibotworld", "hand_pose"):
+        yield name, silu | {"embodiment": name}, {"image": views["wrist"]}, {}
+    yield (
+        "ur5e",
+        silu | {"embodiment": "robomind-ur", "robot": "ur5e"},
+        {"camera_top": views["wrist"], **ur},
+        {},
+    )
+    dual = {"front": views["wrist"], "left": views["exterior_1"], "right": views["exterior_2"]}
+    yield "robomind-franka-dual", silu | {"embodiment": "robomind-franka-dual"}, dual, {}
+    yield "forward dynamics", silu | {"mode": "forward_dynamics"}, raw, {"raw_actions": rows}
+    yield "inverse dynamics", silu | {"mode": "inverse_dynamics"}, raw, {"video": clip}
+    yield (
+        "inverse dynamics edge",
+        relu2 | {"mode": "inverse_dynamics", "guidance_scale": 1.5},
+        raw,
+        {"video": clip},
+    )
+    yield "bundled", panda | {"decode_video": True}, arm, {}
+    yield "bundled actions alone", panda | {"policy_frames": 1, "seed": 9}, arm, {}
+    yield (
+        "bundled forward dynamics",
+        panda | {"mode": "forward_dynamics"},
+        arm,
+        {"raw_actions": rows},
+    )
 
 
 def policy_chunks(inputs: Path) -> dict[str, Any]:
     """Return steps, rows and videos of two calls of every policy, and a plan with a prefix."""
     from strands_cosmos3 import Cosmos3Policy, create_policy
 
-    cases = tomllib.loads(Path(__file__).with_name("golden_cases.toml").read_text())["policy"]
-    seen = observations()
-    clip = np.stack([np.roll(seen["droid"]["wrist"], 3 * i, axis=1) for i in range(17)])
-    rows = 0.1 * np.random.default_rng(2).standard_normal((16, 10))
-    further = {"forward_dynamics": {"raw_actions": rows}, "inverse_dynamics": {"video": clip}}
     answers: dict[str, Any] = {}
-    for name, case in cases.items():
-        config = POLICY | case
-        observation = seen[config.pop("sees", "droid")]
-        if "model" in case:
-            config = {"num_steps": 2, **config, "model": inputs / case["model"]}
-        if "guidance_interval" in config:
-            config["guidance_interval"] = tuple(config["guidance_interval"])
-        more = further.get(config.get("mode", "policy"), {})
-        made: Any = create_policy("cosmos3", **config)
-        with made as policy:
+    arguments = signature(Cosmos3Policy).parameters
+    for name, config, observation, more in policy_cases(inputs):
+        config = {"seed": 3, "device": "cpu", "backend": "native", **config}
+        # Older trees take every option as an argument.
+        options = {key: value for key, value in config.items() if key not in arguments}
+        config = {key: value for key, value in config.items() if key in arguments}
+        with create_policy(
+            "cosmos3", **config, **({"options": options} if options else {})
+        ) as policy:
             for call, sentence in enumerate(SENTENCES):
                 policy.set_control_frequency(50 if call else 60)
                 steps = policy.get_actions_sync(observation, sentence, **more)
                 columns = list(steps[0]) if steps else []
-                angles = [[step[column] for column in columns] for step in steps]
                 answers[f"{name}.{call}.columns"] = np.array(columns)
-                answers[f"{name}.{call}.steps_rad"] = np.array(angles)
+                answers[f"{name}.{call}.steps_rad"] = np.array(
+                    [[step[c] for c in columns] for step in steps]
+                )
                 answers |= flat(f"{name}.{call}", policy.last_rollout)
-    config = POLICY | {"robot": "panda", "model": inputs / "prefix", "num_steps": 2}
-    with Cosmos3Policy(**config) as policy:
-        policy.plan(panda_at_home(), SENTENCES[0])
+    views = {name: picture(i) for i, name in enumerate(VIEWS)}
+    joints = {f"joint{i + 1}": angle for i, angle in enumerate(HOME_RAD)} | {"finger_joint1": 0.03}
+    options = {
+        "robot": "panda",
+        "model": inputs / "prefix",
+        "num_steps": 2,
+        "device": "cpu",
+        "seed": 1,
+    }
+    with Cosmos3Policy(**options) as policy:
+        policy.plan({**views, **joints}, SENTENCES[0])
         rows = np.asarray(policy.last_rollout["action"])[:5]
-        policy.plan(panda_at_home(), SENTENCES[0], action_prefix=rows)
+        policy.plan({**views, **joints}, SENTENCES[0], action_prefix=rows)
         answers |= flat("prefix", policy.last_rollout)
     return answers
 
@@ -151,7 +291,7 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     clip = torch.rand(1, 3, 17, 64, 96, generator=generator) * 2 - 1
     rows = torch.randn(16, 10, generator=generator)
-    plain = Cosmos3ActionRequest(
+    asked = Cosmos3ActionRequest(
         text_ids=torch.arange(40, 60),
         video_shape=pixel_to_latent_shape(17, 64, 96),
         action_chunk=16,
@@ -160,39 +300,42 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
         cond_video_pixels=clip[:, :, :1],
         fps=15.0,
         num_inference_steps=3,
+        seed=1,
     )
-    guided = {"neg_text_ids": torch.arange(90, 101), "guidance_scale": 1.7}
-    film = {"cond_video_pixels": clip}
-    changes: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "guided": guided,
-        "interval": {"guidance_interval": (900, 1001), **guided},
-        "prefix": {"action_prefix": rows[:3]},
-        "inverse": {"mode": "inverse_dynamics", **film},
-        "forward": {"mode": "forward_dynamics", "cond_action": rows},
-        "umi": {"domain_id": get_embodiment("umi").domain_id},
-        "two frames": {"cond_frame_indexes": (0, 1), "return_video": False, **film},
-        "karras": {"use_karras_sigmas": True, "flow_shift": 5.0},
-    }
+    unwanted = {"neg_text_ids": torch.arange(90, 101), "guidance_scale": 1.7}
     requests = {
-        name: replace(plain, seed=1 + i, **changed)
-        for i, (name, changed) in enumerate(changes.items())
+        "plain": asked,
+        "guided": replace(asked, seed=2, **unwanted),
+        "interval": replace(asked, seed=3, guidance_interval=(900, 1001), **unwanted),
+        "prefix": replace(asked, seed=4, action_prefix=rows[:3]),
+        "inverse": replace(asked, seed=5, mode="inverse_dynamics", cond_video_pixels=clip),
+        "forward": replace(asked, seed=6, mode="forward_dynamics", cond_action=rows),
+        "umi": replace(asked, seed=7, domain_id=get_embodiment("umi").domain_id),
+        "two frames": replace(
+            asked, seed=8, cond_frame_indexes=(0, 1), cond_video_pixels=clip, return_video=False
+        ),
+        "karras": replace(asked, seed=9, use_karras_sigmas=True, flow_shift=5.0),
     }
     answers: dict[str, Any] = {}
-    with Cosmos3Engine.from_pretrained(inputs / "silu", device="cpu") as engine:
-        for name, request in requests.items():
-            answers |= flat(f"silu.{name}", engine.step(request))
-        karras = requests.pop("karras")  # another schedule shares no batch
-        for i, answer in enumerate(engine.step_batch(list(requests.values()))):
-            answers |= flat(f"batch.{i}", answer)
-    relu2 = Cosmos3Engine.from_pretrained(inputs / "relu2", device="cpu", decode_video=True)
-    with relu2 as engine:
-        for name, request in {**requests, "karras": karras}.items():
-            frames = 5 if request.return_video else None
-            answers |= flat(f"relu2.{name}", engine.step(replace(request, decode_frames=frames)))
+    for kind in ("silu", "relu2"):
+        with Cosmos3Engine.from_pretrained(
+            inputs / kind, device="cpu", decode_video=kind == "relu2"
+        ) as engine:
+            for name, request in requests.items():
+                wanted = (
+                    request
+                    if kind == "silu"
+                    else replace(request, decode_frames=5 if request.return_video else None)
+                )
+                answers |= flat(f"{kind}.{name}", engine.step(wanted))
+            if kind == "silu":
+                alike = [request for name, request in requests.items() if name != "karras"]
+                for i, answer in enumerate(engine.step_batch(alike)):
+                    answers |= flat(f"batch.{i}", answer)
     with Cosmos3Engine.from_pretrained(inputs / "joint", device="cpu") as engine:
         processor = Cosmos3PolicyProcessor.for_checkpoint(engine.checkpoint, domain_name="droid")
-        call = {"images": pictures(), "task": SENTENCES[0], "state": [*HOME_RAD, 0.5]}
+        views = {name: picture(i) for i, name in enumerate(VIEWS)}
+        call = {"images": views, "task": SENTENCES[0], "state": [*HOME_RAD, 0.5]}
         processed = processor.preprocess(call)
         request = replace(processed.request(seed=2), num_inference_steps=2)
         for name in ("cond_video_pixels", "text_ids", "neg_text_ids", "action_prefix"):
@@ -204,7 +347,8 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
 def main() -> None:
     """Run one of the three commands of the module's docstring."""
     torch.set_num_threads(1)
-    what, inputs = sys.argv[1], Path(sys.argv[2])
+    what = sys.argv[1]
+    inputs = Path(sys.argv[2])
     if what == "make":
         make(inputs)
         return

@@ -8,65 +8,136 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "--model": ("--model", "--checkpoint"),
+    "--num-steps": ("--num-steps", "--steps"),
+    "--trajectory": ("--trajectory", "--recording"),
+    "--tp": ("--tp", "--tp-size"),
+    "--cfg": ("--cfg", "--cfg-size"),
+}
+"""Flags of golden_cases.toml in every spelling, of which the first that help lists is used.
+
+Of a flag that help lists in a group alone (``--timing.latency``), that is used."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 CASE_S = 600.0
 SERVER_S = 120.0
 STOP_S = 20.0
-RUNNING: set[subprocess.Popen[Any]] = set()
-"""The processes of all cases, each in a session of its own."""
+
+
+class Processes:
+    """The processes of all cases, each in a session of its own, so that Ctrl-C ends all."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(
+        self, command: list[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that writes to a log."""
+        with self._lock, log.open("wb") as out:
+            if self._stopped:
+                raise KeyboardInterrupt
+            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            process = subprocess.Popen(
+                command, cwd=log.parent, env=environment, start_new_session=True, **files
+            )
+            self._running.add(process)
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process by SIGTERM, and whatever of its group is left by SIGKILL."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with self._lock:
+            self._running.discard(process)
+
+    def end_all(self) -> None:
+        """End all processes and start no more."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # evaluations stop their own workers
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            self.end(process)
 
 
 @dataclass
 class Tree:
-    """A checkout, and the inputs of its cases."""
+    """A checkout, the inputs of its cases, and the flags that its commands list."""
 
     folder: Path
     inputs: Path
+    processes: Processes
+    flags: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of its processes: its own package, one thread, wide help."""
+        more = {"PYTHONPATH": str(self.folder), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        more |= {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_USAGE_STATS_ENABLED": "0"}
+        return {**os.environ, **ONE_THREAD, **more}
+
+    def flags_of(self, command: str) -> frozenset[str]:
+        """Return the flags at the beginnings of the lines of a command's help."""
+        if command not in self.flags:
+            line = [sys.executable, "-m", "strands_cosmos3", command, "--help"]
+            shown = subprocess.check_output(line, env=self.environment, cwd=self.inputs, text=True)
+            heads = re.findall(r"^\s+(-.*?)(?:\s{2,}|$)", shown, re.M)
+            self.flags[command] = frozenset(re.findall(r"--[a-z][a-z0-9.-]*", " ".join(heads)))
+        return self.flags[command]
+
+    def spelled(self, flag: str, command: str) -> str:
+        """Return a flag as this tree spells it."""
+        listed = self.flags_of(command)
+        for spelling in SPELLINGS.get(flag, (flag,)):
+            grouped = [name for name in listed if name.endswith(f".{spelling[2:]}")]
+            if spelling in listed or len(grouped) == 1:
+                return spelling if spelling in listed else grouped[0]
+        return flag
 
     def line(self, command: str, options: str, out: Path, port: int = 0) -> list[str]:
         """Return a command line in this tree."""
-        words = {"INPUTS": self.inputs, "OUT": out, "TREE": self.folder, "PORT": port}
-        options = re.sub("|".join(words), lambda match: str(words[match[0]]), options)
-        return [sys.executable, "-m", "strands_cosmos3", command, *shlex.split(options)]
-
-    @contextmanager
-    def process(self, line: list[str], log: Path) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process of this tree's package that writes to a log; end what is left of it."""
-        more = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        more |= {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_USAGE_STATS_ENABLED": "0"}
-        environment = {**os.environ, **ONE_THREAD, **more}
-        with log.open("wb") as out:
-            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
-            process = subprocess.Popen(
-                line, cwd=log.parent, env=environment, start_new_session=True, **files
-            )
-        RUNNING.add(process)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            RUNNING.remove(process)
+        words = {
+            "INPUTS": str(self.inputs),
+            "OUT": str(out),
+            "TREE": str(self.folder),
+            "PORT": str(port),
+        }
+        parts = [
+            re.sub(r"INPUTS|OUT|TREE|PORT", lambda match: words[match[0]], part)
+            for part in shlex.split(options)
+        ]
+        parts = [self.spelled(part, command) if part.startswith("--") else part for part in parts]
+        return [sys.executable, "-m", "strands_cosmos3", command, *parts]
 
     def run(self, line: list[str], out: Path, allowed: tuple[int, ...] = (0, 1)) -> int:
         """Run a process and return its exit status; RuntimeError if that is not allowed."""
         log = out / "command.log"
-        with self.process(line, log) as process:
-            try:
-                status = process.wait(CASE_S)
-            except subprocess.TimeoutExpired:
-                raise RuntimeError(f"longer than {CASE_S:g} s: {shlex.join(line)}") from None
+        process = self.processes.start(line, log, self.environment)
+        try:
+            status = process.wait(CASE_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"longer than {CASE_S:g} s: {shlex.join(line)}") from None
+        finally:
+            self.processes.end(process)
         if status not in allowed:
             raise RuntimeError(f"exit status {status}: {shlex.join(line)}\n{end_of(log)}")
         return status
@@ -76,19 +147,16 @@ class Tree:
         """Serve a policy; yields the port."""
         log = out / "server.log"
         line = self.line("serve", f"{options} --port 0", out)
-        with self.process(line, log) as process:
+        process = self.processes.start(line, log, self.environment)
+        try:
             end = time.monotonic() + SERVER_S
             while not (address := re.search(r"ws://[^:\s]+:(\d+)", end_of(log))):
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"no server: {shlex.join(line)}\n{end_of(log)}")
                 time.sleep(0.1)
             yield int(address[1])
-
-
-def interrupt_all() -> None:
-    """Interrupt the processes of all cases; evaluations then stop their own workers."""
-    for process in list(RUNNING):
-        process.send_signal(signal.SIGINT)
+        finally:
+            self.processes.end(process)
 
 
 def end_of(log: Path) -> str:
