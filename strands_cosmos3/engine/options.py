@@ -36,8 +36,9 @@ class EngineOptions:
     """
     quantize: Quantize | None = option(None, *ENGINE_BACKENDS)
     """Keep the generation tower's linear layers in 8 bits. int8 and fp8 also multiply in 8 bits and
-    save time and memory; int8-weights saves memory alone and rounds no activations. None: as the
-    checkpoint stores them.
+    save time and memory; a CPU splits the activations of int8 into two terms of 8 bits, so that a
+    small model, such as the bundled one, gains no time. int8-weights saves memory alone and rounds
+    no activations. None: as the checkpoint stores them.
     """
     quantize_text: bool = option(False, *ENGINE_BACKENDS)
     """Keep the text tower's linear layers in 8 bits too."""
