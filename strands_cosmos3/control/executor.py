@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, open_fractions
+from strands_cosmos3.checks import F64, finite_array, open_fractions, typed, whole_number
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.holding import hold_rows
 from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
@@ -301,6 +301,7 @@ class Executor(Restorable):
         *("_cursor", "_history", "_before"),
     )
 
+    @typed()
     def __init__(self, limits: JointLimits, dt_s: float, q_rad: F64, gripper: float | F64 = 1.0):
         self.limits = limits
         self.dt_s = reference_period(dt_s)
@@ -406,6 +407,7 @@ class Executor(Restorable):
         self.counters["limited_by_joint_end"] += not prepared.motion.smooth
         return prepared.motion
 
+    @typed()
     def accept(self, trajectory: JointTrajectory) -> PlannedMotion:
         """Plan a trajectory here and now, and follow it; errors as :meth:`Takeover.prepare` and
         :meth:`take_up`.
@@ -447,9 +449,11 @@ class Executor(Restorable):
         """Return the reference for the next ``n_steps`` physics steps.
 
         Raises:
+            InputError: ``n_steps`` is no whole number of at least 1.
             ActuatorGuardError: The reference is not finite or exceeds a limit. It is withheld, and
                 the executor brakes (FAULT).
         """
+        whole_number(n_steps, "n_steps", 1)
         block = self._plan.block.rows(self._cursor + 1, self._cursor + 1 + n_steps)
         try:
             self._guard(block)

@@ -157,10 +157,10 @@ def plan_motion(
 
 
 def reference_period(dt_s: float) -> float:
-    """Return the period of references; InputError unless it is at least :data:`LEAST_PERIOD_S`."""
-    if dt_s < LEAST_PERIOD_S * (1 - 1e-9):
+    """Return the period of references; InputError unless it is :data:`LEAST_PERIOD_S` to 1 s."""
+    if not LEAST_PERIOD_S * (1 - 1e-9) <= dt_s <= 1:
         raise InputError(
-            f"dt_s must be at least {LEAST_PERIOD_S:g} s ({1 / LEAST_PERIOD_S:g} Hz), got {dt_s!r}."
+            f"dt_s must be at least {LEAST_PERIOD_S:g} s and at most 1 s, got {dt_s!r}."
         )
     return float(dt_s)
 

@@ -617,11 +617,27 @@ def test_targets_outside_the_range_change_nothing():
         ((FER, 1e-5, HOME_Q), InputError),  # a plan would have millions of steps
         ((FER, DT, HOME_Q, np.nan), NonFiniteError),
         ((FER, DT, HOME_Q, 1.5), InputError),
+        ((FER, np.nan, HOME_Q), InputError),
+        ((FER, 1e3, HOME_Q), InputError),
+        ((FER, "0.002", HOME_Q), InputError),
+        ((FER, True, HOME_Q), InputError),
+        ((None, DT, HOME_Q), InputError),
+        (({"velocity": [1.0] * 7}, DT, HOME_Q), InputError),
     ],
 )
 def test_a_malformed_start_is_refused(arguments, error):
     with pytest.raises(error):
         Executor(*arguments)
+
+
+@pytest.mark.parametrize("junk", [None, 0, -3, 1.5, True, "7", [1], np.zeros((2, 7))], ids=repr)
+def test_what_is_no_trajectory_and_no_number_of_steps_is_refused(junk):
+    executor = Executor(FER, DT, HOME_Q)
+    with pytest.raises(InputError, match="trajectory must be JointTrajectory"):
+        executor.accept(junk)
+    with pytest.raises(InputError, match="n_steps must be a whole number of at least 1"):
+        executor.advance(junk)
+    assert executor.state is ExecutorState.IDLE
 
 
 def test_ten_kilohertz_is_the_fastest_rate():
