@@ -18,7 +18,6 @@ times as much, relative above 1; texts, counts and outcomes never. Exit status: 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -34,16 +33,18 @@ import tarfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
+import tyro
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -149,17 +150,30 @@ def message(data: bytes | str) -> Any:
 class Golden:
     """A comparison of two trees: the options of the command line, and what the cases share."""
 
-    base: str
-    head: str
-    cache: Path
-    workers: int
-    tolerance_rad: float
-    cases: list[Case]
-    processes: Processes = field(default_factory=Processes)
+    base: str | None = None
+    """Commit to compare with."""
+    head: str = "."
+    """Commit, or . for the working tree."""
+    cache: Path = ROOT / "out/golden"
+    """Folder of the base, to share."""
+    workers: int = 2
+    """Cases at a time."""
+    only: str = ""
+    """Names or kinds of cases, separated by commas."""
+    tolerance: float = 0.0
+    """Largest difference of angles in rad."""
+    list: bool = False
+    """Print the names of the cases."""
+    processes: tyro.conf.Suppress[Processes] = field(default_factory=Processes)
+
+    @cached_property
+    def cases(self) -> Sequence[Case]:
+        """The cases that are run."""
+        return read_cases(self.only)
 
     def run(self) -> int:
         """Run what is not cached, compare, print a table; return the exit status."""
-        commit, folder = self._checkout(self.base)
+        commit, folder = self._checkout(self.base or "")
         inputs = self._inputs(commit, folder)
         base = Tree(folder, inputs, self.processes)
         head = Tree(
@@ -187,7 +201,7 @@ class Golden:
             else:
                 words = {str(inputs): "INPUTS", str(base.folder): "TREE", str(head.folder): "TREE"}
                 pair = [read_results(out[case.name], words) for out in (stored, fresh)]
-                difference = compare(*pair, self.tolerance_rad)
+                difference = compare(*pair, self.tolerance)
                 verdict = (
                     f"equal ({len(pair[0])} values)" if difference is None else str(difference)
                 )
@@ -196,7 +210,9 @@ class Golden:
         print(f"{len(self.cases) - different} of {len(self.cases)} cases are equal")
         return int(different > 0)
 
-    def _run_all(self, tree: Tree, cases: list[Case], out: Mapping[str, Path]) -> dict[str, str]:
+    def _run_all(
+        self, tree: Tree, cases: Sequence[Case], out: Mapping[str, Path]
+    ) -> dict[str, str]:
         """Run cases side by side; return the errors by the case's name."""
         commands = {"serve", "rollout", *(case.kind for case in cases)}
         for command in commands - {"service", "wire", "chunks"} if cases else ():
@@ -243,7 +259,7 @@ class Golden:
     def _inputs(self, commit: str, tree: Path) -> Path:
         """Return the folder of inputs, made by the base tree."""
         commands = tomllib.loads((HERE / "golden_cases.toml").read_text())["inputs"]
-        source = (HERE / "golden_chunks.py").read_text().partition("def policy_cases")[0]
+        source = (HERE / "golden_chunks.py").read_text().partition("def observation")[0]
         digest = digest_of(json.dumps(commands) + source + machine())
         folder = self.cache / commit / f"inputs-{digest}"
         if folder.exists():
@@ -265,7 +281,9 @@ class Golden:
     def _digest(self, case: Case, inputs: Path) -> str:
         """Return a digest of everything but the commit that decides a case's results."""
         parts = [case.name, json.dumps(case.options), inputs.name, machine()]
-        parts += [(HERE / "golden_chunks.py").read_text()] if case.kind == "chunks" else []
+        if case.kind == "chunks":
+            files = "golden_chunks.py", "golden_policies.toml"
+            parts += [(HERE / file).read_text() for file in files]
         return digest_of(*parts)
 
 
@@ -307,37 +325,16 @@ def read_cases(only: str) -> list[Case]:
 
 
 def main() -> int:
-    """Parse the command line and compare; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--base", help="commit to compare with")
-    parser.add_argument("--head", default=".", help="commit, or . for the working tree")
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "out/golden", help="folder of the base, to share"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="cases at a time")
-    parser.add_argument("--only", default="", help="names or kinds of cases, separated by commas")
-    parser.add_argument(
-        "--tolerance", type=float, default=0.0, help="largest difference of angles in rad"
-    )
-    parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    options = parser.parse_args()
-    cases = read_cases(options.only)
-    if options.list:
-        print("\n".join(case.name for case in cases))
+    """Compare by the options of the command line; returns the exit status."""
+    golden = tyro.cli(Golden, description=__doc__)
+    if golden.list:
+        print("\n".join(case.name for case in golden.cases))
         return 0
-    if options.base is None:
-        parser.error("--base is missing")
+    if golden.base is None:
+        print("golden: --base COMMIT is missing", file=sys.stderr)
+        return 2
+    golden.cache = golden.cache.resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    golden = Golden(
-        options.base,
-        options.head,
-        options.cache.resolve(),
-        options.workers,
-        options.tolerance,
-        cases,
-    )
     try:
         return golden.run()
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+import tomllib
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -30,15 +30,15 @@ from safetensors.torch import load_file, save_file
 PLACES = {
     "write_checkpoint": ("recipes.random_checkpoint", "strands_cosmos3.engine.factory"),
     "framework_name": (
+        "helpers.checkpoint_formats",
         "recipes.random_checkpoint",
         "strands_cosmos3.engine.formats.framework",
         "strands_cosmos3.engine.formats.names",
     ),
 }
+TABLES = tomllib.loads(Path(__file__).with_name("golden_policies.toml").read_text())
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 HOME_RAD = (0.0, -0.785398, 0.0, -2.356194, 0.0, 1.570796, 0.785398)
-UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
-UR_RAD = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0)
 SENTENCES = ("pick up the red cube", "put the green block into the box")
 CONTRACT = """
 checkpoint = "silu"
@@ -152,114 +152,47 @@ def picture(number: int) -> np.ndarray:
     return (255 * colours).astype(np.uint8)
 
 
-def policy_cases(
-    inputs: Path,
-) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """Yield a name, a policy's options, an observation and further arguments of a call."""
-    views = {name: picture(i) for i, name in enumerate(VIEWS)}
-    joints = {f"joint{i + 1}": angle for i, angle in enumerate(HOME_RAD)} | {"finger_joint1": 0.03}
-    arm = {**views, **joints}
-    raw = (
-        dict(zip((*(f"joint_{i}" for i in range(7)), "gripper"), (*HOME_RAD, 0.75), strict=True))
-        | views
-    )
-    ur = dict(zip((f"{name}_joint" for name in UR_JOINTS), UR_RAD, strict=True)) | {
-        "finger_joint1": 0.03
-    }
-    rows = 0.1 * np.random.default_rng(2).standard_normal((16, 10))
-    clip = np.stack([np.roll(picture(0), 3 * i, axis=1) for i in range(17)])
-    silu, relu2, joint = (
-        {"model": inputs / name, "num_steps": 2} for name in ("silu", "relu2", "joint")
-    )
-    panda = {"robot": "panda"}
-    yield "midtrain", silu, raw, {}
-    yield "midtrain panda", silu | panda, arm, {}
-    yield (
-        "midtrain panda preset",
-        panda | {"model": inputs / "silu", "num_steps": 4, "chunk_rows": 24},
-        arm,
-        {},
-    )
-    yield "edge panda guided", relu2 | panda | {"guidance_scale": 2.5}, arm, {}
-    yield "joint_pos", joint, raw, {}
-    yield (
-        "joint_pos panda unguided",
-        joint | panda | {"guidance_scale": 1.0, "actions_per_step": 12},
-        arm,
-        {},
-    )
-    interval = {"guidance_scale": 3.0, "guidance_interval": (900.0, 1001.0), "num_steps": 4}
-    yield "joint_pos panda interval", joint | panda | interval, arm, {}
-    yield (
-        "letterbox video",
-        silu | {"composition": "letterbox", "decode_video": True, "decode_frames": 5},
-        raw,
-        {},
-    )
-    for name in ("bridge", "umi", "fractal", "libero", "agibotworld", "hand_pose"):
-        yield name, silu | {"embodiment": name}, {"image": views["wrist"]}, {}
-    yield (
-        "ur5e",
-        silu | {"embodiment": "robomind-ur", "robot": "ur5e"},
-        {"camera_top": views["wrist"], **ur},
-        {},
-    )
-    dual = {"front": views["wrist"], "left": views["exterior_1"], "right": views["exterior_2"]}
-    yield "robomind-franka-dual", silu | {"embodiment": "robomind-franka-dual"}, dual, {}
-    yield "forward dynamics", silu | {"mode": "forward_dynamics"}, raw, {"raw_actions": rows}
-    yield "inverse dynamics", silu | {"mode": "inverse_dynamics"}, raw, {"video": clip}
-    yield (
-        "inverse dynamics edge",
-        relu2 | {"mode": "inverse_dynamics", "guidance_scale": 1.5},
-        raw,
-        {"video": clip},
-    )
-    yield "bundled", panda | {"decode_video": True}, arm, {}
-    yield "bundled actions alone", panda | {"policy_frames": 1, "seed": 9}, arm, {}
-    yield (
-        "bundled forward dynamics",
-        panda | {"mode": "forward_dynamics"},
-        arm,
-        {"raw_actions": rows},
-    )
+def observation(name: str) -> dict[str, Any]:
+    """Return an observation of golden_policies.toml with its pictures."""
+    pictures = {view: picture(i) for i, view in enumerate(VIEWS)}
+    return {key: pictures.get(value, value) for key, value in TABLES["observations"][name].items()}
 
 
 def policy_chunks(inputs: Path) -> dict[str, Any]:
     """Return steps, rows and videos of two calls of every policy, and a plan with a prefix."""
     from strands_cosmos3 import Cosmos3Policy, create_policy
 
+    rows = 0.1 * np.random.default_rng(2).standard_normal((16, 10))
+    clip = np.stack([np.roll(picture(0), 3 * i, axis=1) for i in range(17)])
+    calls = {"": {}, "rows": {"raw_actions": rows}, "clip": {"video": clip}}
     answers: dict[str, Any] = {}
     arguments = signature(Cosmos3Policy).parameters
-    for name, config, observation, more in policy_cases(inputs):
-        config = {"seed": 3, "device": "cpu", "backend": "native", **config}
+    for name, case in TABLES["policies"].items():
+        config = {"seed": 3, "device": "cpu", "backend": "native", **case}
+        observed, more = observation(config.pop("observation")), calls[config.pop("call", "")]
+        if "model" in config:
+            config["model"] = inputs / config["model"]
+        if "guidance_interval" in config:
+            config["guidance_interval"] = tuple(config["guidance_interval"])
         # Older trees take every option as an argument.
-        options = {key: value for key, value in config.items() if key not in arguments}
-        config = {key: value for key, value in config.items() if key in arguments}
+        options = {key: config.pop(key) for key in [*config] if key not in arguments}
         with create_policy(
             "cosmos3", **config, **({"options": options} if options else {})
         ) as policy:
             for call, sentence in enumerate(SENTENCES):
                 policy.set_control_frequency(50 if call else 60)
-                steps = policy.get_actions_sync(observation, sentence, **more)
+                steps = policy.get_actions_sync(observed, sentence, **more)
                 columns = list(steps[0]) if steps else []
                 answers[f"{name}.{call}.columns"] = np.array(columns)
                 answers[f"{name}.{call}.steps_rad"] = np.array(
                     [[step[c] for c in columns] for step in steps]
                 )
                 answers |= flat(f"{name}.{call}", policy.last_rollout)
-    views = {name: picture(i) for i, name in enumerate(VIEWS)}
-    joints = {f"joint{i + 1}": angle for i, angle in enumerate(HOME_RAD)} | {"finger_joint1": 0.03}
-    options = {
-        "robot": "panda",
-        "model": inputs / "prefix",
-        "num_steps": 2,
-        "device": "cpu",
-        "seed": 1,
-    }
-    with Cosmos3Policy(**options) as policy:
-        policy.plan({**views, **joints}, SENTENCES[0])
+    options = {"model": inputs / "prefix", "num_steps": 2, "device": "cpu", "seed": 1}
+    with Cosmos3Policy(robot="panda", **options) as policy:
+        policy.plan(observation("arm"), SENTENCES[0])
         rows = np.asarray(policy.last_rollout["action"])[:5]
-        policy.plan({**views, **joints}, SENTENCES[0], action_prefix=rows)
+        policy.plan(observation("arm"), SENTENCES[0], action_prefix=rows)
         answers |= flat("prefix", policy.last_rollout)
     return answers
 

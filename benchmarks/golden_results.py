@@ -5,28 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
-CLOCK = {"realtime_factor", "inference_ms", "timing", "timing_ms", "times", "server_timing"}
-CLOCK |= {"answer_ms", "cpu_s_mean", "finished", "run", "loop_latency", "machine", "ran_on"}
-CLOCK |= {"settings", "versions", "command", "run_name", "checksum", "digest"}
-"""Keys of JSON and of messages that depend on the clock, a version, a path or an option's name."""
-DROPPED = {"asked", "told", "refused", "stale", "cornered", "abandoned"}
-DROPPED |= {"workers_died", "gangs_restarted"}
-"""Second names of counters and instructions, which only older trees write."""
-DROPPED |= {"identity", "success_told", "followed", "views", "breakdown", "without_checksum"}
-"""What an evaluation writes in one of two forms: what identifies an episode, whether the policy
-followed its own instruction (which outcome and duration tell too), and parts of the report.
-"""
-RENAMED = {"as_told": "followed", "reads": "followed_share", "chance": "same_goal"}
-RENAMED |= {"delta_points": "change_pp", "by_colour": "by_category"}
-RENAMED |= {"film_is_same": "film_is_equal"}
-"""Names that older trees write -> present ones."""
+NAMES = tomllib.loads(Path(__file__).with_name("golden_names.toml").read_text())
+LEFT_OUT = {*NAMES["clock"], *NAMES["dropped"]}
+RENAMED: Mapping[str, str] = NAMES["renamed"]
 UNREAD = ("run.json", ".lock", ".html", ".log", "MUJOCO_LOG.TXT")
 UNSTEADY = ("answer.mp4",)
 """Films whose bytes vary: x264 encodes the same small frames of ``infer`` anew in each run."""
@@ -122,23 +113,20 @@ def read_results(folder: Path, paths: Mapping[str, str]) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the tensors of a safetensors file: name, and type, shape and digest of the bytes."""
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    for name, about in sorted(json.loads(data[8:start]).items()):
-        if name != "__metadata__":
-            first, end = (start + offset for offset in about["data_offsets"])
-            digest = hashlib.sha256(data[first:end]).hexdigest()
-            yield name, f"{about['dtype']} {about['shape']} {digest}"
+    for name, tensor in sorted(load_file(path).items()):
+        data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        digest = hashlib.sha256(data).hexdigest()
+        yield name, f"{tensor.dtype} {list(tensor.shape)} {digest}"
 
 
 def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of JSON with their names, without the keys of :data:`CLOCK` and
-    :data:`DROPPED`.
+    """Yield the leaves of JSON with their names, without the keys that golden_names.toml leaves
+    out.
     """
     if isinstance(value, dict) and value:
         for old_key, part in value.items():
             key = RENAMED.get(old_key, old_key)
-            if key not in CLOCK | DROPPED and not (key == "instruction" and ".rows." in name):
+            if key not in LEFT_OUT and not (key == "instruction" and ".rows." in name):
                 yield from leaves(part, f"{name}.{key}", paths)
     elif isinstance(value, list) and value and all(isinstance(part, float) for part in value):
         yield name, np.array(value)

@@ -15,16 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "--model": ("--model", "--checkpoint"),
-    "--num-steps": ("--num-steps", "--steps"),
-    "--trajectory": ("--trajectory", "--recording"),
-    "--tp": ("--tp", "--tp-size"),
-    "--cfg": ("--cfg", "--cfg-size"),
-}
-"""Flags of golden_cases.toml in every spelling, of which the first that help lists is used.
+from golden_results import NAMES
 
-Of a flag that help lists in a group alone (``--timing.latency``), that is used."""
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 CASE_S = 600.0
 SERVER_S = 120.0
@@ -90,8 +82,9 @@ class Tree:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of its processes: its own package, one thread, wide help."""
-        more = {"PYTHONPATH": str(self.folder), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        """Environment of its processes: its own package and tests, one thread, wide help."""
+        path = f"{self.folder}{os.pathsep}{self.folder / 'tests'}"
+        more = {"PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
         more |= {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_USAGE_STATS_ENABLED": "0"}
         return {**os.environ, **ONE_THREAD, **more}
 
@@ -107,7 +100,7 @@ class Tree:
     def spelled(self, flag: str, command: str) -> str:
         """Return a flag as this tree spells it."""
         listed = self.flags_of(command)
-        for spelling in SPELLINGS.get(flag, (flag,)):
+        for spelling in NAMES["spellings"].get(flag, (flag,)):
             grouped = [name for name in listed if name.endswith(f".{spelling[2:]}")]
             if spelling in listed or len(grouped) == 1:
                 return spelling if spelling in listed else grouped[0]

@@ -22,7 +22,7 @@ import tyro
 
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.evaluation.cluster import cluster
-from strands_cosmos3.evaluation.crew import Crew, CrewJob
+from strands_cosmos3.evaluation.crew import Crew
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.training.rl.exploration import Exploration
 from strands_cosmos3.training.rl.rollout import RolloutWorker
@@ -156,21 +156,13 @@ class Measure:
         how, plan = Exploration(4, 0.015, 0.035, 0.25), settings.plan()
         rates = list[float]()
         for workers in (1, 2):
-            with cluster(None, workers):
-                crew = Crew(partial(RolloutWorker, settings), workers, settings.episode_timeout)
-                try:
-                    for k in range(2 * workers):
-                        crew.submit(CrewJob(("warm", k), "explore", (plan[0], how, 0), 0))
-                    for k in range(2 * workers):
-                        crew.result(("warm", k))
-                    started_s = time.monotonic()
-                    for k, assignment in enumerate(plan):
-                        crew.submit(CrewJob(k, "explore", (assignment, how, k), 0))
-                    for k in range(len(plan)):
-                        crew.result(k)
-                    rates.append(60 * len(plan) / (time.monotonic() - started_s))
-                finally:
-                    crew.close()
+            make = partial(RolloutWorker, settings)
+            with cluster(None, workers), Crew(make, workers, settings.episode_timeout) as crew:
+                crew.results("warm", "explore", 2 * workers * [(plan[0], how, 0)], 0)
+                started_s = time.monotonic()
+                calls = [(assignment, how, k) for k, assignment in enumerate(plan)]
+                crew.results("measured", "explore", calls, 0)
+                rates.append(60 * len(plan) / (time.monotonic() - started_s))
             print(f"{workers} workers: {rates[-1]:.1f} episodes a minute")
         print(f"two workers are {rates[1] / rates[0]:.2f} times one")
 

@@ -32,7 +32,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.commands.demos import Demos
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.evaluation.cluster import cluster
-from strands_cosmos3.evaluation.crew import Crew, CrewJob
+from strands_cosmos3.evaluation.crew import Crew
 from strands_cosmos3.evaluation.plan import Assignment, Condition
 from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings, make_settings
@@ -234,18 +234,18 @@ class Offset(Rival):
         state = {"offsets": [[0.0] * 6], "success": [], "seconds": 0.0}
         if path.exists():
             state = json.loads(path.read_text())
-        with cluster(None, self.workers):
-            crew = Crew(partial(OffsetWorker, settings), self.workers, settings.episode_timeout)
-            try:
-                while state["seconds"] < 3600 * self.budget and (
-                    self.until is None or len(state["success"]) < self.until
-                ):
-                    self._iterate(crew, state)
-                    write_json(path, state)
-                    print(len(state["success"]), state["success"][-1], state["offsets"][-1])
-                self._measure(crew, state)
-            finally:
-                crew.close()
+        make = partial(OffsetWorker, settings)
+        with (
+            cluster(None, self.workers),
+            Crew(make, self.workers, settings.episode_timeout) as crew,
+        ):
+            while state["seconds"] < 3600 * self.budget and (
+                self.until is None or len(state["success"]) < self.until
+            ):
+                self._iterate(crew, state)
+                write_json(path, state)
+                print(len(state["success"]), state["success"][-1], state["offsets"][-1])
+            self._measure(crew, state)
 
     def _iterate(self, crew: Crew, state: dict[str, Any]) -> None:
         started_s, i = time.monotonic(), len(state["success"])
@@ -255,9 +255,9 @@ class Offset(Rival):
         )
         crew.publish(i + 1, {"offset": offset})
         seed = int(np.random.SeedSequence([_SCENES, i]).generate_state(1)[0] >> 1)
-        for k, assignment in enumerate(self.settings(seeds=self.episodes, seed=seed).plan()):
-            crew.submit(CrewJob((i, k), "improvement", (assignment, how, seed + k), i + 1))
-        results = [crew.result((i, k)) for k in range(self.episodes)]
+        plan = self.settings(seeds=self.episodes, seed=seed).plan()
+        calls = [(assignment, how, seed + k) for k, assignment in enumerate(plan)]
+        results = crew.results(i, "improvement", calls, i + 1)
         step = _STEP * np.mean([better for better, _ in results], axis=0)
         state["offsets"].append((offset + step).tolist())
         state["success"].append(float(np.mean([success for _, success in results])))
@@ -268,9 +268,7 @@ class Offset(Rival):
         version = len(state["success"]) + 1
         crew.publish(version, {"offset": latest})
         plan = self.settings(seeds=self.seeds, duration=20.0).plan()
-        for k, assignment in enumerate(plan):
-            crew.submit(CrewJob(("run", k), "run", (assignment,), version))
-        records = [crew.result(("run", k)) for k in range(len(plan))]
+        records = crew.results("run", "run", [(assignment,) for assignment in plan], version)
         rate = rate_of([bool(record["success"]) for record in records])
         write_json(self.out / "success.json", {"offset": latest.tolist(), **rate})
         print(rate)

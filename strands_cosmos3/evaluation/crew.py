@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +91,16 @@ class Crew(Places):
                     self._running.result()  # raises what ended it
                 self._changed.wait(1.0)  # an interrupt is served between two waits
             return self._done.pop(key)
+
+    def results(
+        self, key: Hashable, method: str, calls: Sequence[tuple[Any, ...]], version: int
+    ) -> list[Any]:
+        """Queue calls of a method by their arguments; wait for their results. Errors: as
+        :meth:`result`.
+        """
+        for k, arguments in enumerate(calls):
+            self.submit(CrewJob((key, k), method, arguments, version))
+        return [self.result((key, k)) for k in range(len(calls))]
 
     def close(self) -> None:
         """End every worker."""

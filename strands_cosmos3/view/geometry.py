@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import mujoco
 import numpy as np
 import trimesh
-from numpy.typing import NDArray
 
 from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3
 
@@ -17,25 +15,10 @@ _HIDDEN_GROUPS = (3, 4, 5)
 _FACETS = 28  # sides of a cylinder or capsule
 
 
-@dataclass(frozen=True, eq=False)
-class BodyMesh:
-    """Triangle mesh of a body's visible surfaces of one colour.
-
-    Args:
-        body: Index of the body in the model.
-        vertices: [V, 3] in the body's frame, metres.
-        faces: [F, 3] vertex indices.
-        rgb: Colour, 0..255.
+def body_meshes(model: mujoco.MjModel) -> dict[tuple[int, tuple[int, int, int]], Any]:
+    """Return the triangle meshes of all visible geoms in their body's frame [m], merged by body
+    and colour (0..255).
     """
-
-    body: int
-    vertices: NDArray[np.float32]
-    faces: NDArray[np.uint32]
-    rgb: tuple[int, int, int]
-
-
-def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
-    """Return all visible geoms, merged by body and colour."""
     parts: dict[tuple[int, tuple[int, int, int]], list[Any]] = {}
     for geom in range(model.ngeom):
         mesh = None if int(model.geom_group[geom]) in _HIDDEN_GROUPS else _mesh(model, geom)
@@ -44,12 +27,7 @@ def body_meshes(model: mujoco.MjModel) -> list[BodyMesh]:
         rotation = quaternion_to_matrix(np.roll(model.geom_quat[geom], -1))
         mesh.apply_transform(se3(rotation, model.geom_pos[geom]))
         parts.setdefault((int(model.geom_bodyid[geom]), _colour(model, geom)), []).append(mesh)
-    merged = []
-    for (body, rgb), meshes in parts.items():
-        mesh: Any = trimesh.util.concatenate(meshes)
-        vertices = mesh.vertices.astype(np.float32)
-        merged.append(BodyMesh(body, vertices, mesh.faces.astype(np.uint32), rgb))
-    return merged
+    return {part: trimesh.util.concatenate(meshes) for part, meshes in parts.items()}
 
 
 def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:

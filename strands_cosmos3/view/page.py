@@ -266,12 +266,12 @@ class LivePage(Closeable):
         scene.set_background_image(_backdrop(), format="jpeg", jpeg_quality=95)
         self.server.initial_camera.position = (1.22, -0.80, 0.66)
         self.server.initial_camera.look_at = (0.28, 0.02, 0.22)
-        for n, mesh in enumerate(body_meshes(self._model)):
-            name = self._model.body(mesh.body).name
-            if mesh.body not in self._bodies:
-                self._bodies[mesh.body] = scene.add_frame(f"/scene/{name}", show_axes=False)
+        for n, ((body, rgb), mesh) in enumerate(body_meshes(self._model).items()):
+            name = self._model.body(body).name
+            if body not in self._bodies:
+                self._bodies[body] = scene.add_frame(f"/scene/{name}", show_axes=False)
             scene.add_mesh_simple(
-                f"/scene/{name}/{n}", mesh.vertices, mesh.faces, color=mesh.rgb, flat_shading=False
+                f"/scene/{name}/{n}", mesh.vertices, mesh.faces, color=rgb, flat_shading=False
             )
 
     def _build_panel(self) -> None:

@@ -27,8 +27,9 @@ import torch
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.rl import RLCommand
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.evaluation.crew import CrewJob
+from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.resources import Closeable
 from strands_cosmos3.training.loop import read_curve
 from strands_cosmos3.training.rl import controller
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
@@ -63,7 +64,7 @@ learning.run(1e9, workers, until=until)
 """
 
 
-class PickledCrew:
+class PickledCrew(Closeable):
     """Workers in this process that do the jobs in turn. What goes to another process and comes
     from it is pickled. Of two workers, the latest job comes first, and the first one that explores
     is lost with its answer.
@@ -77,6 +78,8 @@ class PickledCrew:
 
     def publish(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
         self._weights[version] = pickle.dumps(weights)
+
+    results = Crew.results
 
     def submit(self, job: CrewJob) -> None:
         self._jobs.append(pickle.dumps(job))

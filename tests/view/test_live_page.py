@@ -51,11 +51,11 @@ def free(port: int) -> bool:
 def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
     """Against MuJoCo's own bounding boxes, body by body."""
     model, seen = robot.scene.model, set()
-    for mesh in body_meshes(model):
-        seen.add(model.body(mesh.body).name)
+    for (body, rgb), mesh in body_meshes(model).items():
+        seen.add(model.body(body).name)
         for geom in range(model.ngeom):
             if (
-                model.geom_bodyid[geom] != mesh.body
+                model.geom_bodyid[geom] != body
                 or model.geom_group[geom] == 3
                 or model.geom_type[geom] == 0
             ):
@@ -68,7 +68,7 @@ def test_meshes_lie_where_the_renderer_s_geoms_are(robot: Robot):
             if (
                 len(inside) > 20
                 and model.geom_matid[geom] >= 0
-                and mesh.rgb
+                and rgb
                 == tuple(int(v) for v in np.round(model.mat_rgba[model.geom_matid[geom]][:3] * 255))
             ):
                 np.testing.assert_allclose(inside.min(axis=0), center - half, atol=2e-3)

@@ -178,22 +178,21 @@ class ReinforcementLearning:
         self, budget_s: float, workers: int, address: str | None = None, until: int | None = None
     ) -> Path:
         """Learn until the time is used up, or until an iteration, and write the checkpoint."""
-        with cluster(address, workers):
-            make = partial(self.worker, self.settings)
-            crew = Crew(make, workers, self.settings.episode_timeout)
-            try:
-                self._submitted = self.iteration
-                if not self.iteration:
-                    self._film(crew, "before", 0)
-                while self.used_s < budget_s and (until is None or self.iteration < until):
-                    self._iterate(crew)
-                version = self.iteration
-                crew.publish(version, _arrays(self._version(version)))
-                if self._loop.lacks(CLOSED_LOOP):
-                    self._evaluate(crew, version)
-                self._film(crew, "after", version)
-            finally:
-                crew.close()
+        make = partial(self.worker, self.settings)
+        with (
+            cluster(address, workers),
+            Crew(make, workers, self.settings.episode_timeout) as crew,
+        ):
+            self._submitted = self.iteration
+            if not self.iteration:
+                self._film(crew, "before", 0)
+            while self.used_s < budget_s and (until is None or self.iteration < until):
+                self._iterate(crew)
+            version = self.iteration
+            crew.publish(version, _arrays(self._version(version)))
+            if self._loop.lacks(CLOSED_LOOP):
+                self._evaluate(crew, version)
+            self._film(crew, "after", version)
         target = self.folder / "checkpoint"
         write_folder(target, self._fill)
         return target
@@ -274,9 +273,7 @@ class ReinforcementLearning:
     def _evaluate(self, crew: Crew, version: int) -> None:
         """Record success on held-out scenes, the same each time."""
         plan = self._plan(_number(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
-        for k, assignment in enumerate(plan):
-            crew.submit(CrewJob(("evaluation", version, k), "run", (assignment,), version))
-        records = [crew.result(("evaluation", version, k)) for k in range(len(plan))]
+        records = crew.results(("evaluation", version), "run", [(a,) for a in plan], version)
         rate = rate_of([bool(record["success"]) for record in records])
         self._loop.record(
             CLOSED_LOOP,
@@ -286,10 +283,7 @@ class ReinforcementLearning:
     def _film(self, crew: Crew, name: str, version: int) -> None:
         """Write films of some held-out scenes."""
         plan = self._plan(_number(self.config.seed, _HELD_OUT), _FILMS)
-        for k, assignment in enumerate(plan):
-            crew.submit(CrewJob((name, k), "film", (assignment,), version))
-        for k in range(len(plan)):
-            _, film = crew.result((name, k))
+        for k, (_, film) in enumerate(crew.results(name, "film", [(a,) for a in plan], version)):
             path = self.folder / "films" / f"{name}-{k}.mp4"
             write_whole(path, lambda unfinished, film=film: unfinished.write_bytes(film))
 
