@@ -246,8 +246,9 @@ class PackedInt8Linear(QuantizedLinear):
         self.packed: Any = None
         # without VNNI pairs of products of full range overflow 16 bits
         self._most = 127 if torch.cpu._is_vnni_supported() else 63
-        self._number = id(self)
-        _PACKED[self._number] = self
+        # a tensor, since compiled code is of one number and of any tensor
+        self._number = torch.tensor(id(self))
+        _PACKED[id(self)] = self
 
     def _keep(self, weight_NK: torch.Tensor, scale_N: torch.Tensor) -> None:
         zeros = torch.zeros(len(scale_N), dtype=torch.long)
@@ -290,15 +291,15 @@ _PACKED: WeakValueDictionary[int, PackedInt8Linear] = WeakValueDictionary()
 
 
 @torch.library.custom_op("strands_cosmos3::packed_product", mutates_args=())
-def packed_product(x: torch.Tensor, layer: int, rows: int) -> torch.Tensor:
+def packed_product(x: torch.Tensor, layer: torch.Tensor, rows: int) -> torch.Tensor:
     """The product of a :class:`PackedInt8Linear`, whose packed weight compiled code cannot
     hold.
     """
-    return _PACKED[layer].product(x)
+    return _PACKED[int(layer)].product(x)
 
 
 @packed_product.register_fake
-def _(x: torch.Tensor, layer: int, rows: int) -> torch.Tensor:
+def _(x: torch.Tensor, layer: torch.Tensor, rows: int) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], rows)
 
 

@@ -9,36 +9,38 @@ import torch
 
 from nano_latency import NANO
 from strands_cosmos3.engine.graphs import compile_layers, compiling
+from strands_cosmos3.engine.quantised import Int8Linear, Quantization, install, linears
 from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV, side_by_side
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.errors import ConfigError
 
 DROID = SequenceLayout((9, 34, 40), 2, 33, (0,), 1, 8, 15.0, 0)
+FEW = SequenceLayout((3, 4, 4), 2, 9, (0,), 1, 8, 15.0, 0)
 
 
-def arguments(config, dtype, device, lengths=(160, 29)):
+def arguments(config, dtype, device, lengths=(160, 29), layout=DROID):
     def empty(*shape):
         return torch.empty(*shape, dtype=dtype, device=device)
 
     D, A, d = config.hidden_size, config.action_dim, config.head_dim
-    rope = empty(len(lengths), DROID.tokens, d), empty(len(lengths), DROID.tokens, d)
+    rope = empty(len(lengths), layout.tokens, d), empty(len(lengths), layout.tokens, d)
     layers = config.num_hidden_layers
     texts = [TextKV(((empty(8, length, d), empty(8, length, d)),) * layers) for length in lengths]
     head = ActionHead(empty(A, D), empty(D), empty(D, A), empty(A))
     samples = (
-        empty(DROID.vision_tokens, config.patch_dim).float(),
-        empty(DROID.action_rows, A).float(),
+        empty(layout.vision_tokens, config.patch_dim).float(),
+        empty(layout.action_rows, A).float(),
     )
     return (
         *samples,
         empty(D),
-        empty(DROID.tokens, 1),
+        empty(layout.tokens, 1),
         rope,
         side_by_side(texts),
         head,
-        DROID.noisy_vision,
-        DROID.noisy_action,
+        layout.noisy_vision,
+        layout.noisy_action,
     )
 
 
@@ -99,6 +101,34 @@ def test_compiled_and_eager_passes_agree():
         compile_layers(made.generation, "aot_eager")
         for found, expected in zip(made.velocity(*given), eager, strict=True):
             assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8 of a GPU"])
+def test_the_compiled_layers_of_8_bits_are_one_graph(scheme, monkeypatch):
+    if scheme == "int8 of a GPU":
+        monkeypatch.setattr(Quantization, "_packs", lambda *_: False)
+    config = replace(SMALL, num_hidden_layers=3)
+    torch.manual_seed(0)
+    made = model(config, torch.float32, "cpu", lambda tensor: tensor.normal_(0, 0.2))
+    weights = dict(made.named_parameters())
+    quantization = Quantization(scheme.split()[0], linears(config, text=False))
+    installed = install(made, quantization, torch.device("cpu"))
+    for name, layer in installed.items():
+        layer.place(tuple(weights[name].shape), torch.device("cpu"))
+        layer.copy_(weights[name].detach())
+    assert isinstance(layer, Int8Linear) is (scheme == "int8 of a GPU")
+    given, longer = (
+        [random_like(value) for value in arguments(config, torch.float32, "cpu", lengths, FEW)]
+        for lengths in ((160, 29), (256, 7))
+    )
+    graphs = []
+    with torch.inference_mode(), compiling():
+        eager = made.velocity(*given)
+        compile_layers(made.generation, lambda graph, _: graphs.append(graph) or graph)
+        for found, expected in zip(made.velocity(*given), eager, strict=True):
+            assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+        made.velocity(*longer)
+    assert len(graphs) == 1
 
 
 def random_like(value):
