@@ -32,10 +32,10 @@ from strands_cosmos3.checks import (
     known_name,
     mask_array,
     open_fractions,
-    positive,
     rigid,
     seed_number,
     whole_number,
+    within,
 )
 from strands_cosmos3.collision import CollisionReport
 from strands_cosmos3.embodiments import ActionSpace, Embodiment
@@ -306,7 +306,7 @@ class ActionChunk:
         action: [T, D] rows.
         action_space: What the columns mean.
         embodiment: The domain.
-        fps: Rows per second; None is the embodiment's own rate.
+        fps: Rows per second, at most 1000; None is the embodiment's own rate.
         seed: Noise seed.
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
@@ -364,7 +364,7 @@ class ActionChunk:
             _set(self, quantiles=(q01, q99))
         if self.T_base_departure is not None:
             _set(self, T_base_departure=rigid(self.T_base_departure, "T_base_departure"))
-        _set(self, action=action, fps=positive(fps, "fps"))
+        _set(self, action=action, fps=float(within(fps, "fps", 1e-6, 1e3, ())))
 
     @property
     def row_times_s(self) -> F64:

@@ -146,8 +146,9 @@ def test_chunk_of_joints_may_exceed_ten_and_needs_a_rate():
     pusht = get_embodiment("pusht")
     with pytest.raises(InputError, match="fps"):
         ActionChunk(np.zeros((1, 2)), pusht.action_space(), pusht)
-    with pytest.raises(InputError, match="fps"):
-        ActionChunk(np.zeros((1, 10)), DROID.action_space(), DROID, fps=0)
+    for fps in (0, -15.0, 1e308, float("inf"), "15", True):  # 1e308 made angles of NaN
+        with pytest.raises(InputError, match="fps"):
+            ActionChunk(np.zeros((1, 10)), DROID.action_space(), DROID, fps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
