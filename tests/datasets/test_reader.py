@@ -530,6 +530,27 @@ def test_pipes_are_not_opened(write, file: str):
         _ = dataset[0][ACTION], dataset[0].frames(WRIST)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "meta/info.json",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+        INDEX,
+        ROWS,
+        f"videos/{WRIST}/chunk-000/file-000.mp4",
+    ],
+)
+def test_a_git_lfs_pointer_is_named(write, file: str):
+    root = write([3])
+    (root / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with (
+        pytest.raises(DatasetFormatError, match=rf"{file} is a Git LFS pointer.*git lfs pull"),
+        Dataset(root) as dataset,
+    ):
+        _ = dataset.stats, dataset[0][ACTION], dataset[0].frames(WRIST)
+
+
 @pytest.mark.parametrize("version", ["v2.1", "v2.0", None])
 def test_an_older_dataset_is_told_how_to_convert(write, version: str | None):
     root = write([3])

@@ -735,6 +735,13 @@ def test_a_git_lfs_pointer_is_named(copy, name):
         load(copy)
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "added_tokens.json"])
+def test_a_git_lfs_pointer_beside_a_tokenizer_is_named(copy, name):
+    (copy / "text_tokenizer" / name).write_text(POINTER)
+    with pytest.raises(LayoutError, match=f"{name} is a Git LFS pointer"):
+        PromptTokenizer(copy / "text_tokenizer")
+
+
 @pytest.mark.parametrize(
     "wrapper",
     [

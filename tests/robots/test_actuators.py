@@ -41,6 +41,8 @@ REFUSED = {
     "pair": "pulls at the same joint",
     "runaway": "positive",
     "bent": "gain is not a constant",
+    "bounded": "actrange",
+    "delayed": "delayed by 0.02 s",
 }
 
 
@@ -78,6 +80,8 @@ def actuator(kind: str, joint: str, name: str, i: int, rng: np.random.Generator)
         "runaway": f'<general {common} biastype="affine" gainprm="{kp}" biasprm="0 {kp} 0"/>',
         "bent": f'<general {common} gaintype="affine" biastype="affine" gainprm="{kp} 5 0" '
         f'biasprm="0 {-kp} {-kd}"/>',
+        "bounded": f'<general {common} {law} dyntype="filter" {time_constant} actrange="-1 1"/>',
+        "delayed": f'<position {common} kp="{kp}" kv="{kd}" delay="0.02" nsample="11"/>',
     }[kind]
 
 
