@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import finite_array, instance_of, typed_fields, whole_number
+from strands_cosmos3.checks import finite_array, instance_of, typed_fields, whole_number, within
 from strands_cosmos3.errors import ActionSpaceError, InputError, UnknownNameError
 from strands_cosmos3.options import MODEL_BACKENDS, option
 from strands_cosmos3.tables import from_tables, read_toml
@@ -175,7 +175,7 @@ class Sampling:
     preset.
 
     Raises:
-        InputError: ``num_steps`` is below 1, or a field has another type.
+        InputError: ``num_steps`` is below 1, guidance out of range, or a field has another type.
     """
 
     num_steps: int | None = option(None, *MODEL_BACKENDS, "service")
@@ -197,6 +197,12 @@ class Sampling:
         typed_fields(self)
         if self.num_steps is not None and self.num_steps < 1:
             raise InputError(f"num_steps must be at least 1, got {self.num_steps}.")
+        if self.guidance_scale is not None:
+            within(self.guidance_scale, "guidance_scale", 0.0, 100.0)
+        if self.guidance_interval is not None:
+            lo, hi = finite_array(self.guidance_interval, "guidance_interval", (2,))
+            if lo >= hi:
+                raise InputError(f"guidance_interval must be lo < hi, got {lo:g} and {hi:g}.")
 
     def over(self, preset: Sampling) -> Sampling:
         """Return the preset, overridden by the fields that are set."""

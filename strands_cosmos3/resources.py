@@ -122,7 +122,7 @@ def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any
     """
     require_file(path, error, _MAX_JSON_BYTES, hint)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # with a mark or without
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read as JSON ({reason}). {hint}") from None
     return json_object(text, str(path), error, hint)

@@ -31,7 +31,7 @@ def read_toml(
     """
     require_file(path, absent, _MAX_BYTES, hint)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     # TOMLDecodeError and UnicodeDecodeError are ValueErrors
     except (OSError, ValueError, RecursionError) as error:
         raise invalid(f"{path} cannot be read as TOML ({str(error)[:200]}). {hint}") from None

@@ -326,6 +326,19 @@ def test_a_failed_task_is_status_one():
             ["infer", "--action-file", "a_action.json", "--out", "a", "--mode", "forward_dynamics"],
             "--out would overwrite 'a_action.json', which --action-file reads",
         ),
+        (["checkpoint", "inspect", "x", "--quantize", "int8"], "--quantize belongs to convert"),
+        (["checkpoint", "contract", "x", "--dtype", "float32"], "--dtype belongs to convert"),
+        (["checkpoint", "inspect", "x", "--quantize-text"], "--quantize-text belongs to convert"),
+        (["checkpoint", "contract", "x", "--to", "lerobot"], "--to belongs to convert"),
+        (["checkpoint", "convert", "x", "--json", "a.json"], "--json belongs to inspect"),
+        (["checkpoint", "inspect", "x", "--out", "y"], "--out belongs to convert and contract"),
+        (["robot", "inspect", "panda"], "MuJoCo's .xml file of its model, got 'panda'"),
+        (["robot", "inspect", "nowhere.xml"], "got 'nowhere.xml'"),
+        (["robot", "inspect", "arm.urdf"], "got 'arm.urdf'"),
+        (
+            ["rollout", "--backend", "replay", "--trajectory", __file__],
+            "is no recording: it is neither .json nor .npz",
+        ),
     ],
 )
 def test_bad_usage_is_status_two_and_one_line(

@@ -12,6 +12,7 @@ from strands_cosmos3.embodiments import (
     PANDA_FINGER,
     POSE9,
     WIRE_GRIPPER,
+    Sampling,
     get_embodiment,
     list_embodiments,
     raw_embodiment,
@@ -123,6 +124,22 @@ def test_sampling_presets():
     policy, midtrain = droid.preset("joint_pos"), droid.preset("midtrain")
     assert (policy.num_steps, policy.guidance_scale, policy.flow_shift) == (4, 3.0, 5.0)
     assert (midtrain.num_steps, midtrain.guidance_scale, midtrain.flow_shift) == (30, 1.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guidance_scale": float("nan")},
+        {"guidance_scale": -1.0},
+        {"guidance_scale": 1e30},
+        {"guidance_interval": (5.0, 1.0)},
+        {"guidance_interval": (400.0, 400.0)},
+        {"guidance_interval": (0.0, float("nan"))},
+    ],
+)
+def test_guidance_that_means_nothing_is_refused_by_name(fields):
+    with pytest.raises(InputError, match=next(iter(fields))):
+        Sampling(**fields)
 
 
 def test_droid_s_tool_frame_is_the_hand_turned_by_plus_135_degrees():

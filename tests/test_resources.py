@@ -16,6 +16,7 @@ from strands_cosmos3.resources import (
     write_json,
     write_whole,
 )
+from strands_cosmos3.tables import read_toml
 
 
 def test_a_path_inside_is_returned_and_a_link_that_leads_out_is_refused(tmp_path):
@@ -65,6 +66,15 @@ def test_what_is_no_json_object_is_a_typed_error_with_its_remedy(tmp_path, text)
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DatasetFormatError, match=r"x\.json.*Remedy\."):
         read_json(path, DatasetFormatError, "Remedy.")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    for text in ('{"a": 1}', '\n{"a": 1}', '{\r\n"a": 1}'):
+        (tmp_path / "x.json").write_text(text, encoding="utf-8-sig")
+        assert read_json(tmp_path / "x.json", LayoutError, "") == {"a": 1}
+    for text in ("a = 1", "# a comment\na = 1", "a = 1\r\n"):
+        (tmp_path / "x.toml").write_text(text, encoding="utf-8-sig")
+        assert read_toml(tmp_path / "x.toml") == {"a": 1}
 
 
 def test_an_absent_file_is_a_typed_error_with_its_remedy(tmp_path):

@@ -133,9 +133,9 @@ class ActionStats:
             if (bad := np.flatnonzero(high - low < _SMALLEST_SPREAD)).size:
                 i = int(bad[0])
                 raise StatisticsError(
-                    f"statistics of {self.domain!r}: {high_name} must exceed {low_name}, but "
-                    f"column {i} ({self.columns[i]}) has {low_name} = {low[i]:g} and {high_name} "
-                    f"= {high[i]:g}; the normalisation could not be inverted."
+                    f"statistics of {self.domain!r}: {high_name} must exceed {low_name}, but in "
+                    f"column {i} ({self.columns[i]}) it is {high[i]:g}, against {low[i]:g}; the "
+                    "normalisation could not be inverted."
                 )
 
     @property

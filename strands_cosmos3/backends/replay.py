@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -254,6 +254,8 @@ def load_recording(path: str | Path) -> Recording:
             episode: Any = json.loads(file.read_text(encoding="utf-8"))
             instance_of(episode, dict, "an episode")
             return _from_droid(episode)
+        if not is_zipfile(file):
+            raise InputError(f"{str(file)!r} is no recording: it is neither .json nor .npz.")
         with np.load(file, allow_pickle=False) as data:
             if "T_base_hand_achieved" in data:
                 return _from_rollout(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -17,6 +17,16 @@ from strands_cosmos3.commands.files import (
 )
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
+
+_OWNERS = {
+    "out": "convert and contract",
+    "to": "convert",
+    "dtype": "convert",
+    "quantize": "convert",
+    "quantize_text": "convert",
+    "json": "inspect",
+}
+"""Field -> the only actions that heed it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +69,11 @@ class Checkpoint:
         from strands_cosmos3.engine.formats.inspect import contract_of
         from strands_cosmos3.engine.variants import locate
 
-        if self.what == "inspect" and self.out is not None:
-            raise ConfigError("--out belongs to convert and contract, not to inspect.")
-        if self.what != "inspect" and self.json is not None:
-            raise ConfigError(f"--json belongs to inspect, not to {self.what}.")
+        for option in fields(self):
+            owners = _OWNERS.get(option.name, self.what)
+            if self.what not in owners and getattr(self, option.name) != option.default:
+                flag = option.name.replace("_", "-")
+                raise ConfigError(f"--{flag} belongs to {owners}, not to {self.what}.")
         if self.contract is not None and not self.contract.is_file():
             raise ConfigError(f"--contract {str(self.contract)!r} is not a file.")
         path = locate(self.path)

@@ -16,6 +16,7 @@ path outside the dataset raises an error.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ VIDEO_FILE_MB = 200
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
 """Column of the episode index with a free-form JSON object, e.g. seed and outcome."""
+_WIDTH = re.compile("0?[1-9]?d?")
 Ints = NDArray[np.int64]
 
 
@@ -57,9 +59,11 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
     malformed or outside the dataset.
     """
     try:
-        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-        if not fields <= {"chunk_index", "file_index", "video_key"}:
+        parts = [part for part in Formatter().parse(template) if part[1] is not None]
+        if not {name for _, name, _, _ in parts} <= {"chunk_index", "file_index", "video_key"}:
             raise ValueError("the allowed fields are chunk_index, file_index, video_key")
+        if not all(_WIDTH.fullmatch(width or "") for _, _, width, _ in parts):
+            raise ValueError("a field's format is a width of at most 9 digits, such as 03d")
         path = PurePosixPath(
             template.format(chunk_index=int(number[0]), file_index=int(number[1]), video_key=key)
         )
@@ -130,10 +134,14 @@ def read_info(root: Path) -> Info:
     raw = read_meta(root, INFO)
     version = raw.get("codebase_version")
     if version != VERSION:
+        remedy = (
+            " LeRobot converts v2.1 in its place: python -m "
+            f"lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=local/{root.name} --root={root} "
+            "--push-to-hub=false"
+        )
         raise DatasetFormatError(
-            f"{root / INFO} has version {version!r}, but only {VERSION} is read. LeRobot converts "
-            "v2.1 in its place: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
-            f"--repo-id=local/{root.name} --root={root} --push-to-hub=false"
+            f"{root / INFO} has version {version!r}, but only {VERSION} is read."
+            + remedy * (str(version) < VERSION)
         )
     try:
         fps: Any = raw.get("fps")

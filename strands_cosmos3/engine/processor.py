@@ -428,8 +428,8 @@ class Cosmos3PolicyProcessor:
         fps = fps if fps is not None else embodiment.fps
         if fps is None or not 0 < fps < float("inf"):
             raise ConfigError(
-                f"fps is {fps}; domain {embodiment.name!r} has no rate of its own, pass fps above "
-                "zero."
+                f"fps is {fps}, and that of domain {embodiment.name!r} is {embodiment.fps}; pass "
+                "fps above zero."
             )
         width = space.width if width is None else width
         if not 1 <= width <= self._action_dim:

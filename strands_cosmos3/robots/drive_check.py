@@ -45,6 +45,9 @@ LARGEST_HAND_ERROR_M = 5e-4
 """Mean distance of the hand from its reference, up to which an arm follows: the sum over its
 joints' larger motions. A task, in which they move together, may double it.
 """
+GRIP_S = 1.5
+LEAST_GRIP = 0.5
+"""Share of a gripper's way that the fingers cover when it closes for :data:`GRIP_S`."""
 _ROOM = 0.9  # share of the way to a joint's end
 _DIVERGED = 1e3  # rad or m off
 
@@ -106,6 +109,37 @@ def drive_joints(robot: RobotSpec) -> list[JointDrive]:
     # else those are named that have more than half of the mean
     allowed_m = inf if sum_m <= LARGEST_HAND_ERROR_M else sum_m / (2 * servo.n)
     return [replace(drive, allowed_error_m=allowed_m) for drive in drives]
+
+
+def gripper_faults(robot: RobotSpec) -> list[str]:
+    """Command each gripper to open and to close, with the arm at home, and return a sentence on
+    each whose fingers do not cover :data:`LEAST_GRIP` of the way.
+    """
+    model = load_robot(robot, simulated=True)
+    servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
+    steps = round(GRIP_S / model.opt.timestep)
+    faults: list[str] = []
+    for limb in robot.limbs:
+        if (gripper := limb.gripper) is None:
+            continue
+        data = mujoco.MjData(model)
+        data.qpos[servo.q_address] = robot.home_rad
+        servo.law.hold(data, servo.actuator_ids, robot.home_rad)
+        fingers = model.jnt_qposadr[joint_ids(model, gripper.joints)]
+        data.qpos[fingers] = gripper.opening.open_value
+        ends: list[float] = []
+        for fraction in (1.0, 0.0):
+            data.actuator(gripper.actuator).ctrl = gripper.command.from_fraction(fraction)
+            mujoco.mj_step(model, data, steps)
+            ends.append(float(gripper.opening.to_fraction(data.qpos[fingers]).mean()))
+        opened, closed = ends
+        if not opened - closed >= LEAST_GRIP:
+            faults.append(
+                f"the gripper of limb {limb.name!r} does not follow: commanded to open and to "
+                f"close, its fingers were {opened:.0%} and {closed:.0%} open. Correct its opening "
+                "and command, or make its actuator a position servo."
+            )
+    return faults
 
 
 def _drive(

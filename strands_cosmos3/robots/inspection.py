@@ -17,7 +17,6 @@ from strands_cosmos3.robots.model import (
     driven_joints,
     joint_names,
     joints_to,
-    model_path,
     mujoco_errors,
 )
 from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
@@ -37,13 +36,14 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
         checked.
 
     Raises:
-        UnknownNameError, ResourceNotFoundError: It is not a model file, or does not exist.
-        ConfigError: MuJoCo cannot read it, or it has no chain of at least four actuated joints.
+        ConfigError: It is no .xml file, MuJoCo cannot read it, or it has no chain of at least four
+            actuated joints.
     """
-    path = model_path(path)
-    if path.suffix.lower() != ".xml":
+    path = Path(path).expanduser()
+    if path.suffix.lower() != ".xml" or not path.is_file():
         raise ConfigError(
-            f"a robot is derived from an .xml file; {str(path)!r} is already compiled."
+            f"a robot is derived from MuJoCo's .xml file of its model, got {str(path)!r}. `robot "
+            "list` has the robots that need none."
         )
     with mujoco_errors(f"load {str(path)!r}"):
         model = mujoco.MjModel.from_xml_path(str(path))

@@ -112,7 +112,7 @@ def mujoco_errors(action: str) -> Iterator[None]:
     except (ValueError, mujoco.FatalError) as error:
         if isinstance(error, Cosmos3Error):
             raise
-        raise ConfigError(f"MuJoCo cannot {action}: {error}") from error
+        raise ConfigError(f"MuJoCo cannot {action}: {' '.join(str(error).split())}") from error
 
 
 def load_model(
@@ -531,14 +531,24 @@ def require_drives(model: mujoco.MjModel, robot: RobotSpec) -> None:
 
 
 def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
-    """Raise ConfigError unless each joint's actuator is a position servo, as a simulation needs."""
+    """Raise ConfigError unless each joint's actuator is a position servo that can hold home, as a
+    simulation needs.
+    """
     for limb in robot.limbs:
-        if reasons := servo_faults(model, [model.actuator(name).id for name in limb.actuators]):
+        actuators = [model.actuator(name).id for name in limb.actuators]
+        if reasons := servo_faults(model, actuators):
             raise ConfigError(
                 f"the actuators {', '.join(reasons)} of limb {limb.name!r} are not position "
                 "servos; give the limb gains (kp, kd), and they become such, or name others that "
                 "act on the joints directly and alone."
             )
+        low, high = position_servos(model, actuators).reach()
+        for joint, home, least, most in zip(limb.joints, limb.home, low, high, strict=True):
+            if not least <= home <= most:
+                raise ConfigError(
+                    f"the controls of limb {limb.name!r} take {joint!r} from {least:g} to {most:g} "
+                    f"only, and home is at {home:g}; widen the actuator's ctrlrange."
+                )
 
 
 def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:

@@ -3,6 +3,7 @@ use whose.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -156,6 +157,22 @@ def test_statistics_of_another_domain_are_refused_though_as_wide():
     renamed = ActionStats("droid_lerobot", DROID.columns[:8], DROID.q01[:8], DROID.q99[:8])
     with pytest.raises(StatisticsError, match="8 columns"):
         stats_for("droid", renamed)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"q99": -0.5}, "q99 must exceed q01, but in column 1 (b) it is -0.5, against -0.2"),
+        ({"std": 0.0}, "std must exceed 0, but in column 1 (b) it is 0, against 0"),
+        ({"std": -2.0}, "std must exceed 0, but in column 1 (b) it is -2, against 0"),
+        ({"min": 1.0, "max": 0.5}, "max must exceed min, but in column 1 (b) it is 0.5, against 1"),
+    ],
+)
+def test_figures_that_cannot_be_inverted_are_named(figures, said):
+    sound = {"q01": -0.2, "q99": 0.4, "std": 0.1, "mean": 0.0, "min": -1.0, "max": 1.0}
+    pairs = {name: np.array([sound[name], figures.get(name, sound[name])]) for name in sound}
+    with pytest.raises(StatisticsError, match=re.escape(said)):
+        ActionStats("droid_lerobot", ("a", "b"), **pairs)
 
 
 def test_embodiments_without_statistics_say_which_have_some():

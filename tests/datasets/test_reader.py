@@ -166,6 +166,9 @@ def replaced(name: str, value: Any) -> Any:
         "{other}",
         "{chunk_index",
         "data\\..\\x",
+        "{file_index:099999999d}",
+        "{video_key:>99999999}",
+        "data/{chunk_index:{file_index}d}",
         17,
     ],
 )
@@ -557,4 +560,12 @@ def test_an_older_dataset_is_told_how_to_convert(write, version: str | None):
     change(root, codebase_version=version)
     command = f"convert_dataset_v21_to_v30 --repo-id=local/set --root={root} --push-to-hub=false"
     with pytest.raises(DatasetFormatError, match=command):
+        Dataset(root)
+
+
+@pytest.mark.parametrize("version", ["v3.1", "v4.0", "v30.0"])
+def test_a_newer_dataset_is_not_told_to_convert(write, version: str):
+    root = write([3])
+    change(root, codebase_version=version)
+    with pytest.raises(DatasetFormatError, match=r"only v3\.0 is read\.$"):
         Dataset(root)

@@ -152,6 +152,10 @@ def second_config(folder: Path) -> None:
     (folder / "lora_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 80}))
 
 
+def adapter_beside(name: str) -> Damage:
+    return lambda folder: save_file({"proj_in.lora_A.weight": torch.ones(4, 64)}, folder / name)
+
+
 def adapter_config(**options: Any) -> Damage:
     return edit_json("adapter_config.json", lambda data: data.update(options))
 
@@ -437,6 +441,15 @@ CASES: dict[str, tuple[str, Damage, str, str]] = {
         "WeightsError",
         "I8",
     ),
+    **{
+        f"an adapter beside {source}": (source, adapter_beside(name), "LayoutError", name)
+        for source, name in {
+            "released": "pytorch_lora_weights.safetensors",
+            "fp8": "adapter_model.safetensors",
+            "lerobot": "adapter_model.safetensors",
+            "dcp": "lora_step_400.safetensors",
+        }.items()
+    },
     "an adapter's second weights": ("peft", second_weights, "LayoutError", "model.safetensors"),
     "an adapter's second config": ("peft", second_config, "LayoutError", "lora_config.json"),
     **{

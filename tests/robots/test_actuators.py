@@ -334,6 +334,54 @@ def test_a_range_that_clips_narrows_the_joint_and_is_counted(tmp_path):
     assert ctrl[1, 2] == pytest.approx(home + 0.4)
 
 
+GRIPPER = re.search('<position name="gripper".*/>', resource("assets/ur5e.xml").read_text())
+OTHER_GRIPPERS = {
+    "as it is": ("", {}, None),
+    "a slow one": ('<position name="gripper" tendon="split" kp="900" timeconst="0.3"/>', {}, None),
+    "a negative gear": ('<position name="gripper" tendon="split" gear="-1" kp="2000"/>', {}, "0%"),
+    "a motor": ('<motor name="gripper" tendon="split" ctrlrange="-60 60"/>', {}, "100%"),
+    "a velocity servo": ('<velocity name="gripper" tendon="split" kv="2000"/>', {}, "100%"),
+    "exchanged commands": ("", {"open_value": 0.0, "closed_value": 0.0425}, "100%"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_GRIPPERS)
+def test_inspect_opens_and_closes_the_gripper(tmp_path, capsys, name):
+    actuator, command, closed = OTHER_GRIPPERS[name]
+    gripper = replace(ARM.gripper, command=replace(ARM.gripper.command, **command))
+    text = resource("assets/ur5e.xml").read_text()
+    path = tmp_path / "arm.xml"
+    path.write_text(text.replace(GRIPPER.group(), actuator or GRIPPER.group()))
+    limbs = (replace(ARM, gripper=gripper),)
+    robot = replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),), limbs=limbs)
+    (tmp_path / "arm.toml").write_text(write_robot(robot))
+    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == int(closed is not None)
+    printed = capsys.readouterr().out
+    assert ("the gripper of limb 'arm' does not follow" in printed) is (closed is not None)
+    assert f"and {closed} open" in printed or closed is None
+
+
+@pytest.mark.parametrize("clamped", [True, False])
+@pytest.mark.parametrize("ends", ["-0.1 0.1", "1.6 3", "-6 1.5"])
+def test_controls_that_leave_home_out_are_refused(tmp_path, capsys, ends, clamped):
+    """The elbow's home is at 1.571 rad."""
+    path = tmp_path / "arm.xml"
+    text = resource("assets/ur5e.xml").read_text()
+    elbow = re.search('<position name="elbow".*/>', text)
+    assert elbow is not None
+    text = text.replace(
+        elbow.group(), elbow.group().replace('inheritrange="1"', f'ctrlrange="{ends}"')
+    )
+    flag = "" if clamped else '<option><flag clampctrl="disable"/></option>'
+    path.write_text(text.replace("<worldbody>", f"{flag}<worldbody>", 1))
+    robot = replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),))
+    (tmp_path / "arm.toml").write_text(write_robot(robot))
+    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == 1
+    assert "take 'elbow_joint' from" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"home is at 1\.5708; widen"):
+        Robot(str(tmp_path / "arm.toml"))
+
+
 def test_inspect_says_what_it_measured_and_what_is_missing(tmp_path, capsys):
     good = arm(tmp_path, dict.fromkeys(ARM.joints, "gear"), np.random.default_rng(11))
     (tmp_path / "good.toml").write_text(write_robot(good))

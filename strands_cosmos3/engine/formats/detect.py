@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
 from strands_cosmos3.resources import shown
 
 _DEPTH = 3  # a base may have a base; a circle has no end
+_ADAPTED = re.compile(r"(adapter|lora).*\.(safetensors|bin)$")
+"""The file of an adapter's weights."""
 
 
 def open_layout(
@@ -103,6 +106,13 @@ def kind_of(root: Path) -> type[Layout]:
 
 def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, depth: int) -> Layout:
     kind = kind_of(root) if os.path.isdir(root) else Layout
+    names = os.listdir(root) if os.path.isdir(root) and kind is not Adapter else []
+    if adapters := sorted(filter(_ADAPTED.search, names)):
+        raise LayoutError(
+            f"{root} holds {shown(adapters[0])} beside a whole checkpoint ({kind.format}), which "
+            "is loaded without it: move the adapter into a folder of its own, and name this one "
+            "as its base."
+        )
     if base is None:
         return kind(root, contracts)
     if not issubclass(kind, OnBase):
