@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,10 @@ from rich.console import Console
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.files import require_writable_folder
 from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
-from strands_cosmos3.commands.train import plot_curves
+from strands_cosmos3.commands.train import locked_run, plot_curves
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by, of_world
 from strands_cosmos3.options import section
-from strands_cosmos3.resources import locked
 from strands_cosmos3.training.rl.options import RLConfig
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class RLCommand:
     For one mounting of the wrist camera:
 
       strands-cosmos3 rl --task pick --conditions mount=7 --model CHECKPOINT --out run/
+
+    Training on several processes: torchrun --nproc-per-node N -m strands_cosmos3 rl ...
     """
 
     out: Path
@@ -101,27 +103,31 @@ class RLCommand:
                 "mount=7; leave conditions of the policy out."
             )
         console = Console()
-        with needed_by("rl"), terminated_as_interrupted():
+        with needed_by("rl"), terminated_as_interrupted(), ExitStack() as stack:
             from strands_cosmos3.training.rl.controller import ReinforcementLearning
+            from strands_cosmos3.training.sharding import processes
 
-            self.out.mkdir(parents=True, exist_ok=True)
-            with locked(self.out, "--out"), training_progress(console, True) as show:
+            share = stack.enter_context(processes())
+            console.quiet = share.rank > 0
+            stack.enter_context(locked_run(self.out, share))
+            show = stack.enter_context(training_progress(console, share.rank == 0))
 
-                def report(iteration: Iteration) -> None:
-                    shown = ("success", "gain", "old_deviation", "kept_deviation")
-                    metrics = {
-                        name: iteration.metrics[name] for name in shown if name in iteration.metrics
-                    }
-                    minutes = round(iteration.used_s / 60)
-                    metrics = {"iteration": float(iteration.number), **metrics}
-                    show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
+            def report(iteration: Iteration) -> None:
+                shown = ("success", "gain", "old_deviation", "kept_deviation")
+                metrics = {
+                    name: iteration.metrics[name] for name in shown if name in iteration.metrics
+                }
+                minutes = round(iteration.used_s / 60)
+                metrics = {"iteration": float(iteration.number), **metrics}
+                show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
 
-                learning = ReinforcementLearning(settings, self.out, self.learning, report)
-                memory_gib = learning.memory_bytes / 2**30
-                console.print(_START.format(memory_gib, self.budget), soft_wrap=True)
-                workers = self.workers or len(os.sched_getaffinity(0))
-                checkpoint = learning.run(3600 * self.budget, workers, self.address)
-        plot_curves(self.out, {"rl": "."})
+            learning = ReinforcementLearning(settings, self.out, self.learning, report, share)
+            memory_gib = learning.memory_bytes / 2**30
+            console.print(_START.format(memory_gib, self.budget), soft_wrap=True)
+            workers = self.workers or len(os.sched_getaffinity(0))
+            checkpoint = learning.run(3600 * self.budget, workers, self.address)
+        if not share.rank:
+            plot_curves(self.out, {"rl": "."})
         console.print(f"checkpoint: {checkpoint}")
         return 0
 

@@ -49,13 +49,19 @@ def rank_0_first(share: DataShard) -> Iterator[None]:
     if share.ranks == 1:
         yield
         return
-    # encoding a large dataset takes hours
-    waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    waiting = patient_group()
     if share.rank:
         dist.barrier(waiting)
     yield
     if not share.rank:
         dist.barrier(waiting)
+
+
+def patient_group() -> Any:
+    """Return all processes as a group whose members may wait for days: encoding a large dataset
+    takes hours, and so may sampling.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
 
 
 def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:

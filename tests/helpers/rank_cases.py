@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from helpers import post_training, sharded_training
+from helpers import post_training, reinforcement, sharded_training
 from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions
@@ -226,6 +226,10 @@ def train_by_clocks_of_their_own(folder, until):
     ticks = count(step=60.0 - 25.0 * int(os.environ["RANK"]))
     with patch.object(loop, "time", SimpleNamespace(monotonic=lambda: next(ticks), time=time.time)):
         sharded_training.main(Path(folder), until)
+
+
+def reinforce(model, episode, folder, until):
+    reinforcement.main(model, Path(episode), Path(folder), until)
 
 
 def post_train(source, dataset, folder, until):

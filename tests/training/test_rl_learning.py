@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ pytest.importorskip("mujoco")
 
 import torch
 
+from helpers import reinforcement
+from helpers.reinforcement import InlineCrew, config, settings_of
 from strands_cosmos3.actions.controller_rows import (
     controller_rows,
     decode_rows,
@@ -33,7 +37,7 @@ from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.loop import Loop, read_curve
-from strands_cosmos3.training.matching import FlowConfig, add_noise, predicted
+from strands_cosmos3.training.matching import DataShard, FlowConfig, add_noise, predicted
 from strands_cosmos3.training.rl import controller
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
 from strands_cosmos3.training.rl.exploration import Exploration, group_of
@@ -188,9 +192,7 @@ def test_fingers_are_the_policys_own_up_to_the_row_that_they_switch_at():
 @pytest.fixture(scope="module")
 def explored():
     """The settings, a worker and an episode on another mount of the camera."""
-    model = str(embedded_checkpoint("droid", "panda", "pick"))
-    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 1.5}
-    settings = make_settings(options | {"seeds": 2})
+    settings = settings_of(str(embedded_checkpoint("droid", "panda", "pick")))
     worker = RolloutWorker(settings)
     yield settings, worker, worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
     worker.close()
@@ -267,27 +269,33 @@ def test_an_iteration_without_a_difference_changes_nothing(explored):
     assert (learn.kept, learn.dropped) == (0, len(episode.groups))
 
 
-class InlineCrew:
-    """Answers an iteration with an episode that was run before."""
-
-    deaths = 0
-
-    def __init__(self, episode):
-        self.episode = episode
-
-    def publish(self, version, weights):
-        pass
-
-    def submit(self, job):
-        pass
-
-    def result(self, key):
-        return {"success": False} if "evaluation" in key else self.episode
-
-
 def learning(settings, folder, **options) -> ReinforcementLearning:
-    config = RLConfig(episodes=1, pairs=2, steps=2, batch=5, evaluate_episodes=1, **options)
-    return ReinforcementLearning(settings, folder, config)
+    return ReinforcementLearning(settings, folder, config(**options))
+
+
+def test_two_processes_learn_as_one_does(explored, tmp_path, harness):
+    """The chunks of a step, five, are shared out three to two; a run may go on with one process."""
+    settings, _, episode = explored
+    (tmp_path / "episode").write_bytes(pickle.dumps(episode))
+    where = str(settings.policy.model), tmp_path / "episode"
+    reinforcement.main(*where, tmp_path / "one", 3)
+    names = {"model": where[0], "episode": str(where[1]), "folder": str(tmp_path / "two")}
+    harness.group(2, joined=False).run("reinforce", **names, until=2)
+    assert len(Checkpoint.open(tmp_path / "two/checkpoint").weights.shapes) > 20
+    reinforcement.main(*where, tmp_path / "two", 3)
+    one, two = (read_curve(tmp_path / run / "rollouts.jsonl") for run in ("one", "two"))
+    assert [line["step"] for line in two] == [2, 4, 6]
+    for alone, shared in zip(one, two, strict=True):
+        for name in ("loss", "policy", "old_deviation", "kept_deviation"):
+            assert shared[name] == pytest.approx(alone[name], rel=2e-3, abs=1e-7)
+    states = [torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two")]
+    for name, weight in states[0]["ema"].items():
+        torch.testing.assert_close(states[1]["ema"][name], weight, rtol=0, atol=2e-4)
+
+
+def test_each_process_needs_a_chunk_of_each_step(explored, tmp_path):
+    with pytest.raises(ConfigError, match="--batch 5 has no chunk for some of 6 processes"):
+        ReinforcementLearning(explored[0], tmp_path, config(), share=DataShard(0, 6))
 
 
 def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path):
@@ -410,7 +418,8 @@ def test_adapters_and_action_heads_are_learnt_and_sent(explored, tmp_path):
         worker.take_weights(sent)
     adapted = worker.explore(settings.plan()[0], how, 1).groups[0].rows[0]
     assert np.abs(adapted - own).max() > 0.01
-    write_folder(tmp_path / "checkpoint", run._fill)
+    policy = run.learner.policy_of(run._loop.average())
+    write_folder(tmp_path / "checkpoint", partial(run._fill, policy))
     options = {"model": str(tmp_path / "checkpoint"), "tasks": "pick", "conditions": "mount=4"}
     of_files = RolloutWorker(make_settings(options | {"seeds": 2, "duration": 2.5}))
     theirs = of_files.explore(settings.plan()[0], how, 1).groups[0].rows[0]

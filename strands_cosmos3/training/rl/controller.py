@@ -13,7 +13,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
@@ -39,14 +40,20 @@ from strands_cosmos3.resources import write_folder, write_json, write_whole
 from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP
 from strands_cosmos3.training.cost import duration, machine
+from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import Loop, Metrics, TrainLoopConfig, mean_metrics, read_curve
+from strands_cosmos3.training.matching import SINGLE_PROCESS, DataShard
 from strands_cosmos3.training.post import SETTINGS, write_trained
 from strands_cosmos3.training.rl.exploration import Exploration
+from strands_cosmos3.training.rl.groups import Group
 from strands_cosmos3.training.rl.learner import Learner
 from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.rl.rollout import Episode, RolloutWorker
 from strands_cosmos3.training.run_manifest import keep_settings
+from strands_cosmos3.training.sharding import patient_group
 
+Lesson = tuple[Sequence[Group], Mapping[str, torch.Tensor]]
+"""Groups, and the weights that sampled them."""
 VERSIONS, VALUES = "versions", "values"
 ROLLOUTS = "rollouts"
 """Name of the curve of iterations."""
@@ -99,6 +106,8 @@ class ReinforcementLearning:
         settings: Checkpoint, world, tasks, condition and duration of episodes, as an evaluation's.
         folder: Folder of state, curves, films and the new checkpoint; a state is resumed.
         on_iteration: Called after each.
+        share: This process among those that train: the first one also samples, measures and
+            writes, and tells the others what to learn.
 
     Attributes:
         memory_bytes: What training takes; simulators come on top.
@@ -117,9 +126,15 @@ class ReinforcementLearning:
         folder: Path,
         config: RLConfig,
         on_iteration: Callable[[Iteration], None] = lambda _: None,
+        share: DataShard = SINGLE_PROCESS,
     ):
         self.settings, self.folder, self.config = settings, folder, config
-        self._on_iteration = on_iteration
+        self._on_iteration, self._share = on_iteration, share
+        if config.batch < share.ranks:
+            raise ConfigError(
+                f"--batch {config.batch} has no chunk for some of {share.ranks} processes; raise "
+                "it."
+            )
         self.checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
         self.checkpoint.require_released("reinforcement learning")
         self.memory_bytes = self._require_memory()
@@ -130,8 +145,11 @@ class ReinforcementLearning:
         if ":" in settings.world:
             facts["world_sha256"] = sha256(Path(inspect.getfile(type(world))))
         facts |= {"tasks": settings.tasks, "condition": self._condition.identity()}
-        keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
-        self.learner = Learner(self.checkpoint, self.embodiment, config, folder / VALUES)
+        if not share.rank:
+            keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
+        values = folder / VALUES
+        self.learner = Learner(self.checkpoint, self.embodiment, config, values, share)
+        self._group = patient_group() if share.ranks > 1 else None
         steps = TrainLoopConfig(
             _ENDLESS,
             config.lr,
@@ -178,6 +196,10 @@ class ReinforcementLearning:
         self, budget_s: float, workers: int, address: str | None = None, until: int | None = None
     ) -> Path:
         """Learn until the time is used up, or until an iteration, and write the checkpoint."""
+        target = self.folder / "checkpoint"
+        if self._share.rank:
+            self._follow()
+            return target
         make = partial(self.worker, self.settings)
         with (
             cluster(address, workers),
@@ -188,14 +210,40 @@ class ReinforcementLearning:
                 self._film(crew, "before", 0)
             while self.used_s < budget_s and (until is None or self.iteration < until):
                 self._iterate(crew)
-            version = self.iteration
-            crew.publish(version, _arrays(self._version(version)))
+            version, weights = self.iteration, self._version(self.iteration)
+            self._broadcast(None)
+            crew.publish(version, _arrays(weights))
             if self._loop.lacks(CLOSED_LOOP):
                 self._evaluate(crew, version)
             self._film(crew, "after", version)
-        target = self.folder / "checkpoint"
-        write_folder(target, self._fill)
+        write_folder(target, partial(self._fill, self.learner.policy_of(weights)))
         return target
+
+    def _follow(self) -> None:
+        """Learn what the first process tells, until it has done."""
+        while True:
+            self._version(self.iteration)  # every process has a part of it
+            if (lesson := self._broadcast(None)) is None:
+                return
+            self._learn(*lesson)
+
+    def _broadcast(self, lesson: Lesson | None) -> Lesson | None:
+        """Return the lesson of the first process."""
+        lessons = [lesson]
+        if self._group is not None:
+            dist.broadcast_object_list(lessons, 0, self._group)
+        return lessons[0]
+
+    def _learn(
+        self,
+        groups: Sequence[Group],
+        weights: Mapping[str, torch.Tensor],
+        on_step: Callable[[int, Metrics], None] = lambda *_: None,
+    ) -> None:
+        """Learn from the groups of an iteration, which these weights sampled."""
+        self.learner.take(groups, weights, self.iteration)
+        end = (self.iteration + 1) * self.config.steps
+        (self._loop.run if self.learner.kept else self._loop.skip)(end, on_step)
 
     def _iterate(self, crew: Crew) -> None:
         started_s, i, config = time.monotonic(), self.iteration, self.config
@@ -217,17 +265,18 @@ class ReinforcementLearning:
             warnings.warn(_NOT_KEPT.format(self._condition.name), stacklevel=2)
         if groups and groups[0].rewards.size == 1 and not config.whole_episodes:
             warnings.warn(_WHOLE.format(self.settings.world), stacklevel=2)
-        self.learner.take(groups, weights, i)
-        seen, figures, end = list[Metrics](), self._figures(i, episodes), (i + 1) * config.steps
-        figures |= {"staleness": i - sampled_with, "worker_deaths": crew.deaths}
+        seen, figures = list[Metrics](), dict[str, float]()
 
         def record(step: int, metrics: Metrics) -> None:
             seen.append(metrics)
-            if step == end:  # before the state is saved: what is resumed has its line
+            if step == (i + 1) * config.steps:  # before the state is saved, which is resumed
+                figures.update(self._figures(i, episodes))
+                figures.update({"staleness": i - sampled_with, "worker_deaths": crew.deaths})
                 figures.update(mean_metrics(seen), seconds=time.monotonic() - started_s)
                 self._loop.record(ROLLOUTS, figures)
 
-        (self._loop.run if self.learner.kept else self._loop.skip)(end, record)
+        self._broadcast((groups, weights))
+        self._learn(groups, weights, record)
         self._drop_before(i - config.staleness)  # the state before this one may be resumed
         self._on_iteration(Iteration(i + 1, self.used_s, figures))
 
@@ -294,7 +343,8 @@ class ReinforcementLearning:
         path = self._path(version)
         if version == self.iteration and self._loop.step % self.config.steps == 0:
             weights = self._loop.average()
-            write_whole(path, lambda unfinished: torch.save(weights, unfinished))
+            if not self._share.rank:
+                write_whole(path, lambda unfinished: torch.save(weights, unfinished))
             return weights
         return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -306,10 +356,8 @@ class ReinforcementLearning:
             if int(path.stem) < version:
                 path.unlink()
 
-    def _fill(self, target: Path) -> None:
-        policy = self.learner.policy
-        with self._loop.averaged():
-            write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
+    def _fill(self, policy: TrainedPolicy, target: Path) -> None:
+        write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
         path = target / METADATA
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         learnt = {**asdict(self.config), "tasks": self.settings.tasks}

@@ -22,11 +22,20 @@ from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
 from strands_cosmos3.training.adapters import add_lora, load_policy, train_only
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
-from strands_cosmos3.training.matching import FlowConfig, Noised, add_noise, first_noisy, predicted
+from strands_cosmos3.training.matching import (
+    SINGLE_PROCESS,
+    DataShard,
+    FlowConfig,
+    Noised,
+    add_noise,
+    first_noisy,
+    predicted,
+)
 from strands_cosmos3.training.rl.groups import Group, rated
 from strands_cosmos3.training.rl.objectives import errors, weights_of
 from strands_cosmos3.training.rl.options import RLConfig
 from strands_cosmos3.training.rl.value import Value
+from strands_cosmos3.training.sharding import mean_over_ranks, shard_policy
 from strands_cosmos3.training.windows import FORWARD, Batch
 
 _KEPT = 6, 12  # chunks of a step for each window of the start policy's answers, and predictions
@@ -34,6 +43,11 @@ _KEPT = 6, 12  # chunks of a step for each window of the start policy's answers,
 
 class Learner:
     """The policies of a run, and the windows of its present iteration.
+
+    Args:
+        values: Folder of what the value knows.
+        share: The part of each step's windows that this process computes; each has a shard of
+            the policy that is trained, and the two that it is compared with whole.
 
     Attributes:
         policy: The one that is trained, in float32.
@@ -43,14 +57,21 @@ class Learner:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, embodiment: Embodiment, config: RLConfig, values: Path
+        self,
+        checkpoint: Checkpoint,
+        embodiment: Embodiment,
+        config: RLConfig,
+        values: Path,
+        share: DataShard = SINGLE_PROCESS,
     ):
-        self.config, self._checkpoint = config, checkpoint
-        self.policy = load_policy(checkpoint, embodiment.domain_id)
-        train_only(self.policy, config.trained)
+        self.config, self._checkpoint, self._share = config, checkpoint, share
+        policy = load_policy(checkpoint, embodiment.domain_id)
+        train_only(policy, config.trained)
         if config.lora_rank:
-            add_lora(self.policy, config.lora_rank, config.lora_targets, config.seed)
-        self._start, self._old = _frozen(self.policy), _frozen(self.policy)
+            add_lora(policy, config.lora_rank, config.lora_targets, config.seed)
+        policy.to("cuda" if torch.cuda.is_available() else "cpu")
+        self._start, self._old = _frozen(policy), _frozen(policy)
+        self.policy = shard_policy(policy, share.ranks)
         space = checkpoint.require_space()
         sampling = checkpoint.resolve_sampling(embodiment, space, Sampling())
         assert sampling.num_steps is not None  # a preset names it
@@ -58,16 +79,21 @@ class Learner:
         self.sigmas = torch.tensor(schedule.sigmas[:-1])
         self._fps = embodiment.fps or 15.0
         self._order = np.empty(0, np.int64)
-        self._value = Value(self._start, values)
+        self._value = Value(self._start, values, writes=share.rank == 0)
         self.kept = self.dropped = 0
         self.figures: dict[str, float] = {}
+
+    def policy_of(self, weights: Mapping[str, torch.Tensor]) -> TrainedPolicy:
+        """Return the policy of a version of the weights, whole; the next call changes it."""
+        self._old.load_state_dict(weights, strict=False)
+        return self._old
 
     def take(
         self, groups: Sequence[Group], sampled_with: Mapping[str, torch.Tensor], iteration: int
     ) -> None:
         """Make an iteration's windows of groups, and take the weights that sampled them."""
         config = self.config
-        self._old.load_state_dict(sampled_with, strict=False)
+        self.policy_of(sampled_with)
         self.kept, self.dropped, self.figures = 0, len(groups), {}
         if not groups:
             return
@@ -118,7 +144,14 @@ class Learner:
         distance to the velocities of the policy that sampled, and ``kept_deviation``, to those
         of the start policy without the condition. There must be groups that tell chunks apart.
         """
-        config = self.config
+        value, metrics = self.policy(lambda gathered: self._loss(gathered, step))
+        return value, mean_over_ranks(metrics, self._share.ranks)
+
+    def _loss(self, policy: TrainedPolicy, step: int) -> tuple[torch.Tensor, LossMetrics]:
+        """Return the loss of this process's share of the windows, scaled so that the mean over
+        processes is the loss of one.
+        """
+        config, share, device = self.config, self._share, policy.w_in.device
         noise = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         first = step % config.steps * config.batch
         chosen = self._order[first : first + config.batch]
@@ -126,33 +159,43 @@ class Learner:
         batch = self._batch(groups, members, plain=False)
         noised = self._noised(batch, noise)
         with torch.no_grad():
-            v_old = self._rows_of(self._old, batch, noised)
-        v_theta = self._rows_of(self.policy, batch, noised)
-        v = noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]]
-        weight = self._weight[torch.from_numpy(chosen)]
-        executed = self._executed[groups, members]
-        loss = errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta, executed).mean()
-        metrics = {"policy": loss.detach(), "old_deviation": _apart(v_theta.detach(), v_old)}
+            v_old = self._rows_of(self._old, batch, noised, share)
+        v_theta = self._rows_of(policy, batch, noised, share)
+        of_batch = (
+            noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]],
+            self._weight[torch.from_numpy(chosen)],
+            self._executed[groups, members],
+        )
+        v, weight, executed = (share.of(tensor).to(device) for tensor in of_batch)
+        part = share.ranks / len(chosen)
+        loss = part * (
+            errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta, executed).sum()
+        )
+        old_deviation = part * len(v) * _apart(v_theta.detach(), v_old)
+        metrics = {"policy": loss.detach(), "old_deviation": old_deviation}
         if config.kl_beta:
             with torch.no_grad():
-                v_start = self._rows_of(self._start, batch, noised)
-            loss = loss + config.kl_beta * _apart(v_theta, v_start)
+                v_start = self._rows_of(self._start, batch, noised, share)
+            loss = loss + config.kl_beta * part * len(v) * _apart(v_theta, v_start)
         kept = np.array([i for i in groups if self._groups[i].plain.size], np.int64)
         if config.keep and len(kept):
-            apart = self._kept_deviation(kept, noise)
+            apart = self._kept_deviation(policy, kept, noise)
             metrics["kept_deviation"], loss = apart.detach(), loss + config.keep * apart
         return loss, {"loss": loss.detach(), **metrics}
 
-    def _kept_deviation(self, groups: np.ndarray, noise: torch.Generator) -> torch.Tensor:
+    def _kept_deviation(
+        self, policy: TrainedPolicy, groups: np.ndarray, noise: torch.Generator
+    ) -> torch.Tensor:
         """Return the squared distance to the start policy's answers, and to its predictions of
-        pictures if it makes them from actions, in states without the condition.
+        pictures if it makes them from actions, in states without the condition. They are too few
+        to share: every process computes all of them.
         """
         answers, predictions = (max(1, len(groups) // share) for share in _KEPT)
         batch = self._batch(groups[:answers], np.zeros(answers, np.int64), plain=True)
         noised = self._noised(batch, noise)
         with torch.no_grad():
             v_start = self._rows_of(self._start, batch, noised)
-        apart = _apart(self._rows_of(self.policy, batch, noised), v_start)
+        apart = _apart(self._rows_of(policy, batch, noised), v_start)
         if self._checkpoint.dynamics_from_frame:
             batch = self._batch(groups[-predictions:], np.zeros(predictions, np.int64), plain=True)
             frames = batch.rows.shape[1] // TEMPORAL_COMPRESSION + 1
@@ -164,15 +207,17 @@ class Learner:
                 batch = replace(batch, prompts=prompts, prompt=torch.zeros_like(batch.prompt))
             how = FlowConfig(dynamics_from_frame=True)
             noised = add_noise(batch, self.policy.transformer.config, how, noise)
-            apart = apart + self._predictions_apart(batch, noised)
+            apart = apart + self._predictions_apart(policy, batch, noised)
         return apart
 
-    def _predictions_apart(self, batch: Batch, noised: Noised) -> torch.Tensor:
+    def _predictions_apart(
+        self, policy: TrainedPolicy, batch: Batch, noised: Noised
+    ) -> torch.Tensor:
         """Return the squared distance to the start policy of the velocities of pictures."""
         with torch.no_grad():
             v_start = predicted(self._start, batch, noised)[0]
-        real = noised.real[first_noisy(noised.layout) :]
-        off = (predicted(self.policy, batch, noised)[0] - v_start) * real
+        real = noised.real[first_noisy(noised.layout) :].to(v_start)
+        off = (predicted(policy, batch, noised)[0] - v_start) * real
         return off.square().sum() / (len(off) * real.sum())
 
     def _batch(self, groups: np.ndarray, members: np.ndarray, plain: bool) -> Batch:
@@ -194,10 +239,16 @@ class Learner:
         config = self.policy.transformer.config
         return add_noise(batch, config, FlowConfig(), noise, self.sigmas[levels])
 
-    def _rows_of(self, policy: TrainedPolicy, batch: Batch, noised: Noised) -> torch.Tensor:
-        """Return the velocities [B, T, D] of the chunk's rows."""
+    def _rows_of(
+        self,
+        policy: TrainedPolicy,
+        batch: Batch,
+        noised: Noised,
+        share: DataShard = SINGLE_PROCESS,
+    ) -> torch.Tensor:
+        """Return the velocities [B, T, D] of the rows of a share's chunks."""
         _, rows, width = batch.rows.shape
-        return predicted(policy, batch, noised)[1][:, -rows:, :width]
+        return predicted(policy, batch, noised, share)[1][:, -rows:, :width]
 
 
 def _frozen(policy: TrainedPolicy) -> TrainedPolicy:

@@ -39,13 +39,15 @@ class Value:
 
     Args:
         folder: Of its sums over the states of earlier iterations, one file an iteration.
+        writes: Whether this process writes them.
     """
 
-    def __init__(self, policy: TrainedPolicy, folder: Path):
+    def __init__(self, policy: TrainedPolicy, folder: Path, writes: bool = True):
         width = len(policy.w_out)
-        head = ActionHead(policy.w_in, policy.b_in, torch.eye(width), torch.zeros(width))
+        eye = torch.eye(width).to(policy.w_out)
+        head = ActionHead(policy.w_in, policy.b_in, eye, torch.zeros(width).to(eye))
         self._policy = TrainedPolicy(policy.transformer, head).requires_grad_(False)
-        self._folder = folder
+        self._folder, self._writes = folder, writes
 
     def features(self, batch: Batch, noised: Noised) -> F64:
         """Return features [B, D + 1] of a batch's states, whatever rows and noise it has."""
@@ -53,7 +55,7 @@ class Value:
         with torch.no_grad():
             noised = replace(noised, action=noised.action * (1 - of_rows))
             hidden = predicted(self._policy, batch, noised)[1].mean(1)
-        return np.pad(hidden.double().numpy(), ((0, 0), (0, 1)), constant_values=1.0)
+        return np.pad(hidden.double().cpu().numpy(), ((0, 0), (0, 1)), constant_values=1.0)
 
     def advantages(self, features: F64, returns: F64, iteration: int) -> F64:
         """Return by how much returns [N] exceed what earlier iterations let one expect; the next
@@ -64,6 +66,7 @@ class Value:
         sums = np.load(path) if path.exists() else np.zeros((size, size + 1))
         head = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(size), sums[:, -1])
         sums = _FORGETTING * sums + features.T @ np.column_stack([features, returns])
-        path = path.with_stem(f"{iteration + 1:06d}")
-        write_whole(path, lambda unfinished: np.save(unfinished, sums))
+        if self._writes:
+            path = path.with_stem(f"{iteration + 1:06d}")
+            write_whole(path, lambda unfinished: np.save(unfinished, sums))
         return returns - features @ head
