@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -32,22 +33,18 @@ from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
 from strands_cosmos3.checks import image_array
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.errors import ConfigError, ObservationError, ShapeError
+from strands_cosmos3.tables import as_tuples, read_toml
 
 Image = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 
 TIERS: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
-        128: ((128, 160),),
-        256: ((256, 256), (256, 320), (320, 256), (192, 320), (320, 192)),
-        480: ((640, 640), (544, 736), (736, 544), (480, 832), (832, 480)),
-        704: ((960, 960), (832, 1088), (1088, 832), (704, 1280), (1280, 704)),
-        720: ((960, 960), (832, 1104), (1104, 832), (720, 1280), (1280, 720)),
+        int(tier): as_tuples(sizes)
+        for tier, sizes in read_toml(Path(__file__).with_name("tiers.toml")).items()
     }
 )
-"""Canvases (height, width) by resolution tier. 128 is no released tier: small checkpoints of
-this project's own use it.
-"""
+"""Canvases (height, width) by resolution tier."""
 
 Composition = Literal["letterbox", "framework"]
 """Ways to make one picture of views: ``letterbox`` keeps their aspect (:func:`compose`);

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands_cosmos3.engine.formats.framework import is_vision, renamed
-from strands_cosmos3.engine.formats.layout import Implemented, OnBase, require_implemented
+from strands_cosmos3.engine.formats.layout import OnBase, require_implemented
 from strands_cosmos3.engine.formats.sources import Overlay, Renamed, WithLora
 from strands_cosmos3.engine.variants import repository_of
 from strands_cosmos3.engine.weight_files import (
@@ -35,31 +35,6 @@ _HEADER = "lora_adapter_metadata"
 under ``transformer.``.
 """
 _INSTEAD = "Merge it where it was made."
-_WITHOUT_EFFECT = (
-    "target_modules",
-    "targets",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "task_type",
-    "lora_dropout",
-    "inference_mode",
-    "peft_version",
-    "revision",
-    "auto_mapping",
-    "megatron_core",
-    "qalora_group_size",
-    "digest",
-)
-_CHECKED = ("rank_pattern", "alpha_pattern", "modules_to_save")
-_IMPLEMENTED: Implemented = {
-    **dict.fromkeys((*_RANK, *_ALPHA, _BASE, *_CHECKED), ()),
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "init_lora_weights": (True, "gaussian"),  # others change the base
-    "use_rslora": (True,),
-    **dict.fromkeys(_WITHOUT_EFFECT, ()),
-}
 
 
 class Adapter(OnBase):
@@ -125,7 +100,7 @@ class Adapter(OnBase):
         where = self.root / name
         if any("lora_magnitude_vector" in key for key in files.shapes):
             config["use_dora"] = True
-        require_implemented(config, _IMPLEMENTED, where, _INSTEAD)
+        require_implemented(config, "lora", where, _INSTEAD)
         base_name = config.get(_BASE)
         base = self._base().root
         if base_name and repository_of(base).split("/")[-1] not in str(base_name).split("/"):

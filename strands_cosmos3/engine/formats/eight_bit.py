@@ -25,7 +25,6 @@ import torch
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.layout import (
     CONFIG_FILES,
-    Implemented,
     Layout,
     require_implemented,
 )
@@ -54,22 +53,6 @@ _CONFIG = CONFIG_FILES["transformer"]
 _FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
 _QUANTIZERS = "_quantizer."
 _FAMILIES: Mapping[str, Family] = {"modelopt": "fp8", OURS: "int8"}
-_FREE = ("quantization", "producer", "exclude_modules", "ignore", "config_groups", "runtime")
-_IMPLEMENTED: Implemented = {
-    "quant_method": tuple(_FAMILIES),
-    "quant_algo": ("FP8", "INT8"),
-    "quant_type": ("FP8",),
-    **dict.fromkeys((*_FREE, "kv_cache_quant_algo", "modules_to_not_convert"), ()),
-    **dict.fromkeys(("recipe", "errors"), ()),
-}
-_GROUP: Implemented = {"weights": (), "input_activations": (), "targets": (["Linear"],)}
-_NUMBERS: Implemented = {
-    "num_bits": (8,),
-    "type": ("float",),
-    "strategy": ("tensor",),
-    "symmetric": (True,),
-    "dynamic": (False,),
-}
 _SINGLE = ((), (1,), (1, 1))  # shapes of one number
 _ROWS = 512  # of a weight that are compared at once
 _INSTEAD = (
@@ -118,13 +101,13 @@ class EightBitLayout(Layout):
             where = self.root / name
             nested = _object(stated, where).get("quantization") or {}
             for block in (stated, _object(nested, where)):
-                require_implemented(block, _IMPLEMENTED, where, _INSTEAD)
+                require_implemented(block, "quantization", where, _INSTEAD)
                 _check_groups(block, where)
                 maker = _object(block.get("producer") or {}, where).get("name")
                 method = block.get("quant_method") or maker or method
                 algorithm = block.get("quant_algo") or block.get("quant_type") or algorithm
                 runtime = _object(block.get("runtime") or {}, where)
-                require_implemented(runtime, _RUNTIME, where, _INSTEAD)
+                require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
                 if runtime:
                     policy = StepPolicy.parse(runtime[_POLICY], str(where))
         family = _FAMILIES.get(str(method))
@@ -141,7 +124,6 @@ class EightBitLayout(Layout):
 
 
 _POLICY = "diffusion_step_policy"
-_RUNTIME: Implemented = {_POLICY: ()}
 
 
 def _object(value: Any, where: Path) -> Mapping[str, Any]:
@@ -152,10 +134,10 @@ def _object(value: Any, where: Path) -> Mapping[str, Any]:
 
 def _check_groups(block: Mapping[str, Any], where: Path) -> None:
     for group in _object(block.get("config_groups") or {}, where).values():
-        require_implemented(_object(group, where), _GROUP, where, _INSTEAD)
+        require_implemented(_object(group, where), "quantization.config_groups", where, _INSTEAD)
         for part in ("weights", "input_activations"):
             numbers = _object(group.get(part) or {}, where)
-            require_implemented(numbers, _NUMBERS, where, _INSTEAD)
+            require_implemented(numbers, "quantization.numbers", where, _INSTEAD)
 
 
 class Dequantized(WeightSource):

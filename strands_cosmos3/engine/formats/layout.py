@@ -21,6 +21,7 @@ from strands_cosmos3.engine.weight_files import (
 )
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
+from strands_cosmos3.tables import read_toml
 
 CONFIG_FILES: Mapping[str, str] = {
     "transformer": "transformer/config.json",
@@ -28,8 +29,10 @@ CONFIG_FILES: Mapping[str, str] = {
     "scheduler": "scheduler/scheduler_config.json",
 }
 """Part of a checkpoint -> its config in the released layout."""
-Implemented = Mapping[str, tuple[Any, ...]]
-"""Option of a config -> the values that are implemented; none listed means any."""
+IMPLEMENTED: Mapping[str, Mapping[str, list[Any]]] = read_toml(
+    Path(__file__).with_name("implemented.toml")
+)
+"""Kind of config -> its options -> the values that are implemented; none listed means any."""
 
 
 @dataclass(eq=False)
@@ -143,21 +146,19 @@ class OnBase(Layout):
         return ()
 
 
-def require_implemented(
-    config: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]], where: Path, instead: str
-) -> None:
-    """Raise LayoutError if a config sets an option to what is not implemented; what is unset (None,
-    False, empty) is ignored.
+def require_implemented(config: Mapping[str, Any], kind: str, where: Path, instead: str) -> None:
+    """Raise LayoutError if a config of a kind in :data:`IMPLEMENTED` sets an option to what is not
+    implemented; what is unset (None, False, empty) is ignored.
 
     Args:
         instead: What to do instead, for the message.
     """
-    refused = []
+    refused, implemented = [], IMPLEMENTED[kind]
     for name, value in config.items():
         valid = implemented.get(name)
         if (
             value in (None, False, "", [], {})
-            or valid == ()
+            or valid == []
             or (valid and any(value is v or value == v for v in valid))
         ):
             continue

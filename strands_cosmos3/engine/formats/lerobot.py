@@ -22,7 +22,7 @@ from strands_cosmos3.engine.formats.contract import FIELDS, Stated
 from strands_cosmos3.engine.formats.framework import is_vision
 from strands_cosmos3.engine.formats.layout import (
     CONFIG_FILES,
-    Implemented,
+    IMPLEMENTED,
     Layout,
     OnBase,
     require_implemented,
@@ -60,7 +60,6 @@ _VIEWS = {
     "over_shoulder_left_camera": "exterior_1",
     "over_shoulder_right_camera": "exterior_2",
 }
-_ONLY: Implemented = {"use_relative_actions": (False,), "n_obs_steps": (1,), "history_length": (1,)}
 _PICTURES = "observation.images."
 _SAMPLING = {
     "num_inference_steps": "num_steps",
@@ -133,9 +132,9 @@ class LeRobotPolicy(OnBase):
         """
         where = str(self.root / "config.json")
         config = self._config
-        fixed = {name: config[name] for name in _ONLY if name in config}
+        fixed = {name: config[name] for name in IMPLEMENTED["lerobot"] if name in config}
         require_implemented(
-            fixed, _ONLY, self.root / "config.json", "Run it with the code that trained it."
+            fixed, "lerobot", self.root / "config.json", "Run it with the code that trained it."
         )
         fields = {
             ours: config[theirs]
