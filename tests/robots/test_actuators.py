@@ -43,6 +43,7 @@ REFUSED = {
     "bent": "gain is not a constant",
     "bounded": "actrange",
     "delayed": "delayed by 0.02 s",
+    "cable": "does not act on a joint directly",
 }
 
 
@@ -82,6 +83,7 @@ def actuator(kind: str, joint: str, name: str, i: int, rng: np.random.Generator)
         f'biasprm="0 {-kp} {-kd}"/>',
         "bounded": f'<general {common} {law} dyntype="filter" {time_constant} actrange="-1 1"/>',
         "delayed": f'<position {common} kp="{kp}" kv="{kd}" delay="0.02" nsample="11"/>',
+        "cable": f'<position name="{name}" tendon="{joint}_cable" kp="{kp}" kv="{kd}"/>',
     }[kind]
 
 
@@ -91,7 +93,12 @@ def arm(folder: Path, kinds: Mapping[str, Any], rng: np.random.Generator) -> Rob
     for i, (joint, name) in enumerate(zip(ARM.joints, ARM.actuators, strict=True)):
         text = re.sub(rf'<(position|general)[^>]*joint="{joint}"[^>]*/>', "", text)
         blocks.append(actuator(kinds[joint], joint, name, i, rng))
+    cables = "".join(
+        f'<fixed name="{joint}_cable"><joint joint="{joint}" coef="1"/></fixed>'
+        for joint in ARM.joints
+    )
     path = folder / "arm.xml"
+    blocks.append(f"</actuator><tendon>{cables}</tendon><actuator>")
     path.write_text(text.replace("<actuator>", "<actuator>" + "".join(blocks), 1))
     return replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),))
 
