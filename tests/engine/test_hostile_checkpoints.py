@@ -68,16 +68,17 @@ def test_a_good_checkpoint_is_read(checkpoints):
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}}
+MANY = {"type": "Sequence", "normalizers": [{**REPLACE, "content": "a" * 99}] * 6}
 NORMALIZERS = {
-    "an a becomes many": {
-        "normalizer": {"type": "Sequence", "normalizers": [{**REPLACE, "content": "a" * 99}] * 6}
-    },
-    "an expression that Rust gives up": {
-        "normalizer": {**REPLACE, "pattern": {"Regex": "(a+)+b"}, "content": ""}
-    },
-    "a table that Rust cannot read": {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    },
+    "an a becomes many": (MANY, "it took more than 10 s or 2 GiB"),
+    "an expression that Rust gives up": (
+        {**REPLACE, "pattern": {"Regex": "(a+)+b"}, "content": ""},
+        "PanicException: Onig",
+    ),
+    "a table that Rust cannot read": (
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        "PanicException: Precompiled",
+    ),
 }
 TEMPLATES = {
     "a string of 4 GB": "{{ 'x' * 4000000000 }}",
@@ -110,12 +111,13 @@ def test_a_template_has_little_memory_and_time(checkpoints, tmp_path, monkeypatc
     assert torch.equal(sound.ids("lift the cube"), expected)  # whatever became of the process
 
 
-@pytest.mark.parametrize("edit", NORMALIZERS)
-def test_a_tokenizer_has_little_memory_and_time(checkpoints, tmp_path, edit):
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_a_tokenizer_has_little_memory_and_time(checkpoints, tmp_path, name):
+    normalizer, said = NORMALIZERS[name]
     folder = Path(shutil.copytree(checkpoints["silu"] / "text_tokenizer", tmp_path / "tokenizer"))
     content = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({**content, **NORMALIZERS[edit]}))
-    with pytest.raises((LayoutError, InputError), match=r"more than|Panic"):
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "normalizer": normalizer}))
+    with pytest.raises(LayoutError, match=said):
         PromptTokenizer(folder).ids("a" * 40)
 
 
