@@ -1,12 +1,18 @@
 """Configs that describe another model than the engine computes are refused; released ones load."""
 
+import inspect
 import json
 import shutil
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
+from diffusers import (  # pyright: ignore[reportPrivateImportUsage]
+    AutoencoderKLWan,
+    Cosmos3OmniTransformer,
+    UniPCMultistepScheduler,
+)
 
 from helpers.checkpoint_formats import framework_export, write_json
 from recipes.random_checkpoint import SCHEDULER, fresh_vae
@@ -93,6 +99,33 @@ EDGE = {
     "use_und_k_norm_for_gen": True,
     "vocab_size": 131072,
 }
+
+
+STOCK = {
+    "transformer/config.json": (Cosmos3OmniTransformer, TransformerConfig, {*NANO, *EDGE}),
+    "vae/config.json": (AutoencoderKLWan, WanConfig, set()),
+    "scheduler/scheduler_config.json": (UniPCMultistepScheduler, SchedulerConfig, {*SCHEDULER}),
+}
+# names, what is read under another name, and options of training, sound, betas or what is refused
+WITHOUT_EFFECT = {
+    "transformer/config.json": """_diffusers_version action_gen attention_dropout backbone_type
+        dtype freeze_und initializer_range max_position_embeddings model_type qk_norm sound_gen
+        sound_latent_fps temporal_compression_factor_sound use_cache""",
+    "vae/config.json": "dropout scale_factor_spatial scale_factor_temporal temperal_downsample",
+    "scheduler/scheduler_config.json": """beta_end beta_schedule beta_start
+        dynamic_thresholding_ratio rescale_betas_zero_snr sample_max_value steps_offset
+        time_shift_type timestep_spacing trained_betas""",
+}
+
+
+@pytest.mark.parametrize("file", STOCK)
+def test_every_option_of_a_stock_class_is_read_or_refused(file):
+    """And every field of a released config; the others change nothing of what is computed."""
+    stock, config, released = STOCK[file]
+    read = {field.name for field in fields(config)}
+    refused = {name.partition(".")[0] for name in TABLES[file]}
+    others = {*inspect.signature(stock).parameters, *released} - read - refused
+    assert others == set(WITHOUT_EFFECT[file].split())
 
 
 def with_field(data, field, value):
