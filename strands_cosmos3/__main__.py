@@ -3,6 +3,7 @@
 Nothing but the standard library is loaded before Ctrl-C has its handler.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -16,13 +17,24 @@ def program() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="replace")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("strands-cosmos3: this folder was deleted; change into another one.")
     from strands_cosmos3.cli import program as run
 
     try:
-        run()
-    except BrokenPipeError:  # the reader, such as head, has left
+        try:
+            run()
+        finally:
+            print(end="", flush=True)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
+        if error.errno == errno.EPIPE:  # the reader, such as head, has left
+            sys.exit(1)
+        sys.exit(f"strands-cosmos3: the output cannot be written ({error.strerror}).")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

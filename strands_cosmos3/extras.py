@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from strands_cosmos3.errors import MissingDependencyError
+from strands_cosmos3.errors import MissingDependencyError, RenderError
 from strands_cosmos3.tables import from_tables, read_toml
 
 
@@ -66,8 +66,8 @@ def require_extras(user: str, extras: Iterable[str]) -> None:
 
 @contextmanager
 def needed_by(user: str) -> Iterator[None]:
-    """Turn a missing optional module into a MissingDependencyError that names its extra; other
-    import errors pass.
+    """Turn a missing optional module into a MissingDependencyError that names its extra, and a
+    library that MuJoCo cannot draw with into a RenderError; other import errors pass.
     """
     try:
         yield
@@ -78,4 +78,10 @@ def needed_by(user: str) -> Iterator[None]:
             raise
         raise MissingDependencyError(
             f"{user} needs {module}, which is not installed: {pip_command(extras[:1])}"
+        ) from None
+    except RuntimeError as error:
+        if "environment variable MUJOCO_GL" not in str(error):
+            raise
+        raise RenderError(
+            f"MuJoCo cannot be loaded ({error}); set MUJOCO_GL to egl, osmesa or glfw, or unset it."
         ) from None

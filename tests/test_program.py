@@ -78,3 +78,44 @@ def test_a_choice_has_a_suggestion_and_a_sorted_list(capsys, arguments, hint):
     names = printed.split("Valid: ")[1].split(".")[0].split(", ")
     assert names == sorted(names)
     assert "None" not in names
+
+
+@pytest.mark.parametrize("arguments", [["robot", "list"], ["--version"], ["help", "robot"]])
+def test_output_on_a_full_disk_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "strands_cosmos3", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "strands-cosmos3: the output cannot be written (No space left on device).\n"
+    )
+
+
+@pytest.mark.parametrize("library", ["foo", "opengl", "gpu"])
+def test_a_library_that_mujoco_cannot_draw_with_is_one_line(library):
+    ended = run(["rollout", "--backend", "scripted"], MUJOCO_GL=library)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert library in line
+    assert "set MUJOCO_GL to egl, osmesa or glfw" in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [["robot", "list"], ["doctor"], ["rollout", "--json", "a.json"]]
+)
+def test_a_folder_that_was_deleted_is_one_line(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    program = (
+        f"import os; os.rmdir({str(tmp_path)!r}); import strands_cosmos3.__main__ as m; m.program()"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path[1:])))
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "strands-cosmos3: this folder was deleted; change into another one.\n"

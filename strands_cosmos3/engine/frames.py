@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from strands_cosmos3.checks import image_array, known_name
 from strands_cosmos3.embodiments import CameraRig
@@ -136,6 +136,10 @@ def _one(image: Any, composition: Composition) -> Frames:
     if isinstance(image, str | Path):
         image = _opened(Path(image))
     if isinstance(image, Image.Image):
+        if image.mode[0] in "IF":  # Pillow would cut such values off at 255
+            raise InputError(
+                f"an image of mode {image.mode!r} has more than 8 bits a pixel; scale it to 8 bits."
+            )
         return np.asarray(image.convert("RGB"))[None]
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu()
@@ -152,8 +156,8 @@ def _one(image: Any, composition: Composition) -> Frames:
 def _opened(path: Path) -> Image.Image:
     require_file(path, ResourceNotFoundError, hint="Name the file of an image.")
     try:
-        return Image.open(path).convert("RGB")
-    except OSError as error:
+        return ImageOps.exif_transpose(Image.open(path))  # upright, as viewers show it
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(
             f"{str(path)!r} is not a readable image ({error}); for a clip use read_clip or --video."
         ) from None

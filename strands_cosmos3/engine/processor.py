@@ -555,6 +555,11 @@ class Cosmos3PolicyProcessor:
             raise ShapeError(
                 f"state must have {len(columns)} values ({listed}), got {state.shape[-1]}."
             )
+        if (largest := np.abs(state).max()) > _LARGEST_STATE:
+            raise InputError(
+                f"state reaches {largest:g}, where {_LARGEST_STATE:g} is the most: metres, rad, "
+                "and a gripper's open fraction."
+            )
         return self._padded(
             self._in_model_units(state, call) if scale is None else scale.scaled(state)
         )
@@ -565,6 +570,7 @@ class Cosmos3PolicyProcessor:
 
 
 _SMALLEST_MOVE = 0.01
+_LARGEST_STATE = 10.0
 _KNOWN = (
     "images",
     "task",

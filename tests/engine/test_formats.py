@@ -540,6 +540,14 @@ def test_sound_folders_pass(sound, checkpoints):
         assert "base" in inspect(sound / name)["problem"]
 
 
+@pytest.mark.parametrize("folder", ["dcp/checkpoints", "released/scheduler", "empty"])
+def test_a_folder_of_no_format_is_not_taken_for_a_whole_checkpoint(sound, checkpoints, folder):
+    (sound / "empty").mkdir(exist_ok=True)
+    report = inspect(sound / folder, checkpoints["silu"])
+    assert report["verdict"] in ("LayoutError", "PreflightError")
+    assert "transformer" in report["problem"]
+
+
 @pytest.mark.parametrize("name", damaged.CASES)
 def test_damaged_folders_get_a_typed_verdict(sound, checkpoints, tmp_path, name):
     source, damage, verdict, word = damaged.CASES[name]

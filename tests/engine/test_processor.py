@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,36 @@ def test_every_kind_of_image_gives_the_same_pixels(plain, tmp_path):
         torch.testing.assert_close(
             plain.preprocess(call(kind)).pixel_values, expected, atol=1e-6, rtol=0
         )
+
+
+@pytest.mark.parametrize(("orientation", "quarter_turns"), [(1, 0), (3, 2), (6, 1), (8, 3)])
+def test_a_photograph_is_read_upright(plain, tmp_path, orientation, quarter_turns):
+    array = picture()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(np.rot90(array, quarter_turns)).save(tmp_path / "a.png", exif=exif)
+    found, expected = (plain.preprocess(call(image)) for image in (tmp_path / "a.png", array))
+    assert torch.equal(found.pixel_values, expected.pixel_values)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_more_than_eight_bits_are_not_cut_off(plain, tmp_path, dtype):
+    image = Image.fromarray(picture()[..., 0].astype(dtype))
+    image.save(tmp_path / "a.tiff")
+    for source in (image, tmp_path / "a.tiff"):
+        with pytest.raises(InputError, match=r"more than 8 bits a pixel; scale it to 8 bits\."):
+            plain.preprocess(call(source))
+
+
+@pytest.mark.parametrize("side", [20_000, 60_000, 2**31 - 1])
+def test_a_picture_of_too_many_pixels_is_refused(plain, tmp_path, side):
+    Image.fromarray(picture()).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[16:24] = side.to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(InputError, match="is not a readable image"):
+        plain.preprocess(call(tmp_path / "a.png"))
 
 
 def test_views_are_composed(make):
@@ -363,6 +394,21 @@ def test_statistics_must_fit(make):
     processor.preprocess(call(picture()))
     with pytest.raises(ActionOutOfRangeError):
         processor.postprocess(torch.full((1, 16, 10), 11.0))
+
+
+@pytest.mark.parametrize(
+    ("joints", "state"),
+    [
+        (True, [0.0, -36.0, 0.0, -144.0, 0.0, 108.0, 0.0, 1.0]),
+        (False, [480.0, 0.0, 240.0, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 1.0]),
+        (False, [0.48, 0.0, 0.24, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 100.0]),
+    ],
+)
+def test_a_state_in_degrees_millimetres_or_per_cent_is_refused(make, joints, state):
+    scale = StateRow((0.0,) * 10, (1.0,) * 10)
+    made = make(action_space="joint_pos") if joints else make(state_row=scale)
+    with pytest.raises(InputError, match="where 10 is the most: metres, rad"):
+        made.preprocess(call(picture(), state=state))
 
 
 def test_joint_pos_state_and_gripper(make):

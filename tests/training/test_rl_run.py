@@ -200,6 +200,10 @@ def test_a_run_that_is_killed_at_ten_points_learns_the_same(tmp_path):
         (("--keep", "-1"), "--keep"),
         (("--lora-rank", "-1"), "--lora-rank"),
         (("--workers", "0", "--budget", "1e-6"), "--workers"),
+        (("--task", "stack"), "it does not know 'stack'"),
+        (("--task", "pick,stack"), "it does not know 'stack'"),
+        (("--train", "nothing*"), "nothing*"),
+        (("--lora-rank", "4", "--lora-targets", "q", "z"), "--lora-targets z"),
         *(
             (("--conditions", name, "--budget", "1e-6"), "leave conditions of the policy out")
             for name in ("blank", "steps=2", "replan=8+mount=4", "latency=0.2", "swapped")
@@ -211,6 +215,7 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(tmp_path, capsys, flags, m
     assert main(["rl", "--out", str(tmp_path / "run"), "--model", model, *flags]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
+    assert not (tmp_path / "run" / "settings.json").exists()  # the corrected run may follow
 
 
 def test_a_penalty_that_pulls_a_policy_back_is_said(tmp_path):

@@ -95,7 +95,7 @@ def _figures(value: Any, raw: bool = True) -> bool:
 
 
 FIELDS: Mapping[str, Field] = {
-    "domain": (_domain, "an embodiment: " + ", ".join(list_embodiments())),
+    "domain": (_domain, "an embodiment: " + ", ".join(sorted(list_embodiments()))),
     "action_space": (
         one_of(*MODEL_SPACES)[0],
         '"midtrain" (pose deltas) or "joint_pos" (joint angles)',

@@ -113,8 +113,8 @@ def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, de
             "is loaded without it: move the adapter into a folder of its own, and name this one "
             "as its base."
         )
-    if base is None:
-        return kind(root, contracts)
+    if base is None or (kind is Layout and not os.path.lexists(root / "transformer")):
+        return kind(root, contracts)  # a folder of no format says so itself
     if not issubclass(kind, OnBase):
         raise ConfigError(
             f"base {str(base)!r}: {root} is taken for a whole checkpoint ({kind.format}); leave "

@@ -114,7 +114,7 @@ class ReinforcementLearning:
         worker: What samples; made of the settings, in a process of its own.
 
     Raises:
-        CheckpointError: The checkpoint cannot be used.
+        CheckpointError, InstructionError: The checkpoint cannot be used, or not for a task.
         ConfigError: The folder holds another run; there is too little memory.
     """
 
@@ -145,10 +145,14 @@ class ReinforcementLearning:
         if ":" in settings.world:
             facts["world_sha256"] = sha256(Path(inspect.getfile(type(world))))
         facts |= {"tasks": settings.tasks, "condition": self._condition.identity()}
-        if not share.rank:
-            keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
+        if (language := self.checkpoint.language) is not None:
+            for instruction in {episode.policy_instruction for episode in settings.plan()}:
+                language.understand(instruction)
         values = folder / VALUES
         self.learner = Learner(self.checkpoint, self.embodiment, config, values, share)
+        # after what may refuse a run: its folder would refuse the corrected one
+        if not share.rank:
+            keep_settings(folder / SETTINGS, how | facts | {"duration": settings.duration})
         self._group = patient_group() if share.ranks > 1 else None
         steps = TrainLoopConfig(
             _ENDLESS,
