@@ -8,11 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from diffusers import (  # pyright: ignore[reportPrivateImportUsage]
-    AutoencoderKLWan,
-    Cosmos3OmniTransformer,
-    UniPCMultistepScheduler,
-)
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransformer
+from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from helpers.checkpoint_formats import framework_export, write_json
 from recipes.random_checkpoint import SCHEDULER, fresh_vae
