@@ -251,7 +251,7 @@ def load_recording(path: str | Path) -> Recording:
         )
     try:
         if file.suffix == ".json":
-            episode: Any = json.loads(file.read_text(encoding="utf-8"))
+            episode: Any = json.loads(file.read_text(encoding="utf-8-sig"))
             instance_of(episode, dict, "an episode")
             return _from_droid(episode)
         if not is_zipfile(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -135,6 +136,14 @@ class InferCommand:
                     "state": list(self.state) or None,
                 }
             )
+            space = processed.space.name
+            meaning = {
+                "domain": processed.embodiment.name,
+                "action_space": space,
+                "scale": "model" if self.action_stats_path is None else "physical",
+            }
+            if self.action_file is not None:
+                _require_meaning(self.action_file, meaning)
             request = self._request(engine, processed)
             with progress_bar(console) as bar:
                 row = bar.add_task(
@@ -149,14 +158,11 @@ class InferCommand:
             answer = processor.postprocess(result, processed)
         rows = answer["action"][0].numpy()
         timing = result["timing"]
-        space = processed.space.name
         report = {
             "shape": list(rows.shape),
             "dtype": str(rows.dtype),
             "data": rows.tolist(),
-            "domain": processed.embodiment.name,
-            "action_space": space,
-            "scale": "model" if self.action_stats_path is None else "physical",
+            **meaning,
             "seed": self.seed,
             "timing_ms": {part: round(ms, 3) for part, ms in timing.items()},
         }
@@ -304,7 +310,7 @@ def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
     if not path.is_file():
         raise ResourceNotFoundError(f"--action-file {str(path)!r} does not exist or is not a file.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"--action-file {str(path)!r} is not JSON ({error}).") from None
     data = content
@@ -332,6 +338,20 @@ def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:
             f"--action-file {str(path)!r} says shape {shape}, its data are {list(rows.shape)}."
         )
     return rows
+
+
+def _require_meaning(path: Path, meaning: Mapping[str, str]) -> None:
+    """Raise ConfigError if an action file that an inference wrote states another meaning of its
+    rows than the one as which they are read.
+    """
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    stated = content if isinstance(content, dict) and "action_space" in content else {}
+    for name, value in meaning.items():
+        if stated.get(name, value) != value:
+            raise ConfigError(
+                f"--action-file {str(path)!r} states {name} {stated[name]!r}, and its rows would "
+                f"be read as {value!r}; give the flags with which they were made."
+            )
 
 
 def _indexes(text: str | None) -> tuple[int, ...] | None:

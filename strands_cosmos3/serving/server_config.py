@@ -59,7 +59,7 @@ class Tokens:
             ConfigError: Other users may read it, or it holds no valid tokens.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
             mode = path.stat().st_mode
         except (OSError, UnicodeDecodeError):
             raise ResourceNotFoundError(f"no token can be read from {str(path)!r}.") from None

@@ -76,6 +76,20 @@ def test_a_policys_answer_is_forward_dynamics_question(infer, tmp_path, stats):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("domain", "umi"), ("action_space", "joint_pos"), ("scale", "physical"), ("scale", 3)],
+)
+def test_an_answer_of_another_meaning_is_refused(infer, tmp_path, capsys, name, value):
+    assert infer() == 0
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(read(tmp_path) | {name: value}))
+    (tmp_path / "o_action.json").unlink()
+    assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 2
+    assert f"states {name} {value!r}, and its rows would be read as" in capsys.readouterr().err
+    assert not (tmp_path / "o_action.json").exists()
+
+
+@pytest.mark.parametrize(
     "wrap", [lambda rows: {"action_chunks": [rows]}, lambda rows: rows, lambda rows: [rows]]
 )
 def test_action_files(infer, tmp_path, wrap):
