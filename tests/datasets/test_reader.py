@@ -301,6 +301,19 @@ def test_times_of_real_files_are_read(write, times_s):
     assert len(Dataset(root)[1][ACTION]) == 4
 
 
+@pytest.mark.parametrize(("off_ms", "fits"), [(0.09, True), (-0.09, True), (0.3, False)])
+def test_steps_may_differ_by_a_tenth_of_a_millisecond(write, off_ms: float, fits: bool):
+    """After 400 of them the times are a frame's half away."""
+    root = write([400])
+    times_s = np.arange(400) * (1 / Dataset(root).fps + 1e-3 * off_ms)
+    rewrite(root / ROWS, replaced("timestamp", list(times_s)))
+    if fits:
+        assert len(Dataset(root)[0][ACTION]) == 400
+    else:
+        with pytest.raises(DatasetFormatError, match="timestamp of row "):
+            Dataset(root)[0][ACTION]
+
+
 @pytest.mark.parametrize(
     ("file", "act"),
     [
