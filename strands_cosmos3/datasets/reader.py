@@ -219,11 +219,18 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
         if isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
         else:
+            sizes = compute.call_function("list_value_length", [column]).to_numpy()
+            if n_rows and np.ptp(sizes):  # else values of one row would become another's
+                raise DatasetFormatError(
+                    f"{name} has rows of {sizes.min()} and of {sizes.max()} values; its feature is "
+                    f"{list(feature.shape)}."
+                )
             column = compute.call_function("list_flatten", [column])
     flat = column.to_numpy()
     if flat.size != n_rows * feature.shape[0] or flat.dtype.kind not in "fiub":
         raise DatasetFormatError(
-            f"{name} has {flat.size} values in {n_rows} rows; its feature is {list(feature.shape)}."
+            f"{name} has {flat.size} values of type {column.type} in {n_rows} rows; its feature is "
+            f"{feature.dtype} {list(feature.shape)}."
         )
     with np.errstate(invalid="ignore"):  # NaN as a whole number, refused below
         cast = flat.astype(feature.dtype)

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,30 @@ def test_values_that_a_feature_cannot_hold_are_refused(write, column: str, value
     rewrite(root / ROWS, replaced(column, values))
     with pytest.raises(DatasetFormatError, match=f"{column} holds .*; its feature is "):
         _ = Dataset(root)[1][column]
+
+
+@pytest.mark.parametrize("sizes", [(1, -1, 0), (0, 2, -2), (-1, -1, 2)])
+@pytest.mark.parametrize("key", [ACTION, STATE])
+def test_rows_of_other_widths_are_refused(write, key: str, sizes: tuple[int, ...]):
+    """As many values as the feature has went to the rows that they were not of."""
+    root = write([3])
+    rows = pq.read_table(root / ROWS)[key].to_pylist()
+    ragged = [(row * 2)[: len(row) + more] for row, more in zip(rows, sizes, strict=True)]
+    rewrite(root / ROWS, replaced(key, ragged))
+    with pytest.raises(DatasetFormatError, match=f"{key} has rows of .* and of .* values"):
+        Dataset(root).column(key)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 1.0}, Decimal("1.5"), datetime(2026, 1, 1)], ids=["struct", "decimal", "time"]
+)
+def test_values_that_are_no_numbers_are_named_by_their_type(write, value: Any):
+    root = write([3])
+    rewrite(root / ROWS, replaced("next.done", value))
+    with pytest.raises(
+        DatasetFormatError, match=r"next\.done has 3 values of type (struct|dec|time)"
+    ):
+        Dataset(root).column("next.done")
 
 
 def test_whole_numbers_may_be_stored_as_floats(write):
