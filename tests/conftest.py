@@ -24,7 +24,7 @@ GROUPS = {
         "engine/test_graphs.py",
         "engine/test_odd_checkpoints.py",
     ),
-    "training": ("training",),
+    "training": ("training", "recipes", "worlds/table/test_demonstrations.py"),
     "strands-robots": ("policy/test_strands_robots.py", "test_examples.py"),
     "embedded": ("test_embedded.py",),
     "executor": ("control/test_executor.py",),

@@ -47,7 +47,11 @@ def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, name: str):
     assert ended.stderr.splitlines() == ["strands-cosmos3: interrupted."]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+SLOW = pytest.mark.slow  # ASCII lacks whatever they lack
+ENCODINGS = ("ascii", *(pytest.param(name, marks=SLOW) for name in ("latin-1", "cp437")))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path, encoding: str):
     """Files are UTF-8 whatever the locale says."""
     file = tmp_path / "arm.toml"

@@ -10,6 +10,7 @@ import pytest
 from helpers.environments import ROOT
 
 SMALL = ("--small", "--device", "cpu")
+FORMS = ("", ", int8", ", int8-weights", ", fp8")
 COMPILE = pytest.param(
     ("--ways", "eager", "compiled"),
     {"eager", "compiled"},
@@ -27,7 +28,10 @@ COMPILE = pytest.param(
     [
         ((), {"eager"}),
         (
-            ("--dtype", "float32", "--offload-text", "--text-cache-bytes", "0"),
+            (
+                *("--dtype", "float32", "--offload-text", "--text-cache-bytes", "0"),
+                *("--forms", "unquantised", "int8"),
+            ),
             {"eager"},
         ),
         COMPILE,
@@ -38,7 +42,8 @@ def test_the_small_form_measures_every_case(options, ways, monkeypatch, capsys):
     runpy.run_path(str(ROOT / "benchmarks/nano_latency.py"), run_name="__main__")
     report = json.loads(capsys.readouterr().out)
     measured = report["ways"]
-    forms = {f"{way}{form}" for way in ways for form in ("", ", int8", ", int8-weights", ", fp8")}
+    of_weights = ("", ", int8") if "--forms" in options else FORMS
+    forms = {f"{way}{form}" for way in ways for form in of_weights}
     assert set(measured) == forms, "CUDA graphs are measured on a GPU only"
     assert len(report["table"]) == 2 + len(forms)
     assert report["attention_ms"]["torch's choice"] > 0 < report["attention_ms"]["MATH"]

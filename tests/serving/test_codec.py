@@ -24,19 +24,22 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
         np.dtype(name), stn.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4)
     )
 )
+# of one to four bytes in UTF-8; hypothesis takes seconds to list all characters
+LETTERS = 'aZ09 _/\0\n"\\\x7fé߿ࠀ漢￿🤖'
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**63), 2**64 - 1),
     st.floats(),
-    st.text(max_size=20),
+    st.text(LETTERS, max_size=20),
     st.binary(max_size=20),
     ARRAYS,
 )
 MESSAGES = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(LETTERS, max_size=8), inner, max_size=4)
     ),
     max_leaves=12,
 )

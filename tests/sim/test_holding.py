@@ -243,7 +243,7 @@ def test_a_hand_that_is_held_is_waited_for(robot, bound_m, latency):
     assert rollout.success
 
 
-@pytest.mark.parametrize("robot", ["panda", "ur5e"])
+@pytest.mark.parametrize("robot", ["panda", pytest.param("ur5e", marks=pytest.mark.slow)])
 def test_a_hand_that_stays_held_is_tried_again_and_then_given_up(robot):
     rollout, leads = held_rollout(Robot(robot), 60.0, 20_000.0, 30.0)
     assert rollout.counters["following_waits"] == 3, "every five seconds"

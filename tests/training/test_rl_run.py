@@ -143,7 +143,7 @@ def test_two_workers_in_this_process_learn_the_same_as_one(tmp_path, monkeypatch
     monkeypatch.setattr(controller, "cluster", lambda address, workers: nullcontext())
     monkeypatch.setattr(controller, "_FILMS", 1)
     model = str(embedded_checkpoint("droid", "panda", "pick"))
-    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 1.0}
+    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 0.6}
     config = RLConfig(episodes=2, pairs=1, steps=2, batch=6, evaluate_episodes=1, staleness=1)
 
     def learn(folder: Path, workers: int, until: int) -> None:
