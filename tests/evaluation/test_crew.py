@@ -73,6 +73,8 @@ def test_jobs_survive_their_workers_and_name_their_weights(crew):
     assert crew.deaths >= 3  # a slow start counts as a hang
     crew.submit(CrewJob("late", "answer", (5,), 2))
     assert crew.result("late") == 25
+    calls = [(number,) for number in (3, 1, 2)]
+    assert crew.results("row", "answer", calls, 1) == [13, 11, 12], "in the order of the calls"
 
 
 def test_a_crew_that_the_cluster_has_no_room_for_is_refused(local_ray):
