@@ -247,7 +247,7 @@ class PackedInt8Linear(QuantizedLinear):
         # without VNNI pairs of products of full range overflow 16 bits
         self._most = 127 if torch.cpu._is_vnni_supported() else 63
         # a tensor, since compiled code is of one number and of any tensor
-        self._number = torch.tensor(id(self))
+        self._number = torch.tensor(id(self), device="cpu")
         _PACKED[id(self)] = self
 
     def _keep(self, weight_NK: torch.Tensor, scale_N: torch.Tensor) -> None:
