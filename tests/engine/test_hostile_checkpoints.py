@@ -106,7 +106,8 @@ def test_a_template_has_little_memory_and_time(checkpoints, tmp_path, monkeypatc
     else:
         (folder / "chat_template.jinja").write_text(text)
     grown = peak_rss_growth()
-    monkeypatch.setattr(token_worker, "CPU_S", 1)
+    if text is LOOPS:  # memory may take longer to fill on a busy machine
+        monkeypatch.setattr(token_worker, "CPU_S", 1)
     with pytest.raises(LayoutError, match=rf"chat template \(.*{said}"):
         PromptTokenizer(folder)
     assert grown() < LITTLE

@@ -10,9 +10,9 @@ from strands_cosmos3 import Cosmos3Policy, checks
 from strands_cosmos3.backends.replay import load_recording
 
 EPISODE = Path(__file__).parents[1] / "assets" / "droid_episode_48330.json"
-MOST = {None: 20, 50.0: 23}
-"""Arrays of one call that the six types may check, by control frequency (resampling makes a
-second trajectory).
+MOST = {None: 21, 50.0: 24}
+"""Arrays, and the rate of rows, of one call that the six types may check, by control frequency
+(resampling makes a second trajectory).
 """
 
 
@@ -53,8 +53,8 @@ def test_one_call_checks_each_value_once(request, hz):
         if module.split(".")[0] in ("types", "policy", "backends", "observe")
     ]
     assert 0 < len(inside) <= MOST[hz], inside
-    per_observation = [name for name in inside if name in ("qd_rad_s", "action")]
-    assert sorted(per_observation) == ["action", "qd_rad_s"], (
+    per_observation = [name for name in inside if name in ("qd_rad_s", "action", "fps")]
+    assert sorted(per_observation) == ["action", "fps", "qd_rad_s"], (
         "one observation and one chunk, each made once"
     )
     assert np.isfinite(policy.last_rollout["action"]).all()
