@@ -51,8 +51,12 @@ def reference(local_ray, tmp_path_factory):
 
 
 def test_the_number_of_workers_changes_nothing(local_ray, tmp_path):
-    """On the table: real dynamics."""
-    driver, found = run(tmp_path / "2", 2, TABLE)
+    """On the table: real dynamics. Episodes are given out slowly until both workers have begun."""
+
+    def wait_for_both(driver):
+        time.sleep(0.5 * (driver.progress.workers < 2))
+
+    driver, found = run(tmp_path / "2", 2, TABLE, each=wait_for_both)
     assert driver.progress.workers == 2
     assert run(tmp_path / "1", 1, TABLE)[1] == found
     assert len(found) == len(driver.plan) == 6
