@@ -126,6 +126,14 @@ def test_rows_that_were_not_executed_are_not_learnt(algorithm):
         torch.testing.assert_close(of_each[1].detach(), expected)
 
 
+@pytest.mark.parametrize("algorithm", ["nft", "awfm", "rft"])
+def test_errors_are_where_the_velocities_are(algorithm):
+    """Tensors without data stand for those of a GPU; the CPU's do not mix with them."""
+    v_theta, v_old, v = torch.empty(3, 2, 16, 10, device="meta")
+    weight, executed = torch.empty(2, 2, device="meta")
+    assert errors(algorithm, v_theta, v_old, v, weight, 1.0, executed).device.type == "meta"
+
+
 def test_ratings_have_a_mean_of_one_half_in_each_group_that_tells_chunks_apart():
     rewards = np.random.default_rng(0).normal(0, [[1.0], [0.01], [0.0]], (3, 9))
     rewards[0, 3] = 50.0

@@ -361,7 +361,7 @@ class ReinforcementLearning:
                 path.unlink()
 
     def _fill(self, policy: TrainedPolicy, target: Path) -> None:
-        write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
+        write_trained(self.checkpoint, policy.cpu(), self.embodiment.domain_id, target)
         path = target / METADATA
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         learnt = {**asdict(self.config), "tasks": self.settings.tasks}

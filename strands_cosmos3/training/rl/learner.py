@@ -69,7 +69,8 @@ class Learner:
         train_only(policy, config.trained)
         if config.lora_rank:
             add_lora(policy, config.lora_rank, config.lora_targets, config.seed)
-        policy.to("cuda" if torch.cuda.is_available() else "cpu")
+        if share.ranks > 1 and torch.cuda.is_available():  # where shards are
+            policy.to("cuda")
         self._start, self._old = _frozen(policy), _frozen(policy)
         self.policy = shard_policy(policy, share.ranks)
         space = checkpoint.require_space()

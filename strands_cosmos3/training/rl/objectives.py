@@ -48,7 +48,7 @@ def errors(
 
     ``beta`` is DiffusionNFT's: half of it takes steps of twice the size.
     """
-    counts = torch.arange(v.shape[1]) < executed[:, None]
+    counts = torch.arange(v.shape[1], device=v.device) < executed[:, None]
 
     def square(error: torch.Tensor) -> torch.Tensor:
         return (error.square().mean(2) * counts).sum(1) / executed.clamp(min=1)
