@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strands_cosmos3.errors import MissingDependencyError, RenderError
-from strands_cosmos3.tables import from_tables, read_toml
+from strands_cosmos3.tables import from_tables, packaged_worlds, read_toml
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ OF_BACKEND = {
 
 def of_world(world: str | None) -> tuple[str, ...]:
     """Return the extras that a world needs, by its name."""
-    return ("libero",) if (world or "").startswith("libero") else ()
+    packaged = packaged_worlds().get((world or "").partition("/")[0], {})
+    return tuple(packaged.get("extras", ()))
 
 
 def pip_command(extras: Iterable[str]) -> str:

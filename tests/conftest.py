@@ -4,6 +4,7 @@ import gc
 import os
 from pathlib import PurePosixPath
 
+import hypothesis
 import pytest
 
 from helpers.rank_groups import Harness
@@ -11,6 +12,8 @@ from helpers.rank_groups import Harness
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 # before numpy or torch is imported; processes that tests start inherit it
 os.environ.update(dict.fromkeys(THREADS, "1"))
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy
+hypothesis.settings.load_profile("untimed")
 gc.disable()  # while modules are imported: a collection would walk all of torch, and free nothing
 
 TESTS = PurePosixPath("tests")

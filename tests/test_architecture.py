@@ -284,7 +284,7 @@ def test_the_files_of_the_ten_changes_exist():
         if re.search(r"/$|\.(py|toml|md)$", path) and path != "model.xml"
     }
     assert len(paths) > 40
-    elsewhere = ("tests/", "docs/", "examples/", "assets/")
+    elsewhere = ("tests/", "docs/", "examples/", "recipes/", "assets/")
     for path in paths:
         assert ((root if path.startswith(elsewhere) else PACKAGE) / path).exists(), path
     assert re.findall(r"### (\d+)\.", section) == [str(number) for number in range(1, 11)]

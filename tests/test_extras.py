@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from strands_cosmos3.extras import EXTRAS, needed_by
+from strands_cosmos3.extras import EXTRAS, needed_by, of_world
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
@@ -163,6 +163,11 @@ def test_the_table_agrees_with_the_metadata():
             "strands-cosmos3"
         }
         assert listed == {DISTRIBUTIONS.get(module, module) for module in extra.modules}, name
+
+
+def test_only_the_packaged_benchmark_needs_its_extra():
+    assert of_world("libero/libero_object") == ("libero",)
+    assert of_world("libero_like.py:World") == of_world("table") == of_world(None) == ()
 
 
 def test_other_import_errors_stay_as_they_are():

@@ -64,7 +64,7 @@ class SamplingOptions(Sampling):
         None, *ENGINE_BACKENDS
     )
     """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
-    None is the native one.
+    Default: the native one.
     """
 
     @property

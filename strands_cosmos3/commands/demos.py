@@ -44,7 +44,7 @@ class Recording(ABC):
     private.
     """
     episodes: int = 1200
-    """Number of episodes, of up to 60 frames each at 15 Hz (120 for the bin)."""
+    """Number of episodes, of up to 60 frames each at 15 Hz (120 for place)."""
     workers: int = 1
     """Number of processes; use one per core."""
     seed: int = 0

@@ -111,7 +111,7 @@ class EvaluateCommand:
     duration: float | None = None
     """Maximum duration of an episode in simulated seconds; default: the task's, on the table 20."""
     control_frequency: float | None = None
-    """Rate of observation and state machine in Hz; it must divide 600. Default: the world's, on the
+    """Control ticks in a simulated second; it must divide 600. Default: the world's, on the
     table 50.
     """
     episode_timeout: float | None = None

@@ -239,7 +239,7 @@ class RolloutCommand:
     duration: float = 20.0
     """Longest duration of an episode in simulated seconds."""
     control_frequency: float = 50.0
-    """Rate of observation and state machine in Hz; it must divide 600."""
+    """Control ticks in a simulated second; it must divide 600."""
     latency: float = 0.0
     """Simulate slow inference: the arm follows its present chunk for this many simulated seconds
     before the next arrives. Chunks must last more than twice as long, or the arm has to wait. 0

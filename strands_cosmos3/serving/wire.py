@@ -462,10 +462,12 @@ def encode_metadata(
     metadata: dict[str, Any] = {name: value for name, value in ours.items() if value}
     if vllm:  # what it calls ``policy_server_config``
         rig = embodiment.rig
+        views = () if rig is None else rig.views
+        outer = [view for view in views if "wrist" not in view]
         metadata |= {
             "image_resolution": [256, 256] if rig is None else list(rig.composite_hw),
-            "n_external_cameras": 0 if rig is None else len(rig.views) - 1,
-            "needs_wrist_camera": rig is not None,
+            "n_external_cameras": len(outer),
+            "needs_wrist_camera": len(outer) < len(views),
             "needs_stereo_camera": False,
             "needs_session_id": False,
             VLLM_SPACE: _VLLM_JOINTS if space.name == "joint_pos" else space.name,

@@ -44,7 +44,7 @@ TOL = 1e-9
 DROID = get_embodiment("droid")
 GOLDEN = json.loads((Path(__file__).parents[1] / "assets" / "droid_golden_rows.json").read_text())
 EPISODE = Path(__file__).parents[1] / "assets/droid_episode_48330.json"
-check = settings(max_examples=60, deadline=None)
+check = settings(max_examples=60)
 
 T_ANCHOR = se3(euler_xyz_to_matrix([2.9, -0.1, 0.4]), [0.4, -0.1, 0.3])
 

@@ -45,7 +45,7 @@ WIDTHS = {
 }
 DROID = load_action_stats("droid")
 TOL_EDGE = 1e-9
-check = settings(max_examples=150, deadline=None)
+check = settings(max_examples=150)
 z_rows = st.lists(st.floats(-10, 10, allow_nan=False), min_size=10, max_size=10).map(np.array)
 
 

@@ -178,7 +178,7 @@ states = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(states)
 def test_a_stop_ends_at_rest_within_limits_and_no_later_than_needed(state):
     v_share, a_share, limits = np.array(state[0]), np.array(state[1]), state[2]

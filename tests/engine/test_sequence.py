@@ -26,7 +26,7 @@ def test_the_droid_sequence_has_3093_tokens():
     assert DROID.noisy_action == slice(3061, 3093)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7), st.integers(1, 3)
 )

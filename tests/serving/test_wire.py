@@ -372,3 +372,14 @@ def test_a_composite_of_one_cameras_shape_is_remarked(hw, doubtful):
     if remark:
         assert f"is {hw[0]} x {hw[1]}, the shape of one camera" in remark
         assert "wrist, exterior_1, exterior_2 composed into 540 x 640" in remark
+
+
+@pytest.mark.parametrize(("name", "outer", "wrist"), [
+    ("droid_lerobot", 2, True), ("robomind-franka-dual", 3, False), ("umi", 0, False),
+])  # fmt: skip
+def test_a_connection_to_vllm_omnis_path_says_which_cameras_a_rig_has(name, outer, wrist):
+    embodiment = get_embodiment(name)
+    space = embodiment.action_space()
+    metadata = wire.encode_metadata(embodiment, space, None, vllm=True)
+    assert metadata["n_external_cameras"] == outer
+    assert metadata["needs_wrist_camera"] is wrist

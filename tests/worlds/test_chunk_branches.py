@@ -21,6 +21,8 @@ from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.training.rl.exploration import displaced
 from strands_cosmos3.worlds import Start, get_world
 from strands_cosmos3.worlds.table import potential
+from strands_cosmos3.worlds.table import world as table_world
+from strands_cosmos3.worlds.table.grammar import Verb
 from strands_cosmos3.worlds.table.tasks import cube_state
 from strands_cosmos3.worlds.table.world import TableVariation
 
@@ -175,6 +177,13 @@ def test_the_plain_views_are_those_without_the_mount(driven):
     np.testing.assert_array_equal(session.draw()["wrist"], moved)
     begin(driven, light=0.5)
     assert session.plain_views() is None
+
+
+def test_a_verb_without_a_potential_has_none(driven, monkeypatch):
+    monkeypatch.setattr(table_world, "POTENTIAL_VERBS", (Verb.REACH,))
+    session, _ = driven
+    begin(driven)
+    assert session.potential() is None
 
 
 @pytest.mark.parametrize(("task", "text", "most"), [

@@ -43,8 +43,8 @@ class RLConfig:
     itself; above 1e-4 it pulls a policy back.
     """
     keep: float = 1.0
-    """The same penalty with pictures without the condition, so that the policy stays as it was
-    where nothing has changed, in its predictions of pictures too.
+    """Penalty on the distance to the start policy, with pictures without the condition: the policy
+    stays as it was where nothing has changed, in its predictions of pictures too.
     """
     steps: int = 20
     """Optimiser steps of an iteration."""

@@ -23,6 +23,8 @@ _ASIDE = 2.0  # what a horizontal metre counts in terms of a vertical one: align
 _PUSH_M = 0.05  # of a cube that counts 1
 _CARRY_M = 0.6  # longest way to a target
 _DELIVERED = 5.0
+POTENTIAL_VERBS = (Verb.REACH, Verb.PICK, Verb.PLACE, Verb.STACK)
+"""What :func:`cube_potential` knows; another verb needs a target of its own in ``_way_m``."""
 
 
 def cube_potential(scene: TableScene, data: mujoco.MjData, goal: Goal, lay: Layout) -> float:

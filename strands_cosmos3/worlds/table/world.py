@@ -29,7 +29,7 @@ from strands_cosmos3.worlds.table.grammar import (
     worded,
 )
 from strands_cosmos3.worlds.table.hands import length
-from strands_cosmos3.worlds.table.potential import cube_potential
+from strands_cosmos3.worlds.table.potential import POTENTIAL_VERBS, cube_potential
 from strands_cosmos3.worlds.table.scene import (
     DEFAULT_CUBES,
     DISTRACTORS,
@@ -226,16 +226,16 @@ class TableWorld(ArmWorld):
         return TableJudge(get_task(task), scene, parse_instruction(instruction))
 
     def potential(self, robot: Robot, start: Start) -> float | None:
-        """Return how far an episode with cubes has come; None with a bar."""
+        """Return how far an episode has come; None with a bar, or a verb that has no potential."""
         scene = robot.scene
         task = get_task(start.task or "pick")
-        if task.bar is not None:
+        goal = parse_instruction(start.instruction or task.instruction)
+        if goal.verb not in POTENTIAL_VERBS:
             return None
         assert isinstance(scene, TableScene)
         lay = self.arrange(robot, start)
         if lay is None:
             lay = scene.sample_layout(np.random.default_rng(start.seed))
-        goal = parse_instruction(start.instruction or task.instruction)
         return cube_potential(scene, robot.data, goal, lay)
 
     def arrange(self, robot: Robot, start: Start) -> Layout | None:
