@@ -42,6 +42,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.variants import VARIANTS
+from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.errors import ConfigError
 
@@ -89,7 +90,9 @@ def build(
     config = SMALL if small else NANO
     base, decoder_base = (8, 8) if small else (160, 256)
     with torch.device("meta"):
-        vae_config = dict(fresh_vae(base, decoder_base, config.latent_channel).config)
+        vae_config = WanConfig.from_dict(
+            fresh_vae(base, decoder_base, config.latent_channel).config
+        )
     weights: Any = RandomWeights(expected_shapes(config), device)
     checkpoint = Checkpoint(
         Path("random"),

@@ -116,7 +116,7 @@ class Checkpoint:
     root: Path
     config: TransformerConfig
     scheduler: SchedulerConfig
-    vae_config: Mapping[str, Any]
+    vae_config: WanConfig
     weights: WeightSource
     vae_weights: WeightSource
     variant: Variant
@@ -154,7 +154,7 @@ class Checkpoint:
         native = bool(index.get("use_native_flow_schedule", False))
         parts: dict[str, Any] = {
             "config": config,
-            "vae_config": step.of(_vae_config, layout),
+            "vae_config": step.of(lambda: WanConfig.from_dict(layout.config("vae"))),
             "scheduler": step.of(
                 lambda: SchedulerConfig.from_dict(layout.config("scheduler"), native)
             ),
@@ -406,13 +406,6 @@ def _model_index(layout: Layout) -> dict[str, Any]:
     classes = {name: part[-1] for name, part in index.items() if isinstance(part, list) and part}
     require_computed("model_index.json", index | classes)
     return index
-
-
-def _vae_config(layout: Layout) -> dict[str, Any]:
-    """``vae/config.json``, if it describes a VAE of the engine."""
-    config = layout.config("vae")
-    WanConfig.from_dict(config)
-    return config
 
 
 class _Collected:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise, widened
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise
 from strands_cosmos3.engine.sampler import Schedule, UniPC
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
 from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
@@ -124,8 +124,11 @@ def starting_samples(
         row_noise = starting_noise(
             request.action_noise, seed, clean_rows.shape, "action_noise", rest
         )
-        if (known_rows := _known_rows(request, layout)) is not None:
-            clean_rows[: len(known_rows), : known_rows.shape[1]] = known_rows
+        # history and state row come first; in forward dynamics the whole chunk follows
+        first_of_chunk = layout.action_rows - request.action_chunk
+        for at, rows in ((0, request.action_prefix), (first_of_chunk, request.cond_action)):
+            if rows is not None:
+                clean_rows[at : at + len(rows), : rows.shape[1]] = rows
         vision_free = vision_free.to(device)
         noise = patchify(noise.to(device), layout.patch)
         vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
@@ -148,29 +151,6 @@ def _free_vision(
         noisy[i * per_frame : (i + 1) * per_frame] = 0
     noisy[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
     return patchify(free, layout.patch), noisy
-
-
-def _known_rows(request: Cosmos3ActionRequest, layout: SequenceLayout) -> torch.Tensor | None:
-    """Given action rows from the first on; in forward dynamics history and state row, if any,
-    and then the whole chunk.
-    """
-    prefix = request.action_prefix
-    actions = request.cond_action
-    if actions is None:
-        return None if prefix is None else prefix.to("cpu", torch.float32)
-    before = layout.action_rows - request.action_chunk  # history and state
-    if before and prefix is not None:
-        actions = torch.cat([widened(prefix[:before], actions.shape[1]), actions])
-    return actions.to("cpu", torch.float32)
-
-
-def first_frames(clip: torch.Tensor, count: int) -> torch.Tensor:
-    """The first frames of a clip [1, 3, frames, height, width]; its last one is repeated where
-    it is too short.
-    """
-    missing = max(count - clip.shape[2], 0)
-    repeated = clip[:, :, -1:].expand(-1, -1, missing, -1, -1)
-    return torch.cat([clip, repeated], dim=2) if missing else clip[:, :, :count]
 
 
 def hull(groups: Sequence[slice]) -> slice:

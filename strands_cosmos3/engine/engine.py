@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from strands_cosmos3.engine.denoising import (
     Sample,
     advance,
     combine,
-    first_frames,
     guides,
     hull,
     passes_of_steps,
@@ -43,7 +43,7 @@ from strands_cosmos3.engine.quantised import (
     StepPrecision,
     packed_bytes,
 )
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, token_ids
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, first_of, token_ids
 from strands_cosmos3.engine.sampler import (
     Schedule,
     StepCoefficients,
@@ -333,14 +333,11 @@ class Cosmos3Engine(Closeable):
     @property
     def kept_bytes(self) -> int:
         """Bytes of weights in memory, on all devices."""
-        # the last may be a part of the second
-        modules = (self.transformer, self.vae.model, self._preview)
-        tensors = {
-            id(p): p for module in modules if module is not None for p in module.parameters()
-        }.values()
-        tensors = [*tensors, *(t for head in self._heads.values() for t in vars(head).values())]
-        kept = sum(t.numel() * t.element_size() for t in tensors)
-        return kept + packed_bytes(self.transformer)
+        # the last may be a part of the second; each parameter counts once
+        modules = filter(None, (self.transformer, self.vae.model, self._preview))
+        kept = sum(p.nbytes for p in torch.nn.ModuleList(modules).parameters())
+        heads = sum(t.nbytes for head in self._heads.values() for t in vars(head).values())
+        return kept + heads + packed_bytes(self.transformer)
 
     def close(self) -> None:
         """Free weights, graphs and prompts, and leave the process group; nothing can be called
@@ -569,19 +566,17 @@ class Cosmos3Engine(Closeable):
         """For each request latents [C, F, H, W] with the given frames in place and zeros
         elsewhere. Clips of one shape are encoded together, and equal ones once.
         """
-        clip_of_request: list[tuple[int, int]] = []
-        clips: dict[tuple[int, int], torch.Tensor] = {}
-        for request, layout in zip(requests, layouts, strict=True):
-            count = max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1
-            clip_of_request.append((id(request.cond_video_pixels), count))
-            clips[clip_of_request[-1]] = first_frames(request.cond_video_pixels, count)
+        pixels = [request.cond_video_pixels for request in requests]
+        counts = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
+        keys = [(id(clip), count) for clip, count in zip(pixels, counts, strict=True)]
+        clips = {key: first_of(clip, key[1], 2) for key, clip in zip(keys, pixels, strict=True)}
         latents: dict[tuple[int, int], torch.Tensor] = {}
         for shape in dict.fromkeys(clip.shape for clip in clips.values()):
             alike = {key: clip for key, clip in clips.items() if clip.shape == shape}
             encoded = self._latents_of(torch.cat(list(alike.values())).to(self.device), again)
             latents |= dict(zip(alike, encoded, strict=True))
         canvases = []
-        for key, layout in zip(clip_of_request, layouts, strict=True):
+        for key, layout in zip(keys, layouts, strict=True):
             encoded, (frames, height, width) = latents[key], layout.latent_shape
             if encoded.shape[2] < height or encoded.shape[3] < width:
                 shape = list(encoded.shape[1:])
@@ -603,18 +598,15 @@ class Cosmos3Engine(Closeable):
     ) -> list[tuple[Pass, ...]]:
         """The passes of each step, with this rank's own branches where there is guidance."""
         prompts = [self._prompts(request) for request in requests]
-        texts: dict[tuple[int, ...], TextKV] = {}
-        tables: dict[tuple[SequenceLayout, int], Rope] = {}
+        text_of = cache(self.text_cache.get)  # each prompt once, even if it is too long to be kept
+
+        @cache
+        def table_of(layout: SequenceLayout, text_tokens: int) -> Rope:
+            return self._rope(generation_positions(layout, self.config, text_tokens))
 
         def branch(member: int, which: int) -> tuple[TextKV, Rope]:
-            ids = prompts[member][which]
-            layout = layouts[member]
-            text = texts[ids] = texts.get(ids) or self.text_cache.get(ids)
-            if (layout, text.tokens) not in tables:
-                tables[layout, text.tokens] = self._rope(
-                    generation_positions(layout, self.config, text.tokens)
-                )
-            return text, tables[layout, text.tokens]
+            text = text_of(prompts[member][which])
+            return text, table_of(layouts[member], text.tokens)
 
         def make(members: tuple[int, ...], guided: bool) -> Pass:
             branches = self.parallel_context.branches if guided else (0,)

@@ -370,14 +370,12 @@ class StepPrecision:
             for layer in _layers(model.text):
                 layer.a16 = policy.reasoner == "a16"
 
-    def select(self, step: int, steps: int) -> bool:
-        """Prepare the generation tower for a step; return whether it is in W8A16."""
-        if self._policy is None:
-            return False
-        is_a16 = self._policy.is_a16(step, steps)
-        for layer in self._layers:
-            layer.a16 = is_a16
-        return is_a16
+    def select(self, step: int, steps: int) -> None:
+        """Prepare the generation tower for a step."""
+        if self._policy is not None:
+            is_a16 = self._policy.is_a16(step, steps)
+            for layer in self._layers:
+                layer.a16 = is_a16
 
 
 def _layers(model: nn.Module) -> list[QuantizedLinear]:

@@ -14,11 +14,9 @@ import torch
 
 from strands_cosmos3.checks import positive, seed_number, typed, typed_fields, whole_number
 from strands_cosmos3.embodiments import MODEL_SPACES, NUM_DOMAINS, Sampling
-from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
+from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
 from strands_cosmos3.types import Mode
-
-SPATIAL_COMPRESSION = 16
 
 
 @typed()
@@ -207,9 +205,7 @@ class Cosmos3ActionRequest:
                 )
             object.__setattr__(self, name, value)
         if (actions := self.cond_action) is not None:
-            repeated = actions[-1:].expand(max(self.action_chunk - len(actions), 0), -1)
-            actions = torch.cat([actions, repeated])[: self.action_chunk]
-            object.__setattr__(self, "cond_action", actions)
+            object.__setattr__(self, "cond_action", first_of(actions, self.action_chunk, 0))
         if (
             not 0
             <= self.history_rows
@@ -278,8 +274,7 @@ def starting_noise(
     return noise.float()
 
 
-def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
-    """Rows [n, D] cut or padded with zeros to [n, width]."""
-    if rows.shape[1] >= width:
-        return rows[:, :width]
-    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
+def first_of(values: torch.Tensor, count: int, axis: int) -> torch.Tensor:
+    """The first rows or frames along an axis; the last one is repeated where there are fewer."""
+    index = torch.arange(count, device=values.device).clamp(max=values.shape[axis] - 1)
+    return values.index_select(axis, index)

@@ -19,6 +19,7 @@ import torch
 from strands_cosmos3.engine.config import TransformerConfig
 
 TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
+SPATIAL_COMPRESSION = 16  # pixels per latent in height and width
 
 
 @dataclass(frozen=True)

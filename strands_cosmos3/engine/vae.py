@@ -19,11 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.checks import whole_number
-from strands_cosmos3.engine.wan import SPATIAL_COMPRESSION, WanAutoencoder, WanConfig, empty_weight
+from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION
+from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig, empty_weight
 from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.errors import InputError, LayoutError, ShapeError
-
-_FRAMES = 4  # pixel frames of one latent frame, the first apart
 
 
 class NovelPictureWarning(UserWarning):
@@ -43,7 +42,7 @@ class PreviewDecoder(nn.Module):
         coarse, middle, fine = widths
         self.conv_in = nn.Conv2d(2 * latent_channels, coarse, 3, padding=1)
         self.coarse = nn.Sequential(_Residual(coarse), _Residual(coarse))
-        self.frames = nn.Conv2d(coarse, _FRAMES * coarse, 1)
+        self.frames = nn.Conv2d(coarse, TEMPORAL_COMPRESSION * coarse, 1)
         self.to_middle = nn.Conv2d(coarse, 4 * middle, 3, padding=1)
         self.middle = _Residual(middle)
         self.to_fine = nn.Conv2d(middle, 4 * fine, 3, padding=1)
@@ -75,8 +74,9 @@ class PreviewDecoder(nn.Module):
         x = torch.cat([latents, before], dim=1).transpose(1, 2).flatten(0, 1)
         x = self.coarse(self.conv_in(x.contiguous(memory_format=torch.channels_last)))
         # the first has one frame, its last
-        x = self.frames(F.silu(x)).reshape(B, count * _FRAMES, -1, H, W)[:, _FRAMES - 1 :]
-        x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        x = self.frames(F.silu(x)).reshape(B, count * TEMPORAL_COMPRESSION, -1, H, W)
+        x = x[:, TEMPORAL_COMPRESSION - 1 :].flatten(0, 1)
+        x = x.contiguous(memory_format=torch.channels_last)
         x = self.middle(F.pixel_shuffle(self.to_middle(F.silu(x)), 2))
         x = self.fine(F.pixel_shuffle(self.to_fine(F.silu(x)), 2))
         return F.pixel_shuffle(self.conv_out(F.silu(x)), 4).unflatten(0, (B, -1)).transpose(1, 2)
@@ -156,23 +156,20 @@ class WanVae:
     """The VAE of a checkpoint, with its decoder only on demand, or with a preview decoder in its
     place.
 
-    Raises:
-        LayoutError: The config does not describe a Wan VAE with 4 x 16 x 16 compression.
-        WeightsError: A weight is missing, surplus, misshapen or not finite.
+    Raises WeightsError if a weight is missing, surplus, misshapen or not finite.
     """
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: WanConfig,
         files: WeightSource,
         device: torch.device,
         dtype: torch.dtype,
         decoder: bool,
         preview: PreviewDecoder | None = None,
     ):
-        described = WanConfig.from_dict(config)
         with torch.device("meta"):
-            self.model = WanAutoencoder(described)
+            self.model = WanAutoencoder(config)
         files.check({name: tuple(p.shape) for name, p in self.model.named_parameters()})
         if not decoder or preview is not None:
             self.model.decoder = self.model.post_quant_conv = None
@@ -183,21 +180,16 @@ class WanVae:
         self.model.preview = preview
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
-        self._mean = torch.tensor(described.latents_mean, dtype=dtype).view(shape).to(device)
+        self._mean = torch.tensor(config.latents_mean, dtype=dtype).view(shape).to(device)
         self._inverse_std = (
-            (1.0 / torch.tensor(described.latents_std, dtype=dtype)).view(shape).to(device)
+            (1.0 / torch.tensor(config.latents_std, dtype=dtype)).view(shape).to(device)
         )
-        self._frame_scale = frame_scale(described)
+        self._frame_scale = frame_scale(config)
 
     @property
     def channels(self) -> int:
         """Latent channels."""
         return self._mean.shape[1]
-
-    @property
-    def previews(self) -> bool:
-        """Whether a preview decoder decodes."""
-        return self.model.preview is not None
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in

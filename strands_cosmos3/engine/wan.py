@@ -23,13 +23,12 @@ from torch.nn import functional as F
 
 from strands_cosmos3.checks import typed_fields
 from strands_cosmos3.engine.computed import require_computed
+from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
 from strands_cosmos3.tables import as_tuples
 
-SPATIAL_COMPRESSION = 16
 _SMALLEST_SQUARE = 1e-24
-_FRAMES = 4  # pixel frames of one latent frame, the first apart
 
 
 class Past(dict[nn.Module, torch.Tensor]):
@@ -111,7 +110,7 @@ class WanConfig:
             2 ** sum(config.temporal_downsample),
             config.patch_size * 2 ** (len(config.dim_mult) - 1),
         )
-        if not scales == built == (_FRAMES, SPATIAL_COMPRESSION):
+        if not scales == built == (TEMPORAL_COMPRESSION, SPATIAL_COMPRESSION):
             raise LayoutError(
                 f"vae/config.json compresses (time, space) by {built} and states {shown(scales)}; "
                 "Cosmos 3 needs (4, 16)."
@@ -491,8 +490,8 @@ class WanAutoencoder(nn.Module):
         """
         x = channels_last(_patches(pixels_BCTHW, self.config.patch_size))
         past = Past()
-        starts = range(1, x.shape[2] - _FRAMES + 1, _FRAMES)
-        parts = [x[:, :, :1], *(x[:, :, i : i + _FRAMES] for i in starts)]
+        starts = range(1, x.shape[2] - TEMPORAL_COMPRESSION + 1, TEMPORAL_COMPRESSION)
+        parts = [x[:, :, :1], *(x[:, :, i : i + TEMPORAL_COMPRESSION] for i in starts)]
         moments = self.quant_conv(
             torch.cat([self.encoder(part, past) for part in past.parts(parts)], dim=2), past
         )

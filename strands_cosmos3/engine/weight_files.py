@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import math
-import mmap
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,11 +169,6 @@ def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
     )
 
 
-def taken(tensor: torch.Tensor, index: Index) -> torch.Tensor:
-    """A part of a tensor, as a view."""
-    return tensor if index == () else tensor[index]
-
-
 def require_finite(tensor: torch.Tensor, key: str) -> None:
     """Raise WeightsError, which names the weight, if a number is NaN or infinite."""
     # aminmax propagates NaN without a mask of the weights' size
@@ -210,7 +205,7 @@ def claim(stored: dict[str, str], name: str, key: str) -> None:
 
 class MappedFile:
     """A safetensors file that is larger than the memory, with the part of ``safe_open``'s interface
-    that :class:`WeightFiles` uses. Each tensor that it returns is a copy.
+    that is used here. Each tensor that it returns is a copy.
 
     safetensors' own mapping for torch is private and writable, and the kernel may refuse one that
     memory could not back; this one is read-only and reserves none.
@@ -218,55 +213,47 @@ class MappedFile:
 
     def __init__(self, path: Path):
         # raises SafetensorError for a header that is not sound
-        self._checked: Any = safe_open(str(path), framework="np")
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            self._header: dict[str, Any] = json.loads(file.read(size))
-            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._start = 8 + size
-        self.keys = self._checked.keys
-        self.metadata = self._checked.metadata
-
-    def __enter__(self) -> MappedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
+        checked: Any = safe_open(str(path), framework="np")
+        self.keys = checked.keys
+        self.metadata = checked.metadata
+        mapped = np.memmap(path, np.uint8, "r")
+        start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
+        self._header: dict[str, Any] = json.loads(mapped[8:start].tobytes())
+        self._data = mapped[start:]
 
     def get_slice(self, name: str) -> MappedTensor:
         """A tensor, of which parts can be read."""
-        return MappedTensor(self._checked.get_slice(name), self, name)
+        entry = self._header[name]
+        return MappedTensor(
+            entry["dtype"], entry["shape"], self._data[slice(*entry["data_offsets"])]
+        )
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A whole tensor."""
         return self.get_slice(name)[()]
 
-    def read(self, name: str, index: Any) -> torch.Tensor:
-        """A part of a tensor."""
-        entry = self._header[name]
-        dtype = TORCH_DTYPES[entry["dtype"]]
-        shape = entry["shape"]
-        start, _ = entry["data_offsets"]
-        bits = np.dtype(f"u{dtype.itemsize}")
-        part = (
-            np.frombuffer(self._map, bits, math.prod(shape), self._start + start)
-            .reshape(shape)[index]
-            .copy()
-        )
-        return torch.from_numpy(np.atleast_1d(part)).view(dtype).reshape(part.shape)
 
-
+@dataclass
 class MappedTensor:
-    """A tensor of such a file."""
+    """A tensor of such a file, and its bytes there."""
 
-    def __init__(self, view: Any, file: MappedFile, name: str):
-        self._file = file
-        self._name = name
-        self.get_dtype = view.get_dtype
-        self.get_shape = view.get_shape
+    dtype: str
+    shape: list[int]
+    data: np.ndarray
 
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._file.read(self._name, index)
+    def get_dtype(self) -> str:
+        """Its dtype as safetensors calls it."""
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        """Its whole shape."""
+        return self.shape
+
+    def __getitem__(self, index: Index) -> torch.Tensor:
+        dtype = TORCH_DTYPES[self.dtype]
+        numbers = self.data.view(f"u{dtype.itemsize}").reshape(self.shape)
+        part = np.array(numbers[index])
+        return torch.from_numpy(np.atleast_1d(part)).view(dtype).reshape(part.shape)
 
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -412,14 +399,7 @@ class WeightFiles(WeightSource):
             with opened(inside(path, self._root)) as file:
                 for key in sorted(key for key in requests if file_of[key] == path):
                     name, index = requests[key]
-                    stored = self._stored[name]
-                    whole = not self.shapes[name]
-                    yield (
-                        key,
-                        file.get_tensor(stored)
-                        if whole
-                        else file.get_slice(stored)[slice(None) if index == () else index],
-                    )
+                    yield key, file.get_slice(self._stored[name])[index]
 
 
 def verify(path: Path, recorded: str) -> None:
@@ -443,7 +423,7 @@ def opened(path: Path) -> Any:
         try:
             return safe_open(str(path), framework="pt", device="cpu")
         except RuntimeError:  # torch could not map it
-            return MappedFile(path)
+            return nullcontext(MappedFile(path))
     except (SafetensorError, OSError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
         raise LayoutError(

@@ -37,7 +37,7 @@ class Traffic:
     def add(self, kind: str, x: torch.Tensor) -> None:
         """Count one exchange of a tensor."""
         self.messages[kind] += 1
-        self.payload[kind] += x.numel() * x.element_size()
+        self.payload[kind] += x.nbytes
 
     def clear(self) -> None:
         """Reset all counters."""
@@ -46,29 +46,24 @@ class Traffic:
 
 
 class Group:
-    """Ranks that exchange tensors; all make the same calls in the same order. ``group`` None is
-    a group of one.
-    """
+    """Ranks that exchange tensors; all make the same calls in the same order."""
 
     def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic):
         self._group = group
         self._traffic = traffic
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
 
     def sum(self, x: torch.Tensor, kind: str) -> torch.Tensor:
         """Return the sum over ranks, computed in place and bit-equal on all of them."""
-        if self.size > 1:
-            x = x.contiguous()
-            self._traffic.add(kind, x)
-            with naming_lost_ranks(kind):
-                dist.all_reduce(x, group=self._group)
+        x = x.contiguous()
+        self._traffic.add(kind, x)
+        with naming_lost_ranks(kind):
+            dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: torch.Tensor, kind: str) -> list[torch.Tensor]:
         """Return every rank's tensor, in rank order. All have the same shape."""
-        if self.size == 1:
-            return [x]
         x = x.contiguous()
         self._traffic.add(kind, x)
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -86,8 +81,6 @@ class Group:
         self, x: torch.Tensor, widths: Sequence[int], kind: str
     ) -> list[torch.Tensor] | None:
         """Return the tensors [..., widths[rank]] of all ranks on rank 0, None on the others."""
-        if self.size == 1:
-            return [x]
         padded = _padded(x, max(widths)).contiguous()
         parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
         if self.rank:
@@ -177,20 +170,6 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
-def join(device: torch.device, timeout_s: float) -> tuple[torch.device, bool]:
-    """Join the process group of this process, if there is more than one process.
-
-    Returns this rank's device, and whether the process group was made here and should be destroyed
-    here.
-    """
-    if dist.is_available() and dist.is_initialized():
-        return _own_device(device), False
-    if world_size() > 1:
-        device = _own_device(device)
-        connect(device, timeout_s, "env://")
-    return device, True
-
-
 def connect(
     device: torch.device, timeout_s: float, init_method: str, rank: int = -1, size: int = -1
 ) -> None:
@@ -224,7 +203,7 @@ def connect(
         ) from None
 
 
-def _own_device(device: torch.device) -> torch.device:
+def own_device(device: torch.device) -> torch.device:
     """Resolve ``cuda`` to the GPU with this process's local rank, and select it."""
     if device.type != "cuda":
         return device

@@ -13,7 +13,7 @@ from strands_cosmos3.options import option
 if TYPE_CHECKING:
     import torch
 
-    from strands_cosmos3.parallel.mesh import Mesh
+    from strands_cosmos3.engine.parallel_context import ParallelContext
 
 VaeSplit = Literal["exact", "tiles", "off"]
 VAE_SPLITS = get_args(VaeSplit)
@@ -88,16 +88,18 @@ class ParallelConfig:
             f"--tp {self.tp_size} ..."
         )
 
-    def join(self, device: torch.device) -> Mesh:
+    def join(self, device: torch.device) -> ParallelContext:
         """Join the process group of torchrun or of the caller's ``init_process_group``; a
         ConfigError if its size is wrong.
         """
-        from strands_cosmos3.parallel import collectives
+        from strands_cosmos3.engine.parallel_context import SingleProcess
+        from strands_cosmos3.parallel.collectives import world_size
         from strands_cosmos3.parallel.mesh import Mesh
 
-        self.check_world(collectives.world_size())
-        device, owns_world = collectives.join(device, self.timeout_s)
-        return Mesh(self.tp_size, self.cfg_size, self.vae_split, device, owns_world)
+        self.check_world(world_size())
+        if self.ranks == 1:
+            return SingleProcess(device)
+        return Mesh(self.tp_size, self.cfg_size, self.vae_split, device, self.timeout_s)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,13 @@ from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Veloci
 from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
 from strands_cosmos3.engine.weight_files import Slices
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.parallel.collectives import Group, Traffic, naming_lost_ranks
+from strands_cosmos3.parallel.collectives import (
+    Group,
+    Traffic,
+    connect,
+    naming_lost_ranks,
+    own_device,
+)
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
 _ROWS = re.compile(r".*\.(to_q|add_q_proj|gate_proj|up_proj)\.(weight|bias)")
@@ -86,33 +92,31 @@ class Mesh(ParallelContext):
     """The parallel context of one rank among several; see
     :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
 
-    ``owns_world``: whether :meth:`close` destroys the process group. ``traffic``: what this rank
-    sent.
+    It joins the process group that there is, or makes that of torchrun and destroys it on
+    :meth:`close`. ``traffic``: what this rank sent.
     """
 
     def __init__(
-        self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, owns_world: bool
+        self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, timeout_s: float
     ):
-        self.device = device
+        self.device = own_device(device)
+        self._owns_world = not dist.is_initialized()
+        if self._owns_world:
+            connect(self.device, timeout_s, "env://")
         self.traffic = Traffic()
         self._vae_split = vae_split
-        self._owns_world = owns_world
         self._config: TransformerConfig | None = None
-        if tp_size * cfg_size == 1:
-            self.rank = 0
-            self.tp = self.cfg = self.all = Group(None, self.traffic)
-        else:
-            mesh = init_device_mesh(device.type, (cfg_size, tp_size), mesh_dim_names=("cfg", "tp"))
-            self.rank = dist.get_rank()
-            self.tp = Group(mesh.get_group("tp"), self.traffic)
-            self.cfg = Group(mesh.get_group("cfg"), self.traffic)
-            self.all = Group(dist.group.WORLD, self.traffic)
-        self._tp_size = tp_size
-        self.branches: tuple[int, ...] = (0, 1) if cfg_size == 1 else (self.rank // tp_size,)
+        mesh = init_device_mesh(device.type, (cfg_size, tp_size), mesh_dim_names=("cfg", "tp"))
+        self.rank = dist.get_rank()
+        self.tp = Group(mesh.get_group("tp"), self.traffic)
+        self.cfg = Group(mesh.get_group("cfg"), self.traffic)
+        self.all = Group(dist.group.WORLD, self.traffic)
+        if cfg_size > 1:
+            self.branches = (self.cfg.rank,)
 
     def check(self, config: TransformerConfig) -> None:
         """See :meth:`ParallelContext.check`."""
-        require_tp_size(config, self._tp_size)
+        require_tp_size(config, self.tp.size)
         self._config = config
 
     def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
@@ -149,7 +153,7 @@ class Mesh(ParallelContext):
 
     def parallelize_vae(self, vae: Vae) -> Vae:
         """See :meth:`ParallelContext.parallelize_vae`."""
-        return vae if self.all.size == 1 else ShardedVae(vae, self.all, self._vae_split)
+        return ShardedVae(vae, self.all, self._vae_split)
 
     def exchange(self, velocities: Velocities) -> Velocities:
         """Gather both branches' velocities in one packed exchange between the two guidance
@@ -168,9 +172,8 @@ class Mesh(ParallelContext):
 
     def barrier(self) -> None:
         """See :meth:`ParallelContext.barrier`."""
-        if self.all.size > 1:
-            with naming_lost_ranks("barrier"):
-                dist.barrier()
+        with naming_lost_ranks("barrier"):
+            dist.barrier()
 
     def close(self) -> None:
         """Destroy the process group, if it was made for this mesh."""

@@ -24,13 +24,8 @@ import torch
 from torch import nn
 
 from strands_cosmos3.engine.parallel_context import Vae
-from strands_cosmos3.engine.wan import (
-    SPATIAL_COMPRESSION,
-    Attention,
-    CausalConv3d,
-    DoublingConv2d,
-    Downsample,
-)
+from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION
+from strands_cosmos3.engine.wan import Attention, CausalConv3d, DoublingConv2d, Downsample
 from strands_cosmos3.parallel.collectives import Group
 
 TILE_MARGIN = 4
@@ -85,7 +80,6 @@ class ShardedVae:
         self._vae = vae
         self.model = vae.model
         self.has_decoder = vae.has_decoder
-        self.previews = vae.previews  # rank 0 has the preview decoder do so alone
         self._group = group
         self._split = split
         self._halo = HaloExchange(group)
@@ -108,7 +102,8 @@ class ShardedVae:
         :meth:`WanVae.decode`.
         """
         columns = latents.shape[-1]
-        if self._split == "off" or self.previews or columns < self._group.size:
+        alone = self._split == "off" or self.model.preview is not None
+        if alone or columns < self._group.size:
             return self._vae.decode(latents) if self._group.rank == 0 else None
         widths = shard_widths(columns, self._group.size)
         margin = TILE_MARGIN if self._split == "tiles" else 0

@@ -16,6 +16,7 @@ from strands_cosmos3.engine.weight_files import (
     DTYPES,
     WeightFiles,
     WeightSource,
+    claim,
     opened,
     readable,
 )
@@ -207,17 +208,10 @@ def _sorted(files: WeightFiles) -> tuple[dict[str, str], dict[str, tuple[str, st
         bare = _PREFIX.sub("", key)
         factor = _FACTOR.search(bare)
         if factor is None:
-            side = bare
-            stored = whole
+            claim(whole, bare, key)
         else:
             side = {"down": "A", "up": "B"}.get(factor[1], factor[1])
-            stored = pairs.setdefault(f"{bare[: factor.start()]}.weight", {})
-        if side in stored:
-            raise WeightsError(
-                f"{readable(key)} and {readable(stored[side])} are both {readable(bare)}; one is "
-                "wrong."
-            )
-        stored[side] = key
+            claim(pairs.setdefault(f"{bare[: factor.start()]}.weight", {}), side, key)
     if half := [name for name in pairs if set(pairs[name]) != {"A", "B"}]:
         raise WeightsError(
             f"{readable(half[0])} has only one of its two low-rank factors; download it again."

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from strands_cosmos3.engine.formats.framework import is_vision, renamed
+from strands_cosmos3.engine.formats.framework import is_vision, renamed, require_vision
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import (
@@ -32,7 +32,6 @@ from strands_cosmos3.engine.weight_files import (
     WeightSource,
     inside,
     readable,
-    taken,
     unwrapped,
 )
 from strands_cosmos3.errors import LayoutError, WeightsError
@@ -175,7 +174,7 @@ class DcpFiles(WeightSource):
 
         for key in sorted(requests, key=order):
             name, index = requests[key]
-            yield key, taken(self._whole(name), index)
+            yield key, self._whole(name)[index]
 
     def _whole(self, name: str) -> torch.Tensor:
         chunks = self._chunks[name]
@@ -304,10 +303,7 @@ class DcpRun(OnBase):
         other = "net." if prefix == "net_ema." else "net_ema."
         names, rest = renamed(files.shapes, prefix)
         self.skipped = tuple(name for name in rest if not name.startswith(other) or is_vision(name))
-        if unknown := [name for name in self.skipped if not is_vision(name)]:
-            raise LayoutError(
-                f"{files.folder} holds weights under neither net nor net_ema: {shown(unknown[:6])}."
-            )
+        require_vision(self.skipped, f"{files.folder} holds weights under neither net nor net_ema")
         return Renamed(files, names)
 
 

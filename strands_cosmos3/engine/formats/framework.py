@@ -141,7 +141,9 @@ class FrameworkExport(OnBase):
     def weights(self) -> WeightSource:
         files = WeightFiles(self.root, self.root, "model")
         names, self.skipped = renamed(files.shapes, "model.net.")
-        require_vision(self.skipped, self)
+        require_vision(
+            self.skipped, f"{self.root} holds weights that a {self.format} does not have"
+        )
         return Renamed(files, names)
 
     def recorded(self) -> Sequence[Stated]:
@@ -175,11 +177,11 @@ class FrameworkExport(OnBase):
         return config
 
 
-def require_vision(skipped: tuple[str, ...], layout: OnBase) -> None:
-    """Raise LayoutError if a weight that would be skipped is not a picture encoder's."""
+def require_vision(skipped: tuple[str, ...], fault: str) -> None:
+    """Raise LayoutError, which begins with ``fault``, if a weight that would be skipped is not a
+    picture encoder's.
+    """
     if unknown := [name for name in skipped if not is_vision(name)]:
         raise LayoutError(
-            f"{layout.root} holds {len(unknown)} weights that a {layout.format} does not have: "
-            f"{shown(unknown[:6])}; nothing "
-            "was loaded."
+            f"{fault}, {len(unknown)} of them: {shown(unknown[:6])}; nothing was loaded."
         )

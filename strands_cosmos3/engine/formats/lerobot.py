@@ -19,7 +19,7 @@ import torch
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
 from strands_cosmos3.engine.formats.contract import FIELDS, Stated
-from strands_cosmos3.engine.formats.framework import is_vision
+from strands_cosmos3.engine.formats.framework import is_vision, require_vision
 from strands_cosmos3.engine.formats.layout import (
     CONFIG_FILES,
     IMPLEMENTED,
@@ -107,10 +107,7 @@ class LeRobotPolicy(OnBase):
         other = self._prefix("vae")
         stored = self._stored.shapes
         self.skipped = tuple(sorted(key for key in stored if not key.startswith((prefix, other))))
-        if unknown := [key for key in self.skipped if not is_vision(key)]:
-            raise LayoutError(
-                f"{self.root} holds weights of neither transformer nor VAE: {shown(unknown[:6])}."
-            )
+        require_vision(self.skipped, f"{self.root} holds weights of neither transformer nor VAE")
         return self._part(prefix)
 
     def vae_weights(self) -> WeightSource:
