@@ -25,7 +25,7 @@ from PIL import Image
 import report
 from recipes.random_checkpoint import MID_SIZE, FactorySizes, write_checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.options import EngineOptions, Quantize
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
 
@@ -84,24 +84,21 @@ def measure(
         write_checkpoint(folder, sizes=sizes)
         report.progress("loading it twice")
 
-        def load(
-            dtype: Literal["float32", "bfloat16"], quantize: Quantize | None = None
-        ) -> Cosmos3Engine:
-            options = EngineOptions(dtype=dtype, quantize=quantize)
+        def load(**options: Any) -> Cosmos3Engine:
+            chosen = EngineOptions(**{"dtype": "float32", **options})
             return loaded.enter_context(
-                Cosmos3Engine.from_pretrained(folder, options=options, domains=(8,))
+                Cosmos3Engine.from_pretrained(folder, options=chosen, domains=(8,))
             )
 
-        engine = load("float32")
+        engine = load()
         request = random_request(setting, engine, steps, guidance)
         latent_ms: list[float] = []
         if against == "pipeline":
             name = "pipeline_decoded"
             other = _pipeline_run(_pipeline(folder), setting, request, latent_ms)
-        elif against == "bfloat16":
-            name, other = against, _engine_run(load(against), request)
         else:
-            name, other = against, _engine_run(load("float32", against), request)
+            option = "dtype" if against == "bfloat16" else "quantize"
+            name, other = against, _engine_run(load(**{option: against}), request)
         native = _engine_run(engine, request)
         theirs = other()
         latent_ms.clear()  # the warm-up's
@@ -110,7 +107,8 @@ def measure(
         cold_s = time.process_time() - start_s
         cpu_ms = report.alternate({"native": native, name: other}, repeats)
         cpu_ms |= {"pipeline_latent": latent_ms} if latent_ms else {}
-    cpu_s = {name: np.array(runs_ms) / 1e3 for name, runs_ms in cpu_ms.items()}
+    cpu_s = {name: float(np.median(runs_ms)) / 1e3 for name, runs_ms in cpu_ms.items()}
+    each = {name: np.divide(runs_ms, cpu_ms["native"]) for name, runs_ms in cpu_ms.items()}
     return {
         "setting": setting.name,
         "generation_tokens": _tokens(request),
@@ -118,13 +116,10 @@ def measure(
         "guidance": guidance,
         "threads": threads,
         "repeats": repeats,
-        "cpu_s": {name: float(np.median(runs)) for name, runs in cpu_s.items()},
+        "cpu_s": cpu_s,
         "cold_cpu_s": cold_s,
-        "ratio": {
-            name: float(np.median(runs) / np.median(cpu_s["native"]))
-            for name, runs in cpu_s.items()
-        },
-        "ratio_each": {name: (runs / cpu_s["native"]).tolist() for name, runs in cpu_s.items()},
+        "ratio": {name: median_s / cpu_s["native"] for name, median_s in cpu_s.items()},
+        "ratio_each": {name: ratios.tolist() for name, ratios in each.items()},
         "largest_action_difference": float((actions - theirs).abs().max()),
         "actions_rms": float(actions.square().mean().sqrt()),
         "model": vars(sizes),

@@ -26,37 +26,35 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import tyro
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from golden_results import compare, read_results
-from golden_trees import Processes, Tree
+from golden_trees import Tree, interrupt_all
+from tests.helpers.transcripts import Transcript, replay_client, replay_http_client
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 HEAD = ROOT / "out/golden/head"  # results of the head, of the last run alone
+CHUNKS = str(HERE / "golden_chunks.py")
+CASES = tomllib.loads((HERE / "golden_cases.toml").read_text())
+OUTPUTS: Mapping[str, str] = CASES["outputs"]
 # The kinds that take longest come first.
 KINDS = ("evaluate", "chunks", "service", "wire", "rollout", "infer", "checkpoint")
-REPLY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -75,75 +73,31 @@ class Case:
     def run(self, tree: Tree, out: Path) -> None:
         """Run it in a tree and write its results to the folder ``out``."""
         options = {"": self.options} if isinstance(self.options, str) else self.options
-        figures = " --json OUT/figures.json --npz OUT/arrays.npz"
         if self.kind == "wire":
+            transcript = Transcript.load(str(tree.inputs / options["transcript"]))
+            replay = replay_http_client if self.key == "libero" else replay_client
             with tree.server(options["serve"], out) as port:
-                replies = exchange(tree.inputs / f"{options['transcript']}.zip", port)
-            (out / "replies.json").write_text(json.dumps(replies))
+                replies = replay(transcript, port)
+            (out / "replies.json").write_text(json.dumps(replies, default=plain))
             return
         if self.kind == "service":
             with tree.server(options["serve"], out) as port:
-                call = f"--backend service --port PORT {options['rollout']}{figures}"
-                line = tree.line("rollout", call, out, port)
-                status = tree.run(line, out)
+                call = f"--backend service --port PORT {options['rollout']} {OUTPUTS['rollout']}"
+                status = tree.run(tree.line("rollout", call, out, port), out)
         elif self.kind == "chunks":
-            script = str(HERE / "golden_chunks.py")
-            line = [sys.executable, script, options[""], str(tree.inputs), str(out)]
+            line = [sys.executable, CHUNKS, options[""], str(tree.inputs), str(out)]
             status = tree.run(line, out)
         else:
-            outputs = {"rollout": figures, "evaluate": " --out OUT", "infer": " --out OUT/answer"}
-            line = tree.line(self.kind, options[""] + outputs.get(self.kind, ""), out)
+            line = tree.line(self.kind, f"{options['']} {OUTPUTS.get(self.kind, '')}", out)
             status = tree.run(line, out, (0, 1, 2) if "refused" in self.key else (0, 1))
         (out / "status.json").write_text(json.dumps({"exit status": status}))
 
 
-def exchange(transcript: Path, port: int) -> list[Any]:
-    """Send a recorded client's frames to a server and return its replies for JSON."""
-    replies: list[Any] = []
-    with zipfile.ZipFile(transcript) as frames:
-        entries = [name for name in frames.namelist() if re.match(r"\d+-\d+-", name)]
-        for number in sorted({int(name.split("-")[0]) for name in entries}):
-            mine = [name for name in entries if int(name.split("-")[0]) == number]
-            if frames.read(mine[0]).startswith((b"GET ", b"POST ")):
-                replies.append(exchange_http(frames.read(mine[0]), port))
-                continue
-            try:
-                address = f"ws://127.0.0.1:{port}"
-                with connect(address, compression=None, max_size=None) as connection:
-                    for name in mine:
-                        if "client" in name:
-                            connection.send(frames.read(name))
-                        else:
-                            replies.append(message(connection.recv(timeout=REPLY_S)))
-            except ConnectionClosed as end:  # after a refusal
-                replies.append({"closed": None if end.rcvd is None else end.rcvd.code})
-    return replies
-
-
-def exchange_http(request: bytes, port: int) -> Any:
-    """Send an HTTP request and return the status and the body of the reply."""
-    with socket.create_connection(("127.0.0.1", port), timeout=REPLY_S) as connection:
-        connection.sendall(request)
-        head, _, body = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
-    return {
-        "status": head.split()[1].decode(),
-        "body": json.loads(body) if body[:1] == b"{" else body.decode(),
-    }
-
-
-def message(data: bytes | str) -> Any:
-    """Return a message of the policy protocol for JSON; of a traceback its last line."""
-    if isinstance(data, str):
-        return data.splitlines()[-1]
-
-    def array(value: dict[Any, Any]) -> Any:
-        if b"__ndarray__" not in value:
-            return value
-        numbers = np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).tolist()
-        return {"dtype": value[b"dtype"], "shape": list(value[b"shape"]), "data": numbers}
-
-    content = msgpack.unpackb(data, object_hook=array, strict_map_key=False)
-    return json.loads(json.dumps(content, default=repr))
+def plain(value: Any) -> Any:
+    """Return an array or another value of a message for JSON."""
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "shape": value.shape, "data": value.tolist()}
+    return value.decode() if isinstance(value, bytes) else repr(value)
 
 
 @dataclass
@@ -164,7 +118,6 @@ class Golden:
     """Largest difference of angles in rad."""
     list: bool = False
     """Print the names of the cases."""
-    processes: tyro.conf.Suppress[Processes] = field(default_factory=Processes)
 
     @cached_property
     def cases(self) -> Sequence[Case]:
@@ -175,10 +128,8 @@ class Golden:
         """Run what is not cached, compare, print a table; return the exit status."""
         commit, folder = self._checkout(self.base or "")
         inputs = self._inputs(commit, folder)
-        base = Tree(folder, inputs, self.processes)
-        head = Tree(
-            ROOT if self.head == "." else self._checkout(self.head)[1], inputs, self.processes
-        )
+        base = Tree(folder, inputs)
+        head = Tree(ROOT if self.head == "." else self._checkout(self.head)[1], inputs)
         results = self.cache / commit / "results"
         digests = {case.name: self._digest(case, inputs) for case in self.cases}
         stored = {name: results / f"{name}-{digest}" for name, digest in digests.items()}
@@ -194,29 +145,24 @@ class Golden:
         shutil.rmtree(HEAD, ignore_errors=True)
         print(f"head {self.head}: {len(self.cases)} cases to run", flush=True)
         failed = self._run_all(head, self.cases, fresh)
-        different = 0
-        for case in self.cases:
-            if case.name in failed:
-                verdict = f"failed: {failed[case.name]}"
+        equal = 0
+        words = {str(inputs): "INPUTS", str(base.folder): "TREE", str(head.folder): "TREE"}
+        for name in digests:
+            if name in failed:
+                verdict = f"failed: {failed[name]}"
             else:
-                words = {str(inputs): "INPUTS", str(base.folder): "TREE", str(head.folder): "TREE"}
-                pair = [read_results(out[case.name], words) for out in (stored, fresh)]
-                difference = compare(*pair, self.tolerance)
-                verdict = (
-                    f"equal ({len(pair[0])} values)" if difference is None else str(difference)
-                )
-            different += not verdict.startswith("equal (")
-            print(f"{case.name:28} {verdict}", flush=True)
-        print(f"{len(self.cases) - different} of {len(self.cases)} cases are equal")
-        return int(different > 0)
+                results = read_results(stored[name], words)
+                difference = compare(results, read_results(fresh[name], words), self.tolerance)
+                verdict = difference or f"equal ({len(results)} values)"
+                equal += difference is None
+            print(f"{name:28} {verdict}", flush=True)
+        print(f"{equal} of {len(self.cases)} cases are equal")
+        return int(equal < len(self.cases))
 
     def _run_all(
         self, tree: Tree, cases: Sequence[Case], out: Mapping[str, Path]
     ) -> dict[str, str]:
         """Run cases side by side; return the errors by the case's name."""
-        commands = {"serve", "rollout", *(case.kind for case in cases)}
-        for command in commands - {"service", "wire", "chunks"} if cases else ():
-            tree.flags_of(command)
         errors: dict[str, str] = {}
         started = time.monotonic()
 
@@ -232,13 +178,11 @@ class Golden:
             print(f"  {case.name:28} {time.monotonic() - begin:6.1f} s{mark}\n", end="", flush=True)
 
         with ThreadPoolExecutor(self.workers) as pool:
-            futures = [pool.submit(run, case) for case in cases]
             try:
-                for future in futures:
-                    future.result()
+                list(pool.map(run, cases))
             except BaseException:
-                self.processes.end_all()
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                interrupt_all()
                 raise
         print(f"  {len(cases)} cases in {time.monotonic() - started:.0f} s", flush=True)
         return errors
@@ -258,17 +202,16 @@ class Golden:
 
     def _inputs(self, commit: str, tree: Path) -> Path:
         """Return the folder of inputs, made by the base tree."""
-        commands = tomllib.loads((HERE / "golden_cases.toml").read_text())["inputs"]
-        source = (HERE / "golden_chunks.py").read_text().partition("def observation")[0]
+        commands = CASES["inputs"]
+        source = Path(CHUNKS).read_text().partition("def observation")[0]
         digest = digest_of(json.dumps(commands) + source + machine())
         folder = self.cache / commit / f"inputs-{digest}"
         if folder.exists():
             return folder
         print("making the inputs", flush=True)
         with whole(folder) as hidden:
-            maker = Tree(tree, hidden, self.processes)
-            script = str(HERE / "golden_chunks.py")
-            maker.run([sys.executable, script, "make", str(hidden)], hidden, (0,))
+            maker = Tree(tree, hidden)
+            maker.run([sys.executable, CHUNKS, "make", str(hidden)], hidden, (0,))
             for name, options in commands.items():
                 command, _, rest = options.partition(" ")
                 print(f"  {name}", flush=True)
@@ -280,7 +223,7 @@ class Golden:
 
     def _digest(self, case: Case, inputs: Path) -> str:
         """Return a digest of everything but the commit that decides a case's results."""
-        parts = [case.name, json.dumps(case.options), inputs.name, machine()]
+        parts = [case.name, json.dumps([case.options, OUTPUTS]), inputs.name, machine()]
         if case.kind == "chunks":
             files = "golden_chunks.py", "golden_policies.toml"
             parts += [(HERE / file).read_text() for file in files]
@@ -316,8 +259,7 @@ def machine() -> str:
 
 def read_cases(only: str) -> list[Case]:
     """Return the cases whose name or kind ``only`` lists; all if it is empty."""
-    sections = tomllib.loads((HERE / "golden_cases.toml").read_text())
-    cases = [Case(kind, key, options) for kind in KINDS for key, options in sections[kind].items()]
+    cases = [Case(kind, key, options) for kind in KINDS for key, options in CASES[kind].items()]
     names = [name for name in only.split(",") if name]
     if unknown := set(names) - {*KINDS, *(case.name for case in cases)}:
         raise SystemExit(f"golden: no case {', '.join(sorted(unknown))}; --list shows them.")
@@ -340,8 +282,6 @@ def main() -> int:
     except KeyboardInterrupt:
         print("golden: interrupted", file=sys.stderr)
         return 130
-    finally:
-        golden.processes.end_all()
 
 
 if __name__ == "__main__":

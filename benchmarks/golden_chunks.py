@@ -5,13 +5,13 @@
     python benchmarks/golden_chunks.py engine INPUTS OUT    # chunks of Cosmos3Engine
 
 Chunks use names of ``strands_cosmos3.__all__`` alone, which a refactoring keeps; their arrays are
-in OUT/chunks.npz. Only ``make`` looks inside the package.
+in OUT/chunks.npz. Only ``make`` looks inside the package, with what a tree's tests make checkpoints
+by.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tomllib
 from dataclasses import replace
@@ -22,126 +22,38 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
-# Where a function is in the trees that can be a base; the first module that exists counts.
-PLACES = {
-    "write_checkpoint": ("recipes.random_checkpoint", "strands_cosmos3.engine.factory"),
-    "framework_name": (
-        "helpers.checkpoint_formats",
-        "recipes.random_checkpoint",
-        "strands_cosmos3.engine.formats.framework",
-        "strands_cosmos3.engine.formats.names",
-    ),
-}
 TABLES = tomllib.loads(Path(__file__).with_name("golden_policies.toml").read_text())
 VIEWS = ("wrist", "exterior_1", "exterior_2")
 HOME_RAD = (0.0, -0.785398, 0.0, -2.356194, 0.0, 1.570796, 0.785398)
 SENTENCES = ("pick up the red cube", "put the green block into the box")
-CONTRACT = """
-checkpoint = "silu"
-domain = "droid_lerobot"
-action_space = "midtrain"
-width = 10
-chunk = 16
-fps = 15.0
-normalization = "quantile"
-statistics = "droid_lerobot"
-gripper = "1=open"
-views = ["wrist", "exterior_1", "exterior_2"]
-prompt_format = "json"
-resolution_tier = 256
-sampling = { num_steps = 2, guidance_scale = 1.0, flow_shift = 10.0 }
-"""
-
-
-def internal(name: str) -> Any:
-    """Return a function of the base tree that is no part of its public API."""
-    for module in PLACES[name]:
-        try:
-            return getattr(import_module(module), name)
-        except (ImportError, AttributeError):
-            continue
-    raise SystemExit(
-        f"golden_chunks: no {name} in {', '.join(PLACES[name])}; add its module to PLACES."
-    )
 
 
 def make(folder: Path) -> None:
     """Write small random checkpoints in several formats, and pictures."""
-    write = internal("write_checkpoint")
+    from helpers import checkpoint_formats as formats
+
+    try:
+        from recipes.random_checkpoint import write_checkpoint as write
+    except ImportError:  # where older trees have it
+        write: Any = import_module("strands_cosmos3.engine.factory").write_checkpoint
     silu = write(folder / "silu")
     write(folder / "relu2", hidden_act="relu2", seed=1)
     write(folder / "joint", action_space="joint_pos", seed=3)
-    about = json.loads((write(folder / "prefix", seed=4) / "checkpoint.json").read_text())
+    prefix = write(folder / "prefix", seed=4) / "checkpoint.json"
+    about = json.loads(prefix.read_text())
     about["strands_cosmos3"] |= {"prefix_rows": 8, "replan_rows": 8}
-    (folder / "prefix/checkpoint.json").write_text(json.dumps(about))
-    (folder / "contract.toml").write_text(CONTRACT)
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted((silu / "transformer").glob("*.safetensors")):
-        weights |= load_file(file)
-    write_formats(folder, weights)
+    prefix.write_text(json.dumps(about))
+    formats.contract_file(folder / "contract.toml", Path("silu"), None)
+    formats.framework_export(silu, folder / "export", edge=False)
+    formats.dcp_run(silu, folder / "run")
+    formats.modelopt_fp8(silu, folder / "fp8")
+    formats.adapter(silu, folder / "adapter", "peft")
     for i, view in enumerate(VIEWS):
         Image.fromarray(picture(i)).save(folder / f"{view}.png")
     rows = 0.1 * np.random.default_rng(1).standard_normal((16, 10))
     (folder / "actions.json").write_text(json.dumps(rows.tolist()))
-
-
-def write_formats(folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Write the same weights as an export, as a training run and as FP8, and an adapter."""
-    old = {internal("framework_name")(key): weight for key, weight in weights.items()}
-    export = folder / "export"
-    export.mkdir()
-    save_file(
-        {f"model.net.{key}": weight for key, weight in old.items()}, export / "model.safetensors"
-    )
-    language = {"model_instance": {"_target_": "Qwen3VLTextForCausalLM"}}
-    model = {"_target_": "cosmos_framework.model.generator.omni_mot_model.OmniMoTModel"}
-    model |= {"config": {"max_action_dim": 64, "vlm_config": language}}
-    (export / "config.json").write_text(json.dumps({"model_type": "cosmos3_omni", "model": model}))
-    (export / "export_manifest.json").write_text("{}")
-    (export / "checkpoint.json").write_text('{"use_ema_weights": true}')
-
-    run = folder / "run"
-    averaged = {f"net_ema.{key}": weight for key, weight in old.items()}
-    current = {f"net.{key}": weight + 1 for key, weight in old.items()}
-    dcp.save(
-        averaged | current, checkpoint_id=run / "checkpoints/iter_000000020/model", no_dist=True
-    )
-    (run / "checkpoints/latest_checkpoint.txt").write_text("iter_000000020\n")
-    (run / "config.yaml").write_text("model: {}\n")
-
-    fp8 = shutil.copytree(folder / "silu", folder / "fp8")
-    stored: dict[str, torch.Tensor] = {}
-    for key, weight in weights.items():
-        stored[key] = weight
-        if "self_attn.to_" in key or "proj.weight" in key:
-            scale = weight.abs().max() / 448
-            stored[key] = (weight / scale).to(torch.float8_e4m3fn)
-            stored[f"{key}_scale"] = scale
-            stored[key.replace(".weight", ".input_scale")] = torch.tensor(1.0)
-    for file in (fp8 / "transformer").glob("*safetensors*"):
-        file.unlink()
-    save_file(stored, fp8 / "transformer/diffusion_pytorch_model.safetensors")
-    (fp8 / "hf_quant_config.json").write_text('{"quant_method": "modelopt", "quant_algo": "FP8"}')
-
-    adapter = folder / "adapter"
-    generator = torch.Generator().manual_seed(5)
-    adapter.mkdir()
-    factors: dict[str, torch.Tensor] = {}
-    for key in sorted(
-        key for key in weights if "mlp_moe_gen" in key and key.endswith("_proj.weight")
-    ):
-        stem, (rows, columns) = (
-            f"base_model.model.{key.removesuffix('.weight')}",
-            weights[key].shape,
-        )
-        factors[f"{stem}.lora_A.weight"] = torch.randn(4, columns, generator=generator) * 0.05
-        factors[f"{stem}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) * 0.05
-    save_file(factors, adapter / "adapter_model.safetensors")
-    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
 
 
 def picture(number: int) -> np.ndarray:
@@ -176,9 +88,8 @@ def policy_chunks(inputs: Path) -> dict[str, Any]:
             config["guidance_interval"] = tuple(config["guidance_interval"])
         # Older trees take every option as an argument.
         options = {key: config.pop(key) for key in [*config] if key not in arguments}
-        with create_policy(
-            "cosmos3", **config, **({"options": options} if options else {})
-        ) as policy:
+        config |= {"options": options} if options else {}
+        with create_policy("cosmos3", **config) as policy:
             for call, sentence in enumerate(SENTENCES):
                 policy.set_control_frequency(50 if call else 60)
                 steps = policy.get_actions_sync(observed, sentence, **more)
@@ -224,7 +135,7 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     clip = torch.rand(1, 3, 17, 64, 96, generator=generator) * 2 - 1
     rows = torch.randn(16, 10, generator=generator)
-    asked = Cosmos3ActionRequest(
+    plain = Cosmos3ActionRequest(
         text_ids=torch.arange(40, 60),
         video_shape=pixel_to_latent_shape(17, 64, 96),
         action_chunk=16,
@@ -233,38 +144,35 @@ def engine_chunks(inputs: Path) -> dict[str, Any]:
         cond_video_pixels=clip[:, :, :1],
         fps=15.0,
         num_inference_steps=3,
-        seed=1,
     )
-    unwanted = {"neg_text_ids": torch.arange(90, 101), "guidance_scale": 1.7}
+    guided = {"neg_text_ids": torch.arange(90, 101), "guidance_scale": 1.7}
+    film = {"cond_video_pixels": clip}
+    changes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "guided": guided,
+        "interval": {"guidance_interval": (900, 1001), **guided},
+        "prefix": {"action_prefix": rows[:3]},
+        "inverse": {"mode": "inverse_dynamics", **film},
+        "forward": {"mode": "forward_dynamics", "cond_action": rows},
+        "umi": {"domain_id": get_embodiment("umi").domain_id},
+        "two frames": {"cond_frame_indexes": (0, 1), "return_video": False, **film},
+        "karras": {"use_karras_sigmas": True, "flow_shift": 5.0},
+    }
     requests = {
-        "plain": asked,
-        "guided": replace(asked, seed=2, **unwanted),
-        "interval": replace(asked, seed=3, guidance_interval=(900, 1001), **unwanted),
-        "prefix": replace(asked, seed=4, action_prefix=rows[:3]),
-        "inverse": replace(asked, seed=5, mode="inverse_dynamics", cond_video_pixels=clip),
-        "forward": replace(asked, seed=6, mode="forward_dynamics", cond_action=rows),
-        "umi": replace(asked, seed=7, domain_id=get_embodiment("umi").domain_id),
-        "two frames": replace(
-            asked, seed=8, cond_frame_indexes=(0, 1), cond_video_pixels=clip, return_video=False
-        ),
-        "karras": replace(asked, seed=9, use_karras_sigmas=True, flow_shift=5.0),
+        name: replace(plain, seed=seed, **changed)
+        for seed, (name, changed) in enumerate(changes.items(), 1)
     }
     answers: dict[str, Any] = {}
-    for kind in ("silu", "relu2"):
-        with Cosmos3Engine.from_pretrained(
-            inputs / kind, device="cpu", decode_video=kind == "relu2"
-        ) as engine:
-            for name, request in requests.items():
-                wanted = (
-                    request
-                    if kind == "silu"
-                    else replace(request, decode_frames=5 if request.return_video else None)
-                )
-                answers |= flat(f"{kind}.{name}", engine.step(wanted))
-            if kind == "silu":
-                alike = [request for name, request in requests.items() if name != "karras"]
-                for i, answer in enumerate(engine.step_batch(alike)):
-                    answers |= flat(f"batch.{i}", answer)
+    with Cosmos3Engine.from_pretrained(inputs / "silu", device="cpu") as engine:
+        for name, request in requests.items():
+            answers |= flat(f"silu.{name}", engine.step(request))
+        alike = list(requests.values())[:-1]  # another schedule shares no batch
+        for i, answer in enumerate(engine.step_batch(alike)):
+            answers |= flat(f"batch.{i}", answer)
+    with Cosmos3Engine.from_pretrained(inputs / "relu2", device="cpu", decode_video=True) as engine:
+        for name, request in requests.items():
+            frames = 5 if request.return_video else None
+            answers |= flat(f"relu2.{name}", engine.step(replace(request, decode_frames=frames)))
     with Cosmos3Engine.from_pretrained(inputs / "joint", device="cpu") as engine:
         processor = Cosmos3PolicyProcessor.for_checkpoint(engine.checkpoint, domain_name="droid")
         views = {name: picture(i) for i, name in enumerate(VIEWS)}

@@ -47,7 +47,7 @@ def compare(
 
     Results are numbers, texts and arrays by name. The tolerance is for floating-point numbers.
     """
-    for name in [*base, *(name for name in head if name not in base)]:
+    for name in {**base, **head}:
         if name not in base or name not in head:
             return Difference(name, (), base.get(name, ABSENT), head.get(name, ABSENT))
         a = np.asarray(base[name])
@@ -104,19 +104,14 @@ def read_results(folder: Path, paths: Mapping[str, str]) -> dict[str, Any]:
             with np.load(path) as arrays:
                 results |= {f"{name}:{key}": arrays[key] for key in arrays.files}
         elif path.suffix == ".safetensors":
-            results |= {f"{name}:{key}": value for key, value in read_tensors(path)}
+            for key, tensor in load_file(path).items():
+                data = tensor.reshape(-1).view(torch.uint8).numpy()
+                digest = hashlib.sha256(data).hexdigest()
+                results[f"{name}:{key}"] = f"{tensor.dtype} {list(tensor.shape)} {digest}"
         else:
             digest = "" if name in UNSTEADY else hashlib.sha256(path.read_bytes()).hexdigest()
             results[f"{name} (SHA-256)"] = digest
     return results
-
-
-def read_tensors(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the tensors of a safetensors file: name, and type, shape and digest of the bytes."""
-    for name, tensor in sorted(load_file(path).items()):
-        data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        digest = hashlib.sha256(data).hexdigest()
-        yield name, f"{tensor.dtype} {list(tensor.shape)} {digest}"
 
 
 def leaves(value: Any, name: str, paths: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

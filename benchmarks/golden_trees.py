@@ -8,67 +8,19 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from golden_results import NAMES
 
-ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 CASE_S = 600.0
 SERVER_S = 120.0
 STOP_S = 20.0
-
-
-class Processes:
-    """The processes of all cases, each in a session of its own, so that Ctrl-C ends all."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def start(
-        self, command: list[str], log: Path, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        """Start a process that writes to a log."""
-        with self._lock, log.open("wb") as out:
-            if self._stopped:
-                raise KeyboardInterrupt
-            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
-            process = subprocess.Popen(
-                command, cwd=log.parent, env=environment, start_new_session=True, **files
-            )
-            self._running.add(process)
-        return process
-
-    def end(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process by SIGTERM, and whatever of its group is left by SIGKILL."""
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with self._lock:
-            self._running.discard(process)
-
-    def end_all(self) -> None:
-        """End all processes and start no more."""
-        with self._lock:
-            self._stopped = True
-            running = list(self._running)
-        for process in running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # evaluations stop their own workers
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            self.end(process)
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""The processes of all cases, each in a session of its own, so that Ctrl-C ends all."""
 
 
 @dataclass
@@ -77,16 +29,13 @@ class Tree:
 
     folder: Path
     inputs: Path
-    processes: Processes
     flags: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment of its processes: its own package and tests, one thread, wide help."""
         path = f"{self.folder}{os.pathsep}{self.folder / 'tests'}"
-        more = {"PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
-        more |= {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_USAGE_STATS_ENABLED": "0"}
-        return {**os.environ, **ONE_THREAD, **more}
+        return {"MUJOCO_GL": "egl", **os.environ, **NAMES["environment"], "PYTHONPATH": path}
 
     def flags_of(self, command: str) -> frozenset[str]:
         """Return the flags at the beginnings of the lines of a command's help."""
@@ -108,29 +57,49 @@ class Tree:
 
     def line(self, command: str, options: str, out: Path, port: int = 0) -> list[str]:
         """Return a command line in this tree."""
-        words = {
-            "INPUTS": str(self.inputs),
-            "OUT": str(out),
-            "TREE": str(self.folder),
-            "PORT": str(port),
-        }
+        words = {"INPUTS": self.inputs, "OUT": out, "TREE": self.folder, "PORT": port}
         parts = [
-            re.sub(r"INPUTS|OUT|TREE|PORT", lambda match: words[match[0]], part)
+            re.sub("|".join(words), lambda match: str(words[match[0]]), part)
             for part in shlex.split(options)
         ]
         parts = [self.spelled(part, command) if part.startswith("--") else part for part in parts]
         return [sys.executable, "-m", "strands_cosmos3", command, *parts]
 
+    @contextmanager
+    def process(self, line: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a process that writes to a log; end it by SIGTERM, and whatever of its group is
+        left by SIGKILL.
+        """
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                line,
+                cwd=log.parent,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        RUNNING.add(process)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            RUNNING.remove(process)
+
     def run(self, line: list[str], out: Path, allowed: tuple[int, ...] = (0, 1)) -> int:
         """Run a process and return its exit status; RuntimeError if that is not allowed."""
         log = out / "command.log"
-        process = self.processes.start(line, log, self.environment)
-        try:
-            status = process.wait(CASE_S)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"longer than {CASE_S:g} s: {shlex.join(line)}") from None
-        finally:
-            self.processes.end(process)
+        with self.process(line, log) as process:
+            try:
+                status = process.wait(CASE_S)
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"longer than {CASE_S:g} s: {shlex.join(line)}") from None
         if status not in allowed:
             raise RuntimeError(f"exit status {status}: {shlex.join(line)}\n{end_of(log)}")
         return status
@@ -140,16 +109,19 @@ class Tree:
         """Serve a policy; yields the port."""
         log = out / "server.log"
         line = self.line("serve", f"{options} --port 0", out)
-        process = self.processes.start(line, log, self.environment)
-        try:
+        with self.process(line, log) as process:
             end = time.monotonic() + SERVER_S
             while not (address := re.search(r"ws://[^:\s]+:(\d+)", end_of(log))):
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"no server: {shlex.join(line)}\n{end_of(log)}")
                 time.sleep(0.1)
             yield int(address[1])
-        finally:
-            self.processes.end(process)
+
+
+def interrupt_all() -> None:
+    """Interrupt the processes of all cases; evaluations then stop their own workers."""
+    for process in list(RUNNING):
+        process.send_signal(signal.SIGINT)
 
 
 def end_of(log: Path) -> str:

@@ -14,8 +14,10 @@ from strands_cosmos3.checks import F64, of_grippers
 from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.loop import ControlLoop, LoopConfig
 from strands_cosmos3.control.trajectory import JointState
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
-from strands_cosmos3.robots.panda import FER, HOME_Q
+from strands_cosmos3.robots.limits import all_limits
+from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.types import JointTrajectory
 
 _HZ = 50.0
@@ -27,7 +29,7 @@ class _IdealArm:
 
     dt_s = 1 / 600
 
-    def __init__(self, home_rad: F64 = HOME_Q, opening: float | F64 = 1.0) -> None:
+    def __init__(self, home_rad: F64, opening: float | F64) -> None:
         self.q = home_rad.copy()
         self.qd = np.zeros(len(home_rad))
         self._due_s = time.monotonic()
@@ -80,14 +82,16 @@ class _Chunks:
 
 def _of(robot: str) -> tuple[JointLimits, F64, float | F64]:
     """Limits of all of a robot's joints, their angles at home, and open grippers."""
-    # needs MuJoCo, which a Panda's loop does not
-    from strands_cosmos3.robots.catalogue import get_robot
-    from strands_cosmos3.robots.limits import all_limits
-    from strands_cosmos3.robots.model import load_robot
-
     spec = get_robot(robot)
     grippers = sum(limb.gripper is not None for limb in spec.limbs)
     return all_limits(load_robot(spec), spec), spec.home_rad, of_grippers(np.ones(grippers))
+
+
+def _at_home(robot: str, seed: int) -> tuple[_IdealArm, _Chunks, Executor]:
+    """A robot's arm at home, its chunks, and what executes them."""
+    limits, home_rad, opening = _of(robot)
+    arm = _IdealArm(home_rad, opening)
+    return arm, _Chunks(arm, seed, limits), Executor(limits, arm.dt_s, home_rad, opening)
 
 
 def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, Any]:
@@ -99,8 +103,6 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
         seed: Seed of the chunks.
         robot: The robot (default: panda), or the .toml file of one.
     """
-    limits, home, opening = (FER, HOME_Q, 1.0) if robot is None else _of(robot)
-    arm = _IdealArm(home, opening)
     accepted = 0
 
     def on_accepted(chunk: Any, rows_begun: int) -> None:
@@ -108,13 +110,7 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
         accepted += 1
 
     config = LoopConfig(hz=_HZ, latency_s=None, replan_rows=8)
-    loop = ControlLoop(
-        arm,
-        _Chunks(arm, seed, limits),
-        Executor(limits, arm.dt_s, home, opening),
-        config,
-        on_accepted,
-    )
+    loop = ControlLoop(*_at_home(robot or "panda", seed), config, on_accepted)
     cost_ms: dict[bool, list[float]] = {True: [], False: []}
     try:
         while accepted < chunks:
@@ -125,7 +121,7 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
             report.progress(f"loop: {accepted} of {chunks} chunks taken up")
     finally:
         loop.close()
-    planning_ms = _planning_ms(chunks, seed, limits, home, opening)
+    planning_ms = _planning_ms(robot or "panda", chunks, seed)
     return {
         **({} if robot is None else {"robot": robot}),
         "control_hz": _HZ,
@@ -140,14 +136,10 @@ def run(chunks: int = 40, seed: int = 0, robot: str | None = None) -> dict[str, 
     }
 
 
-def _planning_ms(
-    chunks: int, seed: int, limits: JointLimits, home: F64, opening: float | F64
-) -> list[float]:
+def _planning_ms(robot: str, chunks: int, seed: int) -> list[float]:
     """CPU time of planning as many chunks, one after another."""
-    arm = _IdealArm(home, opening)
+    _, source, executor = _at_home(robot, seed)
     out = []
-    source = _Chunks(arm, seed, limits)
-    executor = Executor(limits, arm.dt_s, home, opening)
     for _ in range(chunks):
         chunk = source.plan(executor.reference.q_rad)
         began_s = time.thread_time()
@@ -159,11 +151,7 @@ def _planning_ms(
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "p50": float(np.median(values)),
-        "p95": float(np.percentile(values, 95)),
-        "max": float(np.max(values)),
-    }
+    return {**report.quantiles(values), "max": max(values)}
 
 
 if __name__ == "__main__":

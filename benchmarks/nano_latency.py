@@ -208,21 +208,21 @@ def table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Milliseconds of denoising (of the whole chunk), of the first chunk, and memory, a line for
     each combination.
     """
-    lines = []
+    rows: list[list[str]] = []
     for name, figures in measured.items():
         cases = {case: at for case, at in figures.items() if case.startswith("N=")}
+        if not rows:
+            titles = ["way", *cases, "first chunk", "GiB"]
+            rows = [titles, ["---"] * len(titles)]
         cells = [
             f"{at['warm_ms']['denoise']:.0f} ({at['warm_ms']['total']:.0f})"
             for at in cases.values()
         ]
-        first = [f"{next(iter(cases.values()))['cold_ms']['total']:.0f}"] if cases else []
+        cells += [f"{at['cold_ms']['total']:.0f}" for at in list(cases.values())[:1]]
+        cells += [figures["refused"]] if "refused" in figures else []
         memory = f"{figures.get('peak_gib', figures.get('kept_gib', 0.0)):.1f}"
-        if not lines:
-            titles = ["way", *cases, "first chunk", "GiB"]
-            lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
-        refused = [figures["refused"]] if "refused" in figures else []
-        lines.append(" | ".join([name, *cells, *first, *refused, memory]))
-    return "\n".join(f"| {line} |" for line in lines)
+        rows.append([name, *cells, memory])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def measure(

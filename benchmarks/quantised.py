@@ -64,16 +64,14 @@ def measure(
     """
     torch.set_num_threads(threads)
     world = get_world(WORLD)
-    observed: list[tuple[str, Any, dict[str, Any]]] = []
-    for task in world.tasks().values():
-        if task.name not in ("reach", "pick", "place"):
-            continue
-        with world.open(task=task.name) as session:
+    observed: list[tuple[str, Any]] = []
+    common: dict[str, Any] = {"model": model or str(embedded_checkpoint()), "num_steps": steps}
+    for name in ("reach", "pick", "place"):
+        with world.open(task=name) as session:
+            common |= session.policy_arguments()
             for seed in range(scenes):
-                session.reset(Start(task.name, seed=seed))
-                arguments = session.policy_arguments()
-                observed.append((task.instruction, session.observation(), arguments))
-    path = model or str(embedded_checkpoint())
+                session.reset(Start(name, seed=seed))
+                observed.append((world.tasks()[name].instruction, session.observation()))
     forms: dict[str, Any] = {}
     exact = np.zeros(0)
     for name, options in FORMS.items():
@@ -81,7 +79,7 @@ def measure(
         with ExitStack() as changed:
             for attribute, value in CHANGED.get(name, {}).items():
                 changed.enter_context(patch.object(Quantization, attribute, value))
-            actions, times, kept = _actions(path, options, observed, seeds, steps)
+            actions, times, kept = _actions(common, options, observed, seeds)
         exact = actions if name == "float32" else exact
         variance = exact.var(axis=1, ddof=1).sum(axis=(1, 2)).mean()
         error = np.square(actions - exact).sum(axis=(2, 3)).mean()
@@ -91,22 +89,20 @@ def measure(
             "chunk_ms": report.medians(times),
         }
     chunks = len(observed) * seeds
-    return {"model": path, "chunks": chunks, "steps": steps, "threads": threads, "forms": forms}
+    about = {"model": common["model"], "chunks": chunks, "steps": steps, "threads": threads}
+    return {**about, "forms": forms}
 
 
 def _actions(
-    path: str,
+    common: dict[str, Any],
     options: dict[str, Any],
-    observed: list[tuple[str, Any, dict[str, Any]]],
+    observed: list[tuple[str, Any]],
     seeds: int,
-    steps: int | None,
 ) -> tuple[np.ndarray, list[dict[str, float]], int]:
     """Actions [scenes, seeds, rows, columns], milliseconds of each chunk, and bytes kept."""
     chunks, times = [], []
-    arguments = observed[0][2]
-    made = PolicyOptions.of(options)
-    with Cosmos3Policy(model=path, options=made, num_steps=steps, **arguments) as policy:
-        for instruction, observation, _ in observed:
+    with Cosmos3Policy(options=PolicyOptions.of(options), **common) as policy:
+        for instruction, observation in observed:
             for seed in range(seeds):
                 policy.reset(seed)
                 policy.plan(observation, instruction)

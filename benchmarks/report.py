@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tyro
 
 from strands_cosmos3.commands.files import versions
@@ -51,6 +52,12 @@ def alternate(
             sides[name]()
             spent_ms[name].append((clock() - started_s) * 1e3)
     return spent_ms
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 95 % quantile of some values."""
+    p50, p95 = np.percentile(values, (50, 95)).tolist()
+    return {"p50": p50, "p95": p95}
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

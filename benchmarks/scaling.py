@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import report
 from engine import SETTINGS, random_request
+from nano_latency import NANO
 from recipes.random_checkpoint import MID_SIZE, write_checkpoint
 from scaling_model import (
     KINDS,
@@ -43,10 +44,7 @@ from strands_cosmos3.parallel.rank import exit_rank
 ARRANGEMENTS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 8), (2, 4))
 """(cfg, tp)"""
 STEPS = 4
-CONFIGS = {
-    "Nano": TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64),
-    "Super": TransformerConfig(5120, 64, 64, 8, 128, 25600, 151936, 64),
-}
+CONFIGS = {"Nano": NANO, "Super": TransformerConfig(5120, 64, 64, 8, 128, 25600, 151936, 64)}
 NODE = 8  # GPUs
 INSIDE = Machine(790e12, 300e9, 12e-6)
 ACROSS = Machine(790e12, 40e9, 25e-6)

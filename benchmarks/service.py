@@ -36,7 +36,7 @@ from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
-from strands_cosmos3.serving.wire import ROBOLAB, encode_request, encode_rows
+from strands_cosmos3.serving.wire import ROBOLAB, encode_reply, encode_request
 from strands_cosmos3.types import ActionChunk, Request
 
 _WARM_UP = 20
@@ -62,16 +62,14 @@ def _round_trips(exchanges: int, seed: int) -> dict[str, Any]:
     h, w = DROID_RIG.view_hw
     views = {view: rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for view in DROID_RIG.views}
     composite = rng.integers(0, 255, (h * 3 // 2, w, 3), dtype=np.uint8)
-    out: dict[str, Any] = {"exchanges": exchanges, "seed": seed}
     cases = {
         "composite": _request(composite=composite),
         "three_views": _request(images=views),
         "no_pictures": _request(),
     }
-    rows = encode_rows(_NoOpBackend().infer(cases["no_pictures"]), cases["no_pictures"])
-    reply = encode(
-        {"action": rows, "actions": rows, "server_timing": {"infer_ms": 0.0, "prev_total_ms": 0.0}}
-    )
+    plain = cases["no_pictures"]
+    reply = encode(encode_reply(_NoOpBackend().infer(plain), plain, {}, (0.0, 0.0), bare=False))
+    figures = {}
     with (
         _process(_serve_policy) as ours,
         _process(_serve_bare, reply) as bare,
@@ -79,11 +77,9 @@ def _round_trips(exchanges: int, seed: int) -> dict[str, Any]:
     ):
         for name, request in cases.items():
             report.progress(f"service: {name}")
-            out[name] = {
-                **_compare(request, exchanges, ours, bare, echo),
-                "reply_bytes": len(reply),
-            }
-    return out
+            compared = _compare(request, exchanges, ours, bare, echo)
+            figures[name] = {**compared, "reply_bytes": len(reply)}
+    return {"exchanges": exchanges, "seed": seed, **figures}
 
 
 def _request(**pictures: Any) -> Request:
@@ -110,15 +106,14 @@ def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) 
         report.alternate(calls, _WARM_UP)
         times_ms = report.alternate(calls, exchanges, time.perf_counter)
     backend.close()
-    figures = {name: _quantiles(times) for name, times in times_ms.items()}
+    figures = {name: report.quantiles(times) for name, times in times_ms.items()}
     ours_ms, bare_ms, echo_ms = (figure["p50"] for figure in figures.values())
-    ratios = {"ratio_to_bare": ours_ms / bare_ms, "ratio_to_echo": ours_ms / echo_ms}
-    return {"request_bytes": len(frame), **figures, **ratios}
-
-
-def _quantiles(times_ms: list[float]) -> dict[str, float]:
-    p50, p95 = np.percentile(times_ms, (50, 95)).tolist()
-    return {"p50": p50, "p95": p95}
+    return {
+        "request_bytes": len(frame),
+        **figures,
+        "ratio_to_bare": ours_ms / bare_ms,
+        "ratio_to_echo": ours_ms / echo_ms,
+    }
 
 
 def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
@@ -183,21 +178,16 @@ def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
     serve = ["serve", "--port", "0", "--policy-frames", "1", "--replicas", replicas]
     frames = [_frame(seed + number) for number in range(clients)]
     report.progress("fleet: starting the server")
+    groups = {"alone": (frames[:1], _ALONE_S), "fleet": (frames, _FLEET_S)}
+    measured: dict[str, list[list[list[float]]]] = {name: [] for name in groups}
     with _serving(serve) as port:
         asyncio.run(_together(port, frames, _ALONE_S))  # warms every connection's prompt up
-        measured: dict[str, list[list[list[float]]]] = {"alone": [], "fleet": []}
         for number in range(rounds):
-            for name, group, seconds in (
-                ("alone", frames[:1], _ALONE_S),
-                ("fleet", frames, _FLEET_S),
-            ):
+            for name, group in groups.items():
                 report.progress(f"fleet: round {number + 1} of {rounds}, {name}")
-                measured[name].append(asyncio.run(_together(port, group, seconds)))
+                measured[name].append(asyncio.run(_together(port, *group)))
     chunks = {name: np.array([list(map(len, r)) for r in runs]) for name, runs in measured.items()}
-    per_s = {
-        name: chunks[name].sum(axis=1) / seconds
-        for name, seconds in (("alone", _ALONE_S), ("fleet", _FLEET_S))
-    }
+    per_s = {name: chunks[name].sum(axis=1) / seconds for name, (_, seconds) in groups.items()}
     served = chunks["fleet"].sum(axis=0)
     waits_ms = [1e3 * wait_s for group in measured["fleet"] for waits in group for wait_s in waits]
     return {
@@ -207,7 +197,7 @@ def _fleet(clients: int, rounds: int, seed: int) -> dict[str, Any]:
         "ratio": float(per_s["fleet"].mean() / per_s["alone"].mean()),
         "ratio_by_round": (per_s["fleet"] / per_s["alone"]).tolist(),
         "slowest_to_fastest": float(served.min() / served.max()),
-        "wait_ms": _quantiles(waits_ms),
+        "wait_ms": report.quantiles(waits_ms),
     }
 
 

@@ -25,27 +25,28 @@ def run(episodes: int = 5, seed: int = 0) -> dict[str, Any]:
     from strands_cosmos3.worlds.arms import Robot
 
     robot = Robot("panda")
-    out: dict[str, Any] = {
+    report.progress("sim: bare physics")
+    bare = _bare(robot)
+    report.progress("sim: no pictures")
+    factor = _factor(robot, episodes, seed, None, "views")
+    with tempfile.TemporaryDirectory() as folder:
+        film = Path(folder) / "film.mp4"
+        report.progress("sim: three 320x180 cameras and mp4")
+        with_cameras = _factor(robot, episodes, seed, film, "views")
+        report.progress("sim: full film")
+        with_film = _factor(robot, 1, seed, film, "full")
+    return {
         "task": "place",
         "episodes": episodes,
         "seed": seed,
         "physics_hz": 600,
         "control_hz": 50,
+        "bare_mj_step_realtime_factor": bare,
+        "no_pictures_realtime_factor": factor,
+        "share_of_bare_physics": factor / bare,
+        "three_cameras_and_mp4_realtime_factor": with_cameras,
+        "full_film_realtime_factor": with_film,
     }
-    report.progress("sim: bare physics")
-    out["bare_mj_step_realtime_factor"] = _bare(robot)
-    report.progress("sim: no pictures")
-    out["no_pictures_realtime_factor"] = _factor(robot, episodes, seed, None, "views")
-    out["share_of_bare_physics"] = (
-        out["no_pictures_realtime_factor"] / out["bare_mj_step_realtime_factor"]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        film = Path(folder) / "film.mp4"
-        report.progress("sim: three 320x180 cameras and mp4")
-        out["three_cameras_and_mp4_realtime_factor"] = _factor(robot, episodes, seed, film, "views")
-        report.progress("sim: full film")
-        out["full_film_realtime_factor"] = _factor(robot, 1, seed, film, "full")
-    return out
 
 
 def _factor(robot: Any, episodes: int, seed: int, film: Path | None, layout: str) -> float:
@@ -60,10 +61,8 @@ def _factor(robot: Any, episodes: int, seed: int, film: Path | None, layout: str
         )
         for i in range(episodes + 1)
     ][1:]  # the first is a warm-up
-    return float(
-        np.sum([r.duration_s for r in rollouts])
-        / np.sum([r.duration_s / r.realtime_factor for r in rollouts])
-    )
+    wall_s = sum(r.duration_s / r.realtime_factor for r in rollouts)
+    return sum(r.duration_s for r in rollouts) / wall_s
 
 
 def _bare(robot: Any, seconds: float = 4.0) -> float:

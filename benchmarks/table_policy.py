@@ -12,11 +12,13 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -66,12 +68,7 @@ def run(
         film = _film(policy, repeats)
         report.progress("batches of the bundled policy")
         batch = _batch(quick, repeats)
-    return {
-        "repeats": repeats,
-        "threads": threads,
-        "film": film,
-        "batch": batch,
-    }
+    return {"repeats": repeats, "threads": threads, "film": film, "batch": batch}
 
 
 def _against(other: Path, repeats: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -79,93 +76,80 @@ def _against(other: Path, repeats: int, options: dict[str, Any]) -> dict[str, An
         Cosmos3Policy("droid", "panda", **options) as bundled,
         Cosmos3Policy("droid", "panda", model=other, **options) as reference,
     ):
-        requests = [
-            (policy.backend, replace(_request(policy, 0), decode_frames=0))
-            for policy in (bundled, reference)
-        ]
-        infer = [lambda b=backend, r=request: b.infer(r) for backend, request in requests]
-        cpu_ms = _alternate(dict(zip(("bundled", "other"), infer, strict=True)), repeats)
+        infer = {
+            name: partial(policy.backend.infer, replace(_request(policy, 0), decode_frames=0))
+            for name, policy in (("bundled", bundled), ("other", reference))
+        }
+        cpu_ms = _alternate(infer, repeats)
     return {"repeats": repeats, "cpu_ms": cpu_ms, "ratio": cpu_ms["bundled"] / cpu_ms["other"]}
 
 
 def _before(other: Path, repeats: int) -> dict[str, Any]:
     """CPU milliseconds of a chunk, with and without its predicted video, of both trees."""
-    package = Path(__file__).parents[1]
-    trees = {"now": package, "before": other.resolve()}
-    processes: dict[str, subprocess.Popen[str]] = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--answers"],
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name, tree in trees.items()
-    }
     spent: dict[str, list[float]] = {}
-    for i in range(repeats + 1):
-        for side in ("chunk", "chunk with video"):
-            for name in list(processes)[:: 1 if i % 2 == 0 else -1]:
-                stdin, stdout = processes[name].stdin, processes[name].stdout
-                assert stdin is not None
-                assert stdout is not None
-                print(side, file=stdin, flush=True)
-                spent.setdefault(f"{side}, {name}", []).append(float(stdout.readline()))
-    for process in processes.values():
-        process.communicate()
+    with ExitStack() as started:
+        processes = {
+            name: started.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--answers"],
+                    env={**os.environ, "PYTHONPATH": str(tree)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name, tree in (("now", Path(__file__).parents[1]), ("before", other.resolve()))
+        }
+        for i in range(repeats + 1):
+            for side in ("without", "shown"):
+                for name in list(processes)[:: 1 if i % 2 == 0 else -1]:
+                    process: Any = processes[name]
+                    print(side, file=process.stdin, flush=True)
+                    spent.setdefault(f"{side}, {name}", []).append(float(process.stdout.readline()))
     cpu_ms = {name: statistics.median(times[1:]) for name, times in spent.items()}
     return {
         "repeats": repeats,
         "cpu_ms": cpu_ms,
-        "ratio": cpu_ms["chunk, now"] / cpu_ms["chunk, before"],
-        "ratio_video": cpu_ms["chunk with video, now"] / cpu_ms["chunk with video, before"],
-        "video_now": cpu_ms["chunk with video, now"] / cpu_ms["chunk, now"],
-        "video_before": cpu_ms["chunk with video, before"] / cpu_ms["chunk, before"],
+        "ratio": cpu_ms["without, now"] / cpu_ms["without, before"],
+        "ratio_video": cpu_ms["shown, now"] / cpu_ms["shown, before"],
+        "video_now": cpu_ms["shown, now"] / cpu_ms["without, now"],
+        "video_before": cpu_ms["shown, before"] / cpu_ms["without, before"],
     }
 
 
 def _answer(options: dict[str, Any]) -> dict[str, Any]:
-    """Print the CPU milliseconds of a chunk for each line of standard input; a line names the
-    kind of chunk.
+    """Print the CPU milliseconds of a chunk for each line of standard input, which is a key of
+    :func:`_chunks`.
     """
     with Cosmos3Policy("droid", "panda", decode_video="preview", **options) as policy:
-        shown = frames_shown(policy.replan_rows, 0.0)
-        for seed, line in enumerate(sys.stdin):
-            policy.decode_frames = shown if "video" in line else 0
-            observation = _observation(seed)  # what was computed of an earlier one is of no use
-            start = time.process_time()
-            policy.plan(observation, _TASK)
-            print((time.process_time() - start) * 1e3, flush=True)
+        chunks = _chunks(policy)
+        for line in sys.stdin:
+            (times_ms,) = report.alternate({"": chunks[line.strip()]}, 1).values()
+            print(*times_ms, flush=True)
     return {}
 
 
-def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
+def _chunks(policy: Cosmos3Policy) -> dict[str, Callable[[], None]]:
     """Chunks, from views to joint angles, without a film, with the frames that it shows, and
     with all frames.
     """
-    observations = map(_observation, itertools.count())  # each picture is new to the engine
+    # so that a picture is not the latest one again
+    observations = itertools.cycle([_observation(seed) for seed in range(_BATCH)])
+
+    def plan(frames: int | None) -> None:
+        policy.decode_frames = frames
+        policy.plan(next(observations), _TASK)
+
     shown = frames_shown(policy.replan_rows, 0.0)
-    inference: dict[str, list[float]] = {}
+    return {name: partial(plan, n) for name, n in (("without", 0), ("shown", shown), ("all", None))}
 
-    def plan(name: str, frames: int | None) -> Callable[[], Any]:
-        def run() -> None:
-            policy.decode_frames = frames
-            policy.plan(next(observations), _TASK)
-            inference.setdefault(name, []).append(policy.last_rollout["timing"]["total_ms"])
 
-        return run
-
-    cpu_ms = _alternate(
-        {"without": plan("without", 0), "shown": plan("shown", shown), "all": plan("all", None)},
-        repeats,
-    )
-    wall_ms = {name: statistics.median(runs[1:]) for name, runs in inference.items()}
+def _film(policy: Cosmos3Policy, repeats: int) -> dict[str, Any]:
+    cpu_ms = _alternate(_chunks(policy), repeats)
     return {
-        "frames": shown,
+        "frames": frames_shown(policy.replan_rows, 0.0),
         "chunk_cpu_ms": cpu_ms,
-        "inference_wall_ms": wall_ms,
         "ratio": cpu_ms["shown"] / cpu_ms["without"],
-        "ratio_inference": wall_ms["shown"] / wall_ms["without"],
     }
 
 
@@ -197,13 +181,10 @@ def _candidates(request: Request) -> list[Request]:
 
 def _request(policy: Cosmos3Policy, seed: int) -> Request:
     """What the policy asks of its backend for another observation."""
-    asked: list[Request] = []
     backend = policy.backend
-    infer = policy.backend.infer
-    backend.infer = lambda request: asked.append(request) or infer(request)
-    policy.plan(_observation(seed), _TASK)
-    del backend.infer
-    return replace(asked[0], seed=seed)
+    with patch.object(backend, "infer", wraps=backend.infer) as infer:
+        policy.plan(_observation(seed), _TASK)
+    return replace(infer.call_args.args[0], seed=seed)
 
 
 def _observation(seed: int) -> Observation:

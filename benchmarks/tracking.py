@@ -146,16 +146,16 @@ def _summary(rollouts: list[Rollout]) -> dict[str, float]:
     weights = [len(r.arrays["t_s"]) for r in rollouts]
     drift = [r.drift.mean_mm for r in rollouts if r.drift]
     tracking = [r.tracking for r in rollouts if r.tracking]
+    mean_mm = np.average([errors.mean_mm for errors in tracking], weights=weights)
     return {
-        "tracking_mean_mm": float(
-            np.average([errors.mean_mm for errors in tracking], weights=weights)
-        ),
+        "tracking_mean_mm": float(mean_mm),
         "tracking_max_mm": max(errors.max_mm for errors in tracking),
         "tracking_max_deg": max(errors.max_deg for errors in tracking),
         "ik_max_mm": max(r.ik.max_mm for r in rollouts if r.ik),
-        "stretched_rows": int(sum(r.steps["stretched"] for r in rollouts)),
-        "rows": int(sum(r.steps["total"] for r in rollouts)),
-    } | ({"drift_mean_mm": float(np.mean(drift))} if drift else {})
+        "stretched_rows": sum(r.steps["stretched"] for r in rollouts),
+        "rows": sum(r.steps["total"] for r in rollouts),
+        **({"drift_mean_mm": float(np.mean(drift))} if drift else {}),
+    }
 
 
 if __name__ == "__main__":
