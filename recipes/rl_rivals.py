@@ -33,7 +33,7 @@ from strands_cosmos3.commands.demos import Demos
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.evaluation.cluster import cluster
 from strands_cosmos3.evaluation.crew import Crew
-from strands_cosmos3.evaluation.plan import Assignment, Condition
+from strands_cosmos3.evaluation.plan import Assignment, Condition, hashed
 from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings, make_settings
 from strands_cosmos3.evaluation.statistics import rate_of
@@ -103,7 +103,7 @@ class LabellingWorker(RolloutWorker):
             request = branched.request
             groups.append(self.group(assignment, request, branch, rows, [0.0, 1.0], counts))
         cpu_s = time.process_time() - cpu_s
-        return Episode(groups, executed.success, duration_s, cpu_s, 0.0, False)
+        return Episode(groups, executed.success, cpu_s, 0.0, False)
 
 
 class Labelled(ReinforcementLearning):
@@ -112,7 +112,7 @@ class Labelled(ReinforcementLearning):
     worker = LabellingWorker
 
     def __init__(self, settings: Settings, folder: Path, config: RLConfig):
-        super().__init__(settings, folder, config, lambda i: print(i.number, dict(i.metrics)))
+        super().__init__(settings, folder, config, lambda i, _, figures: print(i, dict(figures)))
         self._take, self.learner.take = self.learner.take, self._take_all
 
     def _take_all(
@@ -254,7 +254,7 @@ class Offset(Rival):
             config.pairs, config.shift_cm / 100, np.deg2rad(config.turn_deg), config.grasp
         )
         crew.publish(i + 1, {"offset": offset})
-        seed = int(np.random.SeedSequence([_SCENES, i]).generate_state(1)[0] >> 1)
+        seed = hashed(_SCENES, i)
         plan = self.settings(seeds=self.episodes, seed=seed).plan()
         calls = [(assignment, how, seed + k) for k, assignment in enumerate(plan)]
         results = crew.results(i, "improvement", calls, i + 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -19,9 +19,6 @@ from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import needed_by, of_world
 from strands_cosmos3.options import section
 from strands_cosmos3.training.rl.options import RLConfig
-
-if TYPE_CHECKING:
-    from strands_cosmos3.training.rl.controller import Iteration
 
 _START = "training takes {:.2f} GiB; {:g} hours of iterations, then the last evaluation and films"
 _LARGEST_KL = 1e-4
@@ -112,13 +109,11 @@ class RLCommand:
             stack.enter_context(locked_run(self.out, share))
             show = stack.enter_context(training_progress(console, share.rank == 0))
 
-            def report(iteration: Iteration) -> None:
-                shown = ("success", "gain", "old_deviation", "kept_deviation")
-                metrics = {
-                    name: iteration.metrics[name] for name in shown if name in iteration.metrics
-                }
-                minutes = round(iteration.used_s / 60)
-                metrics = {"iteration": float(iteration.number), **metrics}
+            def report(iteration: int, used_s: float, figures: Mapping[str, float]) -> None:
+                names = ("success", "gain", "old_deviation", "kept_deviation")
+                shown = {name: figures[name] for name in names if name in figures}
+                metrics = {"iteration": float(iteration), **shown}
+                minutes = round(used_s / 60)
                 show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
 
             learning = ReinforcementLearning(settings, self.out, self.learning, report, share)

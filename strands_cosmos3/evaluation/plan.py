@@ -208,7 +208,7 @@ class Assignment:
         """Return the seed of the policy's noise: the scene's, or for a base seed another one for
         each scene.
         """
-        return self.seed if base is None else _hashed([base, self.seed])
+        return self.seed if base is None else hashed(base, self.seed)
 
     def instructions(self) -> dict[str, str]:
         """Return both instructions for JSON."""
@@ -222,10 +222,11 @@ def episode_seed(base: int, task: str, index: int) -> int:
     """Return the seed of an episode, below 2**31: a hash of the evaluation's seed, the task and the
     index.
     """
-    return _hashed([base, zlib.crc32(task.encode()), index])
+    return hashed(base, zlib.crc32(task.encode()), index)
 
 
-def _hashed(numbers: list[int]) -> int:
+def hashed(*numbers: int) -> int:
+    """Return a seed below 2**31 that follows from numbers."""
     # SeedSequence gives the same value on every machine and in every version
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 

@@ -61,9 +61,7 @@ class PolicySource:
         """
         return self._source_sha256 if self._backend is None else self._backend.info.model_sha256
 
-    def policy(
-        self, condition: Condition, arguments: Mapping[str, Any]
-    ) -> tuple[Policy, ConditionedBackend | ConditionedPolicy]:
+    def policy(self, condition: Condition, arguments: Mapping[str, Any]) -> tuple[Policy, Monitor]:
         """Return an episode's policy, and what times its answers.
 
         Args:
@@ -231,6 +229,10 @@ class ConditionedPolicy(Policy):
     def _member(self, name: str) -> Any:
         """The object's member of that name, else the contract's default."""
         return getattr(self._inner if hasattr(self._inner, name) else super(), name)
+
+
+Monitor = ConditionedBackend | ConditionedPolicy
+"""What times an episode's answers."""
 
 
 def load_policy(name: str) -> Any:

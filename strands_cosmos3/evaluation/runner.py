@@ -21,8 +21,9 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.policies import PolicySource
+from strands_cosmos3.evaluation.policies import Monitor, PolicySource
 from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.policy import Policy
 from strands_cosmos3.types import Outcome, Rollout
 
 UNUSABLE = (ActionOutOfRangeError, NonFiniteError, ShapeError, ControlError, BackendError)
@@ -65,15 +66,17 @@ class AssignmentRunner:
         self._policies.close()
         self.session.close()
 
-    def _episode(self, assignment: Assignment, video: Path | None) -> Record:
-        condition = assignment.condition
-        instruction = assignment.policy_instruction
+    def _begin(self, assignment: Assignment) -> tuple[Policy, Monitor]:
+        """Reset the session to an episode's start; return its policy and what times answers."""
         self.session.reset(assignment.start)
-        arguments = self.session.policy_arguments(instruction)
-        policy, monitor = self._policies.policy(condition, arguments)
+        arguments = self.session.policy_arguments(assignment.policy_instruction)
+        return self._policies.policy(assignment.condition, arguments)
+
+    def _episode(self, assignment: Assignment, video: Path | None) -> Record:
+        policy, monitor = self._begin(assignment)
         options = replace(
-            self.settings.run_options(condition),
-            instruction=instruction,
+            self.settings.run_options(assignment.condition),
+            instruction=assignment.policy_instruction,
             noise_seed=assignment.noise_seed(self.settings.noise_seed),
             video=video,
         )

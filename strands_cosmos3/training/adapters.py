@@ -5,9 +5,7 @@ released names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 
@@ -83,16 +81,8 @@ def merged_state(policy: TrainedPolicy) -> dict[str, torch.Tensor]:
     """The policy's weights with adapters merged into them, under the names they have without
     adapters.
     """
-    from_adapters: Any = deepcopy(policy)
-    for module in from_adapters.modules():
-        if hasattr(module, "base_layer") and hasattr(module, "merge"):
-            module.merge()
-    state = from_adapters.state_dict()
-    return {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in state.items()
-        if "lora_" not in name
-    }
+    state = policy.state_dict()
+    return merged_weights(state, state.__getitem__)  # it has those that adapters are added to
 
 
 def merged_weights(

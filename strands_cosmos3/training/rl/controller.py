@@ -9,12 +9,11 @@ bit.
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -27,16 +26,16 @@ import torch.distributed as dist
 
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.metadata import METADATA
+from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.preflight import available_bytes, gib
 from strands_cosmos3.engine.weight_files import sha256, weight_digests
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.cluster import cluster
 from strands_cosmos3.evaluation.crew import Crew, CrewJob
-from strands_cosmos3.evaluation.plan import Assignment
+from strands_cosmos3.evaluation.plan import Assignment, hashed
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import rate_of
-from strands_cosmos3.resources import write_folder, write_json, write_whole
+from strands_cosmos3.resources import write_folder, write_whole
 from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP
 from strands_cosmos3.training.cost import duration, machine
@@ -90,22 +89,13 @@ on the same unseen ones (docs/rl.md). Without the condition, it tells what was u
 """)
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """What was found in an iteration, for progress."""
-
-    number: int
-    used_s: float
-    metrics: Metrics
-
-
 class ReinforcementLearning:
     """A run that learns one task, or several, under one condition.
 
     Args:
         settings: Checkpoint, world, tasks, condition and duration of episodes, as an evaluation's.
         folder: Folder of state, curves, films and the new checkpoint; a state is resumed.
-        on_iteration: Called after each.
+        on_iteration: Called after each with their number, :attr:`used_s` and figures of the last.
         share: This process among those that train: the first one also samples, measures and
             writes, and tells the others what to learn.
 
@@ -125,7 +115,7 @@ class ReinforcementLearning:
         settings: Settings,
         folder: Path,
         config: RLConfig,
-        on_iteration: Callable[[Iteration], None] = lambda _: None,
+        on_iteration: Callable[[int, float, Metrics], None] = lambda *_: None,
         share: DataShard = SINGLE_PROCESS,
     ):
         self.settings, self.folder, self.config = settings, folder, config
@@ -211,15 +201,14 @@ class ReinforcementLearning:
         ):
             self._submitted = self.iteration
             if not self.iteration:
-                self._film(crew, "before", 0)
+                self._film(crew, "before")
             while self.used_s < budget_s and (until is None or self.iteration < until):
                 self._iterate(crew)
-            version, weights = self.iteration, self._version(self.iteration)
+            weights = self._publish(crew, self.iteration)
             self._broadcast(None)
-            crew.publish(version, _arrays(weights))
             if self._loop.lacks(CLOSED_LOOP):
-                self._evaluate(crew, version)
-            self._film(crew, "after", version)
+                self._evaluate(crew)
+            self._film(crew, "after")
         write_folder(target, partial(self._fill, self.learner.policy_of(weights)))
         return target
 
@@ -251,14 +240,12 @@ class ReinforcementLearning:
 
     def _iterate(self, crew: Crew) -> None:
         started_s, i, config = time.monotonic(), self.iteration, self.config
-        weights = self._version(i)
-        crew.publish(i, _arrays(weights))
+        weights = self._publish(crew, i)
         if i % config.evaluate_every == 0 and self._loop.lacks(CLOSED_LOOP):
-            self._evaluate(crew, i)
+            self._evaluate(crew)
         sampled_with = max(0, i - config.staleness)
         if sampled_with < i:
-            weights = self._version(sampled_with)
-            crew.publish(sampled_with, _arrays(weights))
+            weights = self._publish(crew, sampled_with)
         for ahead in range(self._submitted, i + config.staleness + 1):
             self._submit(crew, ahead, max(0, ahead - config.staleness))
         self._submitted = i + config.staleness + 1
@@ -274,15 +261,19 @@ class ReinforcementLearning:
         def record(step: int, metrics: Metrics) -> None:
             seen.append(metrics)
             if step == (i + 1) * config.steps:  # before the state is saved, which is resumed
-                figures.update(self._figures(i, episodes))
-                figures.update({"staleness": i - sampled_with, "worker_deaths": crew.deaths})
-                figures.update(mean_metrics(seen), seconds=time.monotonic() - started_s)
+                figures.update(
+                    self._figures(i, episodes),
+                    staleness=i - sampled_with,
+                    worker_deaths=crew.deaths,
+                    **mean_metrics(seen),
+                    seconds=time.monotonic() - started_s,
+                )
                 self._loop.record(ROLLOUTS, figures)
 
         self._broadcast((groups, weights))
         self._learn(groups, weights, record)
         self._drop_before(i - config.staleness)  # the state before this one may be resumed
-        self._on_iteration(Iteration(i + 1, self.used_s, figures))
+        self._on_iteration(i + 1, self.used_s, figures)
 
     def _figures(self, i: int, episodes: list[Episode]) -> dict[str, float]:
         learner = self.learner
@@ -312,9 +303,9 @@ class ReinforcementLearning:
             config.grasp,
             config.whole_episodes,
         )
-        plan = self._plan(_number(config.seed, _SCENES, iteration), config.episodes)
+        plan = self._plan(hashed(config.seed, _SCENES, iteration), config.episodes)
         for k, assignment in enumerate(plan):
-            arguments = assignment, how, _number(config.seed, iteration, k)
+            arguments = assignment, how, hashed(config.seed, iteration, k)
             crew.submit(CrewJob((iteration, k), "explore", arguments, version))
 
     def _plan(self, base: int, episodes: int) -> list[Assignment]:
@@ -323,37 +314,41 @@ class ReinforcementLearning:
         settings = replace(self.settings, seeds=-(-episodes // tasks), seed=base)
         return sorted(settings.plan(), key=lambda a: a.index)[:episodes]
 
-    def _evaluate(self, crew: Crew, version: int) -> None:
+    def _evaluate(self, crew: Crew) -> None:
         """Record success on held-out scenes, the same each time."""
-        plan = self._plan(_number(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
-        records = crew.results(("evaluation", version), "run", [(a,) for a in plan], version)
+        plan = self._plan(hashed(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
+        records = crew.results("evaluation", "run", [(a,) for a in plan], self.iteration)
         rate = rate_of([bool(record["success"]) for record in records])
         self._loop.record(
             CLOSED_LOOP,
             {"success": rate["rate"], "low": rate["low"], "high": rate["high"], "of": rate["of"]},
         )
 
-    def _film(self, crew: Crew, name: str, version: int) -> None:
+    def _film(self, crew: Crew, name: str) -> None:
         """Write films of some held-out scenes."""
-        plan = self._plan(_number(self.config.seed, _HELD_OUT), _FILMS)
-        for k, (_, film) in enumerate(crew.results(name, "film", [(a,) for a in plan], version)):
+        plan = self._plan(hashed(self.config.seed, _HELD_OUT), _FILMS)
+        films = crew.results(name, "film", [(a,) for a in plan], self.iteration)
+        for k, (_, film) in enumerate(films):
             path = self.folder / "films" / f"{name}-{k}.mp4"
             write_whole(path, lambda unfinished, film=film: unfinished.write_bytes(film))
+
+    def _publish(self, crew: Crew, version: int) -> Mapping[str, torch.Tensor]:
+        """Offer the weights of a version to the crew, and return them."""
+        weights = self._version(version)
+        crew.publish(version, {name: tensor.numpy() for name, tensor in weights.items()})
+        return weights
 
     def _version(self, version: int) -> Mapping[str, torch.Tensor]:
         """Return the weights of a version, which are stored when its iteration begins: within an
         iteration their average is already another.
         """
-        path = self._path(version)
+        path = self.folder / VERSIONS / f"{version:06d}.pt"
         if version == self.iteration and self._loop.step % self.config.steps == 0:
             weights = self._loop.average()
             if not self._share.rank:
                 write_whole(path, lambda unfinished: torch.save(weights, unfinished))
             return weights
         return torch.load(path, map_location="cpu", weights_only=True)
-
-    def _path(self, version: int) -> Path:
-        return self.folder / VERSIONS / f"{version:06d}.pt"
 
     def _drop_before(self, version: int) -> None:
         for path in (*self.folder.glob(f"{VERSIONS}/*.pt"), *self.folder.glob(f"{VALUES}/*.npy")):
@@ -362,13 +357,13 @@ class ReinforcementLearning:
 
     def _fill(self, policy: TrainedPolicy, target: Path) -> None:
         write_trained(self.checkpoint, policy.cpu(), self.embodiment.domain_id, target)
-        path = target / METADATA
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        learnt = {**asdict(self.config), "tasks": self.settings.tasks}
-        learnt["condition"] = self._condition.identity()
-        ours = {**data.get("strands_cosmos3", {}), "reinforcement_learning": learnt}
-        ours["sha256"] = weight_digests(target)
-        write_json(path, {**data, "strands_cosmos3": ours})
+        learnt = {
+            **asdict(self.config),
+            "tasks": self.settings.tasks,
+            "condition": self._condition.identity(),
+        }
+        fields = {"reinforcement_learning": learnt, "sha256": weight_digests(target)}
+        write_metadata(target, fields)
         (target / "README.md").write_text(self._card(), encoding="utf-8")
 
     def _card(self) -> str:
@@ -391,12 +386,3 @@ class ReinforcementLearning:
             before=success[0],
             after=success[-1],
         )
-
-
-def _arrays(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in weights.items()}
-
-
-def _number(*numbers: int) -> int:
-    """Return a seed below 2**31, the same on every machine."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)

@@ -159,8 +159,7 @@ class Learner:
         groups, members = self._members[chosen].T
         batch = self._batch(groups, members, plain=False)
         noised = self._noised(batch, noise)
-        with torch.no_grad():
-            v_old = self._rows_of(self._old, batch, noised, share)
+        v_old = self._rows_of(self._old, batch, noised, share)
         v_theta = self._rows_of(policy, batch, noised, share)
         of_batch = (
             noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]],
@@ -169,14 +168,12 @@ class Learner:
         )
         v, weight, executed = (share.of(tensor).to(device) for tensor in of_batch)
         part = share.ranks / len(chosen)
-        loss = part * (
-            errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta, executed).sum()
-        )
+        of_each = errors(config.algorithm, v_theta, v_old, v, weight, config.nft_beta, executed)
+        loss = part * of_each.sum()
         old_deviation = part * len(v) * _apart(v_theta.detach(), v_old)
         metrics = {"policy": loss.detach(), "old_deviation": old_deviation}
         if config.kl_beta:
-            with torch.no_grad():
-                v_start = self._rows_of(self._start, batch, noised, share)
+            v_start = self._rows_of(self._start, batch, noised, share)
             loss = loss + config.kl_beta * part * len(v) * _apart(v_theta, v_start)
         kept = np.array([i for i in groups if self._groups[i].plain.size], np.int64)
         if config.keep and len(kept):
@@ -194,8 +191,7 @@ class Learner:
         answers, predictions = (max(1, len(groups) // share) for share in _KEPT)
         batch = self._batch(groups[:answers], np.zeros(answers, np.int64), plain=True)
         noised = self._noised(batch, noise)
-        with torch.no_grad():
-            v_start = self._rows_of(self._start, batch, noised)
+        v_start = self._rows_of(self._start, batch, noised)
         apart = _apart(self._rows_of(policy, batch, noised), v_start)
         if self._checkpoint.dynamics_from_frame:
             batch = self._batch(groups[-predictions:], np.zeros(predictions, np.int64), plain=True)
@@ -215,8 +211,7 @@ class Learner:
         self, policy: TrainedPolicy, batch: Batch, noised: Noised
     ) -> torch.Tensor:
         """Return the squared distance to the start policy of the velocities of pictures."""
-        with torch.no_grad():
-            v_start = predicted(self._start, batch, noised)[0]
+        v_start = predicted(self._start, batch, noised)[0]
         real = noised.real[first_noisy(noised.layout) :].to(v_start)
         off = (predicted(policy, batch, noised)[0] - v_start) * real
         return off.square().sum() / (len(off) * real.sum())
@@ -253,7 +248,9 @@ class Learner:
 
 
 def _frozen(policy: TrainedPolicy) -> TrainedPolicy:
-    """Return a copy that is not trained; weights that never are belong to both."""
+    """Return a copy that is not trained, so that its velocities have no gradient; weights that
+    never are belong to both.
+    """
     shared = {id(p): p for p in policy.parameters() if not p.requires_grad}
     return deepcopy(policy, shared).requires_grad_(False)
 

@@ -11,18 +11,15 @@ rft: Flow matching to the best chunk of each group.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 
 from strands_cosmos3.checks import F64
 
-Algorithm = Literal["nft", "awfm", "rft"]
 _TEMPERATURE = 0.5  # of awfm, in units of 2 r - 1
 
 
-def weights_of(algorithm: Algorithm, rating: F64) -> F64:
+def weights_of(algorithm: str, rating: F64) -> F64:
     """Return the weight [G, K] of each chunk, of their ratings r [G, K]: r itself for ``nft``, else
     with a mean of 1 over those of each group that are learnt from, whose weight is not 0.
     """
@@ -35,7 +32,7 @@ def weights_of(algorithm: Algorithm, rating: F64) -> F64:
 
 
 def errors(
-    algorithm: Algorithm,
+    algorithm: str,
     v_theta: torch.Tensor,
     v_old: torch.Tensor,
     v: torch.Tensor,

@@ -52,7 +52,6 @@ class Episode:
 
     groups: list[Group]
     success: bool
-    duration_s: float
     cpu_s: float
     shift_m: float  # mean distance of the chunks' ends that were tried from their mean
     unusable: bool  # whether an answer that no chunk can be made of ended it
@@ -156,17 +155,15 @@ class RolloutWorker(AssignmentRunner):
                 replace(group, rewards=np.array([worth]))
                 for group, worth in zip(groups, returns, strict=True)
             ]
-        return Episode(groups, executed.success, duration_s, cpu_s, spread_m, unusable)
+        return Episode(groups, executed.success, cpu_s, spread_m, unusable)
 
     def begin(self, assignment: Assignment) -> tuple[Cosmos3Policy, BranchedBackend, Any]:
         """Begin an episode; return its policy, that one's backend, and what saw a lost replica."""
-        session = self.session
-        session.reset(assignment.start)
-        arguments = session.policy_arguments(assignment.policy_instruction)
-        policy, monitor = self._policies.policy(assignment.condition, arguments)
+        policy, monitor = self._begin(assignment)
         assert isinstance(policy, Cosmos3Policy)  # of a checkpoint
-        if isinstance(session, ArmSession):  # as in a run: rows that would collide hold the arm
-            policy.set_obstacles(session.robot.scene.obstacles)
+        if isinstance(self.session, ArmSession):
+            # as in a run: rows that would collide hold the arm
+            policy.set_obstacles(self.session.robot.scene.obstacles)
         branched = policy.backend = BranchedBackend(policy.backend)
         policy.reset(assignment.noise_seed(None))
         return policy, branched, monitor

@@ -52,9 +52,8 @@ class Value:
     def features(self, batch: Batch, noised: Noised) -> F64:
         """Return features [B, D + 1] of a batch's states, whatever rows and noise it has."""
         of_rows = noised.noisy[:, noised.layout.vision_tokens :]
-        with torch.no_grad():
-            noised = replace(noised, action=noised.action * (1 - of_rows))
-            hidden = predicted(self._policy, batch, noised)[1].mean(1)
+        noised = replace(noised, action=noised.action * (1 - of_rows))
+        hidden = predicted(self._policy, batch, noised)[1].mean(1)
         return np.pad(hidden.double().cpu().numpy(), ((0, 0), (0, 1)), constant_values=1.0)
 
     def advantages(self, features: F64, returns: F64, iteration: int) -> F64:
