@@ -25,7 +25,7 @@ from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, add_noise, discretize_timestep
-from strands_cosmos3.training.windows import Batch, layout_of
+from strands_cosmos3.training.windows import Batch
 
 TRUE = 1 / 3
 """Fraction of steps that decode true latents; the others decode predicted ones."""
@@ -44,9 +44,12 @@ def predict_rows(
     """
     config = policy.transformer.config
     B, _, frames, H, W = batch.latents.shape
-    layout = layout_of((H, W), frames, range(frames), 1, patch=config.latent_patch_size)
+    _, rows, width = batch.rows.shape
+    every = tuple(range(frames))
+    layout = SequenceLayout(
+        (frames, H, W), config.latent_patch_size, rows + 1, every, 1, width, batch.fps, 0
+    )
     vision = torch.stack([patchify(latent, config.latent_patch_size) for latent in batch.latents])
-    rows, width = batch.rows.shape[1:]
     action = torch.zeros(B, rows + 1, config.action_dim)
     if noise is None:
         noise = torch.randn(B, rows, width, generator=torch.Generator().manual_seed(0))

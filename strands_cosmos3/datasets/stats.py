@@ -58,19 +58,19 @@ class PictureStats:
         total = self._histogram.sum(axis=1)
         mean = (self._histogram @ levels) / total
         variance = (self._histogram @ levels**2) / total - mean**2
-        cumulative = np.cumsum(self._histogram, axis=1)
-        levels_present = self._histogram > 0
-
-        def quantile(q: float) -> NDArray[np.float64]:
-            rows = zip(cumulative, total, strict=True)
-            return levels[[int(np.searchsorted(row, q * (n - 1), side="right")) for row, n in rows]]
-
+        fractions = [0.0, 1.0, *QUANTILES.values()]
+        low, high, *quantiles = np.transpose(
+            [
+                np.quantile(np.repeat(levels, counts), fractions, method="lower")
+                for counts in self._histogram
+            ]
+        )
         channels = {
-            "min": levels[levels_present.argmax(axis=1)],
-            "max": levels[255 - levels_present[:, ::-1].argmax(axis=1)],
+            "min": low,
+            "max": high,
             "mean": mean,
             "std": np.sqrt(np.maximum(variance, 0.0)),
-            **{name: quantile(q) for name, q in QUANTILES.items()},
+            **dict(zip(QUANTILES, quantiles, strict=True)),
         }
         shaped: Stats = {name: value.reshape(3, 1, 1) for name, value in channels.items()}
         return {**shaped, "count": np.array([self._frames], np.int64)}
@@ -85,20 +85,19 @@ def merged(parts: Sequence[Stats]) -> Stats:
     count = np.array([part["count"][0] for part in parts], np.float64)
     weight = count / count.sum()
 
-    def average(name: str) -> NDArray[np.float64]:
-        return np.tensordot(weight, np.stack([part[name] for part in parts]), axes=1)
+    def average(values: list[NDArray[Any]]) -> NDArray[np.float64]:
+        return np.tensordot(weight, np.stack(values), axes=1)
 
-    mean = average("mean")
-    variance = np.tensordot(
-        weight, np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts]), axes=1
-    )
+    mean = average([part["mean"] for part in parts])
+    variance = average([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts])
+    shared = [name for name in QUANTILES if all(name in part for part in parts)]
     return {
         "min": np.min([part["min"] for part in parts], axis=0),
         "max": np.max([part["max"] for part in parts], axis=0),
         "mean": mean,
         "std": np.sqrt(variance),
         "count": np.array([int(count.sum())], np.int64),
-        **{name: average(name) for name in QUANTILES if all(name in part for part in parts)},
+        **{name: average([part[name] for part in parts]) for name in shared},
     }
 
 

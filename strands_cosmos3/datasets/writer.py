@@ -477,9 +477,7 @@ def _locked(root: Path) -> Iterator[None]:
         raise DatasetError(f"{root} is not a folder, which a dataset must be.")
     if root.is_dir() and not (root / files.INFO).exists():
         foreign = sorted(path.name for path in root.iterdir() if path.name != "meta")
-        foreign += sorted(
-            f"meta/{path.name}" for path in root.glob("meta/*") if not path.name.startswith(".")
-        )
+        foreign += sorted(f"meta/{path.name}" for path in root.glob("meta/[!.]*"))
         if foreign:
             raise DatasetError(
                 f"{root} contains other files ({', '.join(foreign[:5])}); choose an empty folder."

@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -190,18 +190,6 @@ def _remove_stale_folders() -> None:
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def end_actor(actor: Any, pid: int, node: str) -> None:
-    """End an actor at once. Idempotent.
-
-    A stopped process ignores Ray, so one on this machine (``node`` is Ray's id of its own) is
-    killed by ``pid``; 0 if unknown.
-    """
-    ray.kill(actor, no_restart=True)
-    if pid and node == ray.get_runtime_context().get_node_id():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def require_gpus(gpus: int, num_gpus: int, address: str | None) -> None:

@@ -8,10 +8,8 @@ that dies is replaced, and its job goes to the front of the queue; one whose wor
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +55,7 @@ class Crew(Places):
         super().__init__(timeout_s)
         self._make, self.deaths = make, 0
         self._weights: dict[int, Any] = {}
-        self._queue: deque[CrewJob] = deque()
-        self._done: dict[Hashable, Any] = {}
-        self._changed = threading.Condition()
+        self._answers: dict[Hashable, Future[Any]] = {}
         self._closed = False
         self.places = [Place(number) for number in range(workers)]
         for place in self.places:
@@ -76,8 +72,8 @@ class Crew(Places):
 
     def submit(self, job: CrewJob) -> None:
         """Queue a job."""
-        with self._changed:
-            self._queue.append(job)
+        self._answers[job.key] = Future()
+        self.queue.append(job)
 
     def result(self, key: Hashable) -> Any:
         """Wait for a job's result.
@@ -85,12 +81,11 @@ class Crew(Places):
         Raises:
             EvaluationError, Cosmos3Error: Workers die repeatedly; a job failed with that error.
         """
-        with self._changed:
-            while key not in self._done:
-                if self._running.done():
-                    self._running.result()  # raises what ended it
-                self._changed.wait(1.0)  # an interrupt is served between two waits
-            return self._done.pop(key)
+        answer = self._answers[key]
+        wait((answer, self._running), return_when=FIRST_COMPLETED)
+        if not answer.done():
+            self._running.result()  # raises what ended it
+        return self._answers.pop(key).result()
 
     def results(
         self, key: Hashable, method: str, calls: Sequence[tuple[Any, ...]], version: int
@@ -112,20 +107,14 @@ class Crew(Places):
         """Have a worker open."""
         return place.actor.open.remote(self._make)
 
+    def request(self, job: CrewJob) -> tuple[Any, ...]:
+        """Return a job with the weights that it names."""
+        weights = self._weights.get(job.version)
+        return job.method, job.arguments, job.version, [] if weights is None else [weights]
+
     def _run(self) -> None:
         while not self._closed:
-            self._hand_out()
             self.collect()
-
-    def _hand_out(self) -> None:
-        for place in self.places:
-            with self._changed:
-                if place.pending is not None or not self._queue:
-                    continue
-                job = self._queue.popleft()
-            known = self._weights.get(job.version)
-            weights = [] if known is None else [known]
-            self.give(place, job, job.method, job.arguments, job.version, weights)
 
     def took(self, place: Place, job: CrewJob | None, reply: Reply) -> None:
         """Keep a job's result; an error of it ends the run."""
@@ -133,9 +122,7 @@ class Crew(Places):
         if job is None:
             place.opened(*value)
             return
-        with self._changed:
-            self._done[job.key] = value
-            self._changed.notify_all()
+        self._answers[job.key].set_result(value)
 
     def died(self, place: Place) -> None:
         """Queue the job of a worker that died again."""
@@ -147,7 +134,6 @@ class Crew(Places):
             raise EvaluationError(
                 f"a worker died {MAX_ATTEMPTS} times while job {job.key}; is there enough memory?"
             )
-        with self._changed:
-            self._queue.appendleft(job)
+        self.queue.appendleft(job)
 
     hung = died

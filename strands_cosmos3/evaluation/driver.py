@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,7 +114,7 @@ class Driver(Places):
         self,
         folder: RunFolder,
         workers: int,
-        report: Callable[[Progress], None] | None = None,
+        report: Callable[[Progress], None] = lambda _: None,
     ):
         super().__init__(folder.settings.episode_timeout)
         self.folder = folder
@@ -129,8 +129,8 @@ class Driver(Places):
             if assignment.key in self.records:
                 self.progress.count(assignment, self.records[assignment.key])
         self.progress.resumed = len(self.records)
-        self._queue = deque(_Job(a) for a in self.plan if a.key not in self.records)
-        self._report = report or (lambda progress: None)
+        self.queue.extend(_Job(a) for a in self.plan if a.key not in self.records)
+        self._report = report
         self._busy_since_s: float | None = None
         self._last_reply_s = time.monotonic()
         self._answered_by = {
@@ -160,12 +160,12 @@ class Driver(Places):
             for phase in ("running", "filming failures"):
                 progress.phase = phase
                 if phase != "running":
-                    self._queue.extend(_Job(a, film=True) for a in self._missing_films())
-                    progress.films_total = len(self._queue)
-                while self._queue or any(place.job for place in self.places):
+                    self.queue.extend(_Job(a, film=True) for a in self._missing_films())
+                    progress.films_total = len(self.queue)
+                while self.queue or any(place.job for place in self.places):
                     if phase == "running" and self._busy_since_s is not None:
                         progress.busy_s = time.monotonic() - self._busy_since_s
-                    self._assign()
+                    self._start_missing()
                     self._report(progress)
                     if interrupt.requested:
                         progress.interrupted = True
@@ -176,16 +176,16 @@ class Driver(Places):
         progress.phase = "done"
         self._report(progress)
 
-    def _assign(self) -> None:
-        """Start missing workers, and give jobs to idle ones."""
-        jobs = len(self._queue) + sum(place.job is not None for place in self.places)
+    def _start_missing(self) -> None:
+        """Start as many workers as there are jobs, up to the number of all."""
+        jobs = len(self.queue) + sum(place.job is not None for place in self.places)
         while len(self.places) < min(self.progress.workers_total, jobs):
             self.places.append(Place(len(self.places)))
             self.open(self.places[-1])
-        for place in self.places:
-            if place.pending is None and self._queue:
-                job = self._queue.popleft()
-                self.give(place, job, "film" if job.film else "run", (job.assignment,))
+
+    def request(self, job: _Job) -> tuple[Any, ...]:
+        """Have an episode run or filmed."""
+        return "film" if job.film else "run", (job.assignment,)
 
     def opening(self, place: Place) -> Any:
         """Have a simulator open, however long it takes: a replica may be loading."""
@@ -209,20 +209,17 @@ class Driver(Places):
 
     def took(self, place: Place, job: _Job | None, reply: Reply) -> None:
         """Store what a simulator replies."""
-        if reply.kind == "error":
-            if job is None:
-                reply.unwrap()
-            else:
-                raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} in {job.label})")
         if reply.kind == "lost":
             if job is not None:
                 self._requeue(job)
                 self.progress.workers -= 1
             place.pending = self.opening(place)
         elif job is None:
-            place.opened(*reply.value)
+            place.opened(*reply.unwrap())
             self.progress.workers += 1
             self._busy_since_s = self._busy_since_s or time.monotonic()
+        elif reply.kind == "error":
+            raise EvaluationError(f"{reply.error[1]} ({reply.error[0]} in {job.label})")
         elif job.film:
             record, film = reply.value
             self.require_same(record["model_sha256"])
@@ -282,7 +279,7 @@ class Driver(Places):
     def _requeue(self, job: _Job) -> None:
         if job.attempts < MAX_ATTEMPTS:
             self.progress.requeued += 1
-            self._queue.appendleft(job)
+            self.queue.appendleft(job)
         else:
             self.progress.given_up.append(job.label)
 

@@ -28,7 +28,7 @@ def evaluate(
     out: Path,
     resume: bool = False,
     address: str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
     facts: Mapping[str, Any] | None = None,
     dynamics: Callable[[], Mapping[str, Any]] | None = None,
 ) -> tuple[Report, Progress]:

@@ -1,13 +1,16 @@
-"""Workers on Ray, each in a place where it does one job after another; one that dies or hangs is
-replaced.
+"""Workers on Ray, each in a place where it does one job of a queue after another; one that dies or
+hangs is replaced.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +18,7 @@ import ray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import EvaluationError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply, end_actor
+from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply
 from strands_cosmos3.resources import Closeable
 
 MAX_ATTEMPTS = 3
@@ -68,7 +71,7 @@ class Place:
     pending: Any = None
     job: Any = None  # None while the worker opens
     pid: int = 0  # 0 if unknown
-    node: str = ""
+    node: str = ""  # Ray's id of the machine
     since_s: float = 0.0  # when the reply was asked for
     failed_starts: int = 0
 
@@ -80,17 +83,35 @@ class Place:
                 f"a worker runs version {version} of this package, the driver {__version__}."
             )
 
+    def end(self) -> None:
+        """End the worker at once. Idempotent.
+
+        A stopped process ignores Ray, so one on this machine is killed by its id.
+        """
+        ray.kill(self.actor, no_restart=True)
+        if self.pid and self.node == ray.get_runtime_context().get_node_id():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
 
 class Places(Closeable):
-    """The places of a run. ``timeout_s``: Longest wall-clock time until a reply."""
+    """The places of a run, and the queue of its jobs, which count their ``attempts``.
+
+    ``timeout_s``: Longest wall-clock time until a reply.
+    """
 
     def __init__(self, timeout_s: float):
         self.places: list[Place] = []
+        self.queue: deque[Any] = deque()
         self._timeout_s = timeout_s
 
     @abstractmethod
     def opening(self, place: Place) -> Any:
         """Have a place's worker open; return the reference of its reply."""
+
+    @abstractmethod
+    def request(self, job: Any) -> tuple[Any, ...]:
+        """Return what a worker is to do for a job, as :meth:`WorkerActor.do` takes it."""
 
     @abstractmethod
     def took(self, place: Place, job: Any, reply: Reply) -> None:
@@ -110,15 +131,9 @@ class Places(Closeable):
         place.job, place.pid, place.since_s = None, 0, time.monotonic()
         place.pending = self.opening(place)
 
-    def give(self, place: Place, job: Any, *request: Any) -> None:
-        """Have a place's worker do a job; the request is as :meth:`WorkerActor.do` takes it."""
-        job.attempts += 1
-        place.job, place.since_s = job, time.monotonic()
-        place.pending = place.actor.do.remote(*request)
-
     def replace(self, place: Place) -> None:
         """End a place's worker and start another; EvaluationError if none starts there."""
-        end_actor(place.actor, place.pid, place.node)
+        place.end()
         place.failed_starts += place.job is None
         if place.failed_starts >= MAX_ATTEMPTS:
             raise EvaluationError(
@@ -128,9 +143,15 @@ class Places(Closeable):
         self.open(place)
 
     def collect(self) -> bool:
-        """Wait briefly for replies, process them, and replace workers that died or hang; return
-        whether one replied.
+        """Give queued jobs to idle workers, wait briefly for replies, process them, and replace
+        workers that died or hang; return whether one replied.
         """
+        for place in self.places:
+            if place.pending is None and self.queue:
+                job = self.queue.popleft()
+                job.attempts += 1
+                place.job, place.since_s = job, time.monotonic()
+                place.pending = place.actor.do.remote(*self.request(job))
         waiting = {place.pending: place for place in self.places if place.pending is not None}
         if not waiting:
             time.sleep(_POLL_S)
@@ -156,5 +177,5 @@ class Places(Closeable):
     def close(self) -> None:
         """End every worker; what they share belongs to the caller."""
         for place in self.places:
-            end_actor(place.actor, place.pid, place.node)
+            place.end()
         self.places = []

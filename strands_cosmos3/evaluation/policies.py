@@ -29,10 +29,8 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.options import options_of, with_options
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, Policy
-from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.policy import Step
 from strands_cosmos3.types import ActionChunk, Request
 
@@ -62,23 +60,16 @@ class PolicySource:
         return self._source_sha256 if self._backend is None else self._backend.info.model_sha256
 
     def policy(self, condition: Condition, arguments: Mapping[str, Any]) -> tuple[Policy, Monitor]:
-        """Return an episode's policy, and what times its answers.
-
-        Args:
-            arguments: Of :class:`~strands_cosmos3.policy.Cosmos3Policy`, or options of it by name.
+        """Return an episode's policy, and what times its answers. ``arguments`` are those of
+        :class:`~strands_cosmos3.policy.Cosmos3Policy` that follow from the world.
         """
         replan_rows = condition.policy.replan_rows or self._options.replan_rows
         if self._foreign is not None:
             foreign = ConditionedPolicy(self._foreign, condition, replan_rows)
             return foreign, foreign
         backend = ConditionedBackend(self.backend_for(condition), condition)
-        names = options_of(PolicyOptions)
-        options = with_options(
-            replace(self._options.without_backend, replan_rows=replan_rows),
-            {name: value for name, value in arguments.items() if name in names},
-        )
-        rest = {name: value for name, value in arguments.items() if name not in names}
-        return Cosmos3Policy(backend=backend, options=options, **rest), backend
+        options = replace(self._options.without_backend, replan_rows=replan_rows)
+        return Cosmos3Policy(backend=backend, options=options, **arguments), backend
 
     def backend_for(self, condition: Condition) -> Backend:
         """Return the backend for a condition: its denoising steps, and without a check of text

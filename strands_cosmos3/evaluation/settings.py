@@ -34,6 +34,7 @@ from strands_cosmos3.tables import read_toml
 from strands_cosmos3.worlds import RunOptions, World, get_world
 from strands_cosmos3.worlds.world import REWORDINGS
 
+_LEAST = {"seeds": 1, "films": 0, "clips": 0, "workers": 1}
 _MOST = 1_000_000  # episodes of a task and condition: all are planned before the first one runs
 DEFAULT_SEEDS = 100
 """Episodes of each task and condition, unless the world has official starts."""
@@ -168,14 +169,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         typed_fields(self)
-        for name, least in (("seeds", 1), ("films", 0), ("clips", 0), ("workers", 1)):
-            if (value := getattr(self, name)) is not None:
-                whole_number(value, name, least, _MOST)
-        for name in ("seed", "noise_seed"):
-            if (value := getattr(self, name)) is not None:
+        for name, value in vars(self).items():
+            if value is None:
+                continue
+            if name in _LEAST:
+                whole_number(value, name, _LEAST[name], _MOST)
+            elif name in ("seed", "noise_seed"):
                 seed_number(value, name)
-        for name in ("duration", "episode_timeout", "control_frequency"):
-            if (value := getattr(self, name)) is not None:
+            elif name in ("duration", "episode_timeout", "control_frequency"):
                 positive(value, name)
         require_distinct(self.conditions)
         self._check_world()
@@ -215,7 +216,7 @@ class Settings:
                 )
             world.check_variation(condition.world, self.robot)
             world.check_run(self.run_options(condition))
-        for first in self._plan(seeds=1):
+        for first in self.plan(seeds=1):
             world.check_instruction(first.task, first.goal_instruction)
 
     def _check_policy(self) -> None:
@@ -285,11 +286,9 @@ class Settings:
         """The embodiment whose rows the policy answers."""
         return self.get_world().embodiment(self.robot)
 
-    def plan(self) -> tuple[Assignment, ...]:
-        """Return every episode, in the order of the report."""
-        return self._plan(self.seeds)
-
-    def _plan(self, seeds: int) -> tuple[Assignment, ...]:
+    def plan(self, seeds: int | None = None) -> tuple[Assignment, ...]:
+        """Return every episode, in the order of the report; ``seeds`` replaces their number."""
+        seeds = seeds or self.seeds
         return make_plan(
             self.get_world(), self.tasks, seeds, self.seed, self.conditions, self.instruction
         )

@@ -43,9 +43,7 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
     return [keys[name] for name, p in policy.named_parameters() if p.requires_grad]
 
 
-def add_lora(
-    policy: TrainedPolicy, rank: int, targets: Sequence[str] = ("q", "k", "v", "out"), seed: int = 0
-) -> None:
+def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str], seed: int) -> None:
     """Freeze projections (q, k, v, out, gate, up, down; else ConfigError) of the generation
     tower and add low-rank adapters, in every process the same.
     """

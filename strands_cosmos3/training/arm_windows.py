@@ -367,8 +367,8 @@ def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> A
     )
 
 
-def write_statistics(stats: ActionStats, path: Path, source: str) -> None:
-    """Write statistics in this project's schema."""
+def write_statistics(stats: ActionStats, path: Path) -> None:
+    """Write statistics of a dataset in this project's schema."""
     figures = {
         name: np.asarray(getattr(stats, name)).tolist() for name in ("q01", "q99", "mean", "std")
     }
@@ -377,7 +377,7 @@ def write_statistics(stats: ActionStats, path: Path, source: str) -> None:
         {
             "schema": 1,
             "domain": stats.domain,
-            "source": source,
+            "source": "computed from the post-training dataset",
             "columns": list(stats.columns),
             **figures,
         },

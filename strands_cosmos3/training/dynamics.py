@@ -122,7 +122,7 @@ def judge_dynamics(
     checkpoint: Path,
     clips: Sequence[ArmClip],
     steps: int | None = None,
-    on_clip: Callable[[int, int], None] | None = None,
+    on_clip: Callable[[int, int], None] = lambda *_: None,
 ) -> DynamicsReport:
     """Measure forward and inverse dynamics on clips, which training must not have seen.
 
@@ -142,8 +142,7 @@ def judge_dynamics(
         judge = _ClipJudge(engine, PromptTokenizer(checkpoint / "text_tokenizer"), steps)
         for i, clip in enumerate(clips):
             judged.append(judge(clip, {name: made[i] for name, made in rows.items()}))
-            if on_clip is not None:
-                on_clip(i + 1, len(clips))
+            on_clip(i + 1, len(clips))
     psnr, latent_errors, recovered = zip(*judged, strict=True)
     errors = chunk_errors(torch.stack(recovered), rows["true"])
     # by region and picture

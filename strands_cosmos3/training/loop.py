@@ -79,11 +79,7 @@ def adamw(
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return [
-        torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.98), eps=1e-8
-        )
-    ]
+    return [torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.98), eps=1e-8)]
 
 
 class Loop:

@@ -17,7 +17,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import SequenceLayout, patchify
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
 from strands_cosmos3.training.loop import LossMetrics
-from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
+from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch
 
 TRAIN_TIMESTEPS = 1000
 
@@ -88,23 +88,24 @@ def add_noise(
     """
     B, _, frames, H, W = batch.latents.shape
     head = 0 if batch.state is None else 1
-    layout = layout_of(
-        (H, W),
-        frames,
+    _, rows, width = batch.rows.shape
+    layout = SequenceLayout(
+        (frames, H, W),
+        config.latent_patch_size,
+        rows + head,
         (0,),
         head,
-        batch.rows.shape[1],
-        batch.rows.shape[2],
+        width,
         batch.fps,
-        config.latent_patch_size,
+        1 - head,  # of the rows' clock, as in the released checkpoints
     )
     V = layout.vision_tokens
-    per_frame = layout.vision_tokens // frames
+    per_frame = V // frames
     noisy = torch.ones(B, layout.tokens, 1)
     noisy[:, :per_frame] = 0
     noisy[:, V : V + head] = 0
     if batch.prefix is not None:
-        given = torch.arange(batch.rows.shape[1])[None] < batch.prefix[:, None]
+        given = torch.arange(rows)[None] < batch.prefix[:, None]
         noisy[:, V + head :][given] = 0
     noisy[batch.modes == FORWARD, V:] = 0
     noisy[batch.modes == INVERSE, :V] = 0
@@ -183,7 +184,7 @@ def noised_loss(
     model = policy.transformer.config
     device = policy.w_in.device
     layout = noised.layout
-    V = noised.layout.vision_tokens
+    V = layout.vision_tokens
     v_vision, v_action, noisy = (
         share.of(tensor).to(device)
         for tensor in (noised.vision_target, noised.action_target, noised.noisy)

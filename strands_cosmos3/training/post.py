@@ -337,9 +337,7 @@ class PostTraining:
         write_trained(self.checkpoint, policy, self.embodiment.domain_id, target)
         (target / STATISTICS).unlink(missing_ok=True)  # the source's do not describe the new rows
         if self.stats is not None:
-            write_statistics(
-                self.stats, target / STATISTICS, "computed from the post-training dataset"
-            )
+            write_statistics(self.stats, target / STATISTICS)
         self._describe(target)
         self._write_card(target)
 

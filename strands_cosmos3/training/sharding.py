@@ -70,15 +70,10 @@ def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:
         return policy
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(kind, (ranks,))
-    precision = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        if kind == "cuda"
-        else MixedPrecisionPolicy()
-    )
+    precision = MixedPrecisionPolicy(torch.bfloat16 if kind == "cuda" else None)
     for layer in policy.transformer.generation.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
-    assert isinstance(policy, FSDPModule)
     return policy
 
 

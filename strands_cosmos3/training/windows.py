@@ -4,7 +4,7 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.actions.stats import normalize_chunk
-from strands_cosmos3.engine.sequence import SequenceLayout
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_whole
 
@@ -46,32 +45,6 @@ class Batch:
     def modes(self) -> torch.Tensor:
         """[B] mode of each window."""
         return torch.full((len(self.rows),), POLICY) if self.mode is None else self.mode
-
-
-def layout_of(
-    latent_hw: tuple[int, int],
-    frames: int,
-    clean_frames: Sequence[int],
-    state_rows: int,
-    rows: int = ROWS,
-    width: int = RAW_WIDTH,
-    fps: float = FPS,
-    patch: int = 2,
-) -> SequenceLayout:
-    """Return the sequence of a window: ``frames`` latent frames in tokens ``patch`` latents
-    wide, state rows, action rows.
-    """
-    offset = 0 if state_rows else 1  # of the rows' clock, as in the released checkpoints
-    return SequenceLayout(
-        (frames, *latent_hw),
-        patch,
-        rows + state_rows,
-        tuple(clean_frames),
-        state_rows,
-        width,
-        fps,
-        offset,
-    )
 
 
 def scaled_rows(deltas: NDArray[np.float64], gripper: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -109,7 +82,7 @@ def cached_latents(
     ticks: NDArray[np.int64],
     path: Path,
     columns: int,
-    on_batch: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[int, int], None] = lambda *_: None,
     batch: int = 32,
 ) -> NDArray[np.float16]:
     """Encode windows once, cache their latents in ``path`` (.npy) and map them from disk.
@@ -128,8 +101,7 @@ def cached_latents(
                 parts.append(
                     encode(ticks[start : start + batch])[..., :columns].to(torch.float16).numpy()
                 )
-            if on_batch is not None:
-                on_batch(min(start + batch, len(ticks)), len(ticks))
+            on_batch(min(start + batch, len(ticks)), len(ticks))
         write_whole(path, lambda unfinished: np.save(unfinished, np.concatenate(parts)))
     latents = np.load(path, mmap_mode="r")
     if len(latents) != len(ticks):

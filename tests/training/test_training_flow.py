@@ -13,6 +13,7 @@ from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
+    SequenceLayout,
     generation_positions,
     patchify,
     rope_tables,
@@ -31,7 +32,7 @@ from strands_cosmos3.training.matching import (
     flow_loss,
     sample_sigma,
 )
-from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch, layout_of
+from strands_cosmos3.training.windows import FORWARD, INVERSE, POLICY, Batch
 
 PROMPTS = ((5, 9, 2), (7, 1, 4, 30, 8, 2, 11), (3,))
 
@@ -52,7 +53,7 @@ def test_the_batched_velocity_is_the_engines(kind):
     with torch.no_grad():
         policy.w_out.normal_()
         policy.transformer.proj_out.weight.normal_()
-    layout = layout_of((8, 9), 2, (0,), 1)
+    layout = SequenceLayout((2, 8, 9), 2, 17, (0,), 1, 10, 15.0, 0)
     V, N, first = layout.vision_tokens, layout.tokens, 20
     generator = torch.Generator().manual_seed(0)
     vision, action = (
@@ -166,7 +167,7 @@ def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
     for apart, together in zip(gradients(together=False), gradients(together=True), strict=True):
         assert (apart is None) == (together is None)
         torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
-    V = layout_of((8, 9), 3, (0,), 1).vision_tokens
+    V = 3 * 4 * 5
     assert asked == [(4, V // 3), (2, V), (6, V // 3)]
 
 

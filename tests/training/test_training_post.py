@@ -275,7 +275,7 @@ def test_patterns_speak_the_released_layout(policy):
     with pytest.raises(ConfigError, match=r"nothing\.\*.*it has, for example"):
         train_only(policy, ("nothing.*",))
     with pytest.raises(ConfigError, match="projections are"):
-        add_lora(policy, 2, ("nope",))
+        add_lora(policy, 2, ("nope",), 0)
     assert read_prompts(policy.transformer, ((1, 2),)).lengths == (2,)
 
 

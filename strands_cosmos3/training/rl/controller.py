@@ -317,7 +317,9 @@ class ReinforcementLearning:
     def _evaluate(self, crew: Crew) -> None:
         """Record success on held-out scenes, the same each time."""
         plan = self._plan(hashed(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
-        records = crew.results("evaluation", "run", [(a,) for a in plan], self.iteration)
+        records = crew.results(
+            ("evaluation", self.iteration), "run", [(a,) for a in plan], self.iteration
+        )
         rate = rate_of([bool(record["success"]) for record in records])
         self._loop.record(
             CLOSED_LOOP,
