@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -271,6 +271,19 @@ def known_name(name: _K, kind: str, valid: Collection[str]) -> _K:
     if not isinstance(name, str) or name not in valid:
         raise UnknownNameError(kind, name, valid)
     return name
+
+
+def differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], form: str, absent: Any = None
+) -> list[str]:
+    """Describe what differs between two mappings: ``form`` is filled with a name and its two
+    values.
+    """
+    return [
+        form.format(name, a.get(name, absent), b.get(name, absent))
+        for name in {**a, **b}
+        if a.get(name) != b.get(name)
+    ]
 
 
 def typed(*but: str) -> Callable[[Callable[_P, _K]], Callable[_P, _K]]:

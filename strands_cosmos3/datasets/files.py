@@ -302,13 +302,19 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     index.
     """
     columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy}
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": kind,
+            "numpy_type": numpy,
+            "metadata": None,
+        }
         for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     ]
     pandas = {
         "index_columns": ["task"],
         "column_indexes": [],
-        "columns": [{**column, "metadata": None} for column in columns],
+        "columns": columns,
         "creator": {"library": "pyarrow", "version": pa.__version__},
         "pandas_version": "2.0.0",
     }

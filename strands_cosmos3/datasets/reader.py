@@ -354,6 +354,12 @@ class RecordedLimb:
     gripper_commanded: F64
 
 
+def action_info(dataset: Dataset) -> Mapping[str, Any]:
+    """Return what a dataset says of its actions; nothing without such a feature."""
+    feature = dataset.spec.features.get(ACTION)
+    return {} if feature is None else feature.info
+
+
 def embodiment_of(episode: RecordedEpisode) -> Embodiment:
     """Return the embodiment whose rows an episode records.
 
@@ -361,8 +367,7 @@ def embodiment_of(episode: RecordedEpisode) -> Embodiment:
         DatasetFormatError: The dataset does not state it, or has other columns.
     """
     root = episode.dataset.root
-    features = episode.dataset.spec.columns
-    name = features[ACTION].info.get("embodiment") if ACTION in features else None
+    name = action_info(episode.dataset).get("embodiment")
     if not isinstance(name, str):
         raise DatasetFormatError(
             f"{root} does not state the embodiment of its {ACTION!r}; record it with rollout "
@@ -370,7 +375,7 @@ def embodiment_of(episode: RecordedEpisode) -> Embodiment:
         )
     embodiment = get_embodiment(name)
     columns = embodiment.action_space("midtrain").columns
-    if features[ACTION].names != columns or not embodiment.limbs:
+    if _names(episode, ACTION) != columns or not embodiment.limbs:
         raise DatasetFormatError(
             f"the columns of {ACTION!r} in {root} are not those of {name!r}: {', '.join(columns)}."
         )

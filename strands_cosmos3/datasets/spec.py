@@ -12,7 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands_cosmos3.checks import instance_of, known_name, positive, require_type, typed
+from strands_cosmos3.checks import (
+    differences,
+    instance_of,
+    known_name,
+    positive,
+    require_type,
+    typed,
+)
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import ConfigError, InputError, ShapeError
 
@@ -151,13 +158,7 @@ class DatasetSpec:
 
     def differences(self, other: DatasetSpec) -> list[str]:
         """Describe the differences that keep two specs from sharing one dataset."""
-        mine = self._described()
-        theirs = other._described()
-        return [
-            f"{name} {mine.get(name, 'absent')} and {theirs.get(name, 'absent')}"
-            for name in sorted({*mine, *theirs})
-            if mine.get(name) != theirs.get(name)
-        ]
+        return differences(self._described(), other._described(), "{} {} and {}", "absent")
 
     def _described(self) -> dict[str, str]:
         """Return what a dataset has one of; names and info count for numbers only."""

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
@@ -97,9 +99,10 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
         _system_config={"worker_niceness": 0},  # Ray's default slows the workers down
     )
     try:
+        # the variables are for Ray's processes; this one's libraries, Ray among them, are loaded
         with (
-            _environment({**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
-            _on_loopback(),
+            patch.dict(os.environ, {**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
+            patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
             joined as gpus,
         ):
             yield gpus
@@ -147,36 +150,6 @@ def _auth_token() -> Mapping[str, str]:
     if any(name.startswith("RAY_AUTH_") for name in os.environ):
         return {}
     return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_LOCAL_RAY`
-    when it was imported.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for Ray's processes. They do not affect this process, whose libraries are
-    loaded already.
-    """
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 def _short_folder() -> str:

@@ -114,6 +114,7 @@ class Crew(Places):
 
     def _run(self) -> None:
         while not self._closed:
+            self.hand_out()
             self.collect()
 
     def took(self, place: Place, job: CrewJob | None, reply: Reply) -> None:

@@ -142,11 +142,6 @@ class Driver(Places):
         """Number of episodes and films that are not stored yet."""
         return len(self.plan) - len(self.records) + len(self._missing_films())
 
-    @property
-    def busy(self) -> dict[int, Assignment]:
-        """Current assignment by process id."""
-        return {place.pid: place.job.assignment for place in self.places if place.job is not None}
-
     def run(self) -> None:
         """Run every missing episode, then film failures. Ctrl-C stops it between two replies;
         finished episodes are stored.
@@ -166,6 +161,7 @@ class Driver(Places):
                     if phase == "running" and self._busy_since_s is not None:
                         progress.busy_s = time.monotonic() - self._busy_since_s
                     self._start_missing()
+                    self.hand_out()
                     self._report(progress)
                     if interrupt.requested:
                         progress.interrupted = True

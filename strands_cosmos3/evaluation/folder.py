@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from strands_cosmos3.checks import differences
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
@@ -122,12 +123,7 @@ class RunFolder(Closeable):
     def _difference(self, record: Record, assignment: Assignment) -> str:
         new = _flat(self.settings.identity(assignment))
         stored = _flat(record["identity"])
-        different = [
-            f"{name} was {stored.get(name)!r} and is {new.get(name)!r}"
-            for name in {**new, **stored}
-            if stored.get(name) != new.get(name)
-        ]
-        return "; ".join(different[:3])
+        return "; ".join(differences(new, stored, "{0} was {2!r} and is {1!r}")[:3])
 
     def read_all(self, plan: Iterable[Assignment]) -> dict[tuple[str, str, int], Record]:
         """Return every stored episode of a plan, by key. Errors: as :meth:`read`."""

@@ -131,6 +131,15 @@ class Places(Closeable):
         place.job, place.pid, place.since_s = None, 0, time.monotonic()
         place.pending = self.opening(place)
 
+    def hand_out(self) -> None:
+        """Give queued jobs to idle workers."""
+        for place in self.places:
+            if place.pending is None and self.queue:
+                job = self.queue.popleft()
+                job.attempts += 1
+                place.job, place.since_s = job, time.monotonic()
+                place.pending = place.actor.do.remote(*self.request(job))
+
     def replace(self, place: Place) -> None:
         """End a place's worker and start another; EvaluationError if none starts there."""
         place.end()
@@ -143,15 +152,9 @@ class Places(Closeable):
         self.open(place)
 
     def collect(self) -> bool:
-        """Give queued jobs to idle workers, wait briefly for replies, process them, and replace
-        workers that died or hang; return whether one replied.
+        """Wait briefly for replies, process them, and replace workers that died or hang; return
+        whether one replied.
         """
-        for place in self.places:
-            if place.pending is None and self.queue:
-                job = self.queue.popleft()
-                job.attempts += 1
-                place.job, place.since_s = job, time.monotonic()
-                place.pending = place.actor.do.remote(*self.request(job))
         waiting = {place.pending: place for place in self.places if place.pending is not None}
         if not waiting:
             time.sleep(_POLL_S)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -76,17 +76,24 @@ def _repeated(work: Callable[[], Any]) -> Any:
     raise EvaluationError(f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}")
 
 
+@dataclass(eq=False)
+class _Leader:
+    """The actor of a replica, and how often its ranks were restarted."""
+
+    actor: Any
+    count: Any  # reference of the next number of restarts
+    restarts: int = 0
+
+
 class ReplicaPool:
     """All replicas of an evaluation, as its driver sees them."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
-        self._actors = [self._make() for _ in range(settings.topology.replicas)]
-        self._polls = [actor.restarts.remote() for actor in self._actors]
-        self._restarts = [0] * len(self._actors)
+        self._leaders = [self._make() for _ in range(settings.topology.replicas)]
         self._restarts_before = 0  # of leaders that are gone, themselves included
 
-    def _make(self) -> Any:
+    def _make(self) -> _Leader:
         groups = {"inference": 1, "status": 1}
         topology = self._settings.topology
         remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
@@ -94,38 +101,36 @@ class ReplicaPool:
         gpus = count * topology.gpus_per_rank
         actor = remote.options(num_cpus=count, num_gpus=gpus, max_restarts=0).remote(self._settings)
         actor.start.remote()  # load while simulators start; the first request reports any error
-        return actor
+        return _Leader(actor, actor.restarts.remote())
 
     def handle(self, worker: int) -> Any:
         """Return the replica of a worker, replaced if it is gone."""
-        index = worker % len(self._actors)
+        index = worker % len(self._leaders)
+        leader = self._leaders[index]
         try:
-            ray.get(self._actors[index].restarts.remote(), timeout=_CALL_S)
+            ray.get(leader.actor.restarts.remote(), timeout=_CALL_S)
         except WORKER_FAILURES:
-            self._restarts_before += self._restarts[index] + 1
-            self._restarts[index] = 0
-            self._actors[index] = self._make()
-            self._polls[index] = self._actors[index].restarts.remote()
+            self._restarts_before += leader.restarts + 1
+            leader = self._leaders[index] = self._make()
         except GetTimeoutError:
             pass  # slow, not gone
-        return self._actors[index]
+        return leader.actor
 
     def restarts(self) -> int:
         """Return how often ranks of any replica were restarted, as far as known; waits for
         nothing.
         """
-        ready, _ = ray.wait(self._polls, num_returns=len(self._polls), timeout=0)
-        for reference in ready:
-            index = self._polls.index(reference)
-            with suppress(*WORKER_FAILURES):  # the next call of ``handle`` replaces it
-                self._restarts[index] = ray.get(reference)
-            self._polls[index] = self._actors[index].restarts.remote()
-        return self._restarts_before + sum(self._restarts)
+        for leader in self._leaders:
+            if ray.wait([leader.count], timeout=0)[0]:
+                with suppress(*WORKER_FAILURES):  # the next call of ``handle`` replaces it
+                    leader.restarts = ray.get(leader.count)
+                leader.count = leader.actor.restarts.remote()
+        return self._restarts_before + sum(leader.restarts for leader in self._leaders)
 
     def close(self) -> None:
         """End all replicas; their ranks end with them."""
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
+        for leader in self._leaders:
+            ray.kill(leader.actor, no_restart=True)
 
 
 class ReplicaClient:

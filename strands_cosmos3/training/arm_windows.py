@@ -8,7 +8,7 @@ which are the recorded actions, and an expert's answers for several goals (``str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from strands_cosmos3.datasets import (
     camera_key,
 )
 from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
+from strands_cosmos3.datasets.reader import action_info
 from strands_cosmos3.datasets.spec import EXPERT, INSTRUCTIONS, LABELLED
 from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -326,12 +327,6 @@ class ArmWindows:
 
 def _ids_of(processed: Any) -> tuple[int, ...]:
     return tuple(processed.text_ids[0].tolist())
-
-
-def action_info(dataset: Dataset) -> Mapping[str, Any]:
-    """Return what a dataset says of its actions; nothing without such a feature."""
-    feature = dataset.spec.features.get(ACTION)
-    return {} if feature is None else feature.info
 
 
 def _midtrain_rows(

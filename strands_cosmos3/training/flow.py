@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -100,21 +100,12 @@ def _rope(
     """Cosine and sine [B, N, d] for prompts of these lengths, on the device and in the dtype of
     ``like``.
     """
-    tables = {n: _tables(layout, config, n, like.device, like.dtype) for n in set(lengths)}
+    tables = {
+        n: rope_tables(generation_positions(layout, config, n), config, like.device, like.dtype)
+        for n in set(lengths)
+    }
     cos, sin = (torch.stack([tables[n][i] for n in lengths]) for i in (0, 1))
     return cos, sin
-
-
-@lru_cache(64)
-def _tables(
-    layout: SequenceLayout,
-    config: TransformerConfig,
-    prompt: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Rope:
-    """Return the tables of a prompt's length, which every step of a training needs again."""
-    return rope_tables(generation_positions(layout, config, prompt), config, device, dtype)
 
 
 def velocity(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from strands_cosmos3.actions.stats import ActionStats
 from strands_cosmos3.datasets import Dataset
+from strands_cosmos3.datasets.reader import action_info
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint, locate
 from strands_cosmos3.engine.metadata import write_metadata
@@ -37,7 +38,6 @@ from strands_cosmos3.training.arm_windows import (
     LATENTS,
     ArmKeys,
     ArmWindows,
-    action_info,
     row_statistics,
     write_statistics,
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strands_cosmos3.checks import differences
 from strands_cosmos3.datasets import Dataset
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import load_json, write_json
@@ -18,11 +19,7 @@ def keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         write_json(path, now)
     recorded = load_json(path)
-    if other := [
-        f"{name} {recorded.get(name)} (now {now.get(name)})"
-        for name in {**recorded, **now}
-        if recorded.get(name) != now.get(name)
-    ]:
+    if other := differences(recorded, now, "{} {} (now {})"):
         raise ConfigError(
             f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its "
             "settings."

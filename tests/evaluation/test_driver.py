@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from helpers import small_world
+from helpers.workers import busy
 from strands_cosmos3.errors import ConfigError, EvaluationError, InputError
 from strands_cosmos3.evaluation import driver as module
 from strands_cosmos3.evaluation import places
@@ -66,8 +67,8 @@ def test_a_killed_workers_episode_is_given_out_again(reference, tmp_path):
     killed = []
 
     def kill_once(driver):
-        if not killed and driver.progress.new >= 2 and driver.busy:
-            pid, assignment = next(iter(driver.busy.items()))
+        if not killed and driver.progress.new >= 2 and busy(driver):
+            pid, assignment = next(iter(busy(driver).items()))
             os.kill(pid, signal.SIGKILL)
             killed.append(assignment.key)
 
@@ -113,7 +114,7 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_named(reference, tm
     poison = SETTINGS.plan()[1].key
 
     def kill(driver):
-        for pid, assignment in driver.busy.items():
+        for pid, assignment in busy(driver).items():
             if assignment.key == poison:
                 os.kill(pid, signal.SIGKILL)
 
@@ -145,10 +146,10 @@ def test_a_stopped_simulator_is_killed_and_its_episode_given_to_another(referenc
     stopped = []
 
     def stop_once(driver):
-        if not stopped and driver.progress.new >= 2 and driver.busy:
-            stopped.extend(driver.busy)
+        if not stopped and driver.progress.new >= 2 and busy(driver):
+            stopped.extend(busy(driver))
             os.kill(stopped[0], signal.SIGSTOP)
-        if stopped and stopped[0] in driver.busy:
+        if stopped and stopped[0] in busy(driver):
             clock.ahead_s += SETTINGS.episode_timeout
 
     driver, found = run(tmp_path, 1, each=stop_once)
@@ -178,7 +179,7 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
     settings = make_settings({**SMALL, "films": 1})
 
     def wait_long(driver):
-        if any(assignment.index == 1 for assignment in driver.busy.values()):
+        if any(assignment.index == 1 for assignment in busy(driver).values()):
             clock.ahead_s += settings.episode_timeout
 
     driver, found = run(tmp_path, 1, settings, each=wait_long)

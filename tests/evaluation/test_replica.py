@@ -15,6 +15,7 @@ pytest.importorskip("diffusers")
 
 import ray  # noqa: E402
 
+from helpers.workers import busy  # noqa: E402
 from recipes.random_checkpoint import FactorySizes, write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
@@ -74,7 +75,7 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
     killed = []
 
     def kill_a_rank(driver):
-        if not killed and driver.busy:
+        if not killed and busy(driver):
             ranks = ranks_below(os.getpid())
             assert len(ranks) == 2
             ranks[1].send_signal(signal.SIGKILL)
@@ -171,8 +172,8 @@ def test_a_replica_whose_front_is_gone_is_replaced_and_its_episode_runs_again(
     killed = []
 
     def kill_the_front(driver):
-        if not killed and driver.busy:
-            killed.append(ray.kill(replicas_of_two[1]._actors[0], no_restart=True))
+        if not killed and busy(driver):
+            killed.append(ray.kill(replicas_of_two[1]._leaders[0].actor, no_restart=True))
 
     progress, found = run(tmp_path / "killed", replicas_of_two, kill_the_front)
     assert found == wanted
