@@ -97,7 +97,7 @@ class LabellingWorker(RolloutWorker):
             asked = replace(branched.request, privileged=branch.observation.privileged)
             label = expert.plan(asked, starts_cruising=True, askew=True)  # as the recipe's labels
             rows = [branched.chunk.action, label.action]
-            _, executed = branch.run(None)
+            _, executed = branch.run(branched.chunk.action)
             duration_s += executed.duration_s or horizon_s
             counts = [len(label.action)] * 2
             request = branched.request

@@ -130,11 +130,15 @@ class Condition:
         if "name" not in values:
             raise ConfigError(f"a condition needs a name, got {dict(values)}.")
         try:
-            policy = {key: values[key] for key in of_policy if key in values}
-            world = {key: values[key] for key in of_world if key in values}
-            return cls(values["name"], PolicyVariation(**policy), variation(**world))
+            policy = PolicyVariation(**part_of(values, of_policy))
+            return cls(values["name"], policy, variation(**part_of(values, of_world)))
         except ConfigError as error:
             raise ConfigError(f"condition {values['name']!r}: {error}") from None
+
+
+def part_of(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those names that there are."""
+    return {name: values[name] for name in names if name in values}
 
 
 def _names_of(kind: type[Variation]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,13 @@ from strands_cosmos3.checks import (
     whole_number,
 )
 from strands_cosmos3.errors import ConfigError, UnknownNameError
-from strands_cosmos3.evaluation.plan import Assignment, Condition, make_plan, require_distinct
+from strands_cosmos3.evaluation.plan import (
+    Assignment,
+    Condition,
+    make_plan,
+    part_of,
+    require_distinct,
+)
 from strands_cosmos3.evaluation.policy_settings import (
     EVALUATED_BACKENDS,
     POLICY_OPTIONS,
@@ -417,7 +423,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     :class:`Settings`.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    run = _part(options, _RUN)
+    run = part_of(options, _RUN)
     for name, suffix in (("world", ".py"), ("robot", ".toml")):
         if name in run:
             run[name] = _absolute(run[name], suffix, name)
@@ -429,7 +435,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     run.setdefault("seeds", min((n for n in starts if n is not None), default=DEFAULT_SEEDS))
     if "conditions" in run:
         run["conditions"] = _conditions(run["conditions"], world)
-    policy = _part(options, POLICY_OPTIONS)
+    policy = part_of(options, POLICY_OPTIONS)
     policy.setdefault("backend", "native" if "model" in policy else "scripted")
     dialect = _DIALECT_OF_EMBODIMENT.get(world.embodiment(run.get("robot")))
     if policy["backend"] == "service" and dialect is not None:
@@ -438,13 +444,9 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     topology = Topology(
         tp_size=settings.parallel.tp_size,
         cfg_size=settings.parallel.cfg_size,
-        **_part(options, _TOPOLOGY),
+        **part_of(options, _TOPOLOGY),
     )
     return Settings(settings, topology=topology, **run)
-
-
-def _part(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
 
 
 def _is_file(name: str, suffix: str) -> bool:

@@ -113,7 +113,8 @@ class Loop:
         self._optimizers_of = {
             p: o for o in self.optimizers for group in o.param_groups for p in group["params"]
         }
-        self._rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        self._rates = [(group, group["lr"]) for group in groups]  # and that after the warm-up
         # moving averages
         self.ema = {name: p.detach().clone() for name, p in self._trained.items()}
         self._writes = not dist.is_initialized() or dist.get_rank() == 0
@@ -173,9 +174,8 @@ class Loop:
 
     def _train_step(self) -> Metrics:
         rate = self.config.rate(self.step)
-        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
-            for group, highest in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = highest * rate
+        for group, highest in self._rates:
+            group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
         draws = self.config.accumulate
         losses = list[torch.Tensor]()

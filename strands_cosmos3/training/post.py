@@ -135,7 +135,7 @@ class PostTraining:
             self._require_robot(data)
             keys = (keys or ArmKeys()).resolved(data, self.embodiment)
             self._dataset = identity_of(data)
-            self._keep_settings(data, keys)
+            self._keep_settings(keys)
             self.stats = self._statistics(data, keys)
             self.windows = ArmWindows(
                 data,
@@ -206,7 +206,7 @@ class PostTraining:
                 "another --out."
             )
 
-    def _keep_settings(self, data: Dataset, keys: ArmKeys) -> None:
+    def _keep_settings(self, keys: ArmKeys) -> None:
         """Require that latents and state were made with the same settings; steps and learning
         rate may change.
         """

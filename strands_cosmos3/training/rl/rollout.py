@@ -133,7 +133,7 @@ class RolloutWorker(AssignmentRunner):
             tried = [goes_on] if whole else range(len(rows))
             rewards, counts = list[float](), list[int]()
             for member in tried:
-                reward, result = branch.run(None if member == 0 else rows[member])
+                reward, result = branch.run(rows[member])
                 rewards.append(reward)
                 counts.append(result.rows)
                 if member == goes_on:
@@ -144,7 +144,7 @@ class RolloutWorker(AssignmentRunner):
             duration_s += executed.duration_s or horizon_s
             rows = [rows[member] for member in tried]
             groups.append(self.group(assignment, branched.request, branch, rows, rewards, counts))
-            if branch.ends_m:  # the only chunk may be one that no arm can follow
+            if branch.ends_m:  # no arm may follow the only chunk, or rows name no poses
                 ends = np.array(branch.ends_m)
                 spreads.append(float(np.linalg.norm(ends - ends.mean(0), axis=1).mean()))
         spread_m = float(np.mean(spreads)) if spreads else 0.0
@@ -233,19 +233,19 @@ class Branching:
         self.anchors = request.limb_anchors or request.limb_poses
         self.ends_m: list[F64] = []
 
-    def run(self, rows: F64 | None) -> tuple[float, Executed]:
-        """Run a chunk, or with None the policy's own, from the state; return its reward, and what
-        it did.
-        """
+    def run(self, rows: F64) -> tuple[float, Executed]:
+        """Run a chunk from the state; return its reward, and what it did."""
         session, branched = self._session, self._branched
         if self._state is None:
             self._policy.restore(self._of_policy)
         else:
             session.restore(self._state, self._policy)
-        branched.rows = branched.chunk.action if rows is None else rows
+        branched.rows = rows
         try:
             plan = self._policy.plan(self.observation, self._instruction)
-            self.ends_m.append(_end_m(plan))
+            if isinstance(plan, JointTrajectory):
+                arm = next(iter(plan.limb_poses.values()))
+                self.ends_m.append(arm.T_base_frame[-1, :3, 3])
             executed = session.execute(plan, ticks=_TICKS)
         except UNUSABLE as error:
             return -_FAULT, Executed(False, 0.0, str(error))
@@ -253,10 +253,3 @@ class Branching:
         reward -= _FAULT * (executed.fault is not None) + _TOUCHED * executed.touched
         held = plan.held if isinstance(plan, JointTrajectory) else None
         return reward - (0.0 if held is None else _HELD * float(held.mean())), executed
-
-
-def _end_m(plan: JointTrajectory | ActionChunk) -> F64:
-    """Return where a plan's first limb is to end [3]."""
-    if isinstance(plan, ActionChunk):
-        return np.zeros(3)
-    return next(iter(plan.limb_poses.values())).T_base_frame[-1, :3, 3]
