@@ -55,8 +55,8 @@ def merge_datasets(
         DatasetFormatError: A source is damaged.
     """
     root = Path(root).expanduser()
-    for name, value in (("data_file_mb", data_file_mb), ("video_file_mb", video_file_mb)):
-        whole_number(value, name, 1)
+    whole_number(data_file_mb, "data_file_mb", 1)
+    whole_number(video_file_mb, "video_file_mb", 1)
     if not sources:
         raise ConfigError("there is nothing to merge; name at least one dataset.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):

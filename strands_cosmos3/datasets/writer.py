@@ -369,10 +369,10 @@ class DatasetWriter(Closeable):
             "index": np.arange(start, start + n),
             "task_index": np.full(n, self._tasks.index(task)),
         }
-        finished = {key: camera.finish() for key, camera in cameras.items()}
         stats = {key: column_stats(values) for key, values in full.items()}
-        stats |= {key: figures for key, (_, figures) in finished.items()}
-        videos = {key: video for key, (video, _) in finished.items()}
+        videos = dict[str, bytes]()
+        for key, camera in cameras.items():
+            videos[key], stats[key] = camera.finish()
         self._pending.append(FinishedEpisode(full, videos, stats, n, task, note))
         if len(self._pending) >= self.commit_every:
             self.commit()

@@ -89,25 +89,23 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
             yield gpus
         return
     _remove_stale_folders()
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder())
-    joined = _joined(
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-        _system_config={"worker_niceness": 0},  # Ray's default slows the workers down
-    )
-    try:
-        # the variables are for Ray's processes; this one's libraries, Ray among them, are loaded
-        with (
-            patch.dict(os.environ, {**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
-            patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
-            joined as gpus,
-        ):
-            yield gpus
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # the variables are for Ray's processes; this one's libraries, Ray among them, are loaded
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder(), ignore_cleanup_errors=True
+        ) as folder,
+        patch.dict(os.environ, {**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
+        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        _joined(
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+            _system_config={"worker_niceness": 0},  # Ray's default slows the workers down
+        ) as gpus,
+    ):
+        yield gpus
 
 
 def _check_address(address: str) -> None:

@@ -35,7 +35,7 @@ def make_report(
     without a record.
     """
     settings = folder.settings
-    plan = folder.settings.plan()
+    plan = settings.plan()
     failures = failures_to_film(plan, records, settings.films)
     return {
         "complete": len(records) == len(plan),
@@ -91,7 +91,7 @@ def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
 
 
 def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[str, Any]:
-    film = folder.film_of(assignment)
+    film, is_equal = folder.film_of(assignment) or (None, None)
     return {
         "condition": assignment.condition.name,
         "task": assignment.task,
@@ -101,8 +101,8 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
         "outcome": record["outcome"],
         "duration_s": record["duration_s"],
         "fault": record.get("fault"),
-        "film": None if film is None else str(film[0].relative_to(folder.path)),
-        "film_is_equal": None if film is None else film[1],
+        "film": None if film is None else str(film.relative_to(folder.path)),
+        "film_is_equal": is_equal,
         "repeat": repeat_command(folder.settings, assignment),
     }
 

@@ -258,11 +258,11 @@ class Settings:
         if sharded:
             device = "cuda" if self.topology.num_gpus else "cpu"
             policy.engine.require_runnable(device, self.topology.tp_size)
-        if sharded and policy.engine.device is not None:
-            raise ConfigError(
-                f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave the "
-                "device out."
-            )
+            if policy.engine.device is not None:
+                raise ConfigError(
+                    f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave "
+                    "the device out."
+                )
         if self.topology.cfg_size > 1 and policy.sampling.guidance_scale == 1:
             raise ConfigError(
                 "cfg=2 with guidance_scale=1: there is no second pass to compute; use cfg=1."

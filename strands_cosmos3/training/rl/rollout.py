@@ -88,7 +88,7 @@ class RolloutWorker(AssignmentRunner):
         self._domain = get_embodiment(settings.embodiment).domain_id
         self._base: dict[str, torch.Tensor] = {}  # weights that adapters are added to
         self._whole = False
-        for first in (each for each in settings.plan() if each.index == 0):
+        for first in settings.plan(seeds=1):
             self.session.reset(first.start)
             self._whole |= not self.session.can_restore or self.session.potential() is None
 
