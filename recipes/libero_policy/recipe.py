@@ -86,7 +86,7 @@ def train_vae(
     loop = Loop(
         vae,
         loss,
-        TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99, seed=seed),
+        TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99),
         folder,
     )
     loop.run(

@@ -126,7 +126,7 @@ class TrainingRun:
         self.config = config or RunConfig()
         self.shard = shard or DataShard()
         self._closed_loop = closed_loop or ClosedLoop()
-        self._loop_options: dict[str, Any] = {"seed": self.config.seed, "tensorboard": tensorboard}
+        self._loop_options: dict[str, Any] = {"tensorboard": tensorboard}
         self._on_step = on_step or (lambda *_: None)
         self.demos = Demos.open(demos)
         self.tier = tier_of(*self.demos.canvas_hw)

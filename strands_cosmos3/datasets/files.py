@@ -76,7 +76,12 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
             f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the "
             "dataset."
         )
-    return contained(root / path, root, "dataset", DatasetFormatError)
+    return inside(root, root / path)
+
+
+def inside(root: Path, path: Path) -> Path:
+    """Return a path of a dataset. Raises DatasetFormatError if a link leads it out."""
+    return contained(path, root, "dataset", DatasetFormatError)
 
 
 @dataclass(frozen=True)
@@ -206,9 +211,7 @@ def _feature_from(key: str, raw: Any) -> Feature:
 
 def read_meta(root: Path, name: str) -> dict[str, Any]:
     """Read a JSON object of a dataset. Raises DatasetFormatError."""
-    return read_json(
-        contained(root / name, root, "dataset", DatasetFormatError), DatasetFormatError, HINT
-    )
+    return read_json(inside(root, root / name), DatasetFormatError, HINT)
 
 
 def read_table(
@@ -223,7 +226,7 @@ def read_table(
     Raises DatasetFormatError; before anything is read, if there are more than ``most_rows``, or
     more than ``most_values`` in ``columns``.
     """
-    contained(path, root, "dataset", DatasetFormatError)
+    inside(root, path)
     require_file(path, DatasetFormatError, hint="The dataset refers to it.")
     try:
         with pq.ParquetFile(path) as file:

@@ -25,7 +25,6 @@ from strands_cosmos3.errors import (
     ConfigError,
     DatasetBusyError,
     DatasetError,
-    DatasetFormatError,
     DatasetMismatchError,
     InputError,
     NonFiniteError,
@@ -34,7 +33,6 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.resources import (
     UNFINISHED,
     Closeable,
-    contained,
     locked,
     write_json,
     write_whole,
@@ -291,7 +289,7 @@ class DatasetWriter(Closeable):
                 if number is None:
                     continue
                 if int(number[1]) * info.chunk_size + int(number[2]) >= self._next_file:
-                    contained(path, self.root, "dataset", DatasetFormatError).unlink()
+                    files.inside(self.root, path).unlink()
 
     @property
     def spec(self) -> DatasetSpec:

@@ -125,16 +125,15 @@ def _run(driver: Driver, address: str | None, workers: int) -> None:
         driver.run()
         return
     topology = driver.settings.topology
-    with cluster(address, workers + topology.ranks) as gpus:
+    with cluster(address, workers + topology.ranks) as gpus, ExitStack() as stack:
         require_gpus(gpus, topology.num_gpus, address)
-        with ExitStack() as stack:
-            if topology.replicas:
-                from strands_cosmos3.evaluation.replica import ReplicaPool
+        if topology.replicas:
+            from strands_cosmos3.evaluation.replica import ReplicaPool
 
-                driver.replicas = ReplicaPool(driver.settings)
-                stack.callback(driver.replicas.close)
-            stack.callback(driver.close)
-            driver.run()
+            driver.replicas = ReplicaPool(driver.settings)
+            stack.callback(driver.replicas.close)
+        stack.enter_context(driver)
+        driver.run()
 
 
 def default_workers(settings: Settings, cores: int) -> int:

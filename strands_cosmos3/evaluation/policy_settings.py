@@ -35,7 +35,7 @@ class PolicySettings(PolicyOptions):
             **{
                 name: value
                 for name, value in changed_options(self).items()
-                if not options_of(PolicySettings)[name].hidden
+                if name in POLICY_OPTIONS
             },
         }
 

@@ -98,7 +98,7 @@ class ReplicaPool:
         topology = self._settings.topology
         remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
         count = topology.ranks_per_replica
-        gpus = count * topology.gpus_per_rank
+        gpus = topology.num_gpus // topology.replicas
         actor = remote.options(num_cpus=count, num_gpus=gpus, max_restarts=0).remote(self._settings)
         actor.start.remote()  # load while simulators start; the first request reports any error
         return _Leader(actor, actor.restarts.remote())

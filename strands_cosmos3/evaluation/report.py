@@ -83,10 +83,10 @@ def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
     """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is
     wall-clock time.
     """
-    loops = [record for record in records if record.get("latency_ms")]
-    if not loops:
+    loops = (record for record in records if record.get("latency_ms"))
+    slowest = max(loops, key=lambda record: record["latency_ms"]["max"], default=None)
+    if slowest is None:
         return None
-    slowest = max(loops, key=lambda record: record["latency_ms"]["max"])
     return {"max_ms": slowest["latency_ms"]["max"], "clock": slowest["latency_clock"]}
 
 

@@ -113,11 +113,6 @@ class Topology:
         """Number of ranks of all replicas."""
         return self.replicas * self.ranks_per_replica
 
-    @property
-    def gpus_per_rank(self) -> int:
-        """1, or 0 on the CPU."""
-        return int(self.num_gpus > 0)
-
     def __str__(self) -> str:
         if not self.replicas:
             return "a policy in every worker, no GPU"

@@ -70,9 +70,8 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
     finally:
         runner.close()
     for task in how.tasks:
-        mine = [record for record in records if record["task"] == task]
-        times = [record["duration_s"] for record in mine if record["success"]]
-        found[task] = len(times) / len(mine)
+        times = [r["duration_s"] for r in records if r["task"] == task and r["success"]]
+        found[task] = len(times) / how.episodes
         if times:
             found[f"{task}_s"] = sum(times) / len(times)
     return found

@@ -52,7 +52,6 @@ class TrainLoopConfig:
     ema: float = 0.999  # decay of the moving average of the weights
     # draws whose gradients a step averages: more windows per step in the same memory
     accumulate: int = 1
-    seed: int = 0
     save_s: float = 120.0  # seconds between saved states
     log_every: int = 20  # steps between points of the curve
     tensorboard: bool = False  # whether the curve is written for TensorBoard, too

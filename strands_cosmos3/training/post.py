@@ -200,7 +200,7 @@ class PostTraining:
     def _require_apart(self) -> None:
         target = (self.folder / "checkpoint").resolve()
         source = self.checkpoint.root.resolve()
-        if target == source or target in source.parents or source in target.parents:
+        if source.is_relative_to(target) or target.is_relative_to(source):
             raise ConfigError(
                 f"the new checkpoint in {target} would overwrite its source {source}; choose "
                 "another --out."
@@ -244,7 +244,6 @@ class PostTraining:
             warmup=min(100, max(1, config.steps // 10)),
             ema=0.99,
             accumulate=config.accumulate,
-            seed=config.seed,
             tensorboard=self._tensorboard,
         )
         loop = Loop(policy, loss, how, self.folder)

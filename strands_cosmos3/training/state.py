@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from strands_cosmos3.errors import TrainingError
@@ -31,9 +32,9 @@ def write_state(state: Mapping[str, Any], path: Path) -> None:
         torch.save(state, path)
     except RuntimeError as error:  # torch's way to say so
         raise OSError(str(error).splitlines()[0]) from None
-    digest = _sha256(path, path.stat().st_size)
-    with path.open("ab") as file:
-        file.write(_MARK + digest)
+    with path.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.write(_MARK + digest.encode())
 
 
 def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
@@ -63,20 +64,8 @@ def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(size - _TRAILER, 0))
-        trailer = file.read()
-    if trailer != _MARK + _sha256(path, size - _TRAILER):
+    file = np.memmap(path, mode="r")
+    digest = hashlib.sha256(file[:-_TRAILER]).hexdigest()
+    if bytes(file[-_TRAILER:]) != _MARK + digest.encode():
         raise ValueError("its contents differ from its SHA-256")
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _sha256(path: Path, size: int) -> bytes:
-    digest = hashlib.sha256()
-    left = size
-    with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest().encode()

@@ -150,7 +150,6 @@ class ReinforcementLearning:
             warmup=config.steps,
             decay=0.0,
             ema=config.average,
-            seed=config.seed,
             log_every=config.steps,
         )
         self._loop = Loop(self.learner.policy, self.learner.loss, steps, folder)
