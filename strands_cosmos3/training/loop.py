@@ -124,7 +124,7 @@ class Loop:
             drop_from(folder / CURVE, self.step + 1)
 
     def run(
-        self, until: int | None = None, on_step: Callable[[int, Metrics], None] | None = None
+        self, until: int | None = None, on_step: Callable[[int, Metrics], None] = lambda *_: None
     ) -> None:
         """Train to the end, or to the step ``until``; ``on_step`` is called with (steps done,
         metrics).
@@ -141,8 +141,7 @@ class Loop:
                 if self.step % self.config.log_every == 0 or self.step == last:
                     self._log(mean_metrics(since))
                     since.clear()
-                if on_step is not None:
-                    on_step(self.step, metrics)
+                on_step(self.step, metrics)
                 if self._agreed(time.monotonic() - saved > self.config.save_s):
                     self.save()
                     saved = time.monotonic()
