@@ -89,7 +89,8 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
             yield gpus
         return
     _remove_stale_folders()
-    # the variables are for Ray's processes; this one's libraries, Ray among them, are loaded
+    # the variables are for Ray's processes; this one has its libraries, and Ray has read them when
+    # it was imported
     with (
         tempfile.TemporaryDirectory(
             prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder(), ignore_cleanup_errors=True

@@ -70,7 +70,8 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
     finally:
         runner.close()
     for task in how.tasks:
-        times = [r["duration_s"] for r in records if r["task"] == task and r["success"]]
+        successes = (record for record in records if record["task"] == task and record["success"])
+        times = [record["duration_s"] for record in successes]
         found[task] = len(times) / how.episodes
         if times:
             found[f"{task}_s"] = sum(times) / len(times)
