@@ -90,8 +90,8 @@ def muon_and_adamw(lr: float, weight_decay: float = 0.0) -> Optimizers:
     def optimizers(
         trained: Mapping[str, nn.Parameter], config: TrainLoopConfig
     ) -> list[torch.optim.Optimizer]:
-        inner = [p for name, p in trained.items() if p.ndim > 1 and not _ENDS.search(name)]
-        rest = {name: p for name, p in trained.items() if p.ndim <= 1 or _ENDS.search(name)}
-        return [*adamw(rest, config), *([Muon(inner, lr, weight_decay)] if inner else [])]
+        inner = {n: p for n, p in trained.items() if p.ndim > 1 and not _ENDS.search(n)}
+        rest = {name: p for name, p in trained.items() if name not in inner}
+        return [*adamw(rest, config), *([Muon(inner.values(), lr, weight_decay)] if inner else [])]
 
     return optimizers

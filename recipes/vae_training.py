@@ -7,7 +7,7 @@ measured in luminance and chroma, with more weight on chroma and on saturated (c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from recipes.random_checkpoint import fresh_vae
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.wan import causal_convolution
 from strands_cosmos3.training.loop import LossMetrics
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -56,11 +57,7 @@ def make_vae(
         vae = fresh_vae(base, decoder_base, latent_channels, patch)
     with torch.no_grad():
         for module in vae.modules():
-            if (
-                isinstance(module, nn.Conv3d)
-                and module.kernel_size[0] == 3
-                and module.kernel_size[1] == 3
-            ):
+            if isinstance(module, nn.Conv3d) and module.kernel_size[:2] == (3, 3):
                 module.weight[:, :, :-1] = 0
     return vae
 
@@ -83,13 +80,18 @@ def reconstruction_loss(
     decoded = vae.decode(latents).sample  # pyright: ignore[reportAttributeAccessIssue]
     kl = 0.5 * (mean.pow(2) + std.pow(2) - 1 - 2 * std.log()).mean()
     error = weighted_error(decoded, pixels, config)
-    reached = psnr((decoded.detach().clamp(-1, 1) - pixels).square().mean())
+    reached = picture_psnr(decoded, pixels)
     return error + config.kl * kl, {"loss": error.item(), "psnr": reached, "kl": kl.item()}
 
 
 def psnr(squared_error: torch.Tensor) -> float:
     """Return the peak signal-to-noise ratio [dB] of a mean squared error of pixels in [-1, 1]."""
     return float(-10 * torch.log10(squared_error.detach() / 4))
+
+
+def picture_psnr(decoded: torch.Tensor, pixels: torch.Tensor) -> float:
+    """Return the ratio [dB] of decoded pictures, whose pixels are cut off at -1 and 1."""
+    return psnr((decoded.detach().clamp(-1, 1) - pixels).square().mean())
 
 
 def weighted_error(decoded: torch.Tensor, pixels: torch.Tensor, config: VaeLoss) -> torch.Tensor:
@@ -134,37 +136,31 @@ class FlatConv(nn.Module):
         self.conv = conv
         # in diffusers: width and height twice each, and all frames before
         padding: Any = conv._padding
-        self._padding = (padding[2], padding[0])
-        self._before = padding[4]
+        self._padding = (padding[4] // 2, padding[2], padding[0])
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-        weight, (in_time, *stride) = self.conv.weight, self.conv.stride
-        # a first frame, before which there are zeros
-        if x.shape[2] == 1 and cache_x is None and in_time == 1:
-            return F.conv2d(
-                x[:, :, 0], weight[:, :, -1], self.conv.bias, tuple(stride), self._padding
-            )[:, :, None]
-        if self._before:
-            earlier = [] if cache_x is None else [cache_x]
-            zeros = [torch.zeros_like(x[:, :, :1])] * (
-                self._before - sum(frames.shape[2] for frames in earlier)
-            )
-            x = torch.cat([*zeros, *earlier, x], dim=2)
-        taps = weight.shape[2]
-        n = (x.shape[2] - weight.shape[2]) // in_time + 1
-        frames = x.permute(0, 2, 3, 4, 1)  # channels last
-        seen = torch.cat(
-            [frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1
-        )
-        kernels = weight.permute(0, 2, 1, 3, 4).flatten(1, 2)
-        made = F.conv2d(
-            seen.flatten(0, 1).permute(0, 3, 1, 2),
-            kernels,
-            self.conv.bias,
-            tuple(stride),
-            self._padding,
-        )
-        return made.unflatten(0, (len(x), n)).transpose(1, 2)
+        weight, bias, stride = self.conv.weight, self.conv.bias, self.conv.stride
+        return causal_convolution(x, cache_x, weight, bias, stride, self._padding, _flat)
+
+
+def _flat(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Convolve x [B, C, T, H, W] in two dimensions, the frames under the kernel being channels."""
+    in_time, taps = stride[0], weight.shape[2]
+    n = (x.shape[2] - taps) // in_time + 1
+    frames = x.permute(0, 2, 3, 4, 1)  # channels last
+    seen = torch.cat(
+        [frames[:, tap : tap + (n - 1) * in_time + 1 : in_time] for tap in range(taps)], dim=-1
+    )
+    kernels = weight.permute(0, 2, 1, 3, 4).flatten(1, 2)
+    pictures = seen.flatten(0, 1).permute(0, 3, 1, 2)
+    made = F.conv2d(pictures, kernels, bias, tuple(stride[1:]), tuple(padding[1:]))
+    return made.unflatten(0, (len(x), n)).transpose(1, 2)
 
 
 def convolve_flat(model: nn.Module) -> None:
@@ -223,7 +219,5 @@ def plain_vae(
     config = {key: value for key, value in vae.config.items() if key != "_name_or_path"}
     with without_warnings():
         plain: Any = AutoencoderKLWan.from_config({**config, **(changes or {})})
-    plain.load_state_dict({name: tensor.cpu() for name, tensor in plain_state(vae).items()})
-    for parameter in plain.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return plain
+    plain.load_state_dict(plain_state(vae))
+    return plain.to(dtype)

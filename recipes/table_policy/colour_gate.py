@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 from numpy.typing import NDArray
 
-from recipes.vae_training import psnr
+from recipes.vae_training import picture_psnr
 from strands_cosmos3.errors import TrainingError
 from strands_cosmos3.training.windows import to_pixels
 
@@ -48,22 +48,23 @@ def colour_gate(vae: AutoencoderKLWan, frames: NDArray[np.uint8]) -> ColourGate:
     """Encode and decode pictures [n, H, W, 3] and compare the hues of strongly coloured pixels."""
     pixels = to_pixels(frames)
     decoded = torch.cat([_reconstruct(vae, part) for part in pixels.split(16)]).clamp(-1, 1)
-    real, made = ((x[:, :, 0] + 1) / 2 for x in (pixels, decoded))
-    hue, saturation = _hue(real)
-    hue_made, saturation_made = _hue(made)
-    difference = (hue - hue_made).abs()
-    right = (torch.minimum(difference, 2 * torch.pi - difference) < _HUE_TOLERANCE_RAD) & (
-        saturation_made > 0.5 * saturation
+    (hue, saturation), (hue_made, saturation_made) = (
+        _hue((x[:, :, 0] + 1) / 2) for x in (pixels, decoded)
     )
+    right = _angle(hue - hue_made) < _HUE_TOLERANCE_RAD
+    right &= saturation_made > 0.5 * saturation
     strong = saturation > 0.45
     by_colour = {}
-    for name, angle in (("red", 0.0), ("green", 2 * torch.pi / 3), ("blue", 4 * torch.pi / 3)):
-        away = (hue - angle).abs()
-        mine = strong & (torch.minimum(away, 2 * torch.pi - away) < torch.pi / 6)
+    for i, name in enumerate(("red", "green", "blue")):
+        mine = strong & (_angle(hue - 2 * torch.pi / 3 * i) < torch.pi / 6)
         by_colour[name] = float(right[mine].float().mean()) if mine.any() else 0.0
-    return ColourGate(
-        float(right[strong].float().mean()), by_colour, psnr((decoded - pixels).square().mean())
-    )
+    share = float(right[strong].float().mean())
+    return ColourGate(share, by_colour, picture_psnr(decoded, pixels))
+
+
+def _angle(difference: torch.Tensor) -> torch.Tensor:
+    """Return the angle between hues that differ by this, in 0..pi."""
+    return torch.minimum(difference.abs(), 2 * torch.pi - difference.abs())
 
 
 def _reconstruct(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:

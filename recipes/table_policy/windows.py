@@ -5,7 +5,6 @@ future for the joint stage.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.auxiliary_head import LabelledBatch
 from recipes.table_policy.captions import Captions
+from recipes.table_policy.clip_latents import ClipLatents
 from recipes.table_policy.demos import Demos
 from strands_cosmos3.actions.rotations import se3_between
 from strands_cosmos3.datasets.arm_rows import state_columns
@@ -80,20 +80,12 @@ def undisturbed(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
     return ~demos.perturbed[span].any(1) & (demos.goal[span] == demos.goal[ticks][:, None]).all(1)
 
 
-class Latents(Protocol):
-    """Latents of windows; chosen ones are read when they are drawn."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float16]: ...
-
-
 @dataclass(eq=False)
 class _DemoWindows:
     """Windows of demonstrations; subclasses draw them."""
 
     demos: Demos
-    latents: Latents
+    latents: NDArray[np.float16] | ClipLatents  # chosen ones are read when they are drawn
     state: StateRow
     captions: Captions
     size: int = 64  # windows per step

@@ -141,33 +141,6 @@ class WanConfig:
                 )
 
 
-def causal_convolution(
-    x: torch.Tensor,
-    past: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> torch.Tensor:
-    """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges
-    (``padding`` of T, H, W).
-
-    A first frame needs the last temporal tap alone: before it are zeros.
-    """
-    x = channels_last(x)
-    if x.shape[2] == 1 and past is None and stride[0] == 1:
-        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, tuple(stride[1:]), tuple(padding[1:]))[
-            :, :, None
-        ]
-    if padding[0]:
-        earlier = [] if past is None else [past]
-        zeros = [torch.zeros_like(x[:, :, :1])] * (
-            2 * padding[0] - sum(frames.shape[2] for frames in earlier)
-        )
-        x = torch.cat([*zeros, *earlier, x], dim=2)
-    return _convolve(x, weight, bias, stride, (0, *padding[1:]))
-
-
 def _convolve(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -183,6 +156,34 @@ def _convolve(
             x, channels_last(weight), bias, padding, stride, (1,) * len(stride), 1
         )
     return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, tuple(stride), tuple(padding))
+
+
+def causal_convolution(
+    x: torch.Tensor,
+    past: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    convolve: Callable[..., torch.Tensor] = _convolve,
+) -> torch.Tensor:
+    """Convolve x [B, C, T, H, W] after its ``past`` frames, with zeros before them and at the edges
+    (``padding`` of T, H, W), by ``convolve`` unless x is a first frame.
+
+    A first frame needs the last temporal tap alone: before it are zeros.
+    """
+    x = channels_last(x)
+    if x.shape[2] == 1 and past is None and stride[0] == 1:
+        return F.conv2d(x[:, :, 0], weight[:, :, -1], bias, tuple(stride[1:]), tuple(padding[1:]))[
+            :, :, None
+        ]
+    if padding[0]:
+        earlier = [] if past is None else [past]
+        zeros = [torch.zeros_like(x[:, :, :1])] * (
+            2 * padding[0] - sum(frames.shape[2] for frames in earlier)
+        )
+        x = torch.cat([*zeros, *earlier, x], dim=2)
+    return convolve(x, weight, bias, stride, (0, *padding[1:]))
 
 
 def _in_planes(x: torch.Tensor) -> bool:
