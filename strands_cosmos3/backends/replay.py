@@ -7,7 +7,7 @@ its own drift as a policy would.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from strands_cosmos3.checks import (
     instance_of,
     positive,
     rigid,
-    typed,
     whole_number,
     within,
 )
@@ -35,6 +34,7 @@ from strands_cosmos3.types import ActionChunk, Request
 
 if TYPE_CHECKING:
     from strands_cosmos3.datasets.reader import RecordedEpisode
+    from strands_cosmos3.robots.spec import Limb
 
 _LINK8_TO_COSMOS = np.array(
     [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
@@ -155,17 +155,14 @@ class LimbRecording:
             return dict(zip(limbs, self.by_limb.values(), strict=True))
         return self.by_limb
 
-    @typed()
-    def of_limbs(self, n_joints: Mapping[str, int]) -> dict[str, Recording]:
+    def of_limbs(self, limbs: Iterable[Limb]) -> dict[str, Recording]:
         """Return the recording of each of a robot's limbs, joined by name; two arms of one limb
         need no common name.
-
-        Args:
-            n_joints: Number of joints by the limb's name, in the robot's order.
 
         Raises:
             ConfigError: The recording has other limbs, or a limb another number of joints.
         """
+        n_joints = {limb.name: len(limb.joints) for limb in limbs}
         joined = self.named_as(n_joints)
         recorded = {name: len(motion.q_start_rad) for name, motion in joined.items()}
         if recorded != n_joints:

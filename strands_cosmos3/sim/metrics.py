@@ -195,18 +195,14 @@ class EpisodeLog(Restorable):
         ]
         if recording is None or not steps:
             return None
-        motion_s = np.concatenate([when for _, when in steps])
+        at, motion_s = (np.concatenate(parts) for parts in zip(*steps, strict=True))
         within = motion_s <= recording.duration_s
-        q = self._achieved("q_rad")[np.concatenate([at for at, _ in steps])[within]]
-        by_limb = recording.of_limbs(
-            {name: len(limb.limb.joints) for name, limb in self.limbs.items()}
-        )
+        q = self._achieved("q_rad")[at[within]]
+        by_limb = recording.of_limbs(limb.limb for limb in self.limbs.values())
         errors: list[F64] = []
         for name, limb in self.limbs.items():
-            T_base_cosmos = (
-                limb.kinematics.forward(q[:, limb.columns])
-                @ recording.tool_frame(name).T_parent_cosmos
-            )
+            T_base_frame = limb.kinematics.forward(q[:, limb.columns])
+            T_base_cosmos = T_base_frame @ recording.tool_frame(name).T_parent_cosmos
             errors.append(pose_distances(T_base_cosmos, by_limb[name].at(motion_s[within])[0]))
         return _over(errors)
 
@@ -257,20 +253,19 @@ def _intended(chunk: AcceptedChunk, limb: SceneLimb, at_s: F64, T_commanded: F64
     T = np.concatenate((poses.T_base_anchor[None], poses.T_base_frame))
     t_s = np.concatenate(([0.0], chunk.plan.t_s))
     corner = T[:, :3, 3]
-    side = np.diff(corner, axis=0)
-    length_sq = np.sum(side * side, axis=1)
-    now = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, len(side) - 1)
-    k = np.clip(now[:, None] + np.arange(-2, 3), 0, len(side) - 1)  # [M, 5] candidate sides
-    elapsed = np.clip((at_s[:, None] - t_s[k]) / (t_s[k + 1] - t_s[k]), 0.0, 1.0)
+    last = len(T) - 2
+    now = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, last)[:, None]
+    k = np.clip(now + np.arange(-2, 3), 0, last)  # [M, 5] candidate sides
+    side = np.diff(corner, axis=0)[k]
+    duration_s = np.diff(t_s)[k]
+    length_sq = np.sum(side * side, axis=2)
+    elapsed = np.clip((at_s[:, None] - t_s[k]) / duration_s, 0.0, 1.0)
     away = T_commanded[:, None, :3, 3] - corner[k]
-    foot = np.clip(np.sum(away * side[k], axis=2) / np.maximum(length_sq[k], _SHORT_M**2), 0.0, 1.0)
-    u = np.where(length_sq[k] > _SHORT_M**2, foot, elapsed)  # at a stop, the time decides
-    distance = np.linalg.norm(away - u[..., None] * side[k], axis=2) + 1e-9 * np.abs(
-        k - now[:, None]
-    )
-    best = np.argmin(distance, axis=1)[:, None]
-    k, u = np.take_along_axis(k, best, 1)[:, 0], np.take_along_axis(u, best, 1)[:, 0]
-    return interpolate_poses(T, t_s, t_s[k] + u * (t_s[k + 1] - t_s[k]))
+    foot = np.clip(np.sum(away * side, axis=2) / np.maximum(length_sq, _SHORT_M**2), 0.0, 1.0)
+    u = np.where(length_sq > _SHORT_M**2, foot, elapsed)  # at a stop, the time decides
+    distance = np.linalg.norm(away - u[..., None] * side, axis=2) + 1e-9 * np.abs(k - now)
+    nearest = np.arange(len(k)), np.argmin(distance, axis=1)
+    return interpolate_poses(T, t_s, (t_s[k] + u * duration_s)[nearest])
 
 
 def _over(errors: Sequence[F64 | tuple[F64, F64]]) -> ErrorSummary:

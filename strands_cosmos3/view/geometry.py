@@ -39,11 +39,7 @@ def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
         rgb = model.mat_rgba[material][:3]
         texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
     if texture >= 0:
-        start = int(model.tex_adr[texture])
-        channels = int(model.tex_nchannel[texture])
-        length = int(model.tex_height[texture] * model.tex_width[texture]) * channels
-        pixels = model.tex_data[start : start + length].reshape(-1, channels)
-        rgb = rgb * pixels[:, :3].mean(axis=0) / 255
+        rgb = rgb * model.tex(texture).data[..., :3].mean(axis=(0, 1)) / 255
     red, green, blue = np.round(np.clip(rgb, 0, 1) * 255).astype(int).tolist()
     return red, green, blue
 

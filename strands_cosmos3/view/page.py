@@ -9,6 +9,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +253,6 @@ class LivePage(Closeable):
         self._robot = robot
         self._bodies: dict[int, Any] = {}
         self._lines: dict[str, Any] = {}
-        self._camera_image: Any = None
-        self._prediction: Any = None
         self._open = True
         self._build_scene()
         self._build_panel()
@@ -280,12 +279,15 @@ class LivePage(Closeable):
         gui.main_panel.dock_right()
         gui.set_panel_label(_TITLE)
         self._status = gui.add_html("")
-        self._camera_folder = gui.add_folder("Cameras")
+        # hidden until there is a picture; a page that opens late is sent updates of it
+        picture = partial(gui.add_image, _backdrop(), format="jpeg", visible=False)
+        with gui.add_folder("Cameras"):
+            self._camera_image = picture(jpeg_quality=88)
         with gui.add_folder(f"Joints of {self._robot}" if self._robot else "Joints"):
             self._limbs = gui.add_html("")
-        self._world_folder = gui.add_folder("Predicted beside real")
-        with self._world_folder:
+        with gui.add_folder("Predicted beside real"):
             self._world_note = gui.add_markdown(_NO_PREDICTION)
+            self._prediction = picture(jpeg_quality=85)
         with gui.add_folder("Legend"):
             gui.add_html(_LEGEND)
 
@@ -335,21 +337,15 @@ class LivePage(Closeable):
             below = np.full((len(strip), picture.shape[1], 3), 255, np.uint8)
             below[:, : strip.shape[1]] = strip[:, : picture.shape[1]]
             picture = np.concatenate([picture, below])
-        if self._camera_image is None:
-            label = ", ".join(name.replace("_", " ") for name in views)
-            with self._camera_folder:
-                self._camera_image = self.server.gui.add_image(
-                    picture, label=label, format="jpeg", jpeg_quality=88
-                )
-        else:
-            self._camera_image.image = picture
+        self._camera_image.label = ", ".join(name.replace("_", " ") for name in views)
+        self._camera_image.image = picture
+        self._camera_image.visible = True
 
     def clear(self) -> None:
         """Remove what an episode has drawn: paths, camera frames and predictions."""
         self.path((), ())
         self.world(None)
-        if self._camera_image is not None:
-            self._camera_image.image = np.full_like(self._camera_image.image, _BLANK)
+        self._camera_image.image = np.full_like(self._camera_image.image, _BLANK)
 
     def world(
         self,
@@ -366,15 +362,8 @@ class LivePage(Closeable):
         if frame is not None and observed is not None:
             gap = np.full((len(frame), 4, 3), 255, np.uint8)
             frame = np.concatenate([resized(observed, *frame.shape[:2]), gap, frame], axis=1)
-        # hidden and not removed: a page that opens late would be sent updates of it
-        if self._prediction is not None:
-            self._prediction.visible = frame is not None
-        if frame is None:
-            return
-        if self._prediction is None:
-            with self._world_folder:
-                self._prediction = self.server.gui.add_image(frame, format="jpeg", jpeg_quality=85)
-        else:
+        self._prediction.visible = frame is not None
+        if frame is not None:
             self._prediction.image = frame
 
     def status(self, status: Status) -> None:
@@ -401,7 +390,7 @@ def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.u
 def _backdrop() -> NDArray[np.uint8]:
     """Return the background, lighter above: [H, W, 3]."""
     shade = np.linspace(238, 205, 90).round().astype(np.uint8)
-    return np.repeat(np.repeat(shade[:, None, None], 160, axis=1), 3, axis=2)
+    return np.broadcast_to(shade[:, None, None], (90, 160, 3))
 
 
 def _free_port(address: str, port: int) -> int:

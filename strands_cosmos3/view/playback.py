@@ -58,9 +58,8 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
     """
     measured = recorded_limbs(episode)
     recording = commanded_motion(episode)
-    n_joints = {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
     paths: dict[str, F64] = {}
-    for name, motion in recording.of_limbs(n_joints).items():
+    for name, motion in recording.of_limbs(scene.robot.limbs).items():
         limb = scene.limbs[name]
         T_world_tool = (
             limb.T_world_base
@@ -70,7 +69,7 @@ def from_episode(episode: RecordedEpisode, scene: Scene) -> Recorded:
         )
         paths[name] = T_world_tool[:, :3, 3]
     # the only limb may have another name
-    in_order = [measured[name] for name in n_joints] if len(measured) > 1 else measured.values()
+    in_order = [measured[name] for name in scene.limbs] if len(measured) > 1 else measured.values()
     q_rad = np.concatenate([motion.q_rad for motion in in_order], axis=1)
     gripper = of_grippers(np.stack([motion.gripper for motion in in_order], axis=1))
     return Recorded(q_rad, gripper, paths, episode.dataset.fps, episode.task, episode)

@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.actions.rotations import se3_between, so3_log
+from strands_cosmos3.actions.rotations import pose_distances
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64, instance_of, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
@@ -78,7 +78,8 @@ ROBOTS = tuple(dict.fromkeys(("panda", "franka", *_SIMULATED)))
 DOMAIN = "droid"
 """Embodiment of a robot that Cosmos 3 has no domain for."""
 Progress = Callable[[float, float], None]
-_START_M, _START_RAD = 0.02, 0.1
+_START_M = 0.02
+_START_RAD = 0.1
 
 
 class ArmWorld(World):
@@ -425,9 +426,7 @@ class Robot(SimulatedArm):
         damaged.
         """
         scene, data = self.scene, self.data
-        by_limb = recording.of_limbs(
-            {name: len(limb.limb.joints) for name, limb in scene.limbs.items()}
-        )
+        by_limb = recording.of_limbs(scene.robot.limbs)
         q_rad = np.concatenate([motion.q_start_rad for motion in by_limb.values()])
         self.reset(seed, q_rad, layout)
         for name, limb in scene.limbs.items():
@@ -436,9 +435,8 @@ class Robot(SimulatedArm):
             site = mujoco.mj_name2id(scene.model, mujoco.mjtObj.mjOBJ_SITE, frame)
             T_world_parent = pose_of(data.body(frame) if site < 0 else data.site(frame))
             T_world_recorded = limb.T_world_base @ by_limb[name].T_base_cosmos[0]
-            error = se3_between(T_world_recorded, T_world_parent @ tool.T_parent_cosmos)
-            away_m = np.linalg.norm(error[:3, 3])
-            turned_rad = np.linalg.norm(so3_log(error[:3, :3]))
+            T_world_cosmos = T_world_parent @ tool.T_parent_cosmos
+            away_m, turned_rad = pose_distances(T_world_recorded, T_world_cosmos)
             if away_m > _START_M or turned_rad > _START_RAD:
                 raise ConfigError(
                     f"at the recording's first joint angles the {name} of {scene.robot.name!r} is "

@@ -24,6 +24,7 @@ from strands_cosmos3.datasets import ACTION, EE_POSE, STATE, DatasetWriter, arm_
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import BackendError, ConfigError, DatasetError, InputError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
 from strands_cosmos3.types import Request
 from strands_cosmos3.worlds.arms import Robot
@@ -128,7 +129,7 @@ def test_each_limb_begins_where_its_own_recording_does():
     left, right = (Recording(T, grip, 10.0, np.full(7, start)) for start in (0.1, 0.2))
     for by_limb in ({"left": left, "right": right}, {"right": right, "left": left}):
         for order in ("left", "right"), ("right", "left"):
-            found = LimbRecording(by_limb, DUAL.name).of_limbs(dict.fromkeys(order, 7))
+            found = LimbRecording(by_limb, DUAL.name).of_limbs(map(ROBOT.scene.robot.limb, order))
             assert list(found) == list(order)
             assert (found["left"], found["right"]) == (left, right)
 
@@ -204,7 +205,7 @@ def test_an_arm_of_six_joints_is_replayed_from_its_dataset(tmp_path):
         }
         writer.add_episode({key: given[key] for key in spec().columns}, {}, task="t")
     recording = recording_at(tmp_path / "set")
-    assert recording.of_limbs({"arm": 6})["arm"].T_base_cosmos.shape == (6, 4, 4)
+    assert recording.of_limbs(get_robot("ur5e").limbs)["arm"].T_base_cosmos.shape == (6, 4, 4)
     T = np.eye(4)
     T[:3, 3] = given[EE_POSE][0, :3]
     asked = request(

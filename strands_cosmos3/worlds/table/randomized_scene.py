@@ -77,7 +77,7 @@ class RandomizedScene:
         self._draw_cameras(rng, scale)
         surface = draw_surface(rng)
         if rng.random() >= _NOMINAL_TABLE and rng.random() < scale:
-            _looks(self.robot.scene.model)["texture"][:] = surface.texture().reshape(-1)
+            _looks(self.robot.scene.model)["texture"][:] = surface.texture()
         self.renderer.upload_texture(SURFACE)
 
     def looks(self) -> dict[str, NDArray[Any]]:
@@ -145,10 +145,7 @@ def _in_ball(rng: np.random.Generator, radius: float) -> F64:
 
 def _looks(model: Any) -> dict[str, Any]:
     """Return views of everything in a model that is randomized, by name."""
-    index = model.tex(SURFACE).id
     headlight = model.vis.headlight
-    start = int(model.tex_adr[index])
-    size = int(model.tex_height[index] * model.tex_width[index] * model.tex_nchannel[index])
     looks = {name: getattr(model, name) for name in _ARRAYS}
     looks |= {"ambient": headlight.ambient, "diffuse": headlight.diffuse}
-    return looks | {"texture": model.tex_data[start : start + size]}
+    return looks | {"texture": model.tex(SURFACE).data}
