@@ -12,15 +12,29 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from strands_cosmos3.checks import positive, whole_number
-from strands_cosmos3.errors import ConfigError, InputError
+import numpy as np
+
+from strands_cosmos3.checks import F64, positive, whole_number
+from strands_cosmos3.errors import BackendError, ConfigError, InputError
 from strands_cosmos3.resources import Closeable
 
 Step = dict[str, float | list[float]]
+
+
+def step_values(steps: Sequence[Step], keys: Sequence[str], policy: object) -> F64:
+    """Return numbers of a policy's steps by key, [T, D]; BackendError if a step lacks one."""
+    try:
+        rows = [[float(np.asarray(step[key])) for key in keys] for step in steps]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError(
+            f"a step of policy {type(policy).__name__!r} is malformed: {error!r}; it must have "
+            f"{', '.join(keys)}."
+        ) from None
+    return np.array(rows).reshape(-1, len(keys))
 
 
 class Policy(Closeable):

@@ -135,31 +135,27 @@ class RolloutRecorder:
                 episode.discard()
 
 
+@dataclass(eq=False)
 class _EpisodeRecorder:
     """Samples one episode at the dataset's rate."""
 
-    def __init__(
-        self,
-        episode: EpisodeWriter,
-        arm: SimulatedArm,
-        observe: Observe,
-        limbs: list[tuple[SceneLimb, LimbColumns]],
-        embodiment: Embodiment,
-        steps_a_frame: int,
-    ):
-        self._episode = episode
-        self._arm = arm
-        self._observe = observe
-        self._limbs = limbs
-        self._steps_a_frame = steps_a_frame
-        order = list(arm.scene.limbs)
-        self._gripper_of = [order.index(limb.limb.name) for limb, _ in limbs]
+    _episode: EpisodeWriter
+    _arm: SimulatedArm
+    _observe: Observe
+    _limbs: list[tuple[SceneLimb, LimbColumns]]
+    _embodiment: Embodiment
+    _steps_a_frame: int
+
+    def __post_init__(self) -> None:
+        order = list(self._arm.scene.limbs)
+        self._gripper_of = [order.index(limb.limb.name) for limb, _ in self._limbs]
         still = encode_pose_delta(np.eye(4))
-        self._still_row = np.zeros(embodiment.action_space("midtrain").width)
-        for columns in embodiment.limbs:
+        self._still_row = np.zeros(self._embodiment.action_space("midtrain").width)
+        for columns in self._embodiment.limbs:
             self._still_row[columns.pose] = still
         self._steps = 0
-        self._last = self._sample(arm.executor.reference.q_rad, arm.joint_state()[2])
+        at_rest = self._arm.executor.reference
+        self._last = self._sample(at_rest.q_rad, self._arm.joint_state()[2])
 
     def step(self, q_commanded_rad: F64, gripper_commanded: float | F64) -> None:
         """Take note of a physics step with these references at its end."""

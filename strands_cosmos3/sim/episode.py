@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import positive
@@ -21,6 +21,7 @@ from strands_cosmos3.sim.metrics import EpisodeLog
 from strands_cosmos3.sim.pacing import Pacer
 from strands_cosmos3.sim.policy_planner import AdaptedPolicyPlanner, PolicyPlanner
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import Outcome, Rollout
 
 _MAX_STOP_S = 3.0
@@ -49,7 +50,7 @@ def _clock_of(config: LoopConfig) -> str:
 
 
 @dataclass(eq=False)
-class EpisodeRunner:
+class EpisodeRunner(Restorable):
     """Runs one episode, from its start or from a snapshot.
 
     Args:
@@ -63,6 +64,10 @@ class EpisodeRunner:
         recording: Of a replay: the episode ends with it.
         progress: Called with simulated and total seconds.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = ("_within_tick",)
+    # the loop first: it waits for an inference under way
+    PARTS: ClassVar[tuple[str, ...]] = ("loop", "arm", "planner", "judge", "followed", "log")
 
     arm: SimulatedArm
     planner: PolicyPlanner | AdaptedPolicyPlanner
@@ -96,28 +101,13 @@ class EpisodeRunner:
         """Return a copy of the state of arm, loop, planner, judges and log; it waits for an
         inference under way. ConfigError in real time.
         """
-        return {
-            "loop": self.loop.snapshot(),
-            "arm": self.arm.snapshot(),
-            "planner": self.planner.snapshot(),
-            "judges": [None if j is None else j.snapshot() for j in (self.judge, self.followed)],
-            "log": self.log.snapshot(),
-            "counted": self._of_planner(),
-            "within_tick": self._within_tick,
-        }
+        return super().snapshot() | {"counted": self._of_planner()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a snapshot of an episode of the same arm, task and policy."""
-        self.arm.restore(state["arm"])
-        self.loop.restore(state["loop"])
-        self.planner.restore(state["planner"])
-        for judge, judged in zip((self.judge, self.followed), state["judges"], strict=True):
-            if judge is not None:
-                judge.restore(judged)
-        self.log.restore(state["log"])
+        super().restore(state)
         counted = state["counted"]
         self._counters_before = {n: self.planner.counters.get(n, 0) - counted[n] for n in counted}
-        self._within_tick = state["within_tick"]
 
     def run(self, seed: int, task: str | None) -> Rollout:
         """Tick until success, the end of the recording or of the time, a fault or Ctrl-C; come
@@ -172,7 +162,8 @@ class EpisodeRunner:
             self.progress(self.log.counters["ticks"] / hz, self.n_ticks / hz)
         if self.judge is not None and self.judge.succeeded(self.arm.data):
             return Outcome.SUCCESS
-        motion_s, recording = self.arm.executor.motion_s, self.recording
+        motion_s = self.arm.executor.motion_s
+        recording = self.recording
         over = recording is not None and motion_s >= recording.duration_s - 1e-9
         return self._unjudged if over else None
 
@@ -250,7 +241,8 @@ class EpisodeRunner:
         outcome: Outcome,
         wall_s: float,
     ) -> Rollout:
-        log, planner = self.log, self.planner
+        log = self.log
+        planner = self.planner
         errors: dict[str, Any] = log.errors()
         duration_s = log.duration_s  # the simulator's clock is reset when the physics diverges
         return Rollout(
@@ -289,6 +281,7 @@ class EpisodeRunner:
 
     def _of_planner(self) -> dict[str, int]:
         """Return the planner's reconnects and novel pictures in this episode, if it counts them."""
-        counts, before = self.planner.counters, self._counters_before
+        counts = self.planner.counters
+        before = self._counters_before
         names = ["reconnects"] * bool(counts) + ["novel_pictures"] * ("novel_pictures" in counts)
         return {name: counts.get(name, 0) - before.get(name, 0) for name in names}

@@ -85,7 +85,8 @@ class RolloutTrace:
 
     def predict(self, video: Any, from_s: float) -> None:
         """Take a predicted video [F, H, W, 3] uint8 that begins at a time, or None."""
-        self._video, self._video_from_s = None if video is None else np.asarray(video), from_s
+        self._video = None if video is None else np.asarray(video)
+        self._video_from_s = from_s
 
     def predicted(self, now_s: float) -> NDArray[np.uint8] | None:
         """Return the frame that is predicted for now."""
@@ -132,7 +133,9 @@ class VideoRecorder:
         audience: RolloutListener | None = None,
     ):
         known_name(layout, "film layout", LAYOUTS)
-        self.scene, self.caption, self.layout = scene, caption, layout
+        self.scene = scene
+        self.caption = caption
+        self.layout = layout
         self._tick_s = 1.0 / control_frequency
         self._fps = min(LAYOUTS[layout], control_frequency)
         self._audience = audience
@@ -235,7 +238,8 @@ def observed_picture(
     picture = pictures[0] if len(pictures) == 1 else composite(pictures)
     if predicted is None:
         return picture
-    (height, width), (rows, columns) = picture.shape[:2], predicted.shape[:2]
+    height, width = picture.shape[:2]
+    rows, columns = predicted.shape[:2]
     return picture[
         : min(height, round(width * rows / columns)), : min(width, round(height * columns / rows))
     ]

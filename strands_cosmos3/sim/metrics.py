@@ -171,9 +171,11 @@ class EpisodeLog(Restorable):
         Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is
         joined to what was by ``T_join[k] = T_join[k - 1] T_reference T_anchor^-1``.
         """
-        T_join, forward = [np.eye(4)], limb.kinematics.forward
+        T_join = [np.eye(4)]
+        forward = limb.kinematics.forward
         for chunk in self.chunks:
-            jump, anchor = np.eye(4), chunk.limb_anchors.get(limb.limb.name)
+            jump = np.eye(4)
+            anchor = chunk.limb_anchors.get(limb.limb.name)
             if anchor is not None:
                 jump = forward(chunk.q_reference_rad[limb.columns]) @ se3_inverse(anchor)
             T_join.append(T_join[-1] @ jump)
@@ -184,8 +186,10 @@ class EpisodeLog(Restorable):
 
     def _poses(self, limb: SceneLimb) -> tuple[F64, F64]:
         """Commanded and achieved poses [M, 4, 4] of a limb's frame in its base."""
-        forward, columns = limb.kinematics.forward, limb.columns
-        commanded, achieved = self._commanded("q_rad"), self._achieved("q_rad")
+        forward = limb.kinematics.forward
+        columns = limb.columns
+        commanded = self._commanded("q_rad")
+        achieved = self._achieved("q_rad")
         return forward(commanded[:, columns]), forward(achieved[:, columns])
 
     def drift(self, recording: LimbRecording | None) -> ErrorSummary | None:
@@ -227,7 +231,7 @@ class EpisodeLog(Restorable):
             "gripper_commanded": self._commanded("gripper"),
             "gripper_achieved": self._achieved("gripper"),
             **{
-                f"T_base_hand_{which}{'_' if limb.prefix else ''}{limb.prefix.rstrip('_')}": T
+                f"T_base_hand_{which}_{limb.prefix}".rstrip("_"): T
                 for limb in self.limbs.values()
                 for which, T in zip(("commanded", "achieved"), self._poses(limb), strict=True)
             },
@@ -244,7 +248,8 @@ def _intended(chunk: AcceptedChunk, limb: SceneLimb, at_s: F64, T_commanded: F64
     error, so the foot of the perpendicular is compared, within two rows of the pose's time on the
     chunk's clock.
     """
-    poses, motion = chunk.plan.limb_poses.get(limb.limb.name), chunk.motion
+    poses = chunk.plan.limb_poses.get(limb.limb.name)
+    motion = chunk.motion
     if poses is None:  # the path joins the angles by straight lines
         knots = motion.spline.q_rad[:, limb.columns].T  # the rows, and the reference at the start
         return limb.kinematics.forward(

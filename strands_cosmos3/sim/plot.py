@@ -21,7 +21,8 @@ def plot_rollout(rollout: Rollout, path: Path) -> None:
     """Plot hand position, joint angles, gripper and tracking error of a rollout with trajectories
     over time; the path's suffix selects the format. MissingDependencyError without matplotlib.
     """
-    arrays, t = rollout.arrays, rollout.arrays["t_s"]
+    arrays = rollout.arrays
+    t = rollout.arrays["t_s"]
     figure = _page(11, 9)
     axes = figure.subplots(4, 1, sharex=True)
     _plot_curves(axes, arrays)
@@ -50,7 +51,8 @@ def hands_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any]
 
 
 def _plot_curves(axes: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-    t, hands = arrays["t_s"], hands_of(arrays)
+    t = arrays["t_s"]
+    hands = hands_of(arrays)
 
     def compare(axis: Any, commanded: Any, achieved: Any, label: str, color: Any = None) -> None:
         (line,) = axis.plot(t, achieved, lw=1.3, color=color, label=label.strip())

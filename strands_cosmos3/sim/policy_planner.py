@@ -14,23 +14,15 @@ from numpy.typing import NDArray
 from strands_cosmos3.backends.replay import LimbRecording, ReplayBackend
 from strands_cosmos3.checks import of_grippers
 from strands_cosmos3.control.loop import PrefixSpan
-from strands_cosmos3.errors import BackendError, ConfigError, InputError
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.policy import Cosmos3Policy, Policy, Step
+from strands_cosmos3.policy.policy import step_values
 from strands_cosmos3.sim.film import VideoRecorder
-from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.sim.simulated_arm import SimulatedArm
 from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation
 
 __all__ = ["planner_for", "recording_of"]
-
-_MEMBERS = (
-    "get_actions_sync",
-    "set_robot_state_keys",
-    "set_control_frequency",
-    "actions_per_step",
-    "requires_images",
-)
 
 
 class _Planner(Restorable):
@@ -44,6 +36,7 @@ class _Planner(Restorable):
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("answer", "accepted_rows", "_seen")
+    PARTS: ClassVar[tuple[str, ...]] = ("_policy",)
     model_sha256: str | None = None
     borrowed_domain: str | None = None
     replan_rows: int | None
@@ -59,15 +52,6 @@ class _Planner(Restorable):
 
     def _images(self) -> dict[str, NDArray[np.uint8]] | None:
         return self._film.observe(self._arm.data) if self._policy.requires_images else None
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the state, the policy's included."""
-        return super().snapshot() | {"policy": self._policy.snapshot()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot."""
-        super().restore(state)
-        self._policy.restore(state["policy"])
 
     def cancel(self) -> None:
         """Break off an inference under way, if the policy can."""
@@ -154,8 +138,7 @@ class AdaptedPolicyPlanner(_Planner):
         """Return the policy's steps as a joint trajectory; BackendError if a step lacks a joint
         or holds no number.
         """
-        steps = self._policy.get_actions_sync(self._seen, self.instruction)
-        plan = _trajectory(steps, type(self._policy).__name__, self._hz, self._arm.scene)
+        plan = self._trajectory(self._policy.get_actions_sync(self._seen, self.instruction))
         anchor = observation.q_anchor_rad
         limits = self._arm.limits
         if anchor is None or plan.q_rad.shape[1:] != anchor.shape:
@@ -168,13 +151,26 @@ class AdaptedPolicyPlanner(_Planner):
         )
         return replace(plan, q_rad=shifted)
 
+    def _trajectory(self, steps: list[Step]) -> JointTrajectory:
+        """Return steps, due one control period apart, as a joint trajectory."""
+        scene = self._arm.scene
+        rows = step_values(steps, scene.robot.joints, self._policy)
+        fingers = {limb.gripper.joints[0]: limb.gripper.opening for limb in scene.limbs.values()}
+        gripper: Any = None
+        if all(finger in step for step in steps for finger in fingers):
+            values = step_values(steps, tuple(fingers), self._policy).T
+            openings = [
+                opening.to_fraction(value)
+                for opening, value in zip(fingers.values(), values, strict=True)
+            ]
+            gripper = of_grippers(np.stack(openings, axis=1))
+        return JointTrajectory(rows, (np.arange(len(rows)) + 1) / self._hz, gripper)
+
 
 def planner_for(
     arm: SimulatedArm, policy: Policy, instruction: str, film: VideoRecorder, hz: float
 ) -> PolicyPlanner | AdaptedPolicyPlanner:
-    """Return the planner for a policy of any make; InputError if the policy lacks a member."""
-    if missing := [name for name in _MEMBERS if not hasattr(policy, name)]:
-        raise InputError(f"policy must have {', '.join(missing)}, got {type(policy).__name__}.")
+    """Return the planner for a policy of any make."""
     if isinstance(policy, Cosmos3Policy):
         return PolicyPlanner(arm, policy, instruction, film)
     return AdaptedPolicyPlanner(arm, policy, instruction, film, hz)
@@ -184,22 +180,3 @@ def recording_of(policy: Policy) -> LimbRecording | None:
     """Return the recording that a policy replays, by limb, or None."""
     backend = policy.backend if isinstance(policy, Cosmos3Policy) else None
     return backend.recording if isinstance(backend, ReplayBackend) else None
-
-
-def _trajectory(steps: list[Step], policy: str, hz: float, scene: Scene) -> JointTrajectory:
-    """Return steps, due one control period apart, as a joint trajectory."""
-    try:
-        rows = np.array(
-            [[float(np.asarray(step[key])) for key in scene.robot.joints] for step in steps]
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BackendError(f"a step of policy {policy!r} is malformed: {error!r}.") from None
-    fingers = {limb.gripper.joints[0]: limb.gripper.opening for limb in scene.limbs.values()}
-    gripper: Any = None
-    if all(finger in step for step in steps for finger in fingers):
-        openings = [
-            opening.to_fraction(np.array([float(np.asarray(step[finger])) for step in steps]))
-            for finger, opening in fingers.items()
-        ]
-        gripper = of_grippers(np.stack(openings, axis=1))
-    return JointTrajectory(rows, (np.arange(len(rows)) + 1) / hz, gripper)

@@ -45,7 +45,8 @@ from strands_cosmos3.sim.scene_builder import (
     view_names_of,
 )
 
-_MAX_DRAWS, _FRESH_START = 10_000, 1_000
+_MAX_DRAWS = 10_000
+_FRESH_START = 1_000
 _NO_FORCE = np.zeros(3)
 
 
@@ -99,10 +100,8 @@ class SceneLimb:
         """
         if not self.gripper.fingers:
             return data.xaxis[self.finger_joints[finger]].copy()
-        bodies = list(self.finger_bodies)
-        away = data.xpos[bodies[finger]] - np.mean(
-            data.xpos[bodies[:finger] + bodies[finger + 1 :]], axis=0
-        )
+        at = data.xpos[list(self.finger_bodies)]
+        away = at[finger] - np.delete(at, finger, axis=0).mean(axis=0)
         return away / np.linalg.norm(away)
 
     def grips(self, data: mujoco.MjData, force_n: Mapping[int, F64], least_n: float) -> bool:
@@ -145,11 +144,11 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
             kinematics_of(model, limb),
             base_pose(model, limb),
             frame_body(model, limb),
-            int(model.site(limb.tool).id),
-            int(model.actuator(gripper.actuator).id),
+            model.site(limb.tool).id,
+            model.actuator(gripper.actuator).id,
             model.jnt_qposadr[fingers],
             tuple(fingers),
-            tuple(int(model.body(name).id) for name in gripper.fingers)
+            tuple(model.body(name).id for name in gripper.fingers)
             or tuple(model.jnt_bodyid[fingers].tolist()),
         )
         first += len(limb.joints)
@@ -213,9 +212,11 @@ class Scene:
             self.model: mujoco.MjModel = self._compiled(arm)
             self.limbs = _limbs_of(model := self.model, robot)
         joints = joint_ids(model, robot.joints)
-        self.arm_qpos, self.arm_dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+        self.arm_qpos = model.jnt_qposadr[joints]
+        self.arm_dof = model.jnt_dofadr[joints]
         fingers = [joint for limb in self.limbs.values() for joint in limb.finger_joints]
-        self.finger_qpos, self.finger_dof = model.jnt_qposadr[fingers], model.jnt_dofadr[fingers]
+        self.finger_qpos = model.jnt_qposadr[fingers]
+        self.finger_dof = model.jnt_dofadr[fingers]
         self.arm_actuators = np.array(
             [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
         )
@@ -227,8 +228,11 @@ class Scene:
         self.obstacles = _standing_boxes(model, self.robot_roots)
         self.bodies: dict[str, RestingBody] = {}
         for name, height_m in (resting or {}).items():
-            (qpos,), (dof,) = model.joint(name).qposadr.tolist(), model.joint(name).dofadr.tolist()
-            self.bodies[name] = RestingBody(height_m, qpos, dof, int(model.body(name).id))
+            joint = model.joint(name)
+            qpos = int(joint.qposadr[0])
+            self.bodies[name] = RestingBody(
+                height_m, qpos, int(joint.dofadr[0]), model.body(name).id
+            )
 
     def furnish(self, spec: mujoco.MjSpec) -> None:
         """Add lights, a table, and what stands and lies on it, to the robot's specification. A
@@ -340,12 +344,16 @@ class Scene:
         """
         state: dict[str, F64] = {name: self.T_world_body(data, name) for name in self.bodies}
         for limb in self.limbs.values():
-            twist, site = np.zeros(6), mujoco.mjtObj.mjOBJ_SITE
+            twist = np.zeros(6)
+            site = mujoco.mjtObj.mjOBJ_SITE
             mujoco.mj_objectVelocity(self.model, data, site, limb.tcp_site, twist, 0)
-            state[f"{limb.prefix}tcp"] = pose_of(data.site(limb.tcp_site))
-            state[f"{limb.prefix}tcp_twist"] = np.roll(twist, 3)  # MuJoCo puts rotation first
-            state[f"{limb.prefix}base"] = limb.T_world_base
-            state[f"{limb.prefix}gap_m"] = limb.gap_m
+            of_limb = {
+                "tcp": pose_of(data.site(limb.tcp_site)),
+                "tcp_twist": np.roll(twist, 3),  # MuJoCo puts rotation first
+                "base": limb.T_world_base,
+                "gap_m": limb.gap_m,
+            }
+            state |= {f"{limb.prefix}{key}": value for key, value in of_limb.items()}
         return state
 
     def forces_on(self, data: mujoco.MjData, body: int) -> dict[int, F64]:
@@ -378,7 +386,7 @@ def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obst
     boxes: list[Obstacle] = []
     for geom in np.flatnonzero(standing & solid_box).tolist():
         yaw_rad = float(np.arctan2(data.geom_xmat[geom, 3], data.geom_xmat[geom, 0]))
-        x, y, z = data.geom_xpos[geom].tolist()
-        a, b, c = (2 * model.geom_size[geom]).tolist()
-        boxes.append(Obstacle(model.geom(geom).name, (x, y, z), (a, b, c), yaw_rad))
+        center_m = tuple(data.geom_xpos[geom].tolist())
+        size_m = tuple((2 * model.geom_size[geom]).tolist())
+        boxes.append(Obstacle(model.geom(geom).name, center_m, size_m, yaw_rad))
     return tuple(boxes)

@@ -60,8 +60,8 @@ def cameras(
     """
     known = {**AROUND, **around}
     for camera in robot.cameras:
-        x_m, y_m, z_m = np.add(camera.position_m, offset_m).tolist()
-        known[camera.name] = replace(camera, position_m=(x_m, y_m, z_m))
+        position_m = tuple(np.add(camera.position_m, offset_m).tolist())
+        known[camera.name] = replace(camera, position_m=position_m)
     shown = (*(camera.name for camera in robot.cameras), *view_names_of(robot), "beauty")
     if missing := [name for name in shown if name not in known]:
         raise ConfigError(
@@ -153,7 +153,8 @@ def add_tabletop(spec: mujoco.MjSpec, picture: NDArray[np.uint8] | None = None) 
     for name, look in _TABLETOP["materials"].items():
         spec.add_material(name=name, **look)
     spec.material(SURFACE).textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = SURFACE
-    (low, high), depth_m = np.transpose((_TABLE_X_M, _TABLE_Y_M)), _TABLE_THICKNESS_M / 2
+    low, high = np.transpose((_TABLE_X_M, _TABLE_Y_M))
+    depth_m = _TABLE_THICKNESS_M / 2
     spec.worldbody.add_geom(
         name="table",
         type=_SHAPES["box"],

@@ -53,14 +53,11 @@ class ControlConfig:
     def joint_limits(self) -> JointLimits:
         """Return a Panda's limits in force; UnknownNameError if there is no such table."""
         name = "fer" if self.limits is None else self.limits
-        known_name(name, "limits", LIMITS)
-        table = LIMITS[name]
+        table = LIMITS[known_name(name, "limits", LIMITS)]
         arm = LIMITS["fer"]
-        ranges = {
-            "q_min": np.maximum(table.q_min, arm.q_min),
-            "q_max": np.minimum(table.q_max, arm.q_max),
-        }
-        return replace(table, **ranges).derated(self.derating)
+        q_min = np.maximum(table.q_min, arm.q_min)
+        q_max = np.minimum(table.q_max, arm.q_max)
+        return replace(table, q_min=q_min, q_max=q_max).derated(self.derating)
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,7 @@ class SimulatedArm(Restorable):
     """
 
     STATE = ("_seed", "_ctrl_under_way", "_led_q_rad", "_before_step", "_activation")
+    PARTS = ("executor",)
 
     def __init__(
         self,
@@ -167,8 +165,7 @@ class SimulatedArm(Restorable):
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state: physics, delayed controls and executor."""
-        parts = {"physics": self._physics(), "executor": self.executor.snapshot()}
-        return super().snapshot() | parts
+        return super().snapshot() | {"physics": self._physics()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a snapshot of this arm, exact to the bit.
@@ -177,7 +174,6 @@ class SimulatedArm(Restorable):
         of the last physics step; so this step is repeated.
         """
         super().restore(state)
-        self.executor.restore(state["executor"])
         before = self._before_step
         now = state["physics"]
         if before is None:
@@ -236,7 +232,7 @@ class SimulatedArm(Restorable):
     def observation(self, images: Mapping[str, Any] | None = None) -> Observation:
         """Typed observation, with the simulator's ground truth as ``privileged``."""
         q, qd, gripper = self.joint_state()
-        now_s = float(self.data.time)
+        now_s = self.now_s()
         motion_s = self.executor.motion_s
         return Observation(
             q, gripper, images or {}, qd, now_s, motion_s, self.scene.privileged(self.data)
@@ -272,7 +268,8 @@ class SimulatedArm(Restorable):
             fingers[:, i] = limb.gripper.command.from_fraction(openings[:, i])
         first_finger = [limb.finger_qpos[0] for limb in limbs]
         until_s = data.time + n * self.dt_s
-        (q_rad, qd_rad_s), qdd_rad_s2 = self._led(*references), references[2]
+        q_rad, qd_rad_s = self._led(references)
+        qdd_rad_s2 = references[2]
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_targets = self._arm_targets(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
         arm_ctrl = None if arm_targets is None else self._controls(arm_targets)
@@ -307,14 +304,13 @@ class SimulatedArm(Restorable):
             finger_q[:, i] = limb.gripper.opening.to_fraction(finger_q[:, i])
         return q, of_grippers(finger_q)
 
-    def _led(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64]:
+    def _led(self, references: tuple[F64, F64, F64]) -> tuple[F64, F64]:
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count
         the rows that this changes.
         """
         compensation = self.servo.compensation
-        references = (q_rad, qd_rad_s, qdd_rad_s2)
         if compensation.delay_s == 0:
-            return q_rad, qd_rad_s
+            return references[:2]
         before = (
             compensation.lead(*references)[0][0] if self._led_q_rad is None else self._led_q_rad
         )

@@ -40,8 +40,7 @@ def _colour(model: mujoco.MjModel, geom: int) -> tuple[int, int, int]:
         texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB])
     if texture >= 0:
         rgb = rgb * model.tex(texture).data[..., :3].mean(axis=(0, 1)) / 255
-    red, green, blue = np.round(np.clip(rgb, 0, 1) * 255).astype(int).tolist()
-    return red, green, blue
+    return tuple(np.round(np.clip(rgb, 0, 1) * 255).astype(int).tolist())
 
 
 def _mesh(model: mujoco.MjModel, geom: int) -> Any:

@@ -64,7 +64,7 @@ class LiveView(Closeable):
         self.page.clear()
         self.trace = RolloutTrace(self.robot.scene, _TRAIL_POINTS)
         self._pose_due = self._panel_due = self._camera_due = -1.0
-        self._seen_s = float(self.robot.data.time)
+        self._seen_s = self.robot.now_s()
         self._views: dict[str, NDArray[np.uint8]] = {}
         self._keep_pace()
 
@@ -78,14 +78,14 @@ class LiveView(Closeable):
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
         self._notice_reset()
-        self.trace.predict(video, float(self.robot.data.time) - since_s)
+        self.trace.predict(video, self.robot.now_s() - since_s)
 
     def on_tick(self, robot: Robot) -> bool:
         """Update what is due, then wait for wall-clock time and for the end of a pause; return
         whether to end the episode.
         """
         self._notice_reset()
-        now_s = float(robot.data.time)
+        now_s = robot.now_s()
         controls = self.controls
         self._show(now_s)
         paused = controls.paused
@@ -99,11 +99,11 @@ class LiveView(Closeable):
     def _keep_pace(self) -> None:
         """Keep the page's speed from now on."""
         self._speed = self.controls.speed
-        self._pacer = Pacer(float(self.robot.data.time) / self._speed, _TOLERANCE_S)
+        self._pacer = Pacer(self.robot.now_s() / self._speed, _TOLERANCE_S)
 
     def _notice_reset(self) -> None:
         """Start a new episode if the simulated clock went back."""
-        now_s = float(self.robot.data.time)
+        now_s = self.robot.now_s()
         if now_s < self._seen_s:
             self.begin(self.instruction)
         self._seen_s = now_s
@@ -135,7 +135,7 @@ class LiveView(Closeable):
     def end(self, rollout: Rollout) -> None:
         """Show how the episode ended."""
         self._show(
-            float(self.robot.data.time),
+            self.robot.now_s(),
             f"{rollout.outcome}: {rollout.fault or rollout.outcome.message}",
             True,
         )

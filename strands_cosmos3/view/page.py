@@ -26,7 +26,8 @@ from strands_cosmos3.tables import read_toml
 from strands_cosmos3.view.geometry import body_meshes
 from strands_cosmos3.view.origins import only_own_pages, require_origins
 
-COMMANDED_RGB, ACHIEVED_RGB = (246, 140, 40), (40, 150, 235)
+COMMANDED_RGB = (246, 140, 40)
+ACHIEVED_RGB = (40, 150, 235)
 _TITLE = "strands_cosmos3"
 _TRAIL_M = 0.003
 _STATE_RGB = {

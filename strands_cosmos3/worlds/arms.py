@@ -51,6 +51,7 @@ from strands_cosmos3.sim.plant import ALL_ERRORS, PlantErrors
 from strands_cosmos3.sim.policy_planner import planner_for, recording_of
 from strands_cosmos3.sim.scene import Layout, Scene
 from strands_cosmos3.sim.simulated_arm import ControlConfig, SimulatedArm, SimulatedArmOptions
+from strands_cosmos3.snapshots import restore_parts, snapshot_parts
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rollout
 from strands_cosmos3.worlds.world import (
     NOT_VARIED,
@@ -59,6 +60,7 @@ from strands_cosmos3.worlds.world import (
     Session,
     SessionState,
     Start,
+    Task,
     Variation,
     World,
     get_world,
@@ -80,6 +82,10 @@ DOMAIN = "droid"
 Progress = Callable[[float, float], None]
 _START_M = 0.02
 _START_RAD = 0.1
+_POLICY_MEMBERS = (
+    *("get_actions_sync", "set_robot_state_keys", "set_control_frequency", "reset"),
+    *("actions_per_step", "requires_images"),
+)
 
 
 class ArmWorld(World):
@@ -188,7 +194,8 @@ class Robot(SimulatedArm):
         task: str | None = None,
         world: str | World = "table",
     ):
-        self.name, spec = name, _simulated_robot(name)
+        self.name = name
+        spec = _simulated_robot(name)
         self.world = arm_world(world)
         scene = self.world.scene(spec, task, arm=arm_model) if scene is None else scene
         if scene.robot.name != spec.name:
@@ -291,7 +298,6 @@ class Robot(SimulatedArm):
                 f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
                 "it out."
             )
-        _require_members(policy, "policy", "get_actions_sync", "reset")
         _require_members(recorder, "recorder", "recording")
         _require_members(audience, "audience", "show_plan", "show_prediction")
         options = RunOptions(
@@ -335,7 +341,8 @@ class Robot(SimulatedArm):
         self.world.check_run(options)
         if start.task is None:
             return start.instruction, None, None
-        goal, instruction = self._goal(start), options.instruction
+        goal = self._goal(start)
+        instruction = options.instruction
         differs = bool(instruction) and not self.world.same_goal(start.task, goal, instruction)
         followed = self.world.judge(start.task, self.scene, instruction) if differs else None
         return goal, self.judge_of(start), followed
@@ -364,13 +371,15 @@ class Robot(SimulatedArm):
         """Reset the arm and run a policy; with ``state``, a runner's snapshot, go on from there.
         Errors: as :meth:`run_policy`.
         """
+        _require_members(policy, "policy", *_POLICY_MEMBERS)
         goal, judge, followed = self._judges(start, options)
-        instruction, hz = options.instruction or goal, options.control_frequency_hz
+        instruction = options.instruction or goal
+        hz = options.control_frequency_hz
         hz = self.world.control_frequency_hz if hz is None else hz
         duration_s = options.duration_s
-        if duration_s is None and start.task is not None:
-            duration_s = self.world.task(start.task, self.name).horizon_s
-        duration_s = 20.0 if duration_s is None else duration_s
+        if duration_s is None:
+            task = None if start.task is None else self.world.task(start.task, self.name)
+            duration_s = Task.horizon_s if task is None else task.horizon_s
         n_ticks = max(1, round(positive(duration_s, "duration") * hz))
         recording = recording_of(policy)
         if state is None:
@@ -425,7 +434,8 @@ class Robot(SimulatedArm):
         ConfigError unless the hands then stand where it says; else it is another robot's, or
         damaged.
         """
-        scene, data = self.scene, self.data
+        scene = self.scene
+        data = self.data
         by_limb = recording.of_limbs(scene.robot.limbs)
         q_rad = np.concatenate([motion.q_start_rad for motion in by_limb.values()])
         self.reset(seed, q_rad, layout)
@@ -456,7 +466,9 @@ class ArmSession(Session):
     can_restore = True
 
     def __init__(self, world: ArmWorld, robot: str, task: str | None, arm: SimulatedArmOptions):
-        self.world, self._name, self._arm = world, robot, arm
+        self.world = world
+        self._name = robot
+        self._arm = arm
         self._spec = _simulated_robot(robot)
         self._control = arm.control
         self._robots: dict[Hashable, Robot] = {}
@@ -499,7 +511,8 @@ class ArmSession(Session):
         if robot is not self.robot:
             self._cameras.close()
             self._cameras = ViewCameras(robot.scene)
-        self.robot, self.start = robot, start
+        self.robot = robot
+        self.start = start
         self._layout = self.world.arrange(robot, start)
         self._judge = robot.judge_of(start)
 
@@ -541,7 +554,8 @@ class ArmSession(Session):
                 policy, self.start, options, layout=self._layout, on_tick=tick, state=state
             )
         finally:
-            self._running, self._run = False, None
+            self._running = False
+            self._run = None
 
     def observation(self, images: bool = True) -> Observation:
         """Return the observation now, anchored at the reference."""
@@ -554,21 +568,27 @@ class ArmSession(Session):
         """Execute rows of a plan; errors as of :class:`~strands_cosmos3.worlds.world.Session`."""
         if not isinstance(plan, JointTrajectory):
             raise ConfigError("an arm follows joint angles; make the policy with robot=.")
-        robot, executor, from_s = self.robot, self.robot.executor, self.robot.now_s()
+        robot = self.robot
+        executor = self.robot.executor
+        from_s = self.robot.now_s()
         tick = physics_steps_per_tick(self.world.control_frequency_hz)
         motion = executor.accept(plan)
         ahead = len(motion.nominal_s) - 1
-        last, begun, touched = min(rows or len(plan.t_s), ahead) - 1, 0, list[bool]()
+        last = min(rows or len(plan.t_s), ahead) - 1
+        begun = 0
+        touched = list[bool]()
         try:
             while True:
-                reference, left = executor.reference, executor.steps_to_row(last) // tick
+                reference = executor.reference
+                left = executor.steps_to_row(last) // tick
                 block = executor.advance(tick * max(min(ticks, left), 1))
                 begun = executor.rows_begun + len(plan.t_s) - ahead  # a row due now is reached
                 robot.execute(block, reference)
                 touched.append(_touches_fixed(robot))
                 success = self._judge is not None and self._judge.succeeded(robot.data)
                 if success or executor.steps_to_row(last) < tick:
-                    time_s, part = robot.now_s() - from_s, sum(touched) / len(touched)
+                    time_s = robot.now_s() - from_s
+                    part = sum(touched) / len(touched)
                     return Executed(success, time_s, rows=begun, touched=part)
         except ControlError as error:
             executor.fault(followed=not isinstance(error, ActuatorGuardError))
@@ -601,9 +621,7 @@ class ArmSession(Session):
         """Return the complete state. In a run's ``on_tick``, that of the run and its policy."""
         if self._running and self.robot.runner is not None:
             return SessionState({"start": self.start, "run": self.robot.runner.snapshot()})
-        judge = None if self._judge is None else self._judge.snapshot()
-        parts = {"judge": judge, "policy": None if policy is None else policy.snapshot()}
-        return SessionState({"start": self.start, "arm": self.robot.snapshot(), **parts})
+        return SessionState({"start": self.start, **snapshot_parts(self._parts(policy))})
 
     def restore(self, state: SessionState, policy: Policy | None = None) -> None:
         """Return to a saved state, exact to the bit; one that was saved in a run goes on with
@@ -612,11 +630,13 @@ class ArmSession(Session):
         values = state.values
         self._arrange(values["start"])
         self._run = values.get("run")
-        self.robot.restore(values["arm"] if self._run is None else self._run["arm"])
-        if self._run is None and self._judge is not None:
-            self._judge.restore(values["judge"])
-        if self._run is None and policy is not None:
-            policy.restore(values["policy"])
+        if self._run is None:
+            restore_parts(self._parts(policy), values)
+        else:
+            self.robot.restore(self._run["arm"])
+
+    def _parts(self, policy: Policy | None) -> dict[str, Any]:
+        return {"arm": self.robot, "judge": self._judge, "policy": policy}
 
     def draw(self) -> dict[str, NDArray[np.uint8]]:
         """Return the views of the robot's rig, [180, 320, 3] each."""
@@ -661,12 +681,9 @@ def _simulated_robot(name: str) -> RobotSpec:
 
 def _require_members(value: object, name: str, *members: str) -> None:
     """Check an object that other packages may make."""
-    if missing := [
-        member
-        for member in members
-        if value is not None and not callable(getattr(value, member, None))
-    ]:
-        raise InputError(f"{name} must have {', '.join(missing)}(), got {type(value).__name__}.")
+    missing = [member for member in members if not hasattr(value, member)]
+    if missing and value is not None:
+        raise InputError(f"{name} must have {', '.join(missing)}, got {type(value).__name__}.")
 
 
 def _is_file(name: str) -> bool:

@@ -63,7 +63,8 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
             raise ConfigError(
                 f"render_mode {render_mode!r} does not exist; valid: rgb_array, or None."
             )
-        self.render_mode, self.pictures = render_mode, pictures
+        self.render_mode = render_mode
+        self.pictures = pictures
         is_robot = isinstance(robot, Robot)
         self.world = robot.world if is_robot else arm_world(world)
         name = robot.name if is_robot else robot or self.world.robots[0]
@@ -74,9 +75,11 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self.robot = robot if is_robot else Robot(name, task=self.task.name, world=self.world)
         self._instruction = instruction
         self._begin(instruction)
-        limits, scene = self.robot.limits, self.robot.scene
+        limits = self.robot.limits
+        scene = self.robot.scene
         self._cameras = ViewCameras(scene)
-        self._n, grippers = len(limits.q_min), len(scene.limbs)
+        self._n = len(limits.q_min)
+        grippers = len(scene.limbs)
         self._low = np.append(limits.q_min, np.zeros(grippers))
         self._high = np.append(limits.q_max, np.ones(grippers))
         self.action_space = Box(self._low.astype(np.float32), self._high.astype(np.float32))
@@ -102,7 +105,9 @@ class WorldEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         """Drive towards joint targets [n] and openings for one step. A fault of the arm ends the
         episode without success.
         """
-        robot, fault, n = self.robot, None, self._n
+        robot = self.robot
+        fault = None
+        n = self._n
         reference = robot.executor.reference  # where the step begins
         # not to the space's own bounds: those of float32 may round outwards
         row = np.clip(np.asarray(action, np.float64), self._low, self._high)[None]

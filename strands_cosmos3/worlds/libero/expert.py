@@ -84,7 +84,8 @@ class LiberoExpert(Backend):
         scene = {name: extent for name, extent in state.items() if name != TCP}
         item = scene[named_object(instruction, scene)]
         basket = scene[_basket(scene)]
-        p, R = state[TCP][:3, 3], state[TCP][:3, :3]
+        p = state[TCP][:3, 3]
+        R = state[TCP][:3, :3]
         self._advance(p, item, basket)
         target = self._target(p, item, basket)
         move = np.clip(_GAIN * (target - p) / UNIT_M, -1, 1)

@@ -105,7 +105,8 @@ def load_tasks(suite: str) -> tuple[LiberoTask, ...]:
     Raises:
         UnknownNameError, MissingDependencyError: No such suite; LIBERO is not installed.
     """
-    chosen, (benchmark, get_path) = get_suite(suite), _libero()
+    chosen = get_suite(suite)
+    benchmark, get_path = _libero()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of the tasks
         registered = benchmark.get_benchmark_dict()[suite]()
     tasks = []

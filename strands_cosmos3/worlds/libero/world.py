@@ -18,7 +18,6 @@ from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import PANDA_FINGER
 from strands_cosmos3.errors import (
-    BackendError,
     ConfigError,
     Cosmos3Error,
     InstructionError,
@@ -26,6 +25,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.observe.prompts import libero_caption
 from strands_cosmos3.policy import Cosmos3Policy, Policy
+from strands_cosmos3.policy.policy import step_values
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Outcome, Rollout
@@ -389,7 +389,7 @@ def next_actions(policy: Policy, simulation: LiberoSimulation, instruction: str)
     image = {"image": side_by_side(views)} if views else {}
     if not isinstance(policy, Cosmos3Policy):
         steps = policy.get_actions_sync({**views, **image, "state": simulation.state}, instruction)
-        return _actions_of_steps(steps)[: policy.actions_per_step]
+        return step_values(steps, ACTION_KEYS, policy)[: policy.actions_per_step]
     observation = _observation(simulation, image, policy.info.needs_privileged)
     exact = libero_caption(instruction, simulation.config.caption)
     chunk = policy.plan(observation, instruction, caption=exact)
@@ -416,17 +416,6 @@ def _observation(
     q = observed["robot0_joint_pos"]
     qd = observed["robot0_joint_vel"]
     return Observation(q, gripper, images, qd, now_s, now_s, state)
-
-
-def _actions_of_steps(steps: list[Any]) -> F64:
-    try:
-        return np.array(
-            [[float(np.asarray(step[key])) for key in ACTION_KEYS] for step in steps]
-        ).reshape(-1, len(ACTION_KEYS))
-    except (KeyError, TypeError, ValueError) as error:
-        raise BackendError(
-            f"a step of the policy is malformed ({error!r}); it must have {', '.join(ACTION_KEYS)}."
-        ) from None
 
 
 def _filmed(simulation: LiberoSimulation) -> NDArray[np.uint8]:

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import F64, finite_array, known_name, positive
-from strands_cosmos3.errors import InputError, UnknownNameError
+from strands_cosmos3.checks import F64, known_name, positive, within
+from strands_cosmos3.errors import InputError
 from strands_cosmos3.tables import from_tables, read_toml
 
 RIGS = ("wide", "near")
@@ -44,11 +44,8 @@ class Surface:
 
     def __post_init__(self) -> None:
         known_name(self.pattern, "pattern", _PATTERNS)
-        if not all(0 <= value <= 1 for value in self.rgb) or not 0 <= self.contrast <= 2:
-            raise InputError(
-                f"a surface's rgb must lie in 0..1 and its contrast in 0..2, got {self.rgb} and "
-                f"{self.contrast}."
-            )
+        within(self.rgb, "a surface's rgb", 0, 1, (3,))
+        within(self.contrast, "a surface's contrast", 0, 2, ())
 
     def texture(self) -> NDArray[np.uint8]:
         """Return the picture [512, 512, 3] that covers the table."""
@@ -59,16 +56,15 @@ class Surface:
 
 def _planks(rng: np.random.Generator) -> F64:
     """Wavy grain along the rows, planks across."""
-    height_px = width_px = _TEXTURE_PX
-    y, x = np.mgrid[0:height_px, 0:width_px] / np.array([height_px, width_px]).reshape(2, 1, 1)
+    y, x = np.mgrid[0:_TEXTURE_PX, 0:_TEXTURE_PX] / _TEXTURE_PX
     planks = 6
     plank = np.minimum((y * planks).astype(int), planks - 1)
     phase = rng.uniform(0, 50, planks)[plank]
-    wave = 0.35 * np.sin(2 * np.pi * (1.0 * x + phase)) + 0.12 * np.sin(
+    wave = 0.35 * np.sin(2 * np.pi * (x + phase)) + 0.12 * np.sin(
         2 * np.pi * (3.0 * x + 2.3 * phase)
     )
     rings = np.sin(2 * np.pi * (9.0 * y * planks / 2 + 1.5 * wave + phase))
-    fibre = rng.normal(0, 1, (height_px, 16)).repeat(width_px // 16, axis=1)
+    fibre = rng.normal(0, 1, (_TEXTURE_PX, 16)).repeat(_TEXTURE_PX // 16, axis=1)
     fibre = np.stack([np.convolve(row, np.ones(65) / 65, mode="same") for row in fibre])
     tone = rng.normal(0, 0.016, planks)[plank]
     shade = 1.0 + 0.022 * rings + 0.05 * fibre + tone
@@ -79,13 +75,9 @@ def _planks(rng: np.random.Generator) -> F64:
 
 def _tiles(rng: np.random.Generator) -> F64:
     """Squares of 5 cm, each of its own tone, with thin seams."""
-    cells = -(-_TEXTURE_PX // _FEATURE_PX)
-    tone = (
-        rng.uniform(-1, 1, (cells, cells))
-        .repeat(_FEATURE_PX, 0)
-        .repeat(_FEATURE_PX, 1)[:_TEXTURE_PX, :_TEXTURE_PX]
-    )
-    edge = np.arange(_TEXTURE_PX) % _FEATURE_PX == 0
+    cell, within_px = np.divmod(np.arange(_TEXTURE_PX), _FEATURE_PX)
+    tone = rng.uniform(-1, 1, (cell[-1] + 1, cell[-1] + 1))[np.ix_(cell, cell)]
+    edge = within_px == 0
     return np.where(edge[:, None] | edge[None], -1.2, tone)
 
 
@@ -156,18 +148,12 @@ class Appearance:
     wrist_offset_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.table, str) and self.table not in TABLES:
-            raise UnknownNameError("table", self.table, TABLES)
+        if isinstance(self.table, str):
+            known_name(self.table, "table", TABLES)
         known_name(self.rig, "rig", RIGS)
         if positive(self.light, "light") > LARGEST_LIGHT:
             raise InputError(f"light is a factor of at most {LARGEST_LIGHT:g}, got {self.light:g}.")
-        if (
-            np.abs(finite_array(self.wrist_offset_m, "wrist_offset_m", (3,))).max()
-            > LARGEST_OFFSET_M
-        ):
-            raise InputError(
-                f"wrist_offset_m must lie within {LARGEST_OFFSET_M:g} m, got {self.wrist_offset_m}."
-            )
+        within(self.wrist_offset_m, "wrist_offset_m", -LARGEST_OFFSET_M, LARGEST_OFFSET_M, (3,))
 
     @property
     def surface(self) -> Surface:

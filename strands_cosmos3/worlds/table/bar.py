@@ -7,6 +7,7 @@ been put down, thrown, or put there by hand before the other hand held it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import radians
 
 import mujoco
@@ -33,7 +34,7 @@ _JUMP_M = 0.002
 AWAY_M = 0.10
 OPEN = 0.75  # of the giver's fingers
 BOTH_S = 0.2
-_CORNERS = np.array(np.meshgrid((-0.5, 0.5), (-0.5, 0.5), (-0.5, 0.5))).reshape(3, 8).T
+_CORNERS = np.array(list(product((-0.5, 0.5), repeat=3)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class BarState(BodyState):
 
     def turned_rad(self, before: BarState) -> float:
         """Angle about the vertical since another state; an end is not taken for the other."""
-        (x, y), (u, v) = self.axis[:2], before.axis[:2]
+        x, y = self.axis[:2]
+        u, v = before.axis[:2]
         return float(abs(np.arctan2(u * y - v * x, u * x + v * y)))
 
 

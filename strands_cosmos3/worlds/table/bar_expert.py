@@ -16,10 +16,18 @@ from strands_cosmos3.actions.rotations import se3_inverse
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.types import ActionChunk, Request
-from strands_cosmos3.worlds.table.hands import Hand, HandLimits, approach, length, rotation_vector
+from strands_cosmos3.worlds.table.hands import (
+    Hand,
+    HandLimits,
+    approach,
+    down_along,
+    length,
+    rotation_vector,
+)
 
 # Motion limits per row at 10 Hz.
-_LIFT_M, _LIFT_CHANGE_M = 0.012, 0.002  # with the bar: at most 0.12 m/s and 0.2 m/s^2
+_LIFT_M = 0.012  # with the bar: at most 0.12 m/s
+_LIFT_CHANGE_M = 0.002  # and 0.2 m/s^2
 _LIMITS = HandLimits(0.020, 0.005, radians(4.5), radians(1.2), 0.45)
 
 _HOVER_M = 0.10  # over the bar
@@ -38,8 +46,6 @@ _FREE = 1.5  # gap between fingers that may leave the bar, in its widths
 _GIVER_CLEAR_M = 0.10
 _GIVER_UP_M = 0.18
 _GIVER_ASIDE_M = 0.12
-# opens across a bar along y
-_HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
 @dataclass(kw_only=True)
@@ -80,9 +86,9 @@ class BarHands(ABC):
 
     def target(self, hand: BarHand) -> tuple[F64, F64]:
         """Where a hand is to grasp the bar: position [3] and orientation [3, 3]."""
-        x, y = self.bar[:2, 1] / max(length(self.bar[:2, 1]), 1e-9)
-        turn = np.array([[y, x, 0.0], [-x, y, 0.0], [0.0, 0.0, 1.0]])
-        return self.bar[:3, 3] + hand.side * self.grasp_m * self.bar[:3, 1], turn @ _HAND_DOWN
+        axis = self.bar[:3, 1]
+        R = down_along(*axis[:2] / max(length(axis[:2]), 1e-9))
+        return self.bar[:3, 3] + hand.side * self.grasp_m * axis, R
 
     def error(self, hand: BarHand) -> tuple[F64, float]:
         """Offset [3] from where a hand is to grasp the bar, and the angle that it has to turn."""
@@ -115,11 +121,23 @@ class BarHands(ABC):
         rests = self.bar[2, 3] < self.rest_m + 0.5 * _GRASP_WITHIN_M
         return bool(self.held_rows <= _SQUEEZE_ROWS and rests)
 
-    def approach(self, hand: BarHand, descends: bool) -> None:
-        """Move an open hand over its end of the bar, or down onto it."""
-        at, R = self.target(hand)
-        hand.move(at if descends else at + [0.0, 0.0, _HOVER_M], R)
-        hand.move_fingers(1.0)
+    def grasp(self, *hands: BarHand) -> float:
+        """Close hands on their ends of the bar together, or approach it from above; return the open
+        fraction that they are commanded.
+        """
+        at = all(self.near(hand, 4.0) for hand in hands)
+        closing = at and any(hand.opening < _CLOSING for hand in hands)
+        if closing or all(self.near(hand) for hand in hands):
+            empty = any(hand.opening < _NOTHING_BETWEEN for hand in hands)
+            for hand in hands:
+                hand.stay(float(empty), self.width_m)
+            return float(empty)
+        descend = all(self.over(hand) for hand in hands)
+        for hand in hands:
+            end, R = self.target(hand)
+            hand.move(end if descend else end + [0.0, 0.0, _HOVER_M], R)
+            hand.move_fingers(1.0)
+        return 1.0
 
     @abstractmethod
     def advance(self) -> Mapping[str, float]:
@@ -139,24 +157,11 @@ class Lift(BarHands):
 
     def advance(self) -> Mapping[str, float]:
         """Advance by one row; both hands are commanded the same open fraction."""
-        return dict.fromkeys(self.hands, self._advance())
-
-    def _advance(self) -> float:
         hands = self.hands.values()
-        at = all(self.near(hand, 4.0) for hand in hands)
-        if all(self.holds(hand) for hand in hands):
-            self._carry()
-            return 0.0
-        closing = at and any(hand.opening < _CLOSING for hand in hands)
-        if closing or all(self.near(hand) for hand in hands):
-            empty = any(hand.opening < _NOTHING_BETWEEN for hand in hands)
-            for hand in hands:
-                hand.stay(1.0 if empty else 0.0, self.width_m)
-            return 1.0 if empty else 0.0
-        over = all(self.over(hand) for hand in hands)
-        for hand in hands:
-            self.approach(hand, over)
-        return 1.0
+        if not all(self.holds(hand) for hand in hands):
+            return dict.fromkeys(self.hands, self.grasp(*hands))
+        self._carry()
+        return dict.fromkeys(self.hands, 0.0)
 
     def _carry(self) -> None:
         hands = list(self.hands.values())
@@ -188,18 +193,9 @@ class HandOver(BarHands):
         if self.holds(taker):
             taker.stay(0.0, self.width_m)
             return {self.taker: 0.0, name: self._let_go(giver, gives)}
-        opening = self._bring(giver) if gives else self._grasp(giver)
+        opening = self._bring(giver) if gives else self.grasp(giver)
         met = gives and length(_MEETING_M - self.bar[:3, 3]) < _MET_WITHIN_M
-        return {name: opening, self.taker: self._grasp(taker) if met else self._wait(taker)}
-
-    def _grasp(self, hand: BarHand) -> float:
-        """Close a hand on its end of the bar, or approach it from above."""
-        if (self.near(hand, 4.0) and hand.opening < _CLOSING) or self.near(hand):
-            opening = 1.0 if hand.opening < _NOTHING_BETWEEN else 0.0
-            hand.stay(opening, self.width_m)
-            return opening
-        self.approach(hand, self.over(hand))
-        return 1.0
+        return {name: opening, self.taker: self.grasp(taker) if met else self._wait(taker)}
 
     def _bring(self, hand: BarHand) -> float:
         """Bring the bar to where the hands meet."""
@@ -284,8 +280,8 @@ def _world_of(request: Request, kind: MakeHands) -> BarHands:
         side = float(np.sign((base[:3, 3] - bar[:3, 3]) @ bar[:3, 1]) or 1.0)
         hands[name] = BarHand(
             limits=_LIMITS,
-            p=tcp[:3, 3].copy(),
-            R=tcp[:3, :3].copy(),
+            p=tcp[:3, 3],
+            R=tcp[:3, :3],
             v=twist[:3],
             w=twist[3:],
             opening=opening[name],

@@ -25,14 +25,16 @@ from strands_cosmos3.worlds.table.demo_config import DemoConfig
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, EpisodeRecord
 from strands_cosmos3.worlds.table.phrases import GOALS, plain, sentence
 
-PERTURBED, GOAL = "perturbed", "goal"
+PERTURBED = "perturbed"
+GOAL = "goal"
 VIDEO = VideoConfig(crf=8, gop=8, pixel_format="yuv444p")
 """Nearly lossless and with full colour resolution: a cube is a few pixels wide."""
 
 
 def demo_spec(record: EpisodeRecord, config: DemoConfig) -> DatasetSpec:
     """Return the schema of a dataset of episodes such as ``record``."""
-    robot, embodiment = config.spec, config.embodiment
+    robot = config.spec
+    embodiment = config.embodiment
     names = [f"{verb}_{colour}" for verb, colour in GOALS]
     answers: dict[str, Any] = {
         "goals": [names[goal] for goal in config.goals],

@@ -43,7 +43,7 @@ from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.demo_config import DemoConfig, DemoTask
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
 from strands_cosmos3.worlds.table.grammar import Verb
-from strands_cosmos3.worlds.table.hands import gripper_down, length
+from strands_cosmos3.worlds.table.hands import gripper_down, length, yaw_of
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 from strands_cosmos3.worlds.table.randomized_scene import RandomizedScene
 from strands_cosmos3.worlds.table.scene import SEPARATION_M
@@ -136,18 +136,17 @@ class PerturbedExpert(Backend):
 
     def _wander(self, request: Request) -> ActionChunk:
         """Move towards a random place, at a random speed, turning about a random axis."""
-        rng, start = self.rng, request.T_base_cosmos
+        rng = self.rng
+        start = request.T_base_cosmos
         assert start is not None  # the policy has an arm
         place = np.array([rng.uniform(*span) for span in _WANDER_M]) + self.shift_m - start[:3, 3]
         step_m = place / max(length(place), 0.05) * rng.uniform(0.0, 0.013)
         turn_rad = rng.normal(0, np.deg2rad(0.6), 3)
         ramp = np.cumsum(np.minimum(np.arange(1, request.n_rows + 1) / 3, 1.0))
-        poses = [start]
-        for steps in ramp:
-            R = so3_exp(turn_rad * steps) @ start[:3, :3]
-            poses.append(se3(R, start[:3, 3] + step_m * steps))
+        steps = np.concatenate(([0.0], ramp))[:, None]
+        poses = se3(so3_exp(turn_rad * steps) @ start[:3, :3], start[:3, 3] + step_m * steps)
         gripper = np.full(request.n_rows, float(rng.random() < 0.5))
-        rows = encode_chunk(np.stack(poses), gripper, request.embodiment)
+        rows = encode_chunk(poses, gripper, request.embodiment)
         return ActionChunk(
             np.clip(rows, -3, 3), request.action_space, request.embodiment, seed=request.seed
         )
@@ -161,7 +160,9 @@ class EpisodeRecorder:
     record_type: type[EpisodeRecord] = EpisodeRecord
 
     def __init__(self, collector: DemoCollector, scene: RandomizedScene, rng: np.random.Generator):
-        self._collector, self._scene, self._rng = collector, scene, rng
+        self._collector = collector
+        self._scene = scene
+        self._rng = rng
         # what the record has of each tick, by name; of the last one, no row was executed yet
         self._ticks: list[dict[str, Any]] = []
         self._labels: dict[int, dict[str, NDArray[Any]]] = {}  # tick -> what the record has of it
@@ -175,7 +176,8 @@ class EpisodeRecorder:
 
     def tick(self, robot: Robot) -> bool:
         """Record the robot's current state; return whether the episode continues."""
-        collector, expert = self._collector, self._collector.expert
+        collector = self._collector
+        expert = collector.expert
         if self._ticks:
             limb = robot.scene.only
             ctrl = float(robot.data.ctrl[limb.gripper_actuator])
@@ -183,7 +185,8 @@ class EpisodeRecorder:
             self._ticks[-1] |= {"gripper_command": command, "perturbed": expert.perturbed}
         observation = robot.observation()
         request = collector.request(observation)
-        tick, picture = len(self._ticks), self._picture(robot, robot.data)
+        tick = len(self._ticks)
+        picture = self._picture(robot, robot.data)
         self._ticks.append(
             {
                 "frames": picture,
@@ -208,7 +211,8 @@ class EpisodeRecorder:
         One picture does not show the arm's speed, which would turn the next rows by several
         centimetres. The expert therefore answers as if the arm stood still.
         """
-        expert, still = self._collector.expert, {"tcp_twist": np.zeros(6)}
+        expert = self._collector.expert
+        still = {"tcp_twist": np.zeros(6)}
         answers = [
             expert.expert.infer(expert.asked(request, goal, still)).action
             for goal in self._collector.config.goals
@@ -257,7 +261,9 @@ class DemoCollector(Closeable):
     def __init__(self, config: DemoConfig | None = None):
         self.config = config or DemoConfig()
         self._scenes: dict[tuple[bool, float], RandomizedScene] = {}
-        robot, embodiment, limb = self.config.spec, self.config.embodiment, self.config.spec.limb()
+        robot = self.config.spec
+        embodiment = self.config.embodiment
+        limb = robot.limb()
         self.composite = None
         if embodiment.rig is not None:
             self.composite = canvas_composite(
@@ -267,9 +273,10 @@ class DemoCollector(Closeable):
         model = load_model(model_file(robot.model[0]))
         self._ik = LimbIK(robot, model=model, limits={limb.name: limits_of_arm(model, robot)})
         self._bridge = self._ik.bridges[limb.name]
-        self._home, self._T_tcp_frame = np.array(limb.home), np.linalg.inv(limb.T_frame_tool)
+        self._home = np.array(limb.home)
+        self._T_tcp_frame = np.linalg.inv(limb.T_frame_tool)
         R_home = (self._bridge.ee_pose(self._configuration(self._home)) @ limb.T_frame_tool)[:3, :3]
-        yaw_rad = None if self.config.turns else float(np.arctan2(R_home[1, 0], R_home[0, 0]))
+        yaw_rad = None if self.config.turns else yaw_of(R_home)
         workspace = robot.workspace
         self._start_yaw_rad = np.deg2rad(workspace.grasp_yaw_deg) if yaw_rad is None else yaw_rad
         shift_m = np.array([np.mean(workspace.x_m) - 0.5, np.mean(workspace.y_m), 0.0])
@@ -280,14 +287,16 @@ class DemoCollector(Closeable):
         """Record one episode, or return None if it ended within two ticks because the arm cannot
         reach its start.
         """
-        rng, config = np.random.default_rng([seed, episode]), self.config
+        rng = np.random.default_rng([seed, episode])
+        config = self.config
         crowded = bool(rng.random() < config.distractors)
         edge_m = config.edges_m[int(rng.integers(len(config.edges_m)))]
         scene = self._scene(crowded, edge_m)
         scene.randomize(rng, config.visual_randomization)
         layout = scene.robot.scene.sample_layout(rng, self.separation_m(rng))
         scene.robot.reset(q_rad=self._start(rng, layout), layout=layout)
-        self.expert.rng, self.expert.share = rng, config.perturbed
+        self.expert.rng = rng
+        self.expert.share = config.perturbed
         self.expert.goal = int(rng.choice(config.goals))
         self.expert.wandering = bool(rng.random() < config.wandering)
         self.expert.askew = config.embodiment.rig is not None and bool(
@@ -311,7 +320,8 @@ class DemoCollector(Closeable):
         """Run until the time is over or the recorder ends the episode; every tick is one row
         long.
         """
-        executor, horizon = robot.executor, 0
+        executor = robot.executor
+        horizon = 0
         far = GOALS[self.expert.goal][0] is Verb.PLACE and not self.expert.wandering
         recorder.tick(robot)  # the first picture shows the start
         for _ in range(self.config.ticks * (2 if far else 1)):
@@ -353,7 +363,8 @@ class DemoCollector(Closeable):
 
     def request(self, observation: Observation) -> Request:
         """Return a policy's request; the caller replaces its instruction."""
-        embodiment, q = self.config.embodiment, self._configuration(observation.q_rad)
+        embodiment = self.config.embodiment
+        q = self._configuration(observation.q_rad)
         ((limb, columns),) = self._ik.join(embodiment)
         T_base_cosmos = self._ik.forward(q)[limb.name] @ self._ik.tool_frame(limb, columns, q)
         return Request(
@@ -406,7 +417,9 @@ def expert_clips(
         close=0.0,
         edges_m=(0.04,),
     )
-    episodes, recorded, episode = -(-clips // _CLIPS_PER_EPISODE), 0, 0
+    episodes = -(-clips // _CLIPS_PER_EPISODE)
+    recorded = 0
+    episode = 0
     whole: list[ArmClip] = []
     with DemoCollector(config) as collector:
         while recorded < episodes:
@@ -422,7 +435,8 @@ def expert_clips(
 
 def clip_of(record: Any, tick: int, rows: int) -> ArmClip:
     """Return the clip that begins at a tick of an :class:`EpisodeRecord`, or of arrays like its."""
-    goal, frames = int(record.goal[tick]), slice(tick, tick + rows + 1)
+    goal = int(record.goal[tick])
+    frames = slice(tick, tick + rows + 1)
     return ArmClip(
         record.frames[frames],
         record.T_base_cosmos[frames],

@@ -30,6 +30,7 @@ from strands_cosmos3.worlds.table.hands import (
     length,
     rotate,
     rotation_vector,
+    yaw_of,
 )
 
 # Motion limits per row at 15 Hz, within DROID's quantiles (q99 is about 1.4 cm and 2.7 degrees per
@@ -65,7 +66,9 @@ _LOWER_INTO_BIN_M = 0.015
 _LOWER_ONTO_CUBE_M = 0.004
 _BELOW_RIM_M = 0.01  # depth of the cube's centre below the bin's rim at release
 _STACK_GAP = 1.02  # distance between the cubes' centres at release, in edge lengths
-_STACKED_ASIDE, _STACKED_HEIGHT = 0.25, 0.08  # tolerances of a stacked cube, in edge lengths
+# tolerances of a stacked cube, in edge lengths
+_STACKED_ASIDE = 0.25
+_STACKED_HEIGHT = 0.08
 _GRASP_WITHIN_RAD = radians(4.0)  # rotation error within which to close the fingers
 _GRASP_ASKEW_WITHIN_RAD = radians(16.0)  # the same if the hand may take a cube askew
 # widest gap of fingers that hold a cube, in its edges; its diagonal is 1.41
@@ -147,10 +150,6 @@ class _World(Hand):
         between = length((self.p - self.cubes[cube])[:2]) < 0.4 * self.edge_m
         stops = opening < self.opening and between and self.opening >= blocked
         self.move_fingers(opening, blocked if stops else 0.0)
-
-
-def _hand_yaw(R: F64) -> float:
-    return float(np.arctan2(R[1, 0], R[0, 0]))
 
 
 class ScriptedBackend(Backend):
@@ -250,12 +249,12 @@ def _world_from_state(
     cubes = {name: T for name, T in state.items() if name.startswith(("cube_", "other_"))}
     return _World(
         limits=_LIMITS,
-        p=state["tcp"][:3, 3].copy(),
-        R=state["tcp"][:3, :3].copy(),
+        p=state["tcp"][:3, 3],
+        R=state["tcp"][:3, :3],
         v=state["tcp_twist"][:3] / fps,
         w=state["tcp_twist"][3:] / fps,
         opening=float(request.gripper),
-        cubes={name: T[:3, 3].copy() for name, T in cubes.items()},
+        cubes={name: T[:3, 3] for name, T in cubes.items()},
         yaw={name: _flat_yaw(T[:3, :3]) for name, T in cubes.items()},
         edge_m=float(state["edge_m"]),
         bin=state["bin"],
@@ -448,6 +447,6 @@ def _carry(world: _World, goal: Goal) -> float:
             height == world.carry_m and world.p[2] < world.carry_m - _SLACK_M and aside > _SLACK_M
         )
         target = _at_height(before if rises else place, height)
-    world.move(target, gripper_down(_hand_yaw(world.R)))
+    world.move(target, gripper_down(yaw_of(world.R)))
     world.cubes[goal.cube] = world.cubes[goal.cube] + (world.p - before)
     return 0.0

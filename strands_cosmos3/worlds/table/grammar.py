@@ -135,17 +135,14 @@ def parse_instruction(text: str) -> Goal:
         )
     if verb is not Verb.STACK:
         return Goal(verb, f"cube_{colours[0]}")
-    below = _PARTS["onto"].search(words)
-    onto = (
-        below.group(1)
-        if below
-        else next((colour for colour in colours if colour != colours[0]), colours[0])
-    )
-    cube = next((colour for colour in colours if colour != onto), onto)
-    if cube == onto:
+    different = list(dict.fromkeys(colours))
+    if len(different) < 2:
         raise InstructionError(
             f"instruction {text!r:.200} names one cube; try 'stack the red cube on the blue cube'."
         )
+    below = _PARTS["onto"].search(words)
+    onto = below.group(1) if below else different[1]
+    cube = next(colour for colour in different if colour != onto)
     return Goal(verb, f"cube_{cube}", f"cube_{onto}")
 
 

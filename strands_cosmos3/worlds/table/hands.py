@@ -68,6 +68,12 @@ def length(v: F64) -> float:
     return math.sqrt(v.dot(v))
 
 
+def direction(rng: np.random.Generator) -> F64:
+    """Draw a unit vector [3]."""
+    drawn = rng.normal(0, 1, 3)
+    return drawn / length(drawn)
+
+
 def cruise(remaining: F64, max_speed: float, max_change: float) -> F64:
     """Return the highest velocity towards ``remaining`` from which steps of ``max_change`` stop
     in time.
@@ -115,5 +121,16 @@ def gripper_down(yaw_rad: float) -> F64:
     """Return the orientation [3, 3] of a hand that points down and opens along ``yaw + 90
     degrees``.
     """
-    c, s = np.cos(yaw_rad), np.sin(yaw_rad)
-    return np.array([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
+    return down_along(np.cos(yaw_rad), np.sin(yaw_rad))
+
+
+def down_along(x: float, y: float) -> F64:
+    """Return the orientation [3, 3] of a hand that points down and opens across a horizontal unit
+    vector.
+    """
+    return np.array([[x, y, 0.0], [y, -x, 0.0], [0.0, 0.0, -1.0]])
+
+
+def yaw_of(R: F64) -> float:
+    """Return the yaw of an orientation's first axis."""
+    return float(np.arctan2(R[1, 0], R[0, 0]))

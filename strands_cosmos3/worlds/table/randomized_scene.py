@@ -18,8 +18,8 @@ from strands_cosmos3.sim.render import Renderer
 from strands_cosmos3.sim.scene_builder import SURFACE
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.appearance import PATTERNS, Surface
-from strands_cosmos3.worlds.table.hands import length
-from strands_cosmos3.worlds.table.scene import DEFAULT_CUBES, DISTRACTORS, Cube, TableScene
+from strands_cosmos3.worlds.table.hands import direction
+from strands_cosmos3.worlds.table.scene import TableScene, cubes_of
 
 LIGHT = (0.3, 2.0)
 """Factor on all lights."""
@@ -61,8 +61,7 @@ class RandomizedScene:
         """Build a scene with cubes of a size, and with cubes of other colours and sizes if it is
         crowded.
         """
-        cubes = tuple(Cube(cube.name, cube.rgb, edge_m, cube.mass_kg) for cube in DEFAULT_CUBES)
-        scene = TableScene((*cubes, *DISTRACTORS) if crowded else cubes, robot=get_robot(robot))
+        scene = TableScene(cubes_of(edge_m, crowded), robot=get_robot(robot))
         made = cls(Robot(robot, scene=scene), Renderer(scene.model, *VIEW_HW), {})
         made.nominal = made.looks()
         return made
@@ -77,20 +76,28 @@ class RandomizedScene:
         self._draw_cameras(rng, scale)
         surface = draw_surface(rng)
         if rng.random() >= _NOMINAL_TABLE and rng.random() < scale:
-            _looks(self.robot.scene.model)["texture"][:] = surface.texture()
+            self._present()["texture"][:] = surface.texture()
         self.renderer.upload_texture(SURFACE)
 
     def looks(self) -> dict[str, NDArray[Any]]:
         """Return a copy of the present looks, for :meth:`restore`."""
-        return {name: np.array(view) for name, view in _looks(self.robot.scene.model).items()}
+        return {name: np.array(view) for name, view in self._present().items()}
 
     def restore(self, looks: Mapping[str, NDArray[Any]]) -> None:
         """Return to former looks."""
         self._set(looks)
         self.renderer.upload_texture(SURFACE)
 
+    def _present(self) -> dict[str, Any]:
+        """Return views of everything in the model that is randomized, by name."""
+        model: Any = self.robot.scene.model
+        headlight = model.vis.headlight
+        looks = {name: getattr(model, name) for name in _ARRAYS}
+        looks |= {"ambient": headlight.ambient, "diffuse": headlight.diffuse}
+        return looks | {"texture": model.tex(SURFACE).data}
+
     def _set(self, looks: Mapping[str, NDArray[Any]]) -> None:
-        for name, view in _looks(self.robot.scene.model).items():
+        for name, view in self._present().items():
             view[:] = looks[name]
 
     def _draw_colours(self, rng: np.random.Generator, scale: float) -> None:
@@ -104,7 +111,7 @@ class RandomizedScene:
                 model.mat_rgba[model.mat(cube).id, :3] = colour
 
     def _draw_light(self, rng: np.random.Generator, scale: float) -> None:
-        looks = _looks(self.robot.scene.model)
+        looks = self._present()
         nominal = self.nominal
         factor = np.exp(rng.uniform(*np.log(LIGHT))) ** scale
         warmth = 1 + rng.normal(0, 0.05 * scale, 3)
@@ -133,19 +140,10 @@ def draw_surface(rng: np.random.Generator) -> Surface:
     saturation = rng.uniform(0, 0.15)
     hue = rng.uniform(0, 2 * np.pi)
     turned = np.cos(hue + np.array([0.0, 2.0, 4.0]) * np.pi / 3)
-    red, green, blue = np.clip(lightness * (1 + saturation * turned), 0, 1).tolist()
+    rgb = tuple(np.clip(lightness * (1 + saturation * turned), 0, 1).tolist())
     contrast = rng.uniform(0.5, 2.0) if pattern == "planks" else rng.uniform(0.05, 0.40)
-    return Surface(pattern, (red, green, blue), float(contrast), int(rng.integers(2**31)))
+    return Surface(pattern, rgb, float(contrast), int(rng.integers(2**31)))
 
 
 def _in_ball(rng: np.random.Generator, radius: float) -> F64:
-    direction = rng.normal(0, 1, 3)
-    return direction / length(direction) * radius * rng.random() ** (1 / 3)
-
-
-def _looks(model: Any) -> dict[str, Any]:
-    """Return views of everything in a model that is randomized, by name."""
-    headlight = model.vis.headlight
-    looks = {name: getattr(model, name) for name in _ARRAYS}
-    looks |= {"ambient": headlight.ambient, "diffuse": headlight.diffuse}
-    return looks | {"texture": model.tex(SURFACE).data}
+    return direction(rng) * radius * rng.random() ** (1 / 3)

@@ -74,6 +74,12 @@ DISTRACTORS = (
 """Cubes that no instruction names."""
 
 
+def cubes_of(edge_m: float, crowded: bool) -> tuple[Cube, ...]:
+    """Return the cubes at another size, and the others where it is crowded."""
+    cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
+    return cubes + DISTRACTORS if crowded else cubes
+
+
 @dataclass(frozen=True)
 class Bar:
     """A free bar for two hands: a box whose long axis is its own y; InputError if a size or the
@@ -99,6 +105,11 @@ BAR = "bar"
 """Name of the bar's body, joint and geom."""
 
 
+def contents(bar: Bar | None) -> str:
+    """Return what messages say of a scene with this bar, or with cubes."""
+    return "cubes" if bar is None else f"a bar to {bar.verb.replace('_', ' ')}"
+
+
 @dataclass(frozen=True)
 class Bin:
     """An open box on the table, with its sides along x and y."""
@@ -121,7 +132,9 @@ class Bin:
         """Add the floor and the walls."""
         spec.add_material(name="bin", rgba=[0.33, 0.36, 0.40, 1], specular=0.25, shininess=0.3)
         body = spec.worldbody.add_body(name="bin", pos=[*self.center_m, 0.0])
-        (ix, iy), w, h = self.inner_m, self.wall_m, self.height_m
+        ix, iy = self.inner_m
+        w = self.wall_m
+        h = self.height_m
         x, y, half_wall, half_height = ix / 2, iy / 2, w / 2, h / 2  # halves, as MuJoCo has them
         walls = {
             "bin_floor": ([0, 0, half_wall], [x, y, half_wall]),

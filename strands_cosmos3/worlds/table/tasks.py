@@ -32,20 +32,24 @@ from strands_cosmos3.checks import F64, known_name
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.sim.judge import Judge
-from strands_cosmos3.worlds.table.bar import BarMonitor, BodyState, HandOverMonitor
+from strands_cosmos3.worlds.table.bar import (
+    REST_M_S,
+    SLIP_S,
+    BarMonitor,
+    BodyState,
+    HandOverMonitor,
+)
 from strands_cosmos3.worlds.table.grammar import TEMPLATES, Goal, Verb
 from strands_cosmos3.worlds.table.hands import length
-from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene
+from strands_cosmos3.worlds.table.scene import BAR, LIGHT_BAR, Bar, TableScene, contents
 from strands_cosmos3.worlds.world import Task
 
 REACH_M = 0.030
-REST_M_S = 0.010
 NUDGE_M = 0.030
 """Distance that closing fingers may push a cube from where it lay before both of them hold it."""
 _PRESS_N = 0.1  # of each finger
 _SUPPORT = 0.5  # share of its weight from which a cube is supported
 _SLOW_M_S = 0.05
-_SLIP_S = 0.1  # a grip may be interrupted for this long
 LIFT_M = 0.100
 DISTURBED_M = 0.020
 RELEASE_M_S = 0.3
@@ -120,9 +124,7 @@ class CubeHistory:
                 self.base_m = base_m
                 self.released = None
             self._gripped = now
-        elif (
-            self.held and self._gripped is not None and now.time_s - self._gripped.time_s > _SLIP_S
-        ):
+        elif self.held and self._gripped is not None and now.time_s - self._gripped.time_s > SLIP_S:
             self.held = False
             self.released = self._gripped
         if now.supported and not now.gripped and now.speed_m_s < _SLOW_M_S:
@@ -229,8 +231,8 @@ TASKS: Mapping[str, TableTask] = MappingProxyType(
     {
         task.name: task
         for task in (
-            TableTask("reach", "reach the red cube", hold_s=0.2, holds=_reach),
             TableTask("pick", "pick up the red cube", hold_s=0.5, holds=_pick),
+            TableTask("reach", "reach the red cube", hold_s=0.2, holds=_reach),
             TableTask("place", "place the red cube in the bin", hold_s=0.3, holds=_place),
             TableTask("stack", "stack the red cube on the blue cube", hold_s=0.5, holds=_stack),
             TableTask("lift_bar", TEMPLATES[Verb.LIFT], hold_s=1.0, bar=Bar()),
@@ -238,17 +240,12 @@ TASKS: Mapping[str, TableTask] = MappingProxyType(
         )
     }
 )
-"""The tasks by name."""
+"""The tasks by name, a robot's default first."""
 
 
 def get_task(name: str) -> TableTask:
     """Return the task of that name; UnknownNameError lists the tasks."""
     return TASKS[known_name(name, "task", TASKS)]
-
-
-def task_of(goal: Goal) -> TableTask:
-    """Return the task that judges an instruction's goal."""
-    return TASKS["lift_bar" if goal.verb is Verb.LIFT else str(goal.verb)]
 
 
 def bar_for(task: str | None, robot: RobotSpec) -> Bar | None:
@@ -270,7 +267,8 @@ class _CubeMonitor:
 
     def update(self, data: mujoco.MjData) -> bool:
         """Add the present state; return whether the condition holds."""
-        scene, goal = self.scene, self.goal
+        scene = self.scene
+        goal = self.goal
         now = cube_state(scene, data, goal.cube)
         base_m = None if goal.onto is None else data.xpos[scene.bodies[goal.onto].id].copy()
         self.history.update(now, data.site_xpos[scene.only.tcp_site], base_m)
@@ -288,7 +286,7 @@ class TableJudge(Judge):
         super().__init__(task.hold_s)
         of_task, of_scene = (bar and bar.verb for bar in (task.bar, scene.bar))
         if {of_task, of_scene, goal.verb if goal.cube == BAR else None} != {of_task}:
-            has = f"a bar to {of_scene.replace('_', ' ')}" if of_scene else "cubes"
+            has = contents(scene.bar)
             raise ConfigError(
                 f"task {task.name!r}, the instruction's {goal.cube!r} and the scene of "
                 f"{scene.robot.name!r}, which has {has}, do not go together; choose another task, "

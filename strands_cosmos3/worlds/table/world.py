@@ -28,13 +28,14 @@ from strands_cosmos3.worlds.table.grammar import (
     sentences,
     worded,
 )
-from strands_cosmos3.worlds.table.hands import length
+from strands_cosmos3.worlds.table.hands import direction
 from strands_cosmos3.worlds.table.potential import POTENTIAL_VERBS, cube_potential
 from strands_cosmos3.worlds.table.scene import (
-    DEFAULT_CUBES,
-    DISTRACTORS,
+    Cube,
     TableScene,
     bring_close,
+    contents,
+    cubes_of,
     nominal,
 )
 from strands_cosmos3.worlds.table.tasks import (
@@ -43,7 +44,6 @@ from strands_cosmos3.worlds.table.tasks import (
     TableTask,
     bar_for,
     get_task,
-    task_of,
 )
 from strands_cosmos3.worlds.world import NOT_VARIED, Rewording, Start, Variation, varied
 
@@ -95,8 +95,7 @@ class TableWorld(ArmWorld):
     def tasks(self, robot: str | None = None) -> Mapping[str, TableTask]:
         """Return the tasks of a robot: with cubes for one arm, with a bar for two."""
         of_bar = len(get_robot(robot or self.robots[0]).limbs) > 1
-        names = sorted(TASKS, key=lambda name: name != "pick")
-        return {name: TASKS[name] for name in names if (TASKS[name].bar is not None) == of_bar}
+        return {name: task for name, task in TASKS.items() if (task.bar is not None) == of_bar}
 
     def task(self, name: str, robot: str | None = None) -> TableTask:
         """Return a task of any robot; the judge refuses one that does not fit the scene."""
@@ -150,21 +149,20 @@ class TableWorld(ArmWorld):
 
     def task_of(self, instruction: str, robot: str | None = None) -> str:
         """Return the task whose verb an instruction names."""
-        task = task_of(parse_instruction(instruction))
-        if task.name not in self.tasks(robot):
-            bars = [str(t.bar.verb) for t in self.tasks(robot).values() if t.bar is not None]
-            has = f"a bar to {bars[0]}".replace("_", " ") if bars else "cubes"
-            other = next(iter(self.tasks(robot).values())).instruction
-            raise InstructionError(f"the scene has {has}; try {other!r}.")
-        return task.name
+        verb = parse_instruction(instruction).verb
+        name = "lift_bar" if verb is Verb.LIFT else str(verb)
+        tasks = self.tasks(robot)
+        if name not in tasks:
+            first = next(iter(tasks.values()))
+            has = contents(first.bar)
+            raise InstructionError(f"the scene has {has}; try {first.instruction!r}.")
+        return name
 
     def suggestions(
         self, robot: str | None = None, language: Language | None = None
     ) -> Sequence[str]:
         """Return one sentence for each goal."""
-        if len(get_robot(robot or self.robots[0]).limbs) > 1:
-            return super().suggestions(robot)
-        return sentences(language)
+        return sentences(language) if "pick" in self.tasks(robot) else super().suggestions(robot)
 
     def category(self, task: str, instruction: str) -> str | None:
         """Return the colour of the cube that is to be moved or reached; None for a bar."""
@@ -209,16 +207,12 @@ class TableWorld(ArmWorld):
     ) -> TableScene:
         """Return a new scene."""
         change = _of_table(variation)
-        look = {"table": change.table, "light": change.light}
-        appearance = replace(
-            nominal(robot), **{name: value for name, value in look.items() if value is not None}
-        )
+        look = nominal(robot)
+        look = replace(look, table=change.table or look.table, light=change.light or look.light)
         cubes = None
         if len(robot.limbs) == 1:
-            edge_m = (change.cubes_mm or 1e3 * DEFAULT_CUBES[0].edge_m) / 1e3
-            cubes = tuple(replace(cube, edge_m=edge_m) for cube in DEFAULT_CUBES)
-            cubes += DISTRACTORS if change.crowded else ()
-        return TableScene(cubes, arm, appearance, robot, bar_for(task, robot))
+            cubes = cubes_of((change.cubes_mm or 1e3 * Cube.edge_m) / 1e3, change.crowded)
+        return TableScene(cubes, arm, look, robot, bar_for(task, robot))
 
     def judge(self, task: str, scene: Scene, instruction: str) -> TableJudge:
         """Return the judge of an episode."""
@@ -233,33 +227,27 @@ class TableWorld(ArmWorld):
         if goal.verb not in POTENTIAL_VERBS:
             return None
         assert isinstance(scene, TableScene)
-        lay = self.arrange(robot, start)
-        if lay is None:
-            lay = scene.sample_layout(np.random.default_rng(start.seed))
-        return cube_potential(scene, robot.data, goal, lay)
+        return cube_potential(scene, robot.data, goal, self.arrange(robot, start))
 
-    def arrange(self, robot: Robot, start: Start) -> Layout | None:
+    def arrange(self, robot: Robot, start: Start) -> Layout:
         """Displace the wrist camera, and bring a cube close to the goal's."""
         change = _of_table(start.variation)
         scene = robot.scene
         rng = np.random.default_rng([start.seed, _OFFSET_STREAM])
-        direction = rng.normal(0, 1, 3)
-        offset_m = direction / length(direction) * (change.camera_cm or 0.0) / 100
+        offset_m = direction(rng) * (change.camera_cm or 0.0) / 100
         mount = _mount(change.mount)
         # where it is when nothing displaces it
         wrist = scene.cameras().get(_WRIST)
         if wrist is not None:
-            back, up = (
-                mount[:3, :3] @ axis
-                for axis in (np.subtract(wrist.position_m, wrist.target_m), np.array(wrist.up))
-            )
+            back = mount[:3, :3] @ np.subtract(wrist.position_m, wrist.target_m)
+            up = mount[:3, :3] @ np.array(wrist.up)
             for plant in (scene.model, robot.model):
                 camera = plant.cam(_WRIST).id
                 plant.cam_pos[camera] = np.array(wrist.position_m) + offset_m + mount[:3, 3]
                 plant.cam_quat[camera] = camera_quat(back, up)
-        if not change.close:
-            return None
         layout = scene.sample_layout(np.random.default_rng(start.seed))
+        if not change.close:
+            return layout
         goal = parse_instruction(start.instruction or get_task(start.task or "pick").instruction)
         return bring_close(layout, goal.cube, rng, scene.robot.workspace)
 
@@ -269,7 +257,8 @@ def _mount(seed: int | None) -> F64:
     if seed is None:
         return np.eye(4)
     rng = np.random.default_rng([seed, _MOUNT_STREAM])
-    shift, turn = (axis / length(axis) for axis in rng.normal(size=(2, 3)))
+    shift = direction(rng)
+    turn = direction(rng)
     shift[0] = abs(shift[0])  # away from the hand, which would hide the fingers
     return se3(so3_exp(turn * np.deg2rad(rng.uniform(*_MOUNT_DEG))), shift * rng.uniform(*_MOUNT_M))
 
