@@ -34,7 +34,6 @@ from strands_cosmos3.types import ActionChunk, Request
 
 if TYPE_CHECKING:
     from strands_cosmos3.datasets.reader import RecordedEpisode
-    from strands_cosmos3.robots.spec import Limb
 
 _LINK8_TO_COSMOS = np.array(
     [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
@@ -155,9 +154,12 @@ class LimbRecording:
             return dict(zip(limbs, self.by_limb.values(), strict=True))
         return self.by_limb
 
-    def of_limbs(self, limbs: Iterable[Limb]) -> dict[str, Recording]:
+    def of_limbs(self, limbs: Iterable[Any]) -> dict[str, Recording]:
         """Return the recording of each of a robot's limbs, joined by name; two arms of one limb
         need no common name.
+
+        Args:
+            limbs: :class:`~strands_cosmos3.robots.spec.Limb`, in the robot's order.
 
         Raises:
             ConfigError: The recording has other limbs, or a limb another number of joints.
