@@ -5,6 +5,7 @@ closed after use.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import reprlib
@@ -126,6 +127,12 @@ def read_json(path: Path, error: type[Cosmos3Error], hint: str) -> dict[str, Any
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read as JSON ({reason}). {hint}") from None
     return json_object(text, str(path), error, hint)
+
+
+def sha256(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_object(text: str, where: str, error: type[Cosmos3Error], hint: str) -> dict[str, Any]:

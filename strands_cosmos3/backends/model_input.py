@@ -26,7 +26,6 @@ from strands_cosmos3.engine.processor import (
     ProcessedInput,
 )
 from strands_cosmos3.errors import BackendError, InputError
-from strands_cosmos3.observe.views import compose_for_tier
 from strands_cosmos3.types import Mode, Request
 
 
@@ -106,9 +105,7 @@ class ModelInput:
         larger than the canvas.
         """
         composition = self._sampling.composition or self._checkpoint.composition
-        if composition != "letterbox":
-            return compose_views(views, rig, composition)
-        return compose_for_tier(views, rig, self.tier)
+        return compose_views(views, rig, composition, self.tier)
 
     @property
     def tier(self) -> int:

@@ -58,7 +58,6 @@ from strands_cosmos3.engine.weight_files import (
     WeightSource,
     sliced_shape,
     unsharded,
-    verify,
 )
 from strands_cosmos3.engine.weights import (
     HEAD_KEYS,
@@ -73,6 +72,7 @@ from strands_cosmos3.engine.weights import (
 from strands_cosmos3.errors import (
     CheckpointError,
     ContractError,
+    DigestError,
     LayoutError,
     PreflightError,
     StatisticsError,
@@ -81,6 +81,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
+from strands_cosmos3.resources import sha256
 from strands_cosmos3.types import Mode
 
 __all__ = ["STATISTICS", "Checkpoint", "locate"]
@@ -331,8 +332,12 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Compare every file whose digest is recorded; raise DigestError if its bytes differ."""
-        for name, digest in (self.metadata.get("sha256") or {}).items():
-            verify(self.root / name, digest)
+        for name, recorded in (self.metadata.get("sha256") or {}).items():
+            path = self.root / name
+            if (digest := sha256(path)) != recorded:
+                raise DigestError(
+                    f"{path} has SHA-256 {digest}, recorded is {recorded}; download it again."
+                )
 
     def load_transformer(
         self,

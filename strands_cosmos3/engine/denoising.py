@@ -134,7 +134,7 @@ def starting_samples(
         vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
         action = torch.where(action_free > 0, row_noise.to(clean_rows), clean_rows).to(device)
         each.append((vision, action, vision_free, action_free.to(device), noisy.to(device, dtype)))
-    return Sample(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
+    return Sample(*map(torch.stack, zip(*each, strict=True)))
 
 
 def _free_vision(
@@ -145,10 +145,9 @@ def _free_vision(
     """
     free = torch.ones(config.latent_channel, *layout.latent_shape)
     noisy = torch.ones(layout.tokens, 1)
-    per_frame = layout.vision_tokens // layout.latent_shape[0]
-    for i in layout.clean_frames:
-        free[:, i] = 0
-        noisy[i * per_frame : (i + 1) * per_frame] = 0
+    clean = list(layout.clean_frames)
+    free[:, clean] = 0
+    noisy[: layout.vision_tokens].view(layout.latent_shape[0], -1)[clean] = 0
     noisy[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
     return patchify(free, layout.patch), noisy
 

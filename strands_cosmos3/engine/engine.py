@@ -269,9 +269,8 @@ class Cosmos3Engine(Closeable):
             )
             dtype = choose_dtype(dtype, where, checkpoint.config)
             quantization = Quantization.of(checkpoint.config, checkpoint.weights.eight_bit, options)
-            parallel_context.check(checkpoint.config)
+            shard = parallel_context.sharding(checkpoint.config)
             decoder = bool(decode_video)
-            shard = parallel_context.shard
             preflight(
                 checkpoint,
                 where,
@@ -613,7 +612,7 @@ class Cosmos3Engine(Closeable):
             read, ropes = zip(
                 *(branch(member, which) for which in branches for member in members), strict=True
             )
-            cos, sin = (torch.stack(table) for table in zip(*ropes, strict=True))
+            cos, sin = map(torch.stack, zip(*ropes, strict=True))
             batch = [requests[member] for member in members]
             texts = side_by_side(read)
             scales = torch.tensor([r.guidance_scale for r in batch], device=self.device)
@@ -650,9 +649,8 @@ class Cosmos3Engine(Closeable):
         """
         if all(head is heads[0] for head in heads):
             return heads[0]
-        return ActionHead(
-            **{name: torch.stack([vars(head)[name] for head in heads]) for name in vars(heads[0])}
-        )
+        tensors = zip(*(vars(head).values() for head in heads), strict=True)
+        return ActionHead(*map(torch.stack, tensors))
 
     def _denoise(
         self,
@@ -752,5 +750,5 @@ class Cosmos3Engine(Closeable):
             return parts[0]
         members = [member for each in passes for member in each.members]
         order = sorted(range(len(members)), key=members.__getitem__)
-        joined = [torch.cat(modality) for modality in zip(*parts, strict=True)]
+        joined = map(torch.cat, zip(*parts, strict=True))
         return [torch.stack([velocity[i] for i in order]) for velocity in joined]

@@ -29,14 +29,23 @@ from strands_cosmos3.errors import (
     ResourceNotFoundError,
     ShapeError,
 )
-from strands_cosmos3.observe.views import Composition, as_uint8, compose, rig_views
+from strands_cosmos3.observe.views import (
+    Composition,
+    as_uint8,
+    compose,
+    compose_for_tier,
+    rig_views,
+)
 from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
 
 
 def read_frames(
-    images: Any, rig: CameraRig | None = None, composition: Composition = "letterbox"
+    images: Any,
+    rig: CameraRig | None = None,
+    composition: Composition = "letterbox",
+    tier: int | None = None,
 ) -> Frames:
     """Frames [F, H, W, 3], uint8 or float32 in [0, 1].
 
@@ -47,6 +56,7 @@ def read_frames(
         rig: Composition of views.
         composition: ``framework`` also stretches pictures to a rig's composite, and takes numbers
             in 0..255 of any type.
+        tier: See :func:`compose_views`.
 
     Raises:
         ShapeError, InputError, NonFiniteError, ResourceNotFoundError: A picture cannot be used, or
@@ -58,7 +68,7 @@ def read_frames(
             raise ObservationError(
                 "several views were given, but this embodiment composes none; pass one picture."
             )
-        frames: Frames = compose_views(images, rig, composition)[None]
+        frames: Frames = compose_views(images, rig, composition, tier)[None]
     else:
         frames = _sequence(images, composition)
     return (
@@ -69,10 +79,10 @@ def read_frames(
 
 
 def compose_views(
-    views: Mapping[str, Any], rig: CameraRig, composition: Composition
+    views: Mapping[str, Any], rig: CameraRig, composition: Composition, tier: int | None = None
 ) -> NDArray[np.uint8]:
-    """One picture of a rig's views, uint8 [H, W, 3]; errors as
-    :func:`~strands_cosmos3.observe.views.compose`, and
+    """One picture of a rig's views, uint8 [H, W, 3], which ``letterbox`` makes at the size of a
+    tier's canvas, if one is given; errors as :func:`~strands_cosmos3.observe.views.compose`, and
 
     Raises:
         UnknownNameError: No such composition.
@@ -80,7 +90,7 @@ def compose_views(
     """
     known_name(composition, "composition", get_args(Composition))
     if composition == "letterbox":
-        return compose(views, rig)
+        return compose(views, rig) if tier is None else compose_for_tier(views, rig, tier)
     pictures = [
         image_array(as_uint8(view), f"view {name!r}")
         for name, view in rig_views(views, rig).items()

@@ -10,7 +10,7 @@ import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_files import Slices
+from strands_cosmos3.engine.weight_files import Shard, unsharded
 
 # vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
 Velocities = tuple[torch.Tensor, torch.Tensor]
@@ -36,14 +36,11 @@ class ParallelContext:
     # of guidance, computed by this rank at steps with it: conditional 0, unconditional 1
     branches: tuple[int, ...] = (0, 1)
 
-    def check(self, config: TransformerConfig) -> None:
-        """Raise ConfigError if a transformer cannot be split over the ranks."""
-
-    def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
-        """The part of a stored weight that this rank keeps, by its released name and whole
-        shape; empty for all of it.
+    def sharding(self, config: TransformerConfig) -> Shard:
+        """The part of each stored weight that this rank keeps; raises ConfigError if a
+        transformer cannot be split over the ranks.
         """
-        return ()
+        return unsharded
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
         """Make a transformer of sharded weights exchange its partial results, in place."""

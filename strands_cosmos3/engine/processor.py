@@ -46,7 +46,6 @@ from strands_cosmos3.observe.prompts import compose_prompt, view_point
 from strands_cosmos3.observe.views import (
     Composition,
     canvas_hw,
-    compose_for_tier,
     to_canvas,
 )
 from strands_cosmos3.types import Mode
@@ -208,6 +207,8 @@ class Cosmos3PolicyProcessor:
         self._negative = negative_prompt
         self._system_prompt = use_system_prompt
         self._composition: Composition = composition
+        # views are composed at the size of the tier's canvas, but not of a caller's own
+        self._composed_tier = self._tier if self._canvas is None else None
         self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = indexes
         self._device = torch_device(device)
@@ -273,14 +274,7 @@ class Cosmos3PolicyProcessor:
         """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as
         :func:`compose_views`.
         """
-        if self._composes_for_tier:
-            return compose_for_tier(views, rig, self._tier)
-        return compose_views(views, rig, self._composition)
-
-    @property
-    def _composes_for_tier(self) -> bool:
-        """Whether views are resized to the tier's canvas in one step."""
-        return self._composition == "letterbox" and self._canvas is None
+        return compose_views(views, rig, self._composition, self._composed_tier)
 
     @typed()
     def preprocess(self, raw_input: Mapping[str, Any]) -> ProcessedInput:
@@ -309,9 +303,7 @@ class Cosmos3PolicyProcessor:
         call = self._resolve(raw_input)
         images = _first_of(raw_input, ("images",), "'images'")[1]
         rig = call.embodiment.rig
-        if isinstance(images, Mapping) and rig is not None and self._composes_for_tier:
-            images = compose_for_tier(images, rig, self._tier)
-        frames = read_frames(images, rig, self._composition)
+        frames = read_frames(images, rig, self._composition, self._composed_tier)
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError(
                 "inverse_dynamics explains a motion: images must hold more than one frame."

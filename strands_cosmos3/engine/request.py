@@ -129,10 +129,9 @@ class Cosmos3ActionRequest:
         """Key that requests of one pass have in common
         (``Cosmos3Engine.step_batch``).
         """
-        rows = self.action_chunk + self.history_rows
         return (
             self.video_shape,
-            rows,
+            self.action_chunk + self.history_rows,
             self.num_inference_steps,
             self.flow_shift,
             self.use_karras_sigmas,

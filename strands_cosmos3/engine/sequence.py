@@ -74,12 +74,10 @@ def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
     """Vision tokens [V, P] of latents [C, F, H, W]: patches ordered (row, column, channel), odd
     edges padded with zeros.
     """
-    C, F, H, W = latent_CFHW.shape
-    rows = math.ceil(H / patch)
-    columns = math.ceil(W / patch)
-    padded = torch.nn.functional.pad(latent_CFHW, (0, columns * patch - W, 0, rows * patch - H))
-    split = padded.reshape(C, F, rows, patch, columns, patch)
-    return split.permute(1, 2, 4, 3, 5, 0).reshape(F * rows * columns, patch * patch * C)
+    height, width = latent_CFHW.shape[2:]
+    padded = torch.nn.functional.pad(latent_CFHW, (0, -width % patch, 0, -height % patch))
+    split = padded.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
+    return split.permute(1, 2, 4, 3, 5, 0).flatten(3).flatten(0, 2)
 
 
 def unpatchify(
@@ -90,7 +88,7 @@ def unpatchify(
     rows = math.ceil(H / patch)
     columns = math.ceil(W / patch)
     split = tokens_VP.reshape(F, rows, columns, patch, patch, -1).permute(5, 0, 1, 3, 2, 4)
-    return split.reshape(-1, F, rows * patch, columns * patch)[:, :, :H, :W]
+    return split.flatten(4).flatten(2, 3)[:, :, :H, :W]
 
 
 def text_positions(count: int) -> torch.Tensor:
@@ -112,16 +110,8 @@ def generation_positions(
     frames, rows, columns = layout.grid
     frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, config) + start
     row_t = _times(layout.action_rows, layout.action_offset, layout.fps, config) + start
-    t_FHW = frame_t.view(-1, 1, 1).expand(frames, rows, columns)
-    h_FHW = (
-        torch.arange(rows, dtype=torch.float32).view(1, -1, 1).expand(frames, rows, columns)
-        + spatial
-    )
-    w_FHW = (
-        torch.arange(columns, dtype=torch.float32).view(1, 1, -1).expand(frames, rows, columns)
-        + spatial
-    )
-    vision_3V = torch.stack([axis.flatten() for axis in (t_FHW, h_FHW, w_FHW)])
+    h, w = (torch.arange(count, dtype=torch.float32) + spatial for count in (rows, columns))
+    vision_3V = torch.stack(torch.meshgrid(frame_t, h, w, indexing="ij")).flatten(1)
     still = torch.full_like(row_t, spatial)
     return torch.cat([vision_3V, torch.stack([row_t, still, still])], dim=1)
 

@@ -175,27 +175,18 @@ class DecoderLayer(nn.Module):
         super().__init__()
         D = config.hidden_size
         d = config.head_dim
-        text = names is TEXT_NAMES
         heads = config.num_attention_heads * d
         key_heads = config.num_key_value_heads * d
         linear = partial(nn.Linear, bias=config.attention_bias)
-        normed = {
-            "q_norm": config.qk_norm_for_text or not text,
-            "k_norm": config.qk_norm_for_text or not text,
-            "k_norm_for_gen": text and config.text_k_norm_for_gen,
-        }
+        normed = config.qk_norm_for_text or names is GENERATION_NAMES
         modules: dict[str, nn.Module] = {
             "q": linear(D, heads),
             "k": linear(D, key_heads),
             "v": linear(D, key_heads),
             "out": linear(heads, D),
-        }
-        modules |= {
-            role: RmsNorm(d, config) if used else nn.Identity()
-            for role, used in normed.items()
-            if role in names
-        }
-        modules |= {
+            "q_norm": RmsNorm(d, config) if normed else nn.Identity(),
+            "k_norm": RmsNorm(d, config) if normed else nn.Identity(),
+            "k_norm_for_gen": RmsNorm(d, config) if config.text_k_norm_for_gen else nn.Identity(),
             "attention_norm": RmsNorm(D, config),
             "mlp_norm": RmsNorm(D, config),
             "mlp": Mlp(config),
@@ -203,10 +194,10 @@ class DecoderLayer(nn.Module):
         self.names = names
         self.head_dim = d
         self.self_attn = nn.Module()
-        for role, module in modules.items():
+        for role in names:
             if not keys_only or role in ("k", "v", "k_norm", "k_norm_for_gen", "attention_norm"):
                 owner, _, name = names[role].rpartition(".")
-                self.get_submodule(owner).add_module(name, module)
+                self.get_submodule(owner).add_module(name, modules[role])
 
     def at(self, role: str) -> Any:
         """The module of a role; its name depends on the tower."""

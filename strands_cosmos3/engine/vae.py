@@ -139,17 +139,15 @@ class Novelty:
         """
         if self._decoded is None or self._quantile is None:
             return []
-        ids = list(map(id, pictures))
-        latent_of = dict(zip(ids, latents, strict=True))
-        picture_of = dict(zip(ids, pictures, strict=True))
-        chosen = torch.stack(list(latent_of.values()))[:, :, None]
-        decoded = self._decoded(chosen, again).clamp(-1, 1).float()
+        pairs = {id(pair[0]): pair for pair in zip(pictures, latents, strict=True)}
+        judged, latents_of = zip(*pairs.values(), strict=True)
+        decoded = self._decoded(torch.stack(latents_of)[:, :, None], again).clamp(-1, 1).float()
         height, width = decoded.shape[-2:]
-        real = [picture[:, :, :1, :height, :width] for picture in picture_of.values()]
-        off = decoded - torch.cat(real).to(decoded)
+        real = torch.cat([picture[:, :, :1, :height, :width] for picture in judged])
+        off = decoded - real.to(decoded)
         errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self._quantile
-        error_of = dict(zip(picture_of, errors.tolist(), strict=True))
-        return [error_of[picture] for picture in ids]
+        error_of = dict(zip(pairs, errors.tolist(), strict=True))
+        return [error_of[id(picture)] for picture in pictures]
 
 
 class WanVae:

@@ -37,14 +37,17 @@ class Variant:
     prompt_format: PromptFormat = "json"
     composition: Composition = "letterbox"  # how three views become one picture
 
-    def check(self, config: TransformerConfig) -> None:
-        """Raise VariantError with every size of a config that differs."""
-        wrong = [
+    def differences(self, config: TransformerConfig) -> list[str]:
+        """Every size of a config that differs, in words."""
+        return [
             f"{name} is {getattr(config, name)}, {self.name} has {size}"
             for name, size in self.sizes.items()
             if getattr(config, name) != size
         ]
-        if wrong:
+
+    def check(self, config: TransformerConfig) -> None:
+        """Raise VariantError with every size of a config that differs."""
+        if wrong := self.differences(config):
             raise VariantError(
                 f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Pass another "
                 "variant, "

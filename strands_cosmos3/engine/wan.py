@@ -402,7 +402,6 @@ class UpBlock(nn.Module):
         self.resnets = nn.ModuleList([ResidualBlock(a, b) for a, b in pairwise(widths)])
         self.upsampler = Upsample(out, in_time) if upsample else None
         self._factors = (2 if in_time else 1, 2)
-        self._out = out
 
     def forward(self, x_BCTHW: torch.Tensor, past: Past) -> torch.Tensor:
         first = self.upsampler is not None and self.upsampler not in past
@@ -521,13 +520,9 @@ def _averaged(x: torch.Tensor, out: int, frames: int, size: int) -> torch.Tensor
     channels.
     """
     x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % frames, 0)) if x.shape[2] % frames else x
-    B, C, T, H, W = x.shape
-    x = (
-        x.view(B, C, T // frames, frames, H // size, size, W // size, size)
-        .permute(0, 1, 3, 5, 7, 2, 4, 6)
-        .contiguous()
-    )
-    return x.view(B, out, -1, T // frames, H // size, W // size).mean(dim=2)
+    blocks = x.unflatten(4, (-1, size)).unflatten(3, (-1, size)).unflatten(2, (-1, frames))
+    as_channels = blocks.permute(0, 1, 3, 5, 7, 2, 4, 6).contiguous().flatten(1, 4)
+    return as_channels.unflatten(1, (out, -1)).mean(dim=2)
 
 
 def _add_repeated(
@@ -552,13 +547,11 @@ def _patches(x: torch.Tensor, size: int) -> torch.Tensor:
     """[B, C, T, H, W] -> [B, C size^2, T, H / size, W / size]; a patch's columns come before its
     rows.
     """
-    B, C, T, H, W = x.shape
-    x = x.view(B, C, T, H // size, size, W // size, size).permute(0, 1, 6, 4, 2, 3, 5)
-    return x.reshape(B, C * size * size, T, H // size, W // size)
+    blocks = x.unflatten(4, (-1, size)).unflatten(3, (-1, size))
+    return blocks.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
 def _pixels(x: torch.Tensor, size: int) -> torch.Tensor:
     """The inverse of :func:`_patches`."""
-    B, C, T, H, W = x.shape
-    x = x.view(B, C // size**2, size, size, T, H, W).permute(0, 1, 4, 5, 3, 6, 2)
-    return x.reshape(B, C // size**2, T, H * size, W * size)
+    blocks = x.unflatten(1, (-1, size, size))
+    return blocks.permute(0, 1, 4, 5, 3, 6, 2).flatten(5).flatten(3, 4)

@@ -7,7 +7,6 @@ memory, so loading needs little more than the loaded weights.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import re
@@ -24,8 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from strands_cosmos3.engine.precision import EightBit
-from strands_cosmos3.errors import DigestError, LayoutError, WeightsError
-from strands_cosmos3.resources import contained, read_json, require_file, shown
+from strands_cosmos3.errors import LayoutError, WeightsError
+from strands_cosmos3.resources import contained, read_json, require_file, sha256, shown
 
 Slices = tuple[slice, ...]  # the wanted part of a stored tensor, axis by axis; empty is all of it
 Shard = Callable[[str, tuple[int, ...]], Slices]
@@ -402,14 +401,6 @@ class WeightFiles(WeightSource):
                     yield key, file.get_slice(self._stored[name])[index]
 
 
-def verify(path: Path, recorded: str) -> None:
-    """Compare a file with its recorded SHA-256 in hexadecimal; raises DigestError if it differs."""
-    if (digest := sha256(path)) != recorded:
-        raise DigestError(
-            f"{path} has SHA-256 {digest}, recorded is {recorded}; download it again."
-        )
-
-
 def opened(path: Path) -> Any:
     """Open a safetensors file for reading, after a look at its header; raises LayoutError if it
     is not one.
@@ -429,12 +420,6 @@ def opened(path: Path) -> Any:
         raise LayoutError(
             f"{path} is not a readable safetensors file ({reason}); download it again."
         ) from None
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weight_digests(folder: Path) -> dict[str, str]:

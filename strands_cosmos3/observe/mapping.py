@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,7 +72,7 @@ class CameraMapping:
         """Raise ObservationError unless every view is among some cameras' names; the message says
         which are missing, what there is, and how to map it.
         """
-        self._keys(list(cameras), alone=None)
+        self._keys(list(cameras))
 
     def read(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the pictures by view; ObservationError as :meth:`require`."""
@@ -80,29 +81,30 @@ class CameraMapping:
         return {view: flat[key] for view, key in self._keys(cameras, alone, flat).items()}
 
     def _keys(
-        self, cameras: Sequence[str], alone: str | None, flat: Collection[str] = ()
+        self, cameras: Sequence[str], alone: str | None = None, flat: Collection[str] = ()
     ) -> dict[str, str]:
         """The key of each view; a domain's only view may be ``alone``, under any name."""
-        names = set(flat or cameras)
-        candidates = {
-            view: (self.mapped[view],) if view in self.mapped else self.views[view]
-            for view in self.views
-        }
-        keys = {
-            view: next((name for name in names_of_view if name in names), None)
-            for view, names_of_view in candidates.items()
-        }
-        if keys.get(ONE_VIEW, "") is None:
-            keys[ONE_VIEW] = alone
-        if missing := [view for view, key in keys.items() if key is None]:
-            first_names = [candidates[view][0] for view in missing]
-            views = f" (view {', '.join(map(repr, missing))})" if first_names != missing else ""
+        keys: dict[str, str] = {}
+        missing: dict[str, str] = {}
+        for view, usual_names in self.views.items():
+            names = (self.mapped[view],) if view in self.mapped else usual_names
+            key = next((name for name in names if name in (flat or cameras)), None)
+            if key is None and view == ONE_VIEW:
+                key = alone
+            if key is None:
+                missing[view] = names[0]
+            else:
+                keys[view] = key
+        if missing:
+            named = ", ".join(map(repr, missing.values()))
+            listed = ", ".join(map(repr, missing))
+            views = "" if named == listed else f" (view {listed})"
             raise ObservationError(
-                f"the observation lacks camera {', '.join(map(repr, first_names))}{views}; it has: "
+                f"the observation lacks camera {named}{views}; it has: "
                 f"{', '.join(cameras) or 'no camera'}. Map another name to it with "
-                f"observation_mapping={{{missing[0]!r}: '<its camera>'}}."
+                f"observation_mapping={{{next(iter(missing))!r}: '<its camera>'}}."
             )
-        return {view: key for view, key in keys.items() if key is not None}
+        return keys
 
 
 def _cameras_of(rig: CameraRig | None) -> CameraMapping:
@@ -150,11 +152,6 @@ class RobotMapping:
     commanded_units: Mapping[str, GripperConvention]
 
     @property
-    def grippers(self) -> tuple[str, ...]:
-        """Canonical names of the grippers, limb by limb."""
-        return tuple(self.observed_units)
-
-    @property
     def joints(self) -> tuple[str, ...]:
         """Canonical names of the joints, base first, limb by limb."""
         return tuple(name for name in self.observed if name not in self.observed_units)
@@ -172,7 +169,7 @@ class RobotMapping:
     @property
     def gripper_keys(self) -> list[str]:
         """The action's keys of the grippers, limb by limb."""
-        return [self.commanded[name] for name in self.grippers]
+        return [self.commanded[name] for name in self.observed_units]
 
     def read(
         self,
@@ -266,15 +263,11 @@ class RobotMapping:
 def _number(flat: Mapping[str, Any], key: str, default: float) -> float:
     if key not in flat:
         return default
-    try:
+    with suppress(TypeError, ValueError):
         value = np.asarray(flat[key])
-        if value.size != 1 or value.dtype.kind not in "fiu":
-            raise ValueError("not a single number")
-        return float(value.reshape(()))
-    except (TypeError, ValueError):
-        raise ObservationError(
-            f"observation {key!r} must be one number, got {flat[key]!r}."
-        ) from None
+        if value.size == 1 and value.dtype.kind in "fiu":
+            return float(value.item())
+    raise ObservationError(f"observation {key!r} must be one number, got {flat[key]!r}.")
 
 
 def resolve_mapping(

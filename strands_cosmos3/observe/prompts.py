@@ -86,7 +86,8 @@ def compose_prompt(
     """
     text = instruction.strip()
     framing = VIEW_SENTENCES[view_point(view)] + (f" {layout}" if layout else "")
-    fps, seconds = positive(fps, "fps"), positive(num_frames, "num_frames") / positive(fps, "fps")
+    fps = positive(fps, "fps")
+    seconds = positive(num_frames, "num_frames") / fps
     height, width = canvas_hw
     if prompt_format == "plain":
         if not text:

@@ -86,10 +86,8 @@ def resize(
     columns = _weights(width, hw[1], kernel, antialias)
     out = np.empty((*picture.shape[:-3], *hw, channels), np.float32)
     for i in np.ndindex(picture.shape[:-3]):
-        tall = rows @ picture[i].astype(np.float32).reshape(height, width * channels)
-        columns_first = (
-            tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, hw[0] * channels)
-        )
+        tall = rows @ picture[i].astype(np.float32).reshape(height, -1)
+        columns_first = tall.reshape(hw[0], width, channels).swapaxes(0, 1).reshape(width, -1)
         out[i] = (columns @ columns_first).reshape(hw[1], hw[0], channels).swapaxes(0, 1)
     return out
 
@@ -201,7 +199,7 @@ def compose(views: Mapping[str, Image], rig: CameraRig) -> Image:
     for view, (top, left, height, width) in zip(
         rig_views(views, rig).values(), rig.boxes, strict=True
     ):
-        picture = letterbox(np.asarray(view), rig.view_hw)
+        picture = letterbox(view, rig.view_hw)
         if (height, width) != rig.view_hw:
             picture = _rounded(resize(picture, (height, width), "bilinear", antialias=False))
         composite[top : top + height, left : left + width] = picture
@@ -274,10 +272,7 @@ def compose_for_tier(views: Mapping[str, Image], rig: CameraRig, tier: int) -> I
     height, width = rig.composite_hw
     if content_hw(height, width, canvas_hw(height, width, tier)) == (height, width):
         return compose(views, rig)
-    pictures = [
-        image_array(np.asarray(view), f"view {name!r}")
-        for name, view in rig_views(views, rig).items()
-    ]
+    pictures = [image_array(view, f"view {name!r}") for name, view in rig_views(views, rig).items()]
     sizes = tuple((picture.shape[0], picture.shape[1]) for picture in pictures)
     return canvas_composite(rig, sizes, tier)(pictures)
 

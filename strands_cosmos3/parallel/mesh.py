@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
 from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
-from strands_cosmos3.engine.weight_files import Slices
+from strands_cosmos3.engine.weight_files import Shard, Slices
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import (
     Group,
@@ -105,7 +105,6 @@ class Mesh(ParallelContext):
             connect(self.device, timeout_s, "env://")
         self.traffic = Traffic()
         self._vae_split = vae_split
-        self._config: TransformerConfig | None = None
         mesh = init_device_mesh(device.type, (cfg_size, tp_size), mesh_dim_names=("cfg", "tp"))
         self.rank = dist.get_rank()
         self.tp = Group(mesh.get_group("tp"), self.traffic)
@@ -114,15 +113,10 @@ class Mesh(ParallelContext):
         if cfg_size > 1:
             self.branches = (self.cfg.rank,)
 
-    def check(self, config: TransformerConfig) -> None:
-        """See :meth:`ParallelContext.check`."""
+    def sharding(self, config: TransformerConfig) -> Shard:
+        """See :meth:`ParallelContext.sharding`."""
         require_tp_size(config, self.tp.size)
-        self._config = config
-
-    def shard(self, key: str, shape: tuple[int, ...]) -> Slices:
-        """See :meth:`ParallelContext.shard`."""
-        assert self._config is not None, "call check first"
-        return shard_slices(key, shape, self._config, self.tp.rank, self.tp.size)
+        return lambda key, shape: shard_slices(key, shape, config, self.tp.rank, self.tp.size)
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
         """Add the sums over ranks to a model of sharded weights: after each attention projection

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load, save
 
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.tables import as_tuples
 
 _KEY = "strands_cosmos3"
 
@@ -31,14 +32,10 @@ def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
     """Return the requests in a frame, validated like any others; tensors that were sent once are
     one object again. InputError: a field is invalid.
     """
-    requests = []
-    for values in decode_results(frame):
-        fields: Any = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        requests.append(Cosmos3ActionRequest(**fields))
-    return requests
+    return [
+        Cosmos3ActionRequest(**{name: as_tuples(value) for name, value in values.items()})
+        for values in decode_results(frame)
+    ]
 
 
 def encode_results(results: Sequence[dict[str, Any]]) -> bytes:

@@ -38,6 +38,7 @@ from strands_cosmos3.parallel.group import (
     RankStatus,
     RankTimeouts,
 )
+from strands_cosmos3.tables import as_tuples
 
 if TYPE_CHECKING:
     from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -315,8 +316,8 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
 
 def _status(message: bytes) -> RankStatus:
     header, payload = _unpack(message)
-    step = header["step"] and tuple(header["step"])
-    return RankStatus(header["kind"], header["progress"], step, payload, tuple(header["error"]))
+    fields = {name: as_tuples(value) for name, value in header.items()}
+    return RankStatus(**fields, payload=payload)
 
 
 class _Parent:

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strands_cosmos3.errors import FetchError, MissingDependencyError, ResourceNotFoundError
-from strands_cosmos3.resources import shown, storing, write_folder
+from strands_cosmos3.resources import sha256, shown, storing, write_folder
 from strands_cosmos3.tables import read_toml
 
 DOWNLOADS = Path(__file__).with_name("downloads.toml")
@@ -175,7 +175,7 @@ def _archive(
         _require_digest(path, archive, "Download it again.")
         return path
     path = models_folder() / "downloads" / archive.file
-    if not path.is_file() or _digest(path) != archive.sha256:
+    if not path.is_file() or sha256(path) != archive.sha256:
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
@@ -230,13 +230,8 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
         )
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
-    if (digest := _digest(path)) != archive.sha256:
+    if (digest := sha256(path)) != archive.sha256:
         raise FetchError(
             f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is "
             f"{digest}, expected {archive.sha256}. {remedy}"

@@ -193,11 +193,11 @@ def biased(tp):
     )
     whole, part = Cosmos3Transformer(config), Cosmos3Transformer(config)
     mesh = ParallelConfig(tp).join(torch.device("cpu"))
-    mesh.check(config)
+    shard = mesh.sharding(config)
     for (name, stored), module_parameter in zip(
         whole.named_parameters(), part.named_parameters(), strict=True
     ):
-        cut = mesh.shard(checkpoint_key(name), tuple(stored.shape))
+        cut = shard(checkpoint_key(name), tuple(stored.shape))
         module_parameter[1].data = stored[cut].detach().clone() if cut else stored.detach().clone()
     mesh.parallelize(part)
     ids, rope = torch.arange(5), (torch.ones(5, 16), torch.zeros(5, 16))

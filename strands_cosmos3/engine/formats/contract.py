@@ -180,6 +180,13 @@ def fields_of(contract: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in contract.items() if name not in _LINKS}
 
 
+def restated(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """What a foreign config states, by our names; ``names`` are theirs -> ours."""
+    return {
+        ours: config[theirs] for theirs, ours in names.items() if config.get(theirs) is not None
+    }
+
+
 def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, Any]:
     """Fields that all sources state together. Values of ``foreign`` files that are not valid here
     count as not stated.

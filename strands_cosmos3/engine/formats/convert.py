@@ -32,12 +32,12 @@ from strands_cosmos3.engine.weight_files import (
     WeightSource,
     inside,
     require_finite,
-    sha256,
 )
 from strands_cosmos3.errors import ConfigError, ContractError
 from strands_cosmos3.resources import (
     UNFINISHED,
     read_json,
+    sha256,
     storing,
     write_json,
     write_text,

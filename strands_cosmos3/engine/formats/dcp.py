@@ -53,12 +53,11 @@ _BROKEN = (
 
 
 class Record:
-    """Stands for an object of a named class: its arguments and its attributes, and no behaviour."""
+    """Stands for an object of a named class: its attributes, and no behaviour."""
 
     kind = ""
 
-    def __init__(self, *args: Any):
-        self.args = args
+    def __init__(self, *_: Any):
         self.fields: Mapping[Any, Any] = {}  # by name, or by position
 
     def __setstate__(self, state: Any) -> None:
@@ -83,12 +82,11 @@ _RECORDS = (
     "BytesStorageMetadata",
     "TensorProperties",
     "ChunkStorageMetadata",
+    "MetadataIndex",
+    "StorageMeta",
 )
 _ALLOWED: Mapping[str, Any] = {
-    **{
-        f"{_CODE}.metadata.{name}": _record(name)
-        for name in (*_RECORDS, "MetadataIndex", "StorageMeta")
-    },
+    **{f"{_CODE}.metadata.{name}": _record(name) for name in _RECORDS},
     f"{_CODE}.metadata._MEM_FORMAT_ENCODING": _record("memory format"),
     f"{_CODE}.filesystem._StorageInfo": _record("_StorageInfo"),
     "torch.serialization._get_layout": _record("layout"),

@@ -93,13 +93,11 @@ def kind_of(root: Path) -> type[Layout]:
                     f"{', '.join(TYPES)}."
                 )
             return LeRobotPolicy
-    if any(has(name) for name in (dcp.LATEST, dcp.METADATA, f"model/{dcp.METADATA}")) or any(
+    if any(map(has, (dcp.LATEST, dcp.METADATA, f"model/{dcp.METADATA}"))) or any(
         root.glob(dcp.STEPS)
     ):
         return dcp.DcpRun
-    if any(has(name) for name in CONFIGS) or (
-        not has("model_index.json") and any(root.glob("*.safetensors"))
-    ):
+    if any(map(has, CONFIGS)) or (not has("model_index.json") and any(root.glob("*.safetensors"))):
         return Adapter
     return Layout
 

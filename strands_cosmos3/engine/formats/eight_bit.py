@@ -99,14 +99,13 @@ class EightBitLayout(Layout):
         method = algorithm = policy = None
         for name, stated in stated_blocks(self.root).items():
             where = self.root / name
-            nested = _object(stated, where).get("quantization") or {}
-            for block in (stated, _object(nested, where)):
+            for block in (stated, _part(_object(stated, where), "quantization", where)):
                 require_implemented(block, "quantization", where, _INSTEAD)
                 _check_groups(block, where)
-                maker = _object(block.get("producer") or {}, where).get("name")
+                maker = _part(block, "producer", where).get("name")
                 method = block.get("quant_method") or maker or method
                 algorithm = block.get("quant_algo") or block.get("quant_type") or algorithm
-                runtime = _object(block.get("runtime") or {}, where)
+                runtime = _part(block, "runtime", where)
                 require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
                 if runtime:
                     policy = StepPolicy.parse(runtime[_POLICY], str(where))
@@ -132,11 +131,16 @@ def _object(value: Any, where: Path) -> Mapping[str, Any]:
     return value
 
 
+def _part(block: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
+    """An object in a block; empty if there is none."""
+    return _object(block.get(name) or {}, where)
+
+
 def _check_groups(block: Mapping[str, Any], where: Path) -> None:
-    for group in _object(block.get("config_groups") or {}, where).values():
+    for group in _part(block, "config_groups", where).values():
         require_implemented(_object(group, where), "quantization.config_groups", where, _INSTEAD)
         for part in ("weights", "input_activations"):
-            numbers = _object(group.get(part) or {}, where)
+            numbers = _part(group, part, where)
             require_implemented(numbers, "quantization.numbers", where, _INSTEAD)
 
 

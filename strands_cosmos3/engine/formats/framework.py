@@ -17,7 +17,7 @@ from typing import Any
 
 from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.contract import Stated
+from strands_cosmos3.engine.formats.contract import Stated, restated
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.sources import Renamed
 from strands_cosmos3.engine.weight_files import WeightFiles, WeightSource, claim
@@ -157,8 +157,7 @@ class FrameworkExport(OnBase):
             raise LayoutError(
                 f"{self.root}/checkpoint.json: policy must be an object, got {shown(policy)}."
             )
-        fields = {ours: policy[theirs] for theirs, ours in _POLICY.items() if theirs in policy}
-        return [(f"{self.root}/checkpoint.json", fields)]
+        return [(f"{self.root}/checkpoint.json", restated(policy, _POLICY))]
 
     def _model_config(self) -> Mapping[str, Any]:
         model = self.read("config.json").get("model")

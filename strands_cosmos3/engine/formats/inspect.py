@@ -163,14 +163,13 @@ def _sizes_of(config: TransformerConfig) -> str | None:
     """Names of the released models that have these sizes; they say nothing of what was trained
     since.
     """
-    fitting = []
-    for variant in VARIANTS.values():
-        try:
-            variant.check(config)
-        except CheckpointError:
-            continue
-        if variant.repo_id and variant.action_space == "midtrain":
-            fitting.append(variant.name)
+    fitting = [
+        variant.name
+        for variant in VARIANTS.values()
+        if variant.repo_id
+        and variant.action_space == "midtrain"
+        and not variant.differences(config)
+    ]
     return f"unnamed, sizes of {' or '.join(fitting)}" if fitting else None
 
 

@@ -18,7 +18,7 @@ import torch
 
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.embodiments import ACTION_DIM, get_embodiment
-from strands_cosmos3.engine.formats.contract import FIELDS, Stated
+from strands_cosmos3.engine.formats.contract import FIELDS, Stated, restated
 from strands_cosmos3.engine.formats.framework import is_vision, require_vision
 from strands_cosmos3.engine.formats.layout import (
     CONFIG_FILES,
@@ -133,16 +133,8 @@ class LeRobotPolicy(OnBase):
         require_implemented(
             fixed, "lerobot", self.root / "config.json", "Run it with the code that trained it."
         )
-        fields = {
-            ours: config[theirs]
-            for theirs, ours in (_FIELDS | _COMPARED).items()
-            if theirs in config
-        }
-        fields["sampling"] = {
-            ours: config[theirs]
-            for theirs, ours in _SAMPLING.items()
-            if config.get(theirs) is not None
-        }
+        fields = restated(config, _FIELDS | _COMPARED)
+        fields["sampling"] = restated(config, _SAMPLING)
         tier = fields.get("resolution_tier")
         mapping = config.get("normalization_mapping")
         fields["resolution_tier"] = (
@@ -216,9 +208,7 @@ class LeRobotPolicy(OnBase):
                 f"{' and '.join(_WITHOUT_EFFECT)}, which change "
                 f"nothing{'' if foreign else ': keep the one that counts'}."
             )
-        step: Mapping[str, Any] = next(
-            (steps[i] for i, name in enumerate(names) if name == ours), {}
-        )
+        step: Mapping[str, Any] = steps[names.index(ours)] if ours in names else {}
         config = step.get("config")
         figures = self._figures(file, step.get("state_file"))
         mode = _mode(config.get("norm_map")) if isinstance(config, Mapping) else None

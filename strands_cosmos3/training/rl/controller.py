@@ -28,14 +28,14 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.preflight import available_bytes, gib
-from strands_cosmos3.engine.weight_files import sha256, weight_digests
+from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.evaluation.cluster import cluster
 from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.plan import Assignment, hashed
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import rate_of
-from strands_cosmos3.resources import write_folder, write_whole
+from strands_cosmos3.resources import sha256, write_folder, write_whole
 from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP
 from strands_cosmos3.training.cost import duration, machine
