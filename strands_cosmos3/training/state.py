@@ -64,7 +64,7 @@ def read_state(folder: Path) -> tuple[Mapping[str, Any], Path]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    file = np.memmap(path, mode="r")
+    file: Any = np.memmap(path, mode="r")
     digest = hashlib.sha256(file[:-_TRAILER]).hexdigest()
     if bytes(file[-_TRAILER:]) != _MARK + digest.encode():
         raise ValueError("its contents differ from its SHA-256")
